@@ -167,6 +167,13 @@ class FollowingPromise:
 
     def committing(self, partition: Partition, offset: int) -> None:
         """The high watermark of a replica moves."""
+        if partition.is_leader and partition.log.needs_flush and offset > partition._flushed_end:
+            self._broken(
+                "committed",
+                partition,
+                f"it is committed up to {offset} with flush.messages, and its leader knows of no sync of more"
+                f" than {partition._flushed_end}",
+            )
         if partition.is_leader and self._flushes_each(partition) and not self._is_synced(partition, offset):
             self._broken(
                 "committed",
@@ -382,7 +389,7 @@ class FollowingPromise:
         session_s = self._promises.deposed.session_s
         for silent in self._silent.values():
             broker = silent.silence._broker
-            since_ms = int(broker.clock.monotonic_ms() - session_s * 1000)
+            since_ms = int(broker.clock.monotonic_ms()) - int(session_s * 1000)
             for partition in broker.partitions.all():
                 is_alone = now - silent.since_s >= session_s and _is_deserted(partition, since_ms)
                 if not is_alone or silent.is_paused():

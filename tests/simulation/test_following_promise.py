@@ -179,6 +179,15 @@ def test_with_flush_messages_a_leader_commits_what_is_on_its_disk(pair: Pair) ->
     assert pair.found == "committed"
 
 
+def test_a_leader_commits_what_it_knows_to_be_synced(pair: Pair) -> None:
+    pair.leader.log._flush_messages = 1
+    pair.write()
+    pair.watch.committing(pair.leader, 5)
+    assert pair.found == ""
+    pair.watch.committing(pair.leader, 6)
+    assert pair.found == "committed"
+
+
 def test_with_flush_messages_acks_1_means_the_disk_of_the_leader(pair: Pair) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
     pair.checked.promises.synced_end = lambda place, broker: 5

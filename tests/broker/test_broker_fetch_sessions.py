@@ -256,6 +256,13 @@ def test_an_epoch_goes_round_from_its_largest_to_1(bench: Bench) -> None:
         assert client.fetched(11).error_code == 0
 
 
+def test_a_fetch_that_is_not_the_next_of_its_session_is_refused(bench: Bench) -> None:
+    client = bench.client()
+    session = begin(client)
+    client.fetch(11, {}, session_id=session, session_epoch=2)
+    assert client.fetched(11).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
 def test_two_clients_that_share_a_session_do_not_break_it(bench: Bench) -> None:
     first, second = bench.client(), bench.client()
     session = begin(first)

@@ -466,6 +466,18 @@ def test_what_a_follower_counts_as_its_own_is_on_its_disk() -> None:
     assert pair.leader.asked[-1] == {0: 1}
 
 
+def test_what_waits_for_its_sync_is_no_news_for_the_leader() -> None:
+    pair = Pair(config=LogConfig(flush_messages=1))
+    pair.start()
+    pair.one.write(0, b"a")
+    pair.round()
+    assert not pair.fetcher.fetcher.has_news
+    (partition,) = pair.two.events.flushes
+    partition.log.flush(0)
+    partition.flushed(1, 0)
+    assert pair.fetcher.request(0) is not None
+
+
 def refused(pair: Pair) -> Partition:
     """Has the leader say that the follower's log lies outside of its own."""
     request = pair.fetcher.request(pair.now_ms)

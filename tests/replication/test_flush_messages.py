@@ -53,6 +53,21 @@ def test_a_leader_that_is_alone_in_sync_while_it_syncs_commits_what_is_on_its_di
     assert partition.high_watermark == 1
 
 
+def test_a_leader_that_syncs_alone_waits_for_who_it_has_asked_for_meanwhile() -> None:
+    broker = Broker(LEADER, config=EACH)
+    (partition,) = broker.partitions
+    partition.become(LEADER, 0, BOTH, (LEADER,), 0)
+    broker.write(0, b"a")
+    sync(partition)
+    broker.write(0, b"b")
+    assert partition.fetched_by(FOLLOWER, 1, 0, 0)
+    assert broker.events.wanted == [(BOTH, 0)]
+    sync(partition)
+    assert partition.high_watermark == 1
+    assert partition.fetched_by(FOLLOWER, 2, 0, 1)
+    assert partition.high_watermark == 2
+
+
 def test_a_follower_that_is_elected_alone_while_it_syncs_commits_what_is_on_its_disk() -> None:
     pair = Pair(1, EACH)
     pair.start()

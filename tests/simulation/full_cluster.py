@@ -5,13 +5,14 @@ Replaced are only its sockets, its files, its clock, and the coordination store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, cast
 from unittest import mock
 
 from asked_deletions import ADMIN_MARK
 from change_phases import CLUSTER_PHASES, COMPACTION_PHASES, MIN_INSYNC_PHASES
+from controller_promise import ControllerPromise, Written
 from deposed_leaders import NEVER, SLACK_S
 from promises import ALL, LEADER, Place, TopicSettings
 from simulated_admins import (
@@ -63,6 +64,7 @@ from tidemill.broker.handlers import common
 from tidemill.controller import leading, office
 from tidemill.controller.preferred import plan_elections
 from tidemill.controller.reassignment import Decisions
+from tidemill.controller.shell import Controller
 from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.nodes import (
     BROKER_IDS,
@@ -75,13 +77,14 @@ from tidemill.coordination.nodes import (
     PartitionStateNode,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create, SetData
+from tidemill.coordination.port import Check, Create, Operation, SetData
 from tidemill.coordination.port import Node as StoreNode
 from tidemill.log.names import CLEAN_SHUTDOWN, LOG, parse_partition_directory
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
+from tidemill.replication.partition import Partition
 from tidemill.server import app
 from tidemill.server.app import BrokerServer
 from tidemill.server.listeners import Acceptor
@@ -113,6 +116,8 @@ CLEAN_AGAIN_MS = 300
 NEAR_PRODUCER = "near-producer"
 LOST_ANSWERS = 0.5
 """Of the registrations that are written again are not answered, where any are."""
+LED_EVERY_S = 0.3
+"""So often it is looked by which settings leaders count."""
 STORE_CUT_SESSIONS = 2
 """A cut from the store lasts for so many lives of a session at least."""
 HANGING_SYNC_S_MEAN = 0.5
@@ -180,8 +185,14 @@ class FullCluster(Simulation):
         self.store.removed = self._removed
         self.store.read = self._read
         self.store.ended = self._session_ended
+        self.store.transacted = self._transacted
+        self.controllers = ControllerPromise(self.promises, lambda: self.store.tree)
+        self.controllers.log_of = self._log_of
+        self._led_s = 0.0
+        """When it was looked last by what leaders count."""
         self.promises.deposed.session_s = self.session_s
         self.min_isr_default = random.choice((1, 2))
+        self.controllers.min_insync_default = self.min_isr_default
         is_compacted = self.compacted.is_compacted
         self.promises.settings[OFFSETS] = TopicSettings(min_isr=self.min_isr_default, compacts=is_compacted)
         if is_compacted:
@@ -385,6 +396,7 @@ class FullCluster(Simulation):
 
     def patches(self) -> list[Any]:
         return [
+            *self.controllers.patches(),
             mock.patch.object(app, "bind", self._bind),
             mock.patch.object(app, "Acceptor", OrderedAcceptor),
             mock.patch.object(app, "open_store", self._open_store),
@@ -445,6 +457,8 @@ class FullCluster(Simulation):
             is_its_own = node is not None and self._process_of(node.owner) is machine.process
             is_new = is_created and is_its_own and machine.stopping is None
             self.promises.registered(broker_id, lost, is_new=is_new)
+            if is_new:
+                self.controllers.registered(broker_id, lost)
             if node is not None and not is_created and lost.is_none:
                 if is_its_own:
                     self._heeded[broker_id] = machine.process
@@ -456,6 +470,7 @@ class FullCluster(Simulation):
             self.events.count("controllers")
             self.phases.moment("controller change")
         elif path == "/controller_epoch":
+            self.controllers.controller_begins()
             self.promises.controller_begins(ControllerEpochNode.decode(data))
         elif path.startswith("/admin/delete_topics/"):
             self.phases.begin("topic deletion written")
@@ -481,6 +496,57 @@ class FullCluster(Simulation):
         """The process that began a session, while the session lasts."""
         known = self.store.sessions.get(session)
         return known.connection.store.context.get(PROCESS) if known and known.connection else None
+
+    def _transacted(
+        self, session: int, operations: Sequence[Operation], before: dict[str, StoreNode | None]
+    ) -> None:
+        """Somebody has written to the store, all at once."""
+        process = self._process_of(session)
+        node = next((one for one in self.nodes if process is not None and one.name == process.name), None)
+        if node is None:
+            return  # An administrator's tool.
+        controller = self._controller_of(node) if node.process is process else None
+        if controller is not None:
+            is_known = controller.is_changing and not controller._is_stale
+            if not is_known or controller.store.session_id != session:
+                controller = None  # It has given up waiting for the answer, or begins another session.
+        try:
+            self.controllers.wrote(Written(session, operations, before), process, controller)
+        except Exception as problem:
+            # The store would answer the broker with it.
+            self.events.violate(f"a checker has failed: {problem!r}")
+            raise
+
+    def _controller_of(self, node: Node) -> Controller | None:
+        """What may be the controller in the process of a broker, also while that starts and stops."""
+        whole = cast(Whole | None, node.server or node.starting or node.stopping)
+        return getattr(whole.server.broker, "controller", None) if whole is not None else None
+
+    def _log_of(self, broker: int, epoch: int, place: Place) -> Partition | None:
+        node, registration = self.node(broker), self.store.tree.get(BrokerNode.path(broker))
+        if registration is None or registration.creation_id != epoch:
+            return None
+        found = (one for one in node.all_partitions if (one.topic, int(one.index)) == place)
+        return next(found, None)
+
+    def disk_changed(self, node: Node) -> None:
+        self.controllers.disk_changed(node.node_id)
+
+    def look_at_commits(self) -> None:
+        super().look_at_commits()
+        for node in self.nodes:
+            controller = self._controller_of(node)
+            if controller is not None:
+                self.controllers.look(controller, node.process)
+        if self.loop.time() - self._led_s < LED_EVERY_S:
+            return
+        self._led_s = self.loop.time()
+        for node in self.nodes:
+            if node.server is not None and not node.process.paused:
+                image = cast(Whole, node.server).server.broker.metadata.image
+                for partition in node.partitions:
+                    if partition.is_leader and not partition.failed:
+                        self.controllers.look_at_leader(node.node_id, node.process, image, partition)
 
     def _lose_answer(self, session: int) -> None:
         """The store has taken a write, and ends the session before the answer comes."""
@@ -533,6 +599,7 @@ class FullCluster(Simulation):
     def _read(self, session: int, path: str, node: StoreNode) -> None:
         """Somebody has read one of many nodes: the controller registrations, and brokers settings."""
         process = PROCESS.get()
+        self.controllers.read(path, node)
         if path.startswith("/config/") and process is not None:
             self.promises.min_insync.read(node_of(process.name), path, node.data)
         holder = self.store.tree.get(CONTROLLER)
@@ -575,8 +642,23 @@ class FullCluster(Simulation):
         elif path.startswith("/brokers/topics/") and len(parts) == 4:
             for place in [place for place in self._moving if place[0] == parts[3]]:
                 self._end_move(place)
+            self._check_replicas_are_gone(parts[3])
             self.promises.topic_removed(parts[3])
             self._check_directories(parts[3])
+
+    def _check_replicas_are_gone(self, topic: str) -> None:
+        """The nodes of a topic go once every broker has deleted its replicas.
+
+        An operator may have had one forgotten that is not registered.
+        """
+        for place, known in self.promises.partitions.items():
+            for broker in known.replicas if place[0] == topic else ():
+                if self.store.tree.get(BrokerNode.path(broker)) is None:
+                    continue
+                server = self.node(broker).server
+                log = server.partitions.logs.logs.get(TopicPartition(*place)) if server is not None else None
+                if log is not None and log.topic_id == known.topic_id:
+                    self.promises.broken("deletion", f"{topic} is gone, and {broker} has {place}")
 
     def _check_directories(self, topic: str) -> None:
         """Whoever confirmed that a topic is deleted has no records of it, or knows what it has."""

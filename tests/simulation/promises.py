@@ -82,6 +82,11 @@ PROMISES = {
     "longer than another session lives",
     "election": "no replica of which the controller has read that it lacks something is elected while one "
     "holds everything that has reported no loss since it was in sync",
+    "decision": "each state of a partition that a controller writes follows from the one before and from "
+    "what it has read: who leads, who is in sync, eligible or lost, and which leader epoch it is",
+    "image": "a controller knows of topics what is in the store; it and the leaders count by the settings "
+    "that they have read",
+    "losses": "a broker that starts with another disk reports the replicas that it had on the one before",
     "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
     "one",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",

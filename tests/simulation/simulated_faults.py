@@ -250,6 +250,7 @@ class Faults:
         node.put_in_disk()
         self.simulation.network.process_ended(node.machine)
         self.promises.replicas_lost(node.node_id, everything=True)
+        self.simulation.disk_changed(node)
         self.later(node.boot)
         return True
 
@@ -277,6 +278,7 @@ class Faults:
             node.change_disk(former)
             self.simulation.network.process_ended(node.machine)
             self.promises.replicas_lost(node.node_id, everything=True)
+            self.simulation.disk_changed(node)
             self.later(node.boot)
         elif now < lost_s + 2 * LONG_S and not self.ended:
             self._disturb(0.0)

@@ -115,6 +115,10 @@ class StoreServer:
         """Called with the nodes that go with a session."""
         self.read: Callable[[int, str, Node], None] = lambda session, path, node: None
         """Called with a session and each of the nodes that it has read at once, when it has them."""
+        self.transacted: Callable[[int, Sequence[Operation], dict[str, Node | None]], None] = (
+            lambda session, operations, before: None
+        )
+        """Called with a session, what it has written at once, and the nodes that were there before."""
         self._last_session = 0x100
         self._children_versions: Counter[str] = Counter()
 
@@ -165,7 +169,9 @@ class StoreServer:
 
     def transact(self, session: Session, operations: Sequence[Operation]) -> list[Result]:
         """Does the operations; who watches is told."""
+        before = {one.path: self.tree.get(one.path) for one in operations if isinstance(one, SetData)}
         applied = self.tree.apply(operations, session.number)
+        self.transacted(session.number, operations, before)
         for operation, result in zip(operations, applied.results, strict=True):
             if isinstance(operation, Create | SetData):
                 self.written(result.path, operation.data)

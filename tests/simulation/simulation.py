@@ -546,6 +546,9 @@ class Simulation:
 
     # -- what disks lose
 
+    def disk_changed(self, node: Node) -> None:
+        """The machine of a broker has another disk, which has nothing, or what it had long ago."""
+
     def check_synced(self, node: Node) -> None:
         """With flush.messages=1 a machine that lost its power has all that was acknowledged."""
         for place, known in self.promises.partitions.items():

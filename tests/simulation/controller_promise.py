@@ -1,0 +1,610 @@
+"""What controllers decide and what they know: the promises ``decision``, ``image`` and ``one-controller``.
+
+Each state that a controller writes is judged by what this controller knew then (:mod:`state_decisions`). What
+it knows of topics is compared with the store whenever it is idle and knows something new. What it reads of
+brokers, asks of replicas, and is asked by leaders goes through the methods that
+:meth:`ControllerPromise.patches` replaces: these only look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+from simulated_loop import PROCESS, Process
+from state_decisions import NOBODY, Answers, Known, faults_of, faults_of_first
+
+from tidemill.controller import failover
+from tidemill.controller.election_settings import UNCLEAN
+from tidemill.controller.elections import LogEnd, planning_failed_replicas
+from tidemill.controller.failover import Failover
+from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
+from tidemill.controller.office import Office
+from tidemill.controller.unclean_recovery import AnsweredLogEnds, UncleanRecovery
+from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.coordination.nodes import (
+    BROKER_IDS,
+    CONTROLLER_EPOCH,
+    DEFAULT_ENTITY,
+    DELETE_TOPICS,
+    TOPICS,
+    ConfigNode,
+    ControllerEpochNode,
+    DeleteTopicNode,
+    PartitionState,
+    PartitionStateNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import Check, Create, Operation, SetData
+from tidemill.coordination.port import Node as StoreNode
+from tidemill.coordination.tree import Tree
+from tidemill.model.configs import MIN_INSYNC
+from tidemill.model.types import TopicPartition
+from tidemill.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from promises import Place, Promises
+
+APPLY_S = 2.0
+"""What a broker has read it counts by within this time."""
+ANSWERS_KEPT = 6
+"""An operator and the recovery may ask at the same time."""
+SETTINGS = (ConfigNode.path("topics", ""), ConfigNode.path("brokers", ""))
+"""What the paths of settings begin with."""
+LOOK = Failover.look
+CHANGING = Office.changing
+ASK = UncleanRecovery._ask
+PLAN_ISR_CHANGE = plan_isr_change
+PLANNING_FAILED = planning_failed_replicas
+
+
+class Asked(NamedTuple):
+    """What a controller was told of log ends, and when."""
+
+    answered: AnsweredLogEnds
+    at_s: float
+
+
+class Written(NamedTuple):
+    """What a transaction has written, and what was there before."""
+
+    session: int
+    operations: Sequence[Operation]
+    before: Mapping[str, StoreNode | None]
+
+
+class Mind:
+    """What one process has read and was told as the controller."""
+
+    def __init__(self) -> None:
+        self.registrations: dict[int, int] = {}
+        """The epochs of the registrations that it has read last."""
+        self.read_s = -1.0
+        self.changing_since_s = 0.0
+        self.changes = 0
+        self.asked: deque[Asked] = deque(maxlen=ANSWERS_KEPT)
+        self.granted: dict[Place, set[frozenset[int]]] = {}
+        """In-sync sets that leaders were granted over the present states."""
+        self.failed: dict[tuple[bytes, int], tuple[int, int]] = {}
+        """Replicas that a broker has reported as failed: the broker, and in which change that is heeded."""
+        self.compared: ClusterImage | None = None
+
+
+class ControllerPromise:
+    """Looks at what controllers read, know and write."""
+
+    def __init__(self, promises: Promises, tree: Callable[[], Tree]) -> None:
+        self._promises = promises
+        self._tree = tree
+        self.min_insync_default = 1
+        """``min.insync.replicas`` in the files of all brokers."""
+        self.log_of: Callable[[int, int, Place], Partition | None] = lambda broker, epoch, place: None
+        """The replica of a broker that runs, and is registered with that epoch."""
+        self._minds: dict[Process, Mind] = {}
+        self._marked: dict[str, int] = {}
+        """The marks of deletions that were in the store when the present controller began."""
+        self._late: dict[tuple[Process, str, int], float] = {}
+        """Leaders that do not count by what their brokers have read, and since when."""
+        self._gone: dict[int, dict[Place, bytes]] = {}
+        """By broker the partitions, with the topics' ids, of which it has nothing, or an old log, since its
+        machine has another disk, and which no controller has heeded yet."""
+        self._configs: dict[str, tuple[int, int]] = {}
+        """By path the session that wrote settings last, and the version."""
+
+    # -- what the world reports
+
+    def patches(self) -> list[Any]:
+        """What is replaced in the program: each calls what it replaces, at the same steps of the loop."""
+        promise = self
+
+        @contextlib.asynccontextmanager
+        async def changing(office: Office) -> AsyncIterator[None]:
+            async with CHANGING(office):
+                mind = promise._mind()
+                mind.changing_since_s, mind.changes = promise._promises.now(), mind.changes + 1
+                yield
+
+        async def look(self: Failover, but: int | None = None) -> None:
+            dead = dict(self._dead)
+            promise._mind().registrations.clear()
+            await LOOK(self, but)
+            promise._looked(self, {**dead, **self._dead}, but)
+
+        async def ask(
+            self: UncleanRecovery, wanted: Mapping[TopicPartition, Sequence[int]]
+        ) -> AnsweredLogEnds:
+            answered = await ASK(self, wanted)
+            promise._mind().asked.append(Asked(answered, promise._promises.now()))
+            promise._check_answers(answered)
+            return answered
+
+        def plan_change(
+            image: ClusterImage, topic: str, partition: PartitionImage, change: IsrChange, *others: Any
+        ) -> PartitionImage:
+            after = PLAN_ISR_CHANGE(image, topic, partition, change, *others)
+            if after is not partition:
+                promise._granted(image, topic, partition, change, after, others[1])
+            elif (change.leader_epoch, [broker for broker, _ in change.isr]) != (
+                partition.leader_epoch,
+                partition.isr,
+            ):
+                promise._broken(
+                    "decision", f"{change} is answered with {partition}, which it does not ask for"
+                )
+            return after
+
+        def planning_failed(
+            image: ClusterImage, broker: int, failed: Mapping[bytes, Iterable[int]], *others: Any
+        ) -> Generator[None, None, Any]:
+            mind = promise._mind()
+            for topic_id, numbers in failed.items():
+                for number in numbers:
+                    mind.failed[topic_id, number] = broker, mind.changes
+            return PLANNING_FAILED(image, broker, failed, *others)
+
+        return [
+            mock.patch.object(Office, "changing", changing),
+            mock.patch.object(Failover, "look", look),
+            mock.patch.object(UncleanRecovery, "_ask", ask),
+            mock.patch.object(failover, "plan_isr_change", plan_change),
+            mock.patch.object(failover, "planning_failed_replicas", planning_failed),
+        ]
+
+    def controller_begins(self) -> None:
+        """The store has a new controller."""
+        tree = self._tree()
+        self._marked = {}
+        for name in tree.children(DELETE_TOPICS) if tree.get(DELETE_TOPICS) is not None else ():
+            mark = tree.get(f"{DELETE_TOPICS}/{name}")
+            if mark is not None:
+                self._marked[name] = mark.creation_id
+
+    def disk_changed(self, broker: int) -> None:
+        """The machine of a broker has another disk: an empty one, or one that it had before."""
+        self._gone[broker] = {
+            place: known.topic_id
+            for place, known in self._promises.partitions.items()
+            if broker in known.replicas and self._state(place) is not None
+        }
+
+    def registered(self, broker: int, lost: LostReplicas) -> None:
+        """A new process of a broker has registered."""
+        for place, topic_id in self._gone.get(broker, {}).items():
+            known, state = self._promises.partitions.get(place), self._state(place)
+            if known is None or known.topic_id != topic_id or state is None or broker not in known.replicas:
+                continue
+            if known.is_being_deleted:
+                continue  # Nobody leads it any more.
+            may_lead = broker in {*state.isr, *state.elr, state.last_known_leader}
+            if may_lead and not lost.is_lost(*place):
+                self._broken("losses", f"{broker} has another disk, and reports {lost}: {place} is {state}")
+
+    def _heeded(self, place: Place, before: PartitionState | None, after: PartitionState) -> None:
+        """Who gets in sync anew, or is noted as lost, has nothing to report any more."""
+        for broker in {*after.isr} - {*(before.isr if before is not None else ())} | {*after.lost_replicas}:
+            self._gone.get(broker, {}).pop(place, None)
+
+    def read(self, path: str, node: StoreNode) -> None:
+        """The process at work has read one of many nodes."""
+        if path.startswith(f"{BROKER_IDS}/") and PROCESS.get() is not None:
+            mind = self._mind()
+            if mind.read_s != self._promises.now():
+                mind.read_s = self._promises.now()
+                mind.registrations.clear()
+            mind.registrations[int(path.rpartition("/")[2])] = node.creation_id
+
+    def wrote(self, written: Written, process: Process | None, office: Office | None) -> None:
+        """A broker's transaction is in the store.
+
+        ``office``: that of the process that sent it, unless that is gone, or does not wait for the answer.
+        """
+        self._check_fence(written)
+        for operation in written.operations:
+            if isinstance(operation, Create | SetData) and operation.path.startswith(SETTINGS):
+                node = self._tree().get(operation.path)
+                if node is not None:
+                    self._configs[operation.path] = written.session, node.version
+                self._check_min_insync_change(written, operation)
+        for operation in written.operations:
+            if isinstance(operation, Create | SetData) and operation.path.startswith(f"{TOPICS}/"):
+                parts = operation.path.split("/")
+                if len(parts) == 4:
+                    self._check_assignment(parts[3])
+                elif parts[-1] == "state":
+                    place = (parts[3], int(parts[5]))
+                    old = written.before.get(operation.path)
+                    state = PartitionStateNode.decode(*place, old.data) if old is not None else None
+                    self._heeded(place, state, PartitionStateNode.decode(*place, operation.data))
+                    if process is not None and office is not None:
+                        self._check_state(written, place, operation, process, office)
+
+    def look_at_leader(
+        self, broker: int, process: Process, image: ClusterImage, partition: Partition
+    ) -> None:
+        """Looks at what a broker leads, and at the cluster as that broker knows it.
+
+        What it has read it puts into effect a little later.
+        """
+        topic = image.topics.get(partition.topic)
+        if topic is None or topic.topic_id != partition.log.topic_id:
+            return
+        wanted = self._min_insync(image, topic)
+        least = min(int(partition.min_insync_replicas), len(partition.replicas) - len(partition.adding))
+        if int(partition.min_insync) != least:
+            self._broken("image", f"{broker} counts {partition.min_insync} replicas for {partition.replicas}")
+        key = (process, partition.topic, int(partition.index))
+        if int(partition.min_insync_replicas) == wanted:
+            self._late.pop(key, None)
+        elif self._promises.now() - self._late.setdefault(key, self._promises.now()) > APPLY_S:
+            self._broken(
+                "image",
+                f"{broker} counts by {MIN_INSYNC} {partition.min_insync_replicas} for {key[1:]}, and has read"
+                f" {wanted}",
+            )
+
+    def _min_insync(self, image: ClusterImage, topic: TopicImage) -> int:
+        settings = {**image.default_broker_config(), **topic.config}
+        return int(settings.get(MIN_INSYNC, self.min_insync_default))
+
+    def look(self, office: Office, process: Process) -> None:
+        """Looks at a broker that may be the controller."""
+        if not office.is_active or office.is_changing or office._is_stale:
+            return
+        mind = self._minds.setdefault(process, Mind())
+        if office.image is not mind.compared:
+            node = self._tree().get(CONTROLLER_EPOCH)
+            if node is not None and ControllerEpochNode.decode(node.data) == office._epoch:
+                mind.compared = office.image
+                self._compare(office, process)
+
+    # -- what follows from it
+
+    def _mind(self) -> Mind:
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process is the controller, not the world")
+        return self._minds.setdefault(process, Mind())
+
+    def _broken(self, promise: str, text: str) -> None:
+        self._promises.broken(promise, text)
+
+    def _check_fence(self, written: Written) -> None:
+        paths = [one.path for one in written.operations if isinstance(one, Create | SetData)]
+        if not any(path.startswith((f"{TOPICS}/", f"{DELETE_TOPICS}/")) for path in paths):
+            return
+        if not any(
+            isinstance(one, Check) and one.path == CONTROLLER_EPOCH and one.version >= 0
+            for one in written.operations
+        ):
+            self._broken("one-controller", f"{paths[0]} is written whoever the controller is")
+
+    def _check_assignment(self, topic: str) -> None:
+        """No replica is in sync or eligible that a partition does not have."""
+        node = self._tree().get(TopicNode.path(topic))
+        if node is None or self._tree().get(DeleteTopicNode.path(topic)) is not None:
+            return  # An operator lets a deletion go on without a broker.
+        for number, replicas in TopicNode.decode(topic, node.data).replicas.items():
+            state = self._state((topic, number))
+            others = {*state.isr, *state.elr} - set(replicas) if state is not None else ()
+            if others:
+                self._broken("decision", f"{topic}-{number} is {state}, and its replicas are {replicas}")
+
+    def _check_min_insync_change(self, written: Written, operation: Create | SetData) -> None:
+        """With another value no replica of a partition that is led is eligible."""
+        path = operation.path
+        old = written.before.get(path)
+        before = ConfigNode.decode(path, old.data).get(MIN_INSYNC) if old is not None else None
+        if before == ConfigNode.decode(path, operation.data).get(MIN_INSYNC):
+            return
+        name = path.rpartition("/")[2]
+        is_default = path == ConfigNode.path("brokers", DEFAULT_ENTITY)
+        if is_default and before is None:
+            return  # The first controller writes what holds anyway.
+        for place in self._promises.partitions:
+            is_own = path == ConfigNode.path("topics", place[0])
+            if not is_own and not (is_default and not self._promises.min_insync.has_own(place[0])):
+                continue
+            state = self._state(place)
+            if state is not None and state.elr and state.leader != NOBODY:
+                self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {place} is {state}")
+
+    def _state(self, place: Place) -> PartitionState | None:
+        node = self._tree().get(PartitionStateNode.path(*place))
+        return None if node is None else PartitionStateNode.decode(*place, node.data)
+
+    def _check_state(
+        self,
+        written: Written,
+        place: Place,
+        operation: Create | SetData,
+        process: Process,
+        office: Office,
+    ) -> None:
+        image, mind = office.image, self._minds.setdefault(process, Mind())
+        topic = image.topics.get(place[0])
+        node = self._tree().get(TopicNode.path(place[0]))
+        if node is None:
+            return
+        now = TopicNode.decode(place[0], node.data)
+        after = PartitionStateNode.decode(*place, operation.data)
+        old = written.before.get(operation.path)
+        granted = mind.granted.pop(place, set())
+        if isinstance(operation, Create) or old is None:
+            known = Known(now.replicas[place[1]], 1, {})
+            self._judge(place, None, after, faults_of_first(after, known))
+            return
+        partition = topic.partition(place[1]) if topic is not None else None
+        if topic is None or partition is None or partition.partition_epoch != old.version:
+            return  # It has sent more than it knows the outcome of.
+        before = PartitionStateNode.decode(*place, old.data)
+        self._compare_state(place, partition, before)
+        self._check_policy(office, topic)
+        known = self._known(written, place, office, mind, topic, partition, old, now)
+        known = known._replace(joined=granted)
+        operator = self._promises.partitions[place].unclean if place in self._promises.partitions else None
+        if operator is not None and (operator.leader, operator.epoch) == (after.leader, after.leader_epoch):
+            known = known._replace(is_unclean=True)
+        self._promises.events.count("states of partitions judged")
+        if after.leader not in (NOBODY, before.leader):
+            self._promises.events.count("elections judged")
+            if after.leader not in {*before.isr, *before.elr} - known.lost:
+                self._promises.events.count("recoveries judged")
+        self._judge(place, before, after, faults_of(before, after, known))
+        if after.leader not in (NOBODY, before.leader):
+            self._check_reading(place, after.leader, image, mind, known)
+
+    def _judge(
+        self, place: Place, before: PartitionState | None, after: PartitionState, faults: Iterable[str]
+    ) -> None:
+        for fault in faults:
+            self._broken("decision", f"{place} is {after} after {before}: {fault}")
+            return
+
+    def _known(
+        self,
+        written: Written,
+        place: Place,
+        office: Office,
+        mind: Mind,
+        topic: TopicImage,
+        partition: PartitionImage,
+        state: StoreNode,
+        now: TopicAssignment,
+    ) -> Known:
+        image = office.image
+        replicas, adding = now.replicas[place[1]], now.adding.get(place[1], [])
+        old = written.before.get(TopicNode.path(place[0]))
+        was = TopicNode.decode(place[0], old.data) if old is not None else now
+        offline = set(partition.offline)
+        failed = mind.failed.get((topic.topic_id, place[1]))
+        if failed is not None and failed[1] == mind.changes:
+            offline.add(failed[0])
+        reports = {one.broker_id: one for one in image.brokers.values() if not one.lost.is_none}
+        named = {broker for broker, one in reports.items() if one.lost.is_lost(*place)}
+        # A report says nothing of what was made since.
+        lost = {
+            broker
+            for broker in named
+            if state.creation_id
+            <= min(reports[broker].lost.first_epoch or reports[broker].epoch, reports[broker].epoch)
+        }
+        settings = {**image.default_broker_config(), **topic.config}
+        return Known(
+            replicas,
+            min(self._min_insync(image, topic), len(replicas) - len(adding)),
+            {broker: one.epoch for broker, one in image.brokers.items()},
+            frozenset(offline),
+            office.stopping(),
+            frozenset(lost),
+            frozenset(named),
+            frozenset(one for one in lost if reports[one].lost.is_missing(*place)),
+            frozenset(reports),
+            is_unclean=settings.get(UNCLEAN) == "true",
+            has_moved=_moved(was, now, place[1]),
+            answers=[_answers(one.answered, place) for one in mind.asked],
+        )
+
+    def _check_reading(
+        self, place: Place, leader: int, image: ClusterImage, mind: Mind, known: Known
+    ) -> None:
+        """A leader is elected by registrations that were read since the change began."""
+        read = mind.registrations.get(leader)
+        if mind.read_s < mind.changing_since_s:
+            self._broken("decision", f"{leader} is elected for {place} without a look at the registrations")
+        elif read is not None and read != known.epochs.get(leader):
+            self._broken(
+                "decision", f"{leader} is elected for {place}, and {image.brokers} are not the present"
+            )
+
+    def _granted(
+        self,
+        image: ClusterImage,
+        topic: str,
+        partition: PartitionImage,
+        change: IsrChange,
+        after: PartitionImage,
+        stopping: frozenset[int],
+    ) -> None:
+        """A leader was granted another in-sync set."""
+        place = (topic, partition.partition)
+        asked = (change.broker, change.leader_epoch, change.partition_epoch)
+        present = (partition.leader, partition.leader_epoch, partition.partition_epoch)
+        if asked != present:
+            self._broken("decision", f"{place}: a set is granted to {asked}, and the leader is {present}")
+        if set(after.isr) != {broker for broker, _ in change.isr}:
+            self._broken("decision", f"{place}: {change.isr} is asked for, and {after.isr} granted")
+        for broker, epoch in change.isr:
+            registered = image.brokers.get(broker)
+            if registered is None:
+                self._broken("decision", f"{place}: {broker} is to be in sync, and does not live")
+            elif epoch not in (ANY_EPOCH, registered.epoch):
+                self._broken("decision", f"{place}: {broker} is to be in sync, and was meant in {epoch}")
+            elif broker not in partition.isr and (
+                epoch == ANY_EPOCH
+                or broker in stopping
+                or broker in partition.offline
+                or registered.lost.is_lost(*place)
+            ):
+                self._broken("decision", f"{place}: {broker} ({epoch}) is to join {partition}, and may not")
+        self._mind().granted.setdefault(place, set()).add(frozenset(after.isr))
+
+    def _looked(self, of: Failover, dead: Mapping[int, int], but: int | None) -> None:
+        """A controller has looked at the brokers: it knows those that it has read, but the dead."""
+        image = of._office.image
+        for broker, epoch in self._mind().registrations.items():
+            known = image.brokers.get(broker)
+            if broker != but and (known is None or known.epoch != epoch) and dead.get(broker) != epoch:
+                self._broken("image", f"{broker} is registered with {epoch}, and is known as {known}, {dead}")
+
+    def _check_answers(self, answered: AnsweredLogEnds) -> None:
+        """No replica of a partition without a leader has less than it says."""
+        for key, ends in answered.ends.items():
+            place = (key.topic, key.partition)
+            for broker, end in ends.items():
+                partition = self.log_of(broker, answered.registrations.get(broker, -1), place)
+                if partition is None or partition.failed:
+                    continue
+                latest = int(partition.log.leader_epochs.latest)
+                has = LogEnd(latest, int(partition.log.end_offset))
+                if end > has:
+                    self._broken("decision", f"{broker} says that {place} ends at {end}, and has {has}")
+
+    def _compare(self, office: Office, process: Process) -> None:
+        """What a controller knows of topics is what the store has."""
+        image, tree = office.image, self._tree()
+        names = set(tree.children(TOPICS)) if tree.get(TOPICS) is not None else set()
+        if names - {*image.topics, *image.deleting} or set(image.topics) - names:
+            self._broken("image", f"the store has {sorted(names)}, and the controller {sorted(image.topics)}")
+        for name, creation_id in self._marked.items():
+            mark = tree.get(f"{DELETE_TOPICS}/{name}")
+            if mark is not None and mark.creation_id == creation_id and name in image.topics:
+                self._broken("image", f"{name} is marked for deletion, and the controller does not know")
+        for name, topic in image.topics.items():
+            node = tree.get(TopicNode.path(name))
+            if node is not None:
+                self._compare_topic(topic, node)
+            self._compare_settings(ConfigNode.path("topics", name), topic.config, office)
+            self._check_policy(office, topic)
+            for partition in topic.partitions:
+                self._check_led(office, topic, partition, process)
+        for name, config in image.broker_configs.items():
+            self._compare_settings(ConfigNode.path("brokers", name), config, office)
+
+    def _check_led(
+        self, office: Office, topic: TopicImage, partition: PartitionImage, process: Process
+    ) -> None:
+        """Whoever leads or is in sync lives and can be read, and who can lead leads."""
+        living, offline = office.image.brokers.keys(), partition.offline
+        unfit = ({*partition.isr, partition.leader} - {NOBODY}) - (living - offline)
+        place = (topic.name, partition.partition)
+        if unfit:
+            self._broken(
+                "decision",
+                f"{place} is {partition}, and {sorted(unfit)} do not live or cannot be read ({set(offline)})",
+            )
+        if partition.leader != NOBODY or partition.partition_epoch < 0:
+            return
+        read = self._minds[process].registrations
+        able = living - offline - office.stopping()
+        # Who has registered anew may have lost something: that is heeded first.
+        able = {one for one in able if read.get(one) == office.image.brokers[one].epoch}
+        could = able & {*partition.isr, *partition.elr} & set(partition.replicas)
+        if could:
+            self._broken("decision", f"{place} is {partition}, and {sorted(could)} could lead")
+
+    def _compare_topic(self, topic: TopicImage, node: StoreNode) -> None:
+        name = topic.name
+        assignment = TopicNode.decode(name, node.data)
+        if (topic.topic_id, topic.node_version) != (assignment.topic_id, node.version):
+            self._broken(
+                "image", f"{name} is known as {topic.topic_id.hex()}, and the store has {assignment}"
+            )
+        if len(assignment.replicas) != len(topic.partitions):
+            self._broken("image", f"{name} has {assignment.replicas}, and is known with {topic.partitions}")
+            return
+        for partition in topic.partitions:
+            number = partition.partition
+            known = (partition.replicas, partition.adding, partition.removing)
+            stored = (
+                assignment.replicas[number],
+                assignment.adding.get(number, []),
+                assignment.removing.get(number, []),
+            )
+            if known != stored:
+                self._broken("image", f"{name}-{number} has the replicas {stored}, and is known with {known}")
+            state = self._tree().get(PartitionStateNode.path(name, number))
+            if (state.version if state is not None else -1) != partition.partition_epoch:
+                self._broken("image", f"{name}-{number} has a state {state}, and is known with {partition}")
+            elif state is not None:
+                self._compare_state(
+                    (name, number), partition, PartitionStateNode.decode(name, number, state.data)
+                )
+
+    def _compare_state(self, place: Place, partition: PartitionImage, state: PartitionState) -> None:
+        known = state._replace(
+            leader=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            isr=list(partition.isr),
+            elr=tuple(partition.elr),
+            last_known_leader=partition.last_known_leader,
+            lost_replicas=tuple(partition.lost_replicas),
+        )
+        if known != state:
+            self._broken("image", f"{place} is {state} in the store, and is known as {known}")
+
+    def _compare_settings(self, path: str, config: Mapping[str, str], office: Office) -> None:
+        """What others have written since a controller began it may learn later."""
+        node = self._tree().get(path)
+        writer, version = self._configs.get(path, (0, -1))
+        if node is None or writer != office.store.session_id or version != node.version:
+            return
+        if ConfigNode.decode(path, node.data) != dict(config):
+            self._broken("image", f"{path} is {node.data!r}, and is known as {config}")
+
+    def _check_policy(self, office: Office, topic: TopicImage) -> None:
+        """A controller counts by the settings that it knows."""
+        wanted = self._min_insync(office.image, topic)
+        if office.policies.of(topic).min_insync_replicas != wanted:
+            self._broken(
+                "image",
+                f"{topic.name} is counted by {office.policies.of(topic)}, and has {MIN_INSYNC} {wanted}",
+            )
+
+
+def _moved(before: TopicAssignment, after: TopicAssignment, number: int) -> bool:
+    return any(
+        getattr(before, what).get(number) != getattr(after, what).get(number)
+        for what in ("replicas", "adding", "removing")
+    )
+
+
+def _answers(answered: AnsweredLogEnds, place: Place) -> Answers:
+    key = TopicPartition(*place)
+    asked = answered.asked.get(key, ())
+    registrations = {broker: answered.registrations[broker] for broker in asked}
+    return Answers(answered.ends.get(key, {}), registrations)

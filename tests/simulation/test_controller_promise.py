@@ -1,0 +1,272 @@
+"""Controllers that write, know or grant what they should not: the checker finds them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from controller_promise import APPLY_S, ControllerPromise, Written
+from simulated_loop import PROCESS, Process
+from test_promise_checkers import ID, PLACE, Checked
+
+from tidemill.controller.isr import IsrChange
+from tidemill.controller.office import Office
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.coordination.nodes import (
+    CONTROLLER_EPOCH,
+    PERSISTENT_PATHS,
+    BrokerRegistration,
+    ConfigNode,
+    ControllerEpochNode,
+    DeleteTopicNode,
+    PartitionState,
+    PartitionStateNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import Check, Create, Operation, SetData
+from tidemill.coordination.tree import Tree
+from tidemill.replication.partition import Partition
+
+SESSION = 7
+STATE = PartitionState(1, 4, [1], 2, elr=(2,))
+PATH = PartitionStateNode.path(*PLACE)
+FENCE = Check(CONTROLLER_EPOCH, 0)
+
+
+class Store:
+    """A store with one partition of three replicas, and a controller that knows it."""
+
+    def __init__(self) -> None:
+        self.checked = Checked()
+        self.tree = Tree()
+        self.promise = ControllerPromise(self.checked.promises, lambda: self.tree)
+        self.promise.min_insync_default = 2
+        for path in (*PERSISTENT_PATHS, "/brokers/topics/t", "/brokers/topics/t/partitions"):
+            self._make(path)
+        self._make(PartitionStateNode.parent(*PLACE))
+        self.tree.apply([Create(PATH, PartitionStateNode.encode(STATE))], 0)
+        data = TopicNode.encode(TopicAssignment(ID, {0: [1, 2, 3]}))
+        self.tree.apply([SetData(TopicNode.path("t"), data)], 0)
+        self.tree.apply([Create(CONTROLLER_EPOCH, ControllerEpochNode.encode(2))], 0)
+        self.process = Process("broker-1")
+        self.partition = PartitionImage(0, 1, 4, [1, 2, 3], [1], 0, elr=(2,))
+        self.epochs = {1: 11, 2: 12, 3: 13}
+
+    def _make(self, path: str) -> None:
+        above = ""
+        for name in path.strip("/").split("/"):
+            above += f"/{name}"
+            if self.tree.get(above) is None:
+                self.tree.apply([Create(above)], 0)
+
+    @property
+    def image(self) -> ClusterImage:
+        """What the controller knows."""
+        brokers = {one: BrokerImage(BrokerRegistration(one, ()), epoch) for one, epoch in self.epochs.items()}
+        node = self.tree.get(TopicNode.path("t"))
+        version = node.version if node is not None else 0
+        return ClusterImage("", 1, 2, brokers, {"t": TopicImage("t", ID, (self.partition,), {}, version)})
+
+    def office(self, **others: Any) -> Office:
+        """The controller."""
+        policy = SimpleNamespace(of=lambda topic: SimpleNamespace(min_insync_replicas=2))
+        known = {
+            "image": self.image,
+            "policies": policy,
+            "store": SimpleNamespace(session_id=SESSION),
+            "stopping": frozenset,
+            "is_active": True,
+            "is_changing": False,
+            "_is_stale": False,
+            "_epoch": 2,
+        }
+        return cast(Office, SimpleNamespace(**{**known, **others}))
+
+    def write(self, *operations: Operation, office: Office | None = None) -> list[str]:
+        """A broker writes something; the promises that this breaks."""
+        before = {one.path: self.tree.get(one.path) for one in operations if isinstance(one, SetData)}
+        self.tree.apply(operations, SESSION)
+        written = Written(SESSION, operations, before)
+        self.promise.wrote(written, self.process, office if office is not None else self.office())
+        return self.found()
+
+    def written(self, state: PartitionState) -> list[str]:
+        """The controller writes a state; the promises that this breaks."""
+        return self.write(FENCE, SetData(PATH, PartitionStateNode.encode(state), 0))
+
+    def looked(self, **others: Any) -> list[str]:
+        """The controller is idle; the promises that it breaks."""
+        self.promise.look(self.office(**others), self.process)
+        return self.found()
+
+    def found(self) -> list[str]:
+        """The promises that are broken."""
+        return [text.partition(":")[0] for text in self.checked.broken]
+
+
+def test_a_state_that_follows_from_the_one_before_breaks_nothing() -> None:
+    store = Store()
+    assert store.written(STATE._replace(elr=())) == []
+
+
+def test_a_state_without_a_fence_is_found() -> None:
+    store = Store()
+    data = PartitionStateNode.encode(STATE._replace(elr=()))
+    assert store.write(SetData(PATH, data, 0)) == ["one-controller"]
+
+
+def test_a_state_that_does_not_follow_is_found() -> None:
+    store = Store()
+    assert store.written(STATE._replace(isr=[1, 2, 3], elr=())) == ["decision"]
+
+
+def test_a_state_by_who_knows_another_one_is_found() -> None:
+    store = Store()
+    store.partition = store.partition.replaced(elr=())
+    assert store.written(STATE._replace(elr=())) == ["image"]
+
+
+def test_an_election_without_a_look_at_the_registrations_is_found() -> None:
+    store = Store()
+    store.epochs = {2: 12, 3: 13}
+    elected = STATE._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,))
+    token = PROCESS.set(store.process)
+    try:
+        store.promise._mind().changing_since_s = 19.0
+        store.promise._mind().read_s = 18.0
+        assert store.written(elected) == ["decision"]
+    finally:
+        PROCESS.reset(token)
+
+
+def test_another_minimum_beside_eligible_replicas_is_found() -> None:
+    store = Store()
+    path = ConfigNode.path("topics", "t")
+    store._make("/config/topics")
+    assert store.write(FENCE, Create(path, ConfigNode.encode({"min.insync.replicas": "1"}))) == ["decision"]
+
+
+def test_a_topic_that_loses_a_replica_that_is_in_sync_is_found() -> None:
+    store = Store()
+    data = TopicNode.encode(TopicAssignment(ID, {0: [1, 3]}))
+    assert store.write(FENCE, SetData(TopicNode.path("t"), data)) == ["decision"]
+
+
+def test_who_knows_what_the_store_has_breaks_nothing() -> None:
+    assert Store().looked() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"elr": ()},
+        {"last_known_leader": 2},
+        {"lost_replicas": (3,)},
+        {"adding": [3]},
+        {"partition_epoch": 1},
+        {"replicas": [1, 2]},
+    ],
+)
+def test_who_knows_of_a_partition_what_is_not_in_the_store_is_found(wrong: dict[str, Any]) -> None:
+    store = Store()
+    store.partition = store.partition.replaced(**wrong)
+    assert "image" in store.looked()
+
+
+def test_a_deletion_that_a_new_controller_does_not_know_is_found() -> None:
+    store = Store()
+    store._make(DeleteTopicNode.path("t"))
+    assert store.looked() == [], "it was marked since"
+    store.promise.controller_begins()
+    assert store.looked() == ["image"]
+
+
+def test_a_controller_that_counts_by_other_settings_than_it_knows_is_found() -> None:
+    policy = SimpleNamespace(of=lambda topic: SimpleNamespace(min_insync_replicas=1))
+    assert Store().looked(policies=policy) == ["image"]
+
+
+def test_a_leader_that_does_not_live_or_cannot_be_read_is_found() -> None:
+    store = Store()
+    store.epochs = {2: 12, 3: 13}
+    assert store.looked() == ["decision"]
+    store = Store()
+    store.partition = store.partition.with_offline(frozenset({1}))
+    assert store.looked() == ["decision"]
+
+
+def test_who_is_in_the_middle_of_a_change_is_left_alone() -> None:
+    for why in ({"is_active": False}, {"is_changing": True}, {"_is_stale": True}, {"_epoch": 1}):
+        store = Store()
+        store.partition = store.partition.replaced(elr=())
+        assert store.looked(**why) == []
+
+
+def _leader(least: int, counted: int) -> Partition:
+    return cast(
+        Partition,
+        SimpleNamespace(
+            topic="t",
+            index=0,
+            log=SimpleNamespace(topic_id=ID),
+            replicas=(1, 2, 3),
+            adding=(),
+            min_insync_replicas=least,
+            min_insync=counted,
+        ),
+    )
+
+
+def test_a_leader_that_goes_on_counting_by_former_settings_is_found() -> None:
+    store = Store()
+    store.promise.look_at_leader(1, store.process, store.image, _leader(1, 1))
+    assert store.found() == [], "it puts them into effect a little later"
+    store.checked.now += APPLY_S + 0.1
+    store.promise.look_at_leader(1, store.process, store.image, _leader(1, 1))
+    assert store.found() == ["image"]
+
+
+def test_a_leader_that_wants_another_number_of_replicas_is_found() -> None:
+    store = Store()
+    store.promise.look_at_leader(1, store.process, store.image, _leader(2, 3))
+    assert store.found() == ["image"]
+
+
+def test_another_disk_has_to_be_reported() -> None:
+    for lost, found in ((LostReplicas(missing=True), []), (LostReplicas(), ["losses"])):
+        store = Store()
+        store.promise.disk_changed(1)
+        store.promise.registered(1, lost)
+        assert store.found() == found
+    store = Store()
+    store.promise.disk_changed(3)
+    store.promise.registered(3, LostReplicas())
+    assert store.found() == [], "it would not be elected anyway"
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (IsrChange(1, 4, 0, [(1, 11), (2, 12)]), []),
+        (IsrChange(1, 3, 0, [(1, 11), (2, 12)]), ["decision"]),
+        (IsrChange(1, 4, 1, [(1, 11), (2, 12)]), ["decision"]),
+        (IsrChange(1, 4, 0, [(1, 11), (2, 9)]), ["decision"]),
+        (IsrChange(1, 4, 0, [(1, 11), (2, -1)]), ["decision"]),
+    ],
+)
+def test_a_set_is_granted_to_the_present_leader_with_present_members(
+    change: IsrChange, found: list[str]
+) -> None:
+    store = Store()
+    token = PROCESS.set(store.process)
+    try:
+        after = store.partition.replaced(isr=[1, 2], elr=())
+        store.promise._granted(store.image, "t", store.partition, change, after, frozenset())
+        assert store.found() == found
+        if not found:
+            assert store.written(STATE._replace(isr=[1, 2], elr=())) == []
+    finally:
+        PROCESS.reset(token)

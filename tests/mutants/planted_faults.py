@@ -1403,8 +1403,8 @@ GROUPS: Final = (
         "groups/commits.py",
         "    group.in_flight.update(partitions)\n",
         "    group.in_flight.update(partitions)\n"
-        "    for record in records:\n"
-        "        group.offsets.setdefault(record.topic, {})[record.partition] = record.value\n",
+        "    for record, value in committed:\n"
+        "        group.offsets.setdefault(record.topic, {})[record.partition] = value\n",
         "A group's position is shown once it is committed.",
     ),
     Fault(
@@ -1531,8 +1531,12 @@ GROUPS: Final = (
     Fault(
         "assignment-of-old-generation",
         "groups/membership.py",
-        "    if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:\n",
-        "    if group.state is not GroupState.COMPLETING_REBALANCE:\n",
+        "    if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:\n"
+        "        return\n",
+        "    if False:\n"
+        "        return\n"
+        "    if group.state is not GroupState.COMPLETING_REBALANCE:\n"
+        "        return\n",
         "An assignment counts in the generation for which it was made.",
     ),
 )

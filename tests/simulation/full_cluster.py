@@ -406,7 +406,15 @@ class FullCluster(Simulation):
             mock.patch.object(leading, "plan_elections", self._plan_elections),
             # Calls of processes that were killed never end, and would be kept.
             mock.patch.object(common, "_going_on", set()),
+            *self.promises.coordinators.patches(),
         ]
+
+    def _look(self) -> None:
+        super()._look()
+        for node in self.nodes:
+            if isinstance(node.server, Whole):
+                broker = node.server.server.broker
+                self.promises.coordinators.look(node.name, broker.groups, broker.partitions)
 
     def _new_cleaner(self) -> SimulatedCleaner:
         process = PROCESS.get()

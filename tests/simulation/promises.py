@@ -18,6 +18,7 @@ from acknowledged_holders import NEVER, Holders
 from asked_deletions import AskedDeletions
 from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
+from coordinator_promise import CoordinatorPromise
 from deposed_leaders import DeposedLeaders
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
@@ -94,6 +95,8 @@ PROMISES = {
     "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
     "assignment",
     "owner": "in a generation of a group a partition has one owner",
+    "coordinator": "a coordinator knows, shows and answers what the committed part of its log says, while its "
+    "broker leads that; members that are not heard of, or do not join in time, are out of their group",
     "producer-id": "a producer id is given to one producer",
     "equal": "at rest all replicas of a partition are equal, and no other broker has one",
     "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done, "
@@ -324,6 +327,7 @@ class Promises:
         self.restart = RestartPromise(self.broken, self.excused)
         self.log_state = LogStatePromise(self.broken)
         self.commits = CommittedPromise(self)
+        self.coordinators = CoordinatorPromise(self.broken)
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
         self.deletions = AskedDeletions()

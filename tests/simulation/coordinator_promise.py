@@ -1,0 +1,466 @@
+"""What group coordinators know, show and answer: the promise ``coordinator``.
+
+Each coordinator is compared with a replay of its own log, which is made from the batches and not from what
+the coordinator takes for written: when it has loaded a partition, whenever a write of it has ended, and
+whenever it shows positions or gives answers. Of its members is checked that nobody stays without a session,
+and that a generation has those members who joined it.
+
+Nothing here draws from the random stream, or writes anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+from log_inspection import records_of
+
+from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.groups.coordinator import Coordinator
+from tidemill.groups.effects import (
+    JOIN_TIMER,
+    MEMBER_TIMER,
+    SYNC_TIMER,
+    Append,
+    AssignmentStored,
+    CommitResult,
+    Effect,
+    JoinResult,
+    Moved,
+    Now,
+    OffsetsStored,
+    Reply,
+    SyncRequest,
+    SyncResult,
+    TimerKey,
+    Waiter,
+)
+from tidemill.groups.offsets import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
+from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.groups.shard import Shard, ShardState, Write
+from tidemill.groups.state import Group, GroupState
+from tidemill.model.errors import ErrorCode
+from tidemill.records.reader import iter_records
+
+if TYPE_CHECKING:
+    from tidemill.groups.service import GroupService
+    from tidemill.replication.manager import ReplicaManager
+    from tidemill.replication.partition import Partition
+
+APPEND = PartitionOffsetsLog.append
+FINISH, ACTIVATE, CLOSE = Shard._finish, Shard.activate, Shard.close
+TIMER_FIRED, TOPICS_DELETED = Shard.timer_fired, Shard.topics_deleted
+TAKE_EFFECTS, OFFSETS, SYNC = Coordinator.take_effects, Coordinator.offsets, Coordinator.sync
+SYNCED = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
+
+Offsets = dict[str, dict[int, CommittedOffset]]
+"""By topic and partition."""
+
+decode = lru_cache(maxsize=4096)(decode_record)
+
+
+class Gone(NamedTuple):
+    """A position of a deleted topic, which goes with one of the next writes."""
+
+    group: str
+    topic: str
+    partition: int
+    topic_id: bytes
+    accepted: int
+    """How many writes the coordinator had begun when it had heard of the deletion."""
+
+
+class Replayed:
+    """What the committed part of a log says."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, Offsets] = {}
+        self.groups: dict[str, GroupMetadataValue] = {}
+        self.written: set[OffsetRecord] = set()
+        """Every position that was written."""
+
+    def take(self, data: bytes) -> None:
+        """Replays batches."""
+        for record in iter_records(data):
+            change = decode(record.key, record.value)
+            if isinstance(change, OffsetRecord):
+                self._take_offset(change)
+            elif change is not None and change.value is not None:
+                self.groups[change.group] = change.value
+            elif change is not None:
+                self.groups.pop(change.group, None)
+
+    def _take_offset(self, change: OffsetRecord) -> None:
+        of_group = self.offsets.setdefault(change.group, {})
+        of_topic = of_group.setdefault(change.topic, {})
+        if change.value is not None:
+            of_topic[change.partition] = change.value
+            self.written.add(change)
+            return
+        of_topic.pop(change.partition, None)
+        if not of_topic:
+            del of_group[change.topic]
+        if not of_group:
+            del self.offsets[change.group]
+
+
+class Watched:
+    """A coordinator that answers, and what is expected of it."""
+
+    def __init__(self, shard: Shard, partition: Partition) -> None:
+        self.shard = shard
+        self.partition = partition
+        self.replayed = Replayed()
+        self.commits: dict[int, tuple[Waiter, tuple[OffsetRecord, ...], tuple[ErrorCode, ...]]] = {}
+        """By the id of who waits: the records of a commit, and what each is answered if they are written."""
+        self.syncs: dict[int, tuple[Waiter, SyncRequest]] = {}
+        self.gone: list[Gone] = []
+
+    @property
+    def core(self) -> Coordinator:
+        """The coordinator."""
+        return self.shard.core
+
+
+class CoordinatorPromise:
+    """Compares coordinators with their logs."""
+
+    def __init__(self, broken: Callable[[str, str], None]) -> None:
+        self._broken = broken
+        self._watched: dict[Shard, Watched] = {}
+        self._by_core: dict[Coordinator, Watched] = {}
+        self._ends: dict[int, tuple[bytes, int]] = {}
+        """Where batches that were appended end, by their ids; and the batches, so that these last."""
+
+    def patches(self) -> list[Any]:
+        """What has to be replaced in the program, so that this hears of it."""
+        return [
+            mock.patch.object(PartitionOffsetsLog, "append", lambda *of: self._append(*of)),
+            mock.patch.object(Shard, "_finish", lambda *of: self._finish(*of)),
+            mock.patch.object(Shard, "activate", lambda *of: self._activate(*of)),
+            mock.patch.object(Shard, "close", lambda *of: self._close(*of)),
+            mock.patch.object(Shard, "timer_fired", lambda *of: self._timer_fired(*of)),
+            mock.patch.object(Shard, "topics_deleted", lambda *of: self._topics_deleted(*of)),
+            mock.patch.object(Coordinator, "take_effects", lambda *of: self._take_effects(*of)),
+            mock.patch.object(Coordinator, "offsets", lambda *of: self._offsets(*of)),
+            mock.patch.object(Coordinator, "sync", lambda *of: self._sync(*of)),
+        ]
+
+    def look(self, broker: str, service: GroupService, partitions: ReplicaManager) -> None:
+        """A running broker coordinates the groups of those partitions that it leads."""
+        shards = service._shards
+        if not shards and partitions.topics.by_name.get(OFFSETS_TOPIC.encode()) is None:
+            return
+        entry = partitions.topics.by_name.get(OFFSETS_TOPIC.encode())
+        led = {
+            int(one.index)
+            for one in (entry.partitions if entry is not None else ())
+            if one is not None and one.is_leader and not one.failed
+        }
+        if led != shards.keys():
+            self._broken(
+                "coordinator",
+                f"{broker} leads partitions {sorted(led)} of {OFFSETS_TOPIC}, and coordinates the groups of"
+                f" {sorted(shards)}",
+            )
+
+    # -- the log
+
+    def _append(self, log: PartitionOffsetsLog, partition: int, batch: bytes) -> Any:
+        found = log._broker.partitions.find(OFFSETS_TOPIC, partition)
+        before = int(found.log.end_offset) if found is not None else 0
+        result = APPEND(log, partition, batch)
+        if found is not None and int(found.log.end_offset) > before:
+            self._ends[id(batch)] = (batch, int(found.log.end_offset))
+        return result
+
+    def _activate(self, shard: Shard) -> None:
+        """A coordinator has loaded its log, and is about to answer."""
+        log = shard._log
+        if isinstance(log, PartitionOffsetsLog):
+            partition = log._broker.partitions.find(OFFSETS_TOPIC, shard.partition)
+            if partition is not None and partition.is_leader and not partition.failed:
+                watched = Watched(shard, partition)
+                watched.replayed.take(records_of(partition))
+                self._watched[shard] = self._by_core[shard.core] = watched
+                self.check_loaded(watched)
+        ACTIVATE(shard)
+
+    def check_loaded(self, watched: Watched) -> None:
+        """A new coordinator knows what its log says, and all of that is committed."""
+        partition, known = watched.partition, watched.core.groups
+        if int(partition.high_watermark) < int(partition.log.end_offset):
+            self._tell(
+                watched,
+                f"has loaded its log up to {partition.log.end_offset}, which is committed up to"
+                f" {partition.high_watermark}",
+            )
+        self._check_offsets(watched)
+        for group_id in {*known, *watched.replayed.groups}:
+            group, value = known.get(group_id), watched.replayed.groups.get(group_id)
+            if group is None or (value is None and group.generation):
+                self._tell(watched, f"knows {group} of group {group_id}, and its log has {value}")
+            elif value is not None and not _is_as_written(group, value):
+                self._tell(watched, f"has not loaded group {group_id} as its log has it: {value}")
+
+    def _finish(self, shard: Shard, write: Write) -> None:
+        """A write has ended."""
+        watched = self._watched.get(shard)
+        batch, end = self._ends.pop(id(write.batch), (b"", -1))
+        if watched is not None:
+            task = write.task
+            if task is None or task.cancelled() or task.exception() is not None:
+                # Tombstones that could not be written are not written again.
+                watched.gone.clear()
+            else:
+                self._written(watched, batch, end)
+        FINISH(shard, write)
+        if watched is not None and shard in self._watched:
+            self.check(watched)
+
+    def _written(self, watched: Watched, batch: bytes, end: int) -> None:
+        mark = int(watched.partition.high_watermark)
+        if not batch or end > mark:
+            self._tell(watched, f"takes what ends at {end} for written, and {mark} is committed")
+        watched.replayed.take(batch)
+
+    def _close(self, shard: Shard) -> None:
+        watched = self._watched.pop(shard, None)
+        if watched is not None:
+            del self._by_core[watched.core]
+        CLOSE(shard)
+
+    # -- what it shows and answers
+
+    def _offsets(self, core: Coordinator, group_id: str) -> Any:
+        shown = OFFSETS(core, group_id)
+        watched = self._by_core.get(core)
+        if watched is not None and shown != watched.replayed.offsets.get(group_id, {}):
+            self._check_offsets(watched)
+        return shown
+
+    def _take_effects(self, core: Coordinator) -> list[Effect]:
+        effects = TAKE_EFFECTS(core)
+        watched = self._by_core.get(core)
+        if watched is not None:
+            self._check_offsets(watched)
+            for index, effect in enumerate(effects):
+                if isinstance(effect, Append):
+                    self._begun(watched, effect)
+                elif isinstance(effect, Reply):
+                    self._answered(watched, effect)
+                elif isinstance(effect, Moved) and effect.after == GroupState.COMPLETING_REBALANCE.value:
+                    self._joined(watched, effect, effects[index + 1 :])
+        return effects
+
+    @staticmethod
+    def _begun(watched: Watched, effect: Append) -> None:
+        then = effect.then
+        if isinstance(then, OffsetsStored):
+            records = tuple(one for one in effect.records if isinstance(one, OffsetRecord))
+            watched.commits[id(then.waiter)] = (then.waiter, records, then.errors)
+
+    def _answered(self, watched: Watched, effect: Reply) -> None:
+        response = effect.response
+        if isinstance(response, CommitResult):
+            _, records, errors = watched.commits.pop(id(effect.waiter), (None, (), ()))
+            written = watched.replayed.written
+            if response.errors == errors and any(record not in written for record in records):
+                self._tell(watched, f"answers {records} as committed, and its log does not have it")
+        elif isinstance(response, SyncResult):
+            _, request = watched.syncs.pop(id(effect.waiter), (None, None))
+            if request is not None and response.error is ErrorCode.NONE:
+                self._assigned(watched, request, response)
+
+    def _assigned(self, watched: Watched, request: SyncRequest, response: SyncResult) -> None:
+        """A member is given the assignment that was written for its generation."""
+        value = watched.replayed.groups.get(request.group_id)
+        given = _assignments(value)
+        if value is None or value.generation != request.generation:
+            self._tell(
+                watched,
+                f"answers {request.member_id} of {request.group_id} in generation {request.generation} with an"
+                f" assignment, and its log has that of {value.generation if value is not None else None}",
+            )
+        elif given.get(request.member_id) != response.assignment:
+            self._tell(
+                watched,
+                f"assigns {response.assignment!r} to {request.member_id} of {request.group_id}, and its log"
+                f" has {given.get(request.member_id)!r}",
+            )
+
+    def _sync(self, core: Coordinator, request: SyncRequest, waiter: Waiter, now: Now) -> None:
+        """A member asks for its assignment; only the leader's are taken."""
+        watched = self._by_core.get(core)
+        if watched is None:
+            SYNC(core, request, waiter, now)
+            return
+        watched.syncs[id(waiter)] = (waiter, request)
+        before = len(core._effects)
+        SYNC(core, request, waiter, now)
+        group = core.groups.get(request.group_id)
+        for effect in core._effects[before:]:
+            if not isinstance(effect, Append) or not isinstance(effect.then, AssignmentStored):
+                continue
+            given = dict(request.assignments)
+            wanted = {one: given.get(one, b"") for one in (group.members if group is not None else ())}
+            is_leaders = group is not None and group.leader == request.member_id
+            if not is_leaders or effect.then.assignment != wanted:
+                self._tell(watched, f"takes {effect.then} of {request}, led by {group and group.leader}")
+
+    def _joined(self, watched: Watched, effect: Moved, then: Iterable[Effect]) -> None:
+        """A generation has those members who have joined it; static ones may be away."""
+        group = watched.core.groups.get(effect.group_id)
+        if group is None or group.generation != effect.generation:
+            return
+        told = {
+            one.response.member_id
+            for one in then
+            if isinstance(one, Reply)
+            and isinstance(one.response, JoinResult)
+            and one.response.error is ErrorCode.NONE
+            and one.response.generation == effect.generation
+        }
+        absent = [one.member_id for one in group.members.values() if one.instance_id is None]
+        absent = sorted(one for one in absent if one not in told)
+        if absent:
+            self._tell(
+                watched,
+                f"has {absent} in generation {effect.generation} of {effect.group_id}, and they did not join",
+            )
+
+    # -- what it knows
+
+    def _timer_fired(self, shard: Shard, key: Any) -> None:
+        TIMER_FIRED(shard, key)
+        watched = self._watched.get(shard)
+        if watched is not None and key != "append":
+            self._check_group(watched, key.group_id)
+
+    def _topics_deleted(self, shard: Shard, topics: Mapping[str, bytes]) -> None:
+        watched = self._watched.get(shard)
+        if watched is None or shard.state is not ShardState.ACTIVE:
+            TOPICS_DELETED(shard, topics)
+            return
+        gone = [
+            (group_id, topic, partition, topics[topic])
+            for group_id, of_group in watched.replayed.offsets.items()
+            for topic in of_group.keys() & topics.keys()
+            for partition, value in of_group[topic].items()
+            if value.topic_id == topics[topic]
+        ]
+        TOPICS_DELETED(shard, topics)
+        watched.gone += [Gone(*one, shard._accepted) for one in gone]
+        self._check_gone(watched)
+
+    def check(self, watched: Watched) -> None:
+        """Compares all that a coordinator knows with its log."""
+        self._check_offsets(watched)
+        self._check_gone(watched)
+        self._check_in_flight(watched)
+        for group_id in list(watched.core.groups):
+            self._check_group(watched, group_id)
+
+    def _check_offsets(self, watched: Watched) -> None:
+        known = {group_id: one.offsets for group_id, one in watched.core.groups.items() if one.offsets}
+        written = watched.replayed.offsets
+        if known != written:
+            differs = {one for one in {*known, *written} if known.get(one) != written.get(one)}
+            (group_id, *_) = sorted(differs)
+            self._tell(
+                watched,
+                f"knows {known.get(group_id, {})} of group {group_id}, and the committed part of its log has"
+                f" {written.get(group_id, {})}",
+            )
+
+    def _check_gone(self, watched: Watched) -> None:
+        """Positions of topics that were deleted go with the writes that were begun then."""
+        waiting = []
+        for one in watched.gone:
+            value = watched.replayed.offsets.get(one.group, {}).get(one.topic, {}).get(one.partition)
+            if one.accepted > watched.shard._ended:
+                waiting.append(one)
+            elif value is not None and value.topic_id == one.topic_id:
+                self._tell(watched, f"keeps {value} of {one}")
+        watched.gone = waiting
+
+    def _check_in_flight(self, watched: Watched) -> None:
+        """What a coordinator takes for being on its way to the log is."""
+        shard = watched.shard
+        under_way: dict[str, Counter[tuple[str, int, bytes]]] = {}
+        for effect in (*shard._outgoing, *(one for write in shard._writes for one in write.ending)):
+            if isinstance(effect.then, OffsetsStored):
+                under_way.setdefault(effect.then.group_id, Counter()).update(effect.then.partitions)
+        known = {group_id: one.in_flight for group_id, one in watched.core.groups.items() if one.in_flight}
+        if known != under_way:
+            self._tell(watched, f"takes {known} for being on its way, and {under_way} is")
+
+    def _check_group(self, watched: Watched, group_id: str) -> None:
+        group = watched.core.groups.get(group_id)
+        if group is None:
+            return
+        value = watched.replayed.groups.get(group_id)
+        if value is not None and group.generation < value.generation:
+            self._tell(watched, f"has generation {group.generation} of {group_id}, and its log has {value}")
+        is_static = bool(group.static_members)
+        if group.state is GroupState.STABLE and not is_static and not _is_as_written(group, value):
+            self._tell(watched, f"takes {group_id} for stable, and its log does not: {value}")
+        problem = _amiss(group) or self._missing_timer(watched.shard, group)
+        if problem:
+            self._tell(watched, f"group {group_id} is {group.state.value}, and {problem}")
+
+    @staticmethod
+    def _missing_timer(shard: Shard, group: Group) -> str:
+        """What would never end, as nobody looks after it."""
+        timers = shard._timers._current
+        for member in group.members.values():
+            key = TimerKey(MEMBER_TIMER, group.group_id, member.member_id)
+            if member.timer_ms is None and not member.excused:
+                return f"the session of {member.member_id} has ended, or never ends"
+            if member.timer_ms is not None and (shard.number, key) not in timers:
+                return f"the session of {member.member_id} never ends"
+        kind = ""
+        if group.state is GroupState.PREPARING_REBALANCE:
+            kind = JOIN_TIMER
+        elif group.state in SYNCED and group.pending_syncs:
+            kind = SYNC_TIMER
+        if kind and (shard.number, TimerKey(kind, group.group_id)) not in timers:
+            return f"the time to {kind} never ends"
+        return ""
+
+    def _tell(self, watched: Watched, text: str) -> None:
+        number = watched.partition
+        self._broken("coordinator", f"that of {number.topic}-{number.index} {text}")
+
+
+def _assignments(value: GroupMetadataValue | None) -> dict[str, bytes]:
+    return {one.member_id: one.assignment for one in value.members} if value is not None else {}
+
+
+def _is_as_written(group: Group, value: GroupMetadataValue | None) -> bool:
+    """Whether a group has the generation, the leader and the assignments that were written last."""
+    return (
+        value is not None
+        and group.generation == value.generation
+        and group.protocol_name == value.protocol
+        and group.leader == value.leader
+        and {one.member_id: one.assignment for one in group.members.values()} == _assignments(value)
+    )
+
+
+def _amiss(group: Group) -> str:
+    """What contradicts itself in a group."""
+    members = group.members
+    waiting = sum(one.joining is not None for one in members.values())
+    if waiting != group.awaiting:
+        return f"{waiting} members wait for the next generation, and it counts {group.awaiting}"
+    if not group.pending_syncs <= members.keys():
+        return f"it waits for {sorted(group.pending_syncs - members.keys())}, who are no members"
+    if members and group.leader not in members:
+        return f"it is led by {group.leader}, who is no member"
+    if members and group.state is GroupState.EMPTY:
+        return f"it has members {sorted(members)}"
+    return ""

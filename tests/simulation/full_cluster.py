@@ -53,7 +53,7 @@ from simulated_faults import (
     LOST_DISKS_OF_OTHERS,
     SHORT_S,
 )
-from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers, PositionReader
+from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers, PassingCommitter, PositionReader
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
 from simulated_store import STORE_MACHINE, SimulatedStore, StoreServer
@@ -229,6 +229,11 @@ class FullCluster(Simulation):
         )
         self.min_insync_admins = self._make_min_insync_admins()
         self.topic_replacers = [self._make_topic_replacer()] if self.variations.has_deletion_bursts else []
+        self.passing_committers: list[Client] = []
+        if self.variations.has_passing_positions:
+            self.passing_committers.append(
+                self._client(PassingCommitter, "passing-committer", REPLACED_TOPIC, group="passing")
+            )
 
     def _draw_topic_config(self) -> dict[str, str]:
         self.compacted = CompactedTopic(self.seed)
@@ -406,6 +411,7 @@ class FullCluster(Simulation):
             mock.patch.object(leading, "plan_elections", self._plan_elections),
             # Calls of processes that were killed never end, and would be kept.
             mock.patch.object(common, "_going_on", set()),
+            *self.promises.commands.patches(),
             *self.promises.coordinators.patches(),
         ]
 
@@ -690,7 +696,7 @@ class FullCluster(Simulation):
         return [
             *(*self.committers, *self.position_readers, *self.members),
             *(*self.admins, *self.temporary_clients, *self.near_clients),
-            *(*self.min_insync_admins, *self.topic_replacers),
+            *(*self.min_insync_admins, *self.topic_replacers, *self.passing_committers),
         ]
 
     def _make_near_producer(self) -> Client:

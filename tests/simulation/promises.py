@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from acknowledged_holders import NEVER, Holders
 from asked_deletions import AskedDeletions
 from committed_promise import CommittedPromise
+from commands_promise import CommandsPromise
 from compaction_promise import CompactionPromise
 from coordinator_promise import CoordinatorPromise
 from deposed_leaders import DeposedLeaders
@@ -90,6 +91,10 @@ PROMISES = {
     "losses": "a broker that starts with another disk reports the replicas that it had on the one before",
     "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
     "one",
+    "commands": "a broker carries out commands of the newest controller only, for its own registration and over "
+    "the newest connection, and has done what it confirms; a controller repeats a command until it is "
+    "answered, and then no more",
+    "leader-epoch": "a follower is told offsets by a leader that is in its leader epoch, and by no other",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
@@ -327,6 +332,7 @@ class Promises:
         self.restart = RestartPromise(self.broken, self.excused)
         self.log_state = LogStatePromise(self.broken)
         self.commits = CommittedPromise(self)
+        self.commands = CommandsPromise(self.broken)
         self.coordinators = CoordinatorPromise(self.broken)
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)

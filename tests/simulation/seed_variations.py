@@ -35,6 +35,8 @@ FULL_STARTS_SHARE = 0.5
 """Of the seeds with full disks have starts after power cuts that find a disk full."""
 FAILING_STOPS_SHARE = 0.4
 """Of the seeds have brokers that are told to stop while a sync hangs that will fail."""
+PASSING_POSITIONS_SHARE = 0.5
+"""Of the seeds with bursts of deletions have a group that commits positions in the topic that is deleted."""
 
 
 class Variations:
@@ -57,3 +59,4 @@ class Variations:
         self.has_full_starts = random.random() < FULL_STARTS_SHARE and self.has_full_disks
         self.has_failing_stops = random.random() < FAILING_STOPS_SHARE
         self.has_lost_isr_answers = random.random() < LOST_ISR_ANSWERS_SHARE
+        self.has_passing_positions = random.random() < PASSING_POSITIONS_SHARE and self.has_deletion_bursts

@@ -30,6 +30,7 @@ OFFSETS = "__consumer_offsets"
 FIND_VERSION, COMMIT_VERSION, FETCH_VERSION = 3, 7, 6
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 5, 3, 3, 4
 PAUSE_S_MEAN, READ_PAUSE_S_MEAN = 0.1, 0.15
+PASSING_PAUSE_S_MEAN = 0.05
 SESSION_MS, REBALANCE_MS = 800, 600
 FENCED = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS)
 """What a member of an old generation is answered. Nothing was committed then."""
@@ -133,6 +134,32 @@ class Committer(GroupClient):
                 await self._position(self.place)
             await self._commit(self.place, self._offset)
             self._commits = False
+        except BaseException:
+            self._coordinator = ""
+            raise
+
+
+class PassingCommitter(GroupClient):
+    """Commits positions in a topic that is deleted and made anew: they go with the topic, or are refused."""
+
+    def __init__(self, *client: Any, group: str) -> None:
+        super().__init__(*client, group=group)
+        self._offset = 0
+
+    async def work(self) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / PASSING_PAUSE_S_MEAN))
+        if self.ended:
+            return
+        try:
+            if not self._coordinator:
+                await self._find()
+            self._offset += 1
+            await self._commit((self.topic, 0), self._offset)
+            self.events.count("positions committed in a topic that passes")
+        except Refused as refused:
+            if refused.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._coordinator = ""
+            raise
         except BaseException:
             self._coordinator = ""
             raise

@@ -1502,7 +1502,8 @@ GROUPS: Final = (
         "        if shard is None or (epoch is not None and epoch < shard.epoch):\n",
         "        if shard is None:\n",
         "A resignation of a former epoch does not end the present coordinator.",
-        reason="The broker tells leaderships in the order of their epochs, so that none comes late.",
+        reason="The broker tells leaderships in their order and without epochs, so that none comes late.",
+        test="groups/test_groups_service.py::test_news_of_an_older_epoch_are_ignored",
     ),
     Fault(
         "groups-read-to-high-watermark",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LEADER_AND_ISR, UPDATE_METADATA = Commands.leader_and_isr, Commands.update_metadata
 STOP_REPLICA, STOP, CARRY_OUT = Commands.stop_replica, Commands._stop, Commands.carry_out
 TELL, SEND, TAKE, END = Channel.tell, Channel._send, Channel._take, Channel.stop
+STOP_AGAIN = Channel._stop_again
 LOOK_UP = list_offsets.look_up
 
 Replica = tuple[Key, int]
@@ -94,8 +95,30 @@ class Queue:
         self.has_whole = False
         """A full state is among what was told since the last request was sent."""
         self.sending: Owed | None = None
-        self.refused: set[Replica] = set()
-        """Replicas that the broker could not stop: it is told once more, after a pause."""
+        self.refused: dict[Replica, Stop] = {}
+        """Replicas that the broker could not stop: it is told once more after a pause, also where it was told
+        by another command meanwhile. Nothing of the name has been made since."""
+
+    def refuse(self, stops: dict[Replica, Stop]) -> None:
+        """The broker could not stop these replicas."""
+        self.refused.update(stops)
+        for later in (self.sending, self.owed):
+            if later is not None:
+                self._forget_refused(later.states, later.metadata)
+
+    def tell(self, command: Command) -> None:
+        """The broker has to know of a command."""
+        self.owed.tell(command)
+        self.has_whole = self.has_whole or command.whole
+        self._forget_refused(dict(_items(command.states)), dict(_items(command.metadata)))
+
+    def _forget_refused(self, states: Iterable[Replica], metadata: Iterable[Replica]) -> None:
+        """What the broker is given again is not to be stopped, nor what another topic of the name has."""
+        ids = {name: topic_id for (name, topic_id), _ in metadata}
+        for replica in [*self.refused]:
+            (name, topic_id), _ = replica
+            if replica in states or ids.get(name, topic_id) != topic_id:
+                del self.refused[replica]
 
 
 class CommandsPromise:
@@ -117,6 +140,7 @@ class CommandsPromise:
             mock.patch.object(Channel, "tell", lambda *of: self._tell(*of)),
             mock.patch.object(Channel, "_send", lambda *of: self._send(*of)),
             mock.patch.object(Channel, "_take", lambda *of: self._take(*of)),
+            mock.patch.object(Channel, "_stop_again", lambda *of: self._stop_again(*of)),
             mock.patch.object(Channel, "stop", lambda *of: self._end(*of)),
             mock.patch.object(list_offsets, "look_up", lambda *of: self._look_up(*of)),
         ]
@@ -167,7 +191,8 @@ class CommandsPromise:
         elif -1 < request.broker_epoch < registered:
             self._tell_of(
                 commands,
-                f"obeys a command for epoch {request.broker_epoch} of it, and is registered with {registered}",
+                f"obeys a command for epoch {request.broker_epoch} of it, and is registered with"
+                f" {registered}",
             )
         elif request.controller_epoch > heard.controller_epoch:
             heard = Heard(request.controller_epoch)
@@ -198,8 +223,8 @@ class CommandsPromise:
             elif one.leader != node and one.leader_epoch > partition.leader_epoch:
                 self._tell_of(
                     commands,
-                    f"leads {partition.topic}-{partition.index} in epoch {partition.leader_epoch}, and was told"
-                    f" that {one.leader} does in epoch {one.leader_epoch}",
+                    f"leads {partition.topic}-{partition.index} in epoch {partition.leader_epoch}, and was"
+                    f" told that {one.leader} does in epoch {one.leader_epoch}",
                 )
 
     def _check_taken(self, commands: Commands, request: Any, answer: Any) -> None:
@@ -253,8 +278,8 @@ class CommandsPromise:
         if code is ErrorCode.NONE and -1 < state.leader_epoch < epoch:
             self._tell_of(
                 commands,
-                f"lets {topic}-{state.partition_index} go as in epoch {state.leader_epoch}, and has it anew in"
-                f" epoch {epoch}",
+                f"lets {topic}-{state.partition_index} go as in epoch {state.leader_epoch}, and has it anew"
+                f" in epoch {epoch}",
             )
         return code
 
@@ -267,17 +292,16 @@ class CommandsPromise:
         if request.replica_id >= 0 and wanted.current_leader_epoch != partition.leader_epoch:
             self._broken(
                 "leader-epoch",
-                f"{request.replica_id} asks the leader of {partition.topic}-{partition.index} for an offset in"
-                f" leader epoch {wanted.current_leader_epoch}, and is answered in {partition.leader_epoch}",
+                f"{request.replica_id} asks the leader of {partition.topic}-{partition.index} for an"
+                f" offset in leader epoch {wanted.current_leader_epoch}, and is answered in"
+                f" {partition.leader_epoch}",
             )
         return found
 
     # -- controllers
 
     def _tell(self, channel: Channel, command: Command) -> Any:
-        queue = self._queues.setdefault(channel, Queue())
-        queue.owed.tell(command)
-        queue.has_whole = queue.has_whole or command.whole
+        self._queues.setdefault(channel, Queue()).tell(command)
         return TELL(channel, command)
 
     async def _send(self, channel: Channel, link: Link) -> None:
@@ -305,18 +329,25 @@ class CommandsPromise:
                 for one in answer.partition_errors
                 if one.error_code not in (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
             }
-            for replica in dict(_items(command.stops)):
-                queue.refused.discard(replica)
-                if (replica[0][0], replica[1]) in bad:
-                    queue.refused.add(replica)
+            told = dict(_items(command.stops))
+            queue.refuse({one: stop for one, stop in told.items() if (one[0][0], one[1]) in bad})
             queue.sending.stops.clear()
         TAKE(channel, command, key, answer)
         if key == ApiKey.STOP_REPLICA and queue is not None:
             # The rest of the command may be lost: all that is in it then is sent again.
-            again = [one for one, _ in _items(command.stops) if one not in queue.refused]
+            again = [one for one, _ in _items(command.stops)]
             if again:
-                text = f"broker {channel.to.broker_id} would be told again to stop {again}, which it has answered"
-                self._broken("commands", text)
+                self._broken(
+                    "commands",
+                    f"broker {channel.to.broker_id} has stopped {again}, and would be told so again",
+                )
+
+    def _stop_again(self, channel: Channel) -> None:
+        queue = self._queues.setdefault(channel, Queue())
+        for replica, _ in _items(channel._refused.stops):
+            if replica in queue.refused:
+                queue.owed.stops.setdefault(replica, queue.refused[replica])
+        STOP_AGAIN(channel)
 
     def _end(self, channel: Channel) -> None:
         self._queues.pop(channel, None)
@@ -328,7 +359,7 @@ class CommandsPromise:
         about = f"broker {channel.to.broker_id}"
         stops = dict(_items(pending.stops))
         for replica in stops:
-            if replica not in owed.stops and replica not in queue.refused:
+            if replica not in owed.stops:
                 self._broken("commands", f"{about} is told again to stop {replica}, which it has answered")
                 return
         lost: list[Any] = [one for one in owed.stops if one not in stops]
@@ -340,7 +371,9 @@ class CommandsPromise:
                 self._broken("commands", f"{about} is told {too_many}, which is not so any more")
                 return
         if lost:
-            self._broken("commands", f"{about} has not answered what it was told of {lost}, and is not told again")
+            self._broken(
+                "commands", f"{about} has not answered what it was told of {lost}, and is not told again"
+            )
 
 
 def _items(of: Any) -> Iterator[tuple[Replica, Any]]:

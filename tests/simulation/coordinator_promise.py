@@ -74,7 +74,11 @@ class Gone(NamedTuple):
 
 
 class Replayed:
-    """What the committed part of a log says."""
+    """What the committed part of a log says.
+
+    A write that was answered with an error may be in the log all the same: for the next coordinator it
+    counts.
+    """
 
     def __init__(self) -> None:
         self.offsets: dict[str, Offsets] = {}
@@ -282,8 +286,8 @@ class CoordinatorPromise:
         if value is None or value.generation != request.generation:
             self._tell(
                 watched,
-                f"answers {request.member_id} of {request.group_id} in generation {request.generation} with an"
-                f" assignment, and its log has that of {value.generation if value is not None else None}",
+                f"answers {request.member_id} of {request.group_id} in generation {request.generation} with"
+                f" an assignment, and its log has that of {value.generation if value is not None else None}",
             )
         elif given.get(request.member_id) != response.assignment:
             self._tell(

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from acknowledged_holders import NEVER, Holders
 from asked_deletions import AskedDeletions
-from committed_promise import CommittedPromise
 from commands_promise import CommandsPromise
+from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
 from coordinator_promise import CoordinatorPromise
 from deposed_leaders import DeposedLeaders
@@ -91,8 +91,8 @@ PROMISES = {
     "losses": "a broker that starts with another disk reports the replicas that it had on the one before",
     "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
     "one",
-    "commands": "a broker carries out commands of the newest controller only, for its own registration and over "
-    "the newest connection, and has done what it confirms; a controller repeats a command until it is "
+    "commands": "a broker carries out commands of the newest controller only, for its own registration and "
+    "over the newest connection, and has done what it confirms; a controller repeats a command until it is "
     "answered, and then no more",
     "leader-epoch": "a follower is told offsets by a leader that is in its leader epoch, and by no other",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
@@ -100,8 +100,8 @@ PROMISES = {
     "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
     "assignment",
     "owner": "in a generation of a group a partition has one owner",
-    "coordinator": "a coordinator knows, shows and answers what the committed part of its log says, while its "
-    "broker leads that; members that are not heard of, or do not join in time, are out of their group",
+    "coordinator": "a coordinator knows, shows and answers what the committed part of its log says, while "
+    "its broker leads that; members that are not heard of, or do not join in time, are out of their group",
     "producer-id": "a producer id is given to one producer",
     "equal": "at rest all replicas of a partition are equal, and no other broker has one",
     "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done, "

@@ -1,0 +1,294 @@
+"""Brokers that obey what they should not, and controllers that forget or repeat too much: they are found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import commands_promise
+import pytest
+from commands_promise import CommandsPromise
+
+from tidemill.broker.channels import Channel
+from tidemill.broker.commanding import Command, Stop
+from tidemill.broker.commands import WHOLE_IMAGE, Commands
+from tidemill.coordination.image import PartitionImage
+from tidemill.model.errors import ErrorCode
+from tidemill.net.link import LinkError
+from tidemill.wire.apis import ApiKey
+
+NODE = 1
+KEY = ("t", b"t" * 16)
+STATE = PartitionImage(0, NODE, 3, [NODE, 2], [NODE])
+LATER = PartitionImage(0, 2, 4, [NODE, 2], [2])
+
+
+class Thing(SimpleNamespace):
+    """Stands for an object of the program, and is one of a kind."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class Watched:
+    """A checker, and what it has found."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.promise = CommandsPromise(lambda name, text: self.found.append(f"{name}: {text}"))
+
+
+def partition(leader_epoch: int = 3, *, leads: bool = True, topic: str = "t") -> Any:
+    """A replica of a broker."""
+    return SimpleNamespace(
+        topic=topic, index=0, is_leader=leads, failed=False, leader_epoch=leader_epoch, partition_epoch=0
+    )
+
+
+def commands(*replicas: Any, registered: int = 10) -> Commands:
+    """What a broker with these replicas takes commands with."""
+    partitions = SimpleNamespace(
+        all=lambda: list(replicas),
+        find=lambda topic, index: next((one for one in replicas if one.topic == topic), None),
+    )
+    topics = {"t": SimpleNamespace(topic_id=KEY[1], partition=lambda index: STATE)}
+    broker = SimpleNamespace(
+        node_id=NODE,
+        partitions=partitions,
+        logs=SimpleNamespace(get=lambda key: None),
+        metadata=SimpleNamespace(image=SimpleNamespace(topics=topics)),
+    )
+    return cast(Commands, Thing(_broker=broker, broker_epoch=registered, controller_epoch=0))
+
+
+def request(
+    state: PartitionImage = STATE, controller_epoch: int = 5, broker_epoch: int = 10, whole: bool = False
+) -> Any:
+    """A command about one partition."""
+    one = SimpleNamespace(
+        partition_index=0,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        partition_epoch=0,
+        replicas=list(state.replicas),
+        delete_partition=True,
+    )
+    topic = SimpleNamespace(topic_name="t", topic_id=KEY[1], partition_states=[one])
+    return SimpleNamespace(
+        controller_epoch=controller_epoch,
+        broker_epoch=broker_epoch,
+        type=WHOLE_IMAGE if whole else 0,
+        topic_states=[topic],
+    )
+
+
+def confirmed() -> Any:
+    """The answer to a command about one partition, without an error."""
+    one = SimpleNamespace(topic_name="t", partition_index=0, error_code=0)
+    return SimpleNamespace(
+        error_code=0, topics=[SimpleNamespace(partition_errors=[one])], partition_errors=[one]
+    )
+
+
+@pytest.fixture
+def obey(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Has a broker confirm commands without carrying them out: what is found in this."""
+
+    async def confirm(*of: Any) -> Any:
+        return confirmed()
+
+    for name in ("LEADER_AND_ISR", "UPDATE_METADATA", "STOP_REPLICA"):
+        monkeypatch.setattr(commands_promise, name, confirm)
+
+    def play(to: Commands, *wanted: tuple[str, Any, int]) -> list[str]:
+        watched = Watched()
+
+        async def story() -> None:
+            for what, body, connection in wanted:
+                await getattr(watched.promise, what)(to, body, connection)
+
+        asyncio.run(story())
+        return watched.found
+
+    return play
+
+
+def test_a_broker_that_does_what_it_confirms_breaks_nothing(obey: Callable[..., list[str]]) -> None:
+    to = commands(partition())
+    wanted = [
+        ("_leader_and_isr", request(whole=True), 1),
+        ("_update_metadata", request(), 1),
+        ("_leader_and_isr", request(controller_epoch=6), 7),
+        ("_update_metadata", request(controller_epoch=6), 8),
+    ]
+    assert obey(to, *wanted) == []
+    assert obey(commands(), ("_stop_replica", request(), 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "connection", "text"),
+    [
+        (request(controller_epoch=4), 8, "obeys the controller of epoch 4"),
+        (request(broker_epoch=9), 8, "obeys a command for epoch 9"),
+        (request(), 6, "obeys what comes over connection 6, after 7"),
+    ],
+)
+def test_a_broker_that_obeys_a_former_controller_life_or_connection_is_found(
+    obey: Callable[..., list[str]], second: Any, connection: int, text: str
+) -> None:
+    wanted = [("_update_metadata", request(), 7), ("_update_metadata", second, connection)]
+    (found,) = obey(commands(partition()), *wanted)
+    assert text in found
+
+
+@pytest.mark.parametrize(
+    ("what", "replicas", "body", "text"),
+    [
+        ("_leader_and_isr", [partition(2)], request(), "has not taken it"),
+        ("_leader_and_isr", [], request(), "has not taken it"),
+        ("_update_metadata", [], request(LATER), "and tells"),
+        ("_stop_replica", [partition()], request(), "is let go, and has it"),
+        ("_update_metadata", [partition(topic="u")], request(whole=True), "keeps u-0"),
+        ("_leader_and_isr", [partition()], request(LATER, whole=True), "was told that 2 does in epoch 4"),
+    ],
+)
+def test_a_broker_that_does_not_do_what_it_confirms_is_found(
+    obey: Callable[..., list[str]], what: str, replicas: list[Any], body: Any, text: str
+) -> None:
+    assert any(text in one for one in obey(commands(*replicas), (what, body, 1)))
+
+
+def test_a_replica_that_is_let_go_by_a_late_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+    monkeypatch.setattr(commands_promise, "STOP", lambda *of: ErrorCode.NONE)
+    state = SimpleNamespace(partition_index=0, leader_epoch=3)
+    watched.promise._stop(commands(partition(3)), "t", state)
+    assert watched.found == []
+    watched.promise._stop(commands(partition(4)), "t", state)
+    assert "has it anew in epoch 4" in watched.found[0]
+
+
+def test_an_offset_that_a_follower_asks_for_in_another_epoch_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched()
+    monkeypatch.setattr(commands_promise, "LOOK_UP", lambda *of: None)
+    led, follower = partition(4), SimpleNamespace(replica_id=2)
+    consumer = SimpleNamespace(replica_id=-1)
+    watched.promise._look_up(led, SimpleNamespace(current_leader_epoch=4), follower)
+    watched.promise._look_up(led, SimpleNamespace(current_leader_epoch=-1), consumer)
+    assert watched.found == []
+    watched.promise._look_up(led, SimpleNamespace(current_leader_epoch=-1), follower)
+    assert "leader-epoch" in watched.found[0]
+
+
+class Sending:
+    """A channel whose connection ends before the last answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.watched = Watched()
+        self.channel: Any = Thing(_pending=Command(), _refused=Command(), to=SimpleNamespace(broker_id=2))
+        self.answers_stops = False
+        self.forgets = False
+        self.stops_twice = False
+        self.fails = True
+        self.code = 0
+        monkeypatch.setattr(commands_promise, "TELL", lambda channel, command: channel._pending.add(command))
+        monkeypatch.setattr(commands_promise, "TAKE", self.take)
+        monkeypatch.setattr(commands_promise, "SEND", self.send)
+
+    def take(self, channel: Any, command: Command, *of: Any) -> None:
+        if not self.stops_twice:
+            command.stops.clear()
+
+    async def send(self, channel: Any, link: Any) -> None:
+        command, channel._pending = channel._pending, Command()
+        if self.answers_stops:
+            one = SimpleNamespace(topic_name="t", partition_index=0, error_code=self.code)
+            answer = SimpleNamespace(partition_errors=[one])
+            self.watched.promise._take(channel, command, ApiKey.STOP_REPLICA, answer)
+        if not self.fails:
+            return
+        if not self.forgets:
+            newer, channel._pending = channel._pending, command
+            channel._pending.add(newer)
+        raise LinkError("the connection ends")
+
+    def tell(self, **parts: Any) -> None:
+        command = Command()
+        command.has_news = True
+        for name, value in parts.items():
+            setattr(command, name, value)
+        self.watched.promise._tell(cast(Channel, self.channel), command)
+
+    def play(self) -> list[str]:
+        """Sends what there is, and what is found in this."""
+
+        async def story() -> None:
+            link: Any = SimpleNamespace(closed="")
+            try:
+                await self.watched.promise._send(cast(Channel, self.channel), link)
+            except LinkError:
+                return
+
+        asyncio.run(story())
+        return self.watched.found
+
+
+def test_a_controller_that_repeats_what_was_not_answered_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sending = Sending(monkeypatch)
+    sending.tell(states={KEY: {0: STATE}}, metadata={KEY: {0: STATE}}, stops={KEY: {1: Stop(3, True)}})
+    assert sending.play() == []
+    sending.answers_stops = True
+    assert sending.play() == []
+    sending.tell(states={KEY: {0: LATER}}, metadata={KEY: {0: LATER}}, whole=True)
+    sending.fails = False
+    assert sending.play() == []
+
+
+def test_a_command_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = Sending(monkeypatch)
+    sending.tell(metadata={KEY: {0: STATE}})
+    sending.forgets = True
+    assert "is not told again" in sending.play()[0]
+
+
+def test_a_stop_that_would_be_repeated_once_it_is_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = Sending(monkeypatch)
+    sending.tell(stops={KEY: {0: Stop(3, True)}})
+    sending.answers_stops = sending.stops_twice = True
+    assert "would be told so again" in sending.play()[0]
+
+
+def test_a_state_that_a_full_one_has_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = Sending(monkeypatch)
+    sending.tell(metadata={KEY: {0: STATE}})
+    sending.tell(whole=True)
+    sending.channel._pending.metadata = {KEY: {0: STATE}}
+    assert "is not so any more" in sending.play()[0]
+
+
+def test_a_stop_that_was_refused_may_be_repeated_until_the_replica_is_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_given_again in (False, True):
+        sending = Sending(monkeypatch)
+        monkeypatch.setattr(
+            commands_promise,
+            "STOP_AGAIN",
+            lambda channel: channel._pending.stops.setdefault(KEY, {}).update({0: Stop(3, True)}),
+        )
+        sending.tell(stops={KEY: {0: Stop(3, True)}})
+        sending.answers_stops, sending.fails = True, False
+        sending.code = ErrorCode.KAFKA_STORAGE_ERROR
+        assert sending.play() == []
+        if is_given_again:
+            sending.tell(states={KEY: {0: LATER}})
+        sending.channel._refused.stops = {KEY: {0: Stop(3, True)}}
+        sending.watched.promise._stop_again(sending.channel)
+        sending.channel._pending.has_news = True
+        found = sending.play()
+        assert bool(found) is is_given_again

@@ -1,0 +1,305 @@
+"""Coordinators that know, show or answer what their log does not say: the checker finds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from coordinator_promise import CoordinatorPromise
+from simulated_disk import SimulatedFiles
+from simulated_loop import SimulatedLoop
+
+from tidemill.broker import offsets_topic
+from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.groups import commits, membership, rebalance
+from tidemill.groups.effects import CommitRequest, JoinRequest, OffsetToCommit, Protocol, SyncRequest
+from tidemill.groups.offsets import CommittedOffset
+from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.groups.rebalance import GroupConfig
+from tidemill.groups.service import GroupService
+from tidemill.groups.shard import Shard
+from tidemill.log.config import LogConfig
+from tidemill.log.recovery import Opening
+from tidemill.log.removals import Removals
+from tidemill.model.clock import SystemClock
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+
+NOW = 1_700_000_000_000
+TOPIC_ID = b"t" * 16
+JOIN = JoinRequest(
+    group_id="g",
+    member_id="",
+    new_member_id="",
+    protocol_type="consumer",
+    protocols=(Protocol("range", b""),),
+    session_timeout_ms=10_000,
+    rebalance_timeout_ms=10_000,
+    client_id="one",
+)
+
+
+class Led:
+    """A partition of ``__consumer_offsets`` that commits at once, unless it is told to wait."""
+
+    topic, index, is_leader, failed = OFFSETS_TOPIC, 0, True, False
+
+    def __init__(self) -> None:
+        files = SimulatedFiles(cast(SimulatedLoop, SimpleNamespace(time=lambda: 0.0, is_in_job=False)))
+        name = f"{OFFSETS_TOPIC}-0"
+        for directory in ("/data", f"/data/{name}"):
+            files.make_directory(directory)
+        key = TopicPartition(OFFSETS_TOPIC, 0)
+        self.log = Opening(files, f"/data/{name}", key, LogConfig(), removals=Removals(), now_ms=NOW).open()
+        self.high_watermark = 0
+        self.waits = False
+        self.waiting: list[Any] = []
+
+    def append(self, batches: Any, acks: int, now_ms: int) -> Any:
+        result = self.log.append(batches, 0, now_ms)
+        if not self.waits:
+            self.high_watermark = int(self.log.end_offset)
+        return result
+
+    def is_committed(self, end_offset: int) -> bool:
+        return end_offset <= self.high_watermark
+
+    def wait_committed(self, end_offset: int, callback: Any) -> None:
+        self.waiting.append(callback)
+
+    def commit_error(self) -> None:
+        """There are enough replicas."""
+
+    def commit(self) -> None:
+        """Everything is committed."""
+        self.high_watermark = int(self.log.end_offset)
+        for one in self.waiting:
+            one.on_committed(self)
+        self.waiting.clear()
+
+    def read(self, *of: Any) -> Any:
+        return self.log.read(*of)
+
+
+class Coordinated:
+    """A broker that coordinates groups, and is looked at."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.promise = CoordinatorPromise(lambda name, text: self.broken.append(f"{name}: {text}"))
+        self.led = Led()
+        self.partitions = SimpleNamespace(
+            find=lambda topic, index: self.led,
+            topics=SimpleNamespace(by_name={OFFSETS_TOPIC.encode(): SimpleNamespace(partitions=[self.led])}),
+        )
+        clock = SystemClock()
+        broker = SimpleNamespace(
+            partitions=self.partitions, partition=lambda topic, index: self.led, clock=clock
+        )
+        self.service = GroupService(
+            offsets_log=PartitionOffsetsLog(cast(Any, broker)),
+            topic=cast(Any, SimpleNamespace(partition_count=lambda: 1)),
+            config=GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=1),
+            clock=clock,
+        )
+
+    @property
+    def shard(self) -> Shard:
+        return self.service._shards[0]
+
+    async def load(self) -> None:
+        """The broker becomes coordinator, and has read its log."""
+        self.service.become_leader(0, 1)
+        await self.service.wait_loaded(5)
+
+    async def commit(self, offset: int, topic_id: bytes = TOPIC_ID) -> ErrorCode:
+        """A group without members commits a position."""
+        request = CommitRequest("simple", (OffsetToCommit("t", 0, offset, topic_id=topic_id),))
+        return (await self.service.commit(request)).errors[0]
+
+    async def make_stable(self) -> str:
+        """A group with one member has its assignment."""
+        joined = await self.service.join(JOIN)
+        request = SyncRequest(
+            "g", joined.member_id, joined.generation, assignments=((joined.member_id, b"x"),)
+        )
+        assert (await self.service.sync(request)).assignment == b"x"
+        return joined.member_id
+
+    def look(self) -> None:
+        self.promise.look("broker-1", self.service, cast(Any, self.partitions))
+
+
+@asynccontextmanager
+async def coordinated() -> AsyncIterator[Coordinated]:
+    """A broker that has loaded an empty log."""
+    stage = Coordinated()
+    with ExitStack() as stack:
+        for patch in stage.promise.patches():
+            stack.enter_context(patch)
+        await stage.load()
+        yield stage
+        await stage.service.stop()
+
+
+def run(story: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs a test in a loop of its own."""
+
+    def play() -> None:
+        asyncio.run(story())
+
+    play.__name__ = story.__name__
+    return play
+
+
+@run
+async def test_a_coordinator_that_goes_by_its_log_breaks_nothing() -> None:
+    async with coordinated() as stage:
+        assert await stage.commit(5) is ErrorCode.NONE
+        member = await stage.make_stable()
+        stage.led.waits = True
+        committing = asyncio.ensure_future(stage.commit(6))
+        while not stage.led.waiting:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        assert (await stage.service.fetch("simple"))[1]["t"][0].offset == 5
+        stage.led.commit()
+        assert await committing is ErrorCode.NONE
+        stage.led.waits = False
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        stage.service.resign(0)
+        await stage.load()
+        assert (await stage.service.fetch("simple"))[1]["t"][0].offset == 6
+        stage.service.topics_deleted({"t": TOPIC_ID})
+        assert await stage.commit(7, b"u" * 16) is ErrorCode.NONE
+        stage.look()
+        assert stage.broken == []
+
+
+@run
+async def test_a_position_that_the_log_does_not_have_is_found() -> None:
+    async with coordinated() as stage:
+        await stage.commit(5)
+        stage.shard.core.groups["simple"].offsets["t"][0] = CommittedOffset(6)
+        await stage.service.fetch("simple")
+        assert "group simple" in stage.broken[0]
+
+
+@run
+async def test_a_commit_that_is_answered_before_it_is_committed_is_found() -> None:
+    async with coordinated() as stage:
+        stage.led.waits = True
+        with mock.patch.object(Led, "is_committed", return_value=True):
+            await stage.commit(5)
+        assert "and 0 is committed" in stage.broken[0]
+
+
+@run
+async def test_a_log_that_is_shown_before_all_of_it_is_committed_is_found() -> None:
+    async with coordinated() as stage:
+        await stage.commit(5)
+        stage.service.resign(0)
+        stage.led.high_watermark = 0
+
+        async def is_not_awaited(*of: Any) -> None:
+            return
+
+        with mock.patch.object(offsets_topic, "_committed", is_not_awaited):
+            await stage.load()
+        assert "which is committed up to 0" in stage.broken[0]
+
+
+@run
+async def test_a_log_that_is_not_read_to_its_end_is_found() -> None:
+    async with coordinated() as stage:
+        await stage.commit(5)
+        await stage.make_stable()
+        stage.service.resign(0)
+        read = stage.led.log.read
+        ends_early = mock.patch.object(
+            Led, "read", lambda self, offset, *of: None if offset else read(offset, 1, *of[1:])
+        )
+        with ends_early:
+            await stage.load()
+        assert any("knows None of group g" in one for one in stage.broken)
+
+
+@run
+async def test_groups_of_a_partition_that_another_broker_leads_are_found() -> None:
+    async with coordinated() as stage:
+        stage.look()
+        assert stage.broken == []
+        stage.led.is_leader = False
+        stage.look()
+        assert "leads partitions []" in stage.broken[0]
+
+
+@pytest.mark.parametrize("state", ["generation", "leader", "assignment"])
+def test_a_group_that_is_stable_otherwise_than_its_log_says_is_found(state: str) -> None:
+    async def story() -> None:
+        async with coordinated() as stage:
+            member = await stage.make_stable()
+            group = stage.shard.core.groups["g"]
+            if state == "generation":
+                group.generation += 1
+            elif state == "leader":
+                group.leader = None
+            else:
+                group.members[member].assignment = b"y"
+            await stage.commit(1)
+            assert any("takes g for stable" in one for one in stage.broken)
+
+    asyncio.run(story())
+
+
+@run
+async def test_an_assignment_of_another_generation_is_found() -> None:
+    async with coordinated() as stage:
+        with mock.patch.object(
+            membership,
+            "assigned",
+            lambda group, member: rebalance.assigned(group, member).replace(assignment=b"z"),
+        ):
+            member = await stage.make_stable()
+            await stage.service.sync(SyncRequest("g", member, 1))
+        assert "assigns b'z'" in stage.broken[0]
+
+
+@run
+async def test_a_member_whose_session_never_ends_is_found() -> None:
+    async with coordinated() as stage:
+        member = await stage.make_stable()
+        stage.shard.core.groups["g"].members[member].timer_ms = None
+        await stage.commit(1)
+        assert "the session of" in stage.broken[0]
+
+
+@run
+async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
+    async with coordinated() as stage:
+        first = await stage.make_stable()
+        stage.shard.core.groups["g"].pending_joins.add("x")
+        joining = asyncio.ensure_future(stage.service.join(JOIN.replace(client_id="two")))
+        await asyncio.sleep(0)
+        group = stage.shard.core.groups["g"]
+        with mock.patch.object(rebalance, "drop_member", return_value=None):
+            rebalance.complete_join(group, stage.shard.core._turn(stage.shard.now()))
+            stage.shard.perform()
+        await joining
+        assert first in stage.broken[0]
+        assert "did not join" in stage.broken[0]
+
+
+@run
+async def test_positions_that_outlive_their_topic_are_found() -> None:
+    async with coordinated() as stage:
+        await stage.commit(5)
+        stage.service.topics_deleted({"t": b"u" * 16})  # Of another topic of the name.
+        with mock.patch.object(commits, "tombstones", return_value=[]):
+            assert stage.broken == []
+            stage.service.topics_deleted({"t": TOPIC_ID})
+        assert "keeps" in stage.broken[0]

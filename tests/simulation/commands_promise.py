@@ -9,7 +9,7 @@ Nothing here draws from the random stream, or changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -126,6 +126,8 @@ class CommandsPromise:
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
+        self.topic_gone: Callable[[Any, str, bytes], None] = lambda broker, topic, topic_id: None
+        """Told of deletions that a broker has confirmed."""
         self._heard: dict[Commands, Heard] = {}
         self._queues: dict[Channel, Queue] = {}
 
@@ -157,12 +159,13 @@ class CommandsPromise:
         return answer
 
     async def _update_metadata(self, commands: Commands, request: Any, connection: int = UNNUMBERED) -> Any:
-        registered = commands.broker_epoch
+        registered, before = commands.broker_epoch, commands._broker.metadata.image.topics
         answer = await UPDATE_METADATA(commands, request, connection)
         if answer.error_code == ErrorCode.NONE:
             self._accepted(commands, request, connection, registered)
             self._check_led(commands, request)
             self._check_metadata(commands, request)
+            self._tell_gone(commands, request, before)
         return answer
 
     async def _stop_replica(self, commands: Commands, request: Any, connection: int = UNNUMBERED) -> Any:
@@ -253,6 +256,14 @@ class CommandsPromise:
                     now = known.partition(one.partition_index)
                 if now is None or (now.leader, now.leader_epoch) != (one.leader, one.leader_epoch):
                     self._tell_of(commands, f"confirms {one} of {topic.topic_name}, and tells {now}")
+
+    def _tell_gone(self, commands: Commands, request: Any, before: Mapping[str, Any]) -> None:
+        """Who has known of a topic knows of its end; another coordinator may come to its positions later."""
+        for topic in request.topic_states:
+            known = before.get(topic.topic_name)
+            is_gone = any(one.leader == DURING_DELETION for one in topic.partition_states)
+            if is_gone and known is not None and known.topic_id == topic.topic_id:
+                self.topic_gone(commands._broker, topic.topic_name, topic.topic_id)
 
     def _check_stopped(self, commands: Commands, request: Any, answer: Any) -> None:
         """A broker has no replica that it has confirmed to have let go."""

@@ -54,6 +54,9 @@ APPEND = PartitionOffsetsLog.append
 FINISH, ACTIVATE, CLOSE = Shard._finish, Shard.activate, Shard.close
 TIMER_FIRED, TOPICS_DELETED = Shard.timer_fired, Shard.topics_deleted
 TAKE_EFFECTS, OFFSETS, SYNC = Coordinator.take_effects, Coordinator.offsets, Coordinator.sync
+HEARTBEAT = Coordinator.heartbeat
+ALIVE = (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)
+"""How a heartbeat of a member is answered."""
 SYNCED = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 Offsets = dict[str, dict[int, CommittedOffset]]
@@ -136,6 +139,7 @@ class CoordinatorPromise:
         self._broken = broken
         self._watched: dict[Shard, Watched] = {}
         self._by_core: dict[Coordinator, Watched] = {}
+        self._former: set[Coordinator] = set()
         self._ends: dict[int, tuple[bytes, int]] = {}
         """Where batches that were appended end, by their ids; and the batches, so that these last."""
 
@@ -151,6 +155,7 @@ class CoordinatorPromise:
             mock.patch.object(Coordinator, "take_effects", lambda *of: self._take_effects(*of)),
             mock.patch.object(Coordinator, "offsets", lambda *of: self._offsets(*of)),
             mock.patch.object(Coordinator, "sync", lambda *of: self._sync(*of)),
+            mock.patch.object(Coordinator, "heartbeat", lambda *of: self._heartbeat(*of)),
         ]
 
     def look(self, broker: str, service: GroupService, partitions: ReplicaManager) -> None:
@@ -235,16 +240,35 @@ class CoordinatorPromise:
         watched = self._watched.pop(shard, None)
         if watched is not None:
             del self._by_core[watched.core]
+        self._former.add(shard.core)
         CLOSE(shard)
 
     # -- what it shows and answers
 
     def _offsets(self, core: Coordinator, group_id: str) -> Any:
         shown = OFFSETS(core, group_id)
-        watched = self._by_core.get(core)
+        watched = self._asked(core)
         if watched is not None and shown != watched.replayed.offsets.get(group_id, {}):
             self._check_offsets(watched)
         return shown
+
+    def _asked(self, core: Coordinator) -> Watched | None:
+        """A client asks a coordinator, which has to have loaded its log."""
+        watched = self._by_core.get(core)
+        if watched is None and core not in self._former:
+            self._broken("coordinator", f"one is asked that has not loaded its log: {sorted(core.groups)}")
+        return watched
+
+    def _heartbeat(self, core: Coordinator, group_id: str, member_id: str, *of: Any) -> ErrorCode:
+        """A member is alive: its session begins anew."""
+        code = HEARTBEAT(core, group_id, member_id, *of)
+        watched = self._asked(core)
+        if watched is not None and code in ALIVE:
+            member = core.groups[group_id].members.get(member_id)
+            now_ms = watched.shard.now().steady_ms
+            if member is None or member.deadline_ms < now_ms + member.session_timeout_ms:
+                self._tell(watched, f"has heard of {member_id}, and its session goes on as before")
+        return code
 
     def _take_effects(self, core: Coordinator) -> list[Effect]:
         effects = TAKE_EFFECTS(core)
@@ -298,7 +322,7 @@ class CoordinatorPromise:
 
     def _sync(self, core: Coordinator, request: SyncRequest, waiter: Waiter, now: Now) -> None:
         """A member asks for its assignment; only the leader's are taken."""
-        watched = self._by_core.get(core)
+        watched = self._asked(core)
         if watched is None:
             SYNC(core, request, waiter, now)
             return
@@ -344,20 +368,31 @@ class CoordinatorPromise:
         if watched is not None and key != "append":
             self._check_group(watched, key.group_id)
 
-    def _topics_deleted(self, shard: Shard, topics: Mapping[str, bytes]) -> None:
-        watched = self._watched.get(shard)
-        if watched is None or shard.state is not ShardState.ACTIVE:
-            TOPICS_DELETED(shard, topics)
-            return
-        gone = [
-            (group_id, topic, partition, topics[topic])
+    def topic_gone(self, broker: Any, topic: str, topic_id: bytes) -> None:
+        """A broker has confirmed that it knows of the deletion of a topic."""
+        for shard, watched in self._watched.items():
+            if getattr(shard._log, "_broker", None) is broker:
+                self._expect_gone(watched, {topic: topic_id})
+                self._check_gone(watched)
+
+    @staticmethod
+    def _expect_gone(watched: Watched, topics: Mapping[str, bytes]) -> None:
+        """The positions of deleted topics go with what the coordinator has begun to write by now."""
+        watched.gone += [
+            Gone(group_id, topic, partition, topics[topic], watched.shard._accepted)
             for group_id, of_group in watched.replayed.offsets.items()
             for topic in of_group.keys() & topics.keys()
             for partition, value in of_group[topic].items()
             if value.topic_id == topics[topic]
         ]
+
+    def _topics_deleted(self, shard: Shard, topics: Mapping[str, bytes]) -> None:
+        watched = self._watched.get(shard)
+        if watched is None or shard.state is not ShardState.ACTIVE:
+            TOPICS_DELETED(shard, topics)
+            return
         TOPICS_DELETED(shard, topics)
-        watched.gone += [Gone(*one, shard._accepted) for one in gone]
+        self._expect_gone(watched, topics)
         self._check_gone(watched)
 
     def check(self, watched: Watched) -> None:
@@ -419,8 +454,11 @@ class CoordinatorPromise:
     @staticmethod
     def _missing_timer(shard: Shard, group: Group) -> str:
         """What would never end, as nobody looks after it."""
-        timers = shard._timers._current
+        timers, now_ms = shard._timers._current, shard.now().steady_ms
         for member in group.members.values():
+            waits = member.is_new or member.excused
+            if not waits and member.deadline_ms > now_ms + member.session_timeout_ms:
+                return f"the session of {member.member_id} is longer than it asked for"
             key = TimerKey(MEMBER_TIMER, group.group_id, member.member_id)
             if member.timer_ms is None and not member.excused:
                 return f"the session of {member.member_id} has ended, or never ends"

@@ -334,6 +334,7 @@ class Promises:
         self.commits = CommittedPromise(self)
         self.commands = CommandsPromise(self.broken)
         self.coordinators = CoordinatorPromise(self.broken)
+        self.commands.topic_gone = self.coordinators.topic_gone
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
         self.deletions = AskedDeletions()

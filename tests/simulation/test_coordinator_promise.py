@@ -279,6 +279,30 @@ async def test_a_member_whose_session_never_ends_is_found() -> None:
 
 
 @run
+async def test_a_member_that_is_heard_of_in_vain_is_found() -> None:
+    async with coordinated() as stage:
+        member = await stage.make_stable()
+        stage.shard.core.groups["g"].members[member].session_timeout_ms = 1_000
+        await stage.commit(1)
+        assert "is longer than it asked for" in stage.broken.pop()
+        with mock.patch.object(membership, "touch", return_value=None):
+            stage.shard.core.groups["g"].members[member].session_timeout_ms = 20_000
+            stage.service.heartbeat("g", member, 1, None)
+        assert "goes on as before" in stage.broken[0]
+
+
+@run
+async def test_a_coordinator_that_shows_what_it_has_not_loaded_is_found() -> None:
+    async with coordinated() as stage:
+        stage.service.resign(0)
+        stage.service.become_leader(0, 2)
+        assert await stage.service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
+        assert stage.broken == []
+        stage.shard.core.offsets("g")
+        assert "has not loaded its log" in stage.broken[0]
+
+
+@run
 async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
     async with coordinated() as stage:
         first = await stage.make_stable()
@@ -302,4 +326,6 @@ async def test_positions_that_outlive_their_topic_are_found() -> None:
         with mock.patch.object(commits, "tombstones", return_value=[]):
             assert stage.broken == []
             stage.service.topics_deleted({"t": TOPIC_ID})
+        assert "keeps" in stage.broken.pop()
+        stage.promise.topic_gone(stage.shard._log._broker, "t", TOPIC_ID)  # type: ignore[attr-defined]
         assert "keeps" in stage.broken[0]

@@ -499,6 +499,9 @@ def _amiss(group: Group) -> str:
     waiting = sum(one.joining is not None for one in members.values())
     if waiting != group.awaiting:
         return f"{waiting} members wait for the next generation, and it counts {group.awaiting}"
+    syncing = sorted(one.member_id for one in members.values() if one.syncing is not None)
+    if syncing and group.state is not GroupState.COMPLETING_REBALANCE:
+        return f"{syncing} wait for an assignment that nobody makes"
     if not group.pending_syncs <= members.keys():
         return f"it waits for {sorted(group.pending_syncs - members.keys())}, who are no members"
     if members and group.leader not in members:

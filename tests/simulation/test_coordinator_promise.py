@@ -17,12 +17,20 @@ from simulated_loop import SimulatedLoop
 from tidemill.broker import offsets_topic
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
 from tidemill.groups import commits, membership, rebalance
-from tidemill.groups.effects import CommitRequest, JoinRequest, OffsetToCommit, Protocol, SyncRequest
+from tidemill.groups.effects import (
+    CommitRequest,
+    JoinRequest,
+    OffsetToCommit,
+    Protocol,
+    SyncRequest,
+    Waiter,
+)
 from tidemill.groups.offsets import CommittedOffset
 from tidemill.groups.ports import OFFSETS_TOPIC
 from tidemill.groups.rebalance import GroupConfig
 from tidemill.groups.service import GroupService
 from tidemill.groups.shard import Shard
+from tidemill.groups.state import GroupState
 from tidemill.log.config import LogConfig
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
@@ -276,6 +284,36 @@ async def test_a_member_whose_session_never_ends_is_found() -> None:
         stage.shard.core.groups["g"].members[member].timer_ms = None
         await stage.commit(1)
         assert "the session of" in stage.broken[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("awaiting", 1, "0 members wait for the next generation"),
+        ("pending_syncs", {"x"}, "who are no members"),
+        ("leader", "x", "who is no member"),
+        ("state", GroupState.EMPTY, "it has members"),
+        ("state", GroupState.PREPARING_REBALANCE, "the time to join never ends"),
+    ],
+)
+def test_a_group_that_contradicts_itself_is_found(name: str, value: object, text: str) -> None:
+    async def story() -> None:
+        async with coordinated() as stage:
+            await stage.make_stable()
+            setattr(stage.shard.core.groups["g"], name, value)
+            await stage.commit(1)
+            assert any(text in one for one in stage.broken)
+
+    asyncio.run(story())
+
+
+@run
+async def test_a_member_that_waits_for_an_assignment_of_nobody_is_found() -> None:
+    async with coordinated() as stage:
+        member = await stage.make_stable()
+        stage.shard.core.groups["g"].members[member].syncing = Waiter(object())
+        await stage.commit(1)
+        assert "wait for an assignment that nobody makes" in stage.broken[0]
 
 
 @run

@@ -246,10 +246,17 @@ class CommandsPromise:
     def _check_metadata(self, commands: Commands, request: Any) -> None:
         """A broker tells clients what it was told."""
         image = commands._broker.metadata.image
+        names = {topic.topic_name for topic in request.topic_states}
+        if request.type == WHOLE_IMAGE and (others := sorted(image.topics.keys() - names)):
+            self._tell_of(
+                commands, f"tells of {others}, and was told that there are none but {sorted(names)}"
+            )
         for topic in request.topic_states:
             known = image.topics.get(topic.topic_name)
             for one in topic.partition_states:
                 if one.leader == DURING_DELETION:
+                    if known is not None and known.topic_id == topic.topic_id:
+                        self._tell_of(commands, f"confirms that {topic.topic_name} is gone, and tells of it")
                     continue
                 now = None
                 if known is not None and known.topic_id == topic.topic_id:

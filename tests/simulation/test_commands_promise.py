@@ -13,7 +13,7 @@ from commands_promise import CommandsPromise
 
 from tidemill.broker.channels import Channel
 from tidemill.broker.commanding import Command, Stop
-from tidemill.broker.commands import WHOLE_IMAGE, Commands
+from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
 from tidemill.coordination.image import PartitionImage
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import LinkError
@@ -23,6 +23,8 @@ NODE = 1
 KEY = ("t", b"t" * 16)
 STATE = PartitionImage(0, NODE, 3, [NODE, 2], [NODE])
 LATER = PartitionImage(0, 2, 4, [NODE, 2], [2])
+GONE = PartitionImage(0, DURING_DELETION, DURING_DELETION, [], [])
+NOTHING = SimpleNamespace(controller_epoch=5, broker_epoch=10, type=WHOLE_IMAGE, topic_states=[])
 
 
 class Thing(SimpleNamespace):
@@ -148,6 +150,8 @@ def test_a_broker_that_obeys_a_former_controller_life_or_connection_is_found(
         ("_leader_and_isr", [partition(2)], request(), "has not taken it"),
         ("_leader_and_isr", [], request(), "has not taken it"),
         ("_update_metadata", [], request(LATER), "and tells"),
+        ("_update_metadata", [], request(GONE), "t is gone, and tells of it"),
+        ("_update_metadata", [], NOTHING, "tells of ['t']"),
         ("_stop_replica", [partition()], request(), "is let go, and has it"),
         ("_update_metadata", [partition(topic="u")], request(whole=True), "keeps u-0"),
         ("_leader_and_isr", [partition()], request(LATER, whole=True), "was told that 2 does in epoch 4"),

@@ -1,24 +1,28 @@
-"""What a broker knows of its logs: the promises ``epochs``, ``producers`` and ``recovery-point``.
+"""What a broker knows of its logs: ``no-hole``, ``epochs``, ``producers``, ``recovery-point``, ``checkpoints``.
 
 A fault in what is known does harm only when a leader dies, a producer sends again or a machine loses its
 power at the right moment, which few runs meet. So what is known is compared with the segments themselves:
 when a log was opened or cut, when its recovery point has moved, when its process ends, and at rest.
 
-Compacted logs are left out: compaction takes the batches that would tell.
+Of compacted logs less is compared: compaction takes batches that would tell where an epoch began, and how
+far a log reached.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from log_inspection import log_directory
 from simulated_disk import SimulatedFiles
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
+from tidemill.log.directories import DataDirectories
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, RECOVERY_POINTS, offset_of
+from tidemill.log.names import LOG, RECOVERY_POINTS, offset_name, offset_of
+from tidemill.replication.partition import Partition
 
 DATA = "/data"
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -27,6 +31,8 @@ id, producer epoch, base sequence, count."""
 _FRAME = 12
 """Base offset and length, which the length does not count."""
 CONTROL = 0x20
+HORIZON = 0x40
+"""The first timestamp is that until which tombstones stay (KIP-534)."""
 SEQUENCES = 1 << 31
 
 
@@ -42,21 +48,48 @@ class BatchHeader(NamedTuple):
     producer_epoch: int
     last_sequence: int
     end: int
+    horizon_ms: int
+    """Until when tombstones in it stay; -1 where no cleaning has said so."""
+
+
+class Seen(NamedTuple):
+    """A log as it was when it was looked at last."""
+
+    log: Log
+    end: int
+    recovery_point: int
+    clean_end: int
+    start: int
+    epoch: int
+    """The latest that is known."""
+
+    @staticmethod
+    def of(log: Log) -> Seen:
+        """As it is now."""
+        return Seen(
+            log,
+            int(log.end_offset),
+            int(log.recovery_point),
+            int(log.clean_end),
+            int(log.start_offset),
+            log.leader_epochs.latest,
+        )
 
 
 def headers_of(data: bytes) -> Iterator[BatchHeader]:
     """The headers of the batches of a segment."""
     position = 0
     while position + _HEADER.size <= len(data):
-        base, length, epoch, _, crc, attributes, delta, _, _, producer, producer_epoch, sequence, _ = (
+        base, length, epoch, _, crc, attributes, delta, first_ms, _, producer, producer_epoch, sequence, _ = (
             _HEADER.unpack_from(data, position)
         )
         position += _FRAME + length
         if length <= 0 or position > len(data):
             return
         last = (sequence + delta) % SEQUENCES if sequence >= 0 else -1
+        horizon_ms = first_ms if attributes & HORIZON else -1
         yield BatchHeader(
-            base, base + delta, epoch, crc, attributes, producer, producer_epoch, last, position
+            base, base + delta, epoch, crc, attributes, producer, producer_epoch, last, position, horizon_ms
         )
 
 
@@ -70,25 +103,93 @@ class LogStatePromise:
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
-        self._seen: dict[int, tuple[Log, int, int]] = {}
-        """Of logs that were looked at: where each ended, and its recovery point."""
+        self._seen: dict[int, Seen] = {}
+        """Of logs that were looked at, how each was."""
         self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}
         """By partition the batches that were seen, by leader epoch and offset: checksum, and whose it was."""
 
-    def look(self, broker: str, logs: Iterable[Log]) -> None:
-        """Checks the logs of a running broker that were cut since the last look, or synced."""
-        for log in logs:
-            end, point = int(log.end_offset), int(log.recovery_point)
+    def look(self, broker: str, partitions: Iterable[Partition], directories: DataDirectories) -> None:
+        """Checks the logs of a running broker that have changed since the last look."""
+        for partition in partitions:
+            log = partition.log
             seen = self._seen.get(id(log))
-            self._seen[id(log)] = (log, end, point)
-            if seen is not None and end < seen[1]:
+            now = Seen.of(log)
+            if partition.is_leader:
+                self._check_leads(broker, partition)
+            if seen == now:
+                continue
+            self._seen[id(log)] = now
+            self._check_order(broker, now)
+            if seen is None:
+                continue
+            if now.end > seen.end:
+                self._check_checkpoints(broker, log, directories)
+            if now.epoch != seen.epoch and log.config.compact:
+                self._check_begin(broker, log)
+            if now.end < seen.end:
                 self.check(broker, log)
-            elif seen is not None and point != seen[2]:
+            elif now.recovery_point != seen.recovery_point:
                 self._check_recovery_point(broker, log)
+
+    def cut(self, broker: str, log: Log) -> None:
+        """Checks a log that was just cut, or was to be cut where it ends."""
+        if log.closed or log.has_unfinished_cut:
+            return
+        self._check_order(broker, Seen.of(log))
+        epochs = log.leader_epochs
+        if epochs.starts and epochs.starts[-1] >= int(log.end_offset):
+            self._broken(
+                "epochs",
+                f"{broker} has cut {_name(log)}, and knows an epoch behind its end: {_epochs(log)},"
+                f" {log.end_offset}",
+            )
+        self.check(broker, log)
+
+    def _check_order(self, broker: str, now: Seen) -> None:
+        """Nothing is known of what lies behind the end of a log."""
+        for what, offset in (
+            ("has its recovery point at", now.recovery_point),
+            ("is clean up to", now.clean_end),
+            ("begins at", now.start),
+        ):
+            if offset > now.end:
+                self._broken(
+                    "checkpoints", f"{broker}: {_name(now.log)} {what} {offset}, and ends at {now.end}"
+                )
+                return
+
+    def _check_leads(self, broker: str, partition: Partition) -> None:
+        """A leader knows its own epoch, also before it has written in it."""
+        log = partition.log
+        if partition.failed or log.closed or log.leader_epochs.latest == int(partition.leader_epoch):
+            return
+        self._broken(
+            "epochs",
+            f"{broker} leads {_name(log)} in epoch {partition.leader_epoch}, and its log knows {_epochs(log)}",
+        )
+
+    def _check_checkpoints(self, broker: str, log: Log, directories: DataDirectories) -> None:
+        """A log that goes on is in no checkpoint as one that has more synced, deleted or clean than it has."""
+        if log.closed:
+            return
+        directory = directories.directory_of(log)
+        key = log.topic_partition
+        for checkpoint, offset in (
+            (directory.recovery_points, int(log.recovery_point)),
+            (directory.start_offsets, int(log.start_offset)),
+            (directory.cleaner_offsets, max(int(log.clean_end), 0)),
+        ):
+            if checkpoint.said(key) > offset:
+                self._broken(
+                    "checkpoints",
+                    f"{broker}: {_name(log)} goes on, and {checkpoint.path} says {checkpoint.said(key)} of it,"
+                    f" which is {offset}",
+                )
+                return
 
     def check(self, broker: str, log: Log) -> None:
         """Checks everything that is known of a log."""
-        if log.config.compact or log.closed or not isinstance(log.files, SimulatedFiles):
+        if log.closed or not isinstance(log.files, SimulatedFiles):
             return
         # A cut that a full disk has stopped half way is finished before anybody reads or writes.
         if getattr(log, "_cut", None) is not None or not log.files.exists(log.directory):
@@ -99,10 +200,27 @@ class LogStatePromise:
             for header in headers_of(data)
             if header.base < int(log.end_offset)
         ]
-        self._check_same(broker, log, batches)
+        self._check_order(broker, Seen.of(log))
+        self._check_holes(broker, log, batches)
+        if not log.config.compact:
+            self._check_same(broker, log, batches)
         self._check_epochs(broker, log, batches)
         self._check_producers(broker, log, batches)
         self._check_recovery_point(broker, log)
+
+    def _check_holes(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
+        """Each batch begins where the one before it ends, and the log ends with the last."""
+        is_compacted = log.config.compact
+        end = batches[0].base if batches else int(log.end_offset)
+        for batch in batches:
+            if batch.base < end or (batch.base > end and not is_compacted):
+                self._broken("no-hole", f"{broker}: {_name(log)} has a batch at {batch.base} behind {end}")
+                return
+            end = batch.last + 1
+        if end != int(log.end_offset) and not is_compacted:
+            self._broken(
+                "no-hole", f"{broker}: {_name(log)} ends at {log.end_offset}, and its batches at {end}"
+            )
 
     def _check_same(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
         """Nobody has another batch of the same leader epoch at the same offset."""
@@ -143,12 +261,28 @@ class LogStatePromise:
             )
             return
         for epoch, start in zip(known.epochs, known.starts, strict=True):
-            is_inside = int(log.start_offset) < start < int(log.end_offset)
+            is_inside = int(log.start_offset) < start < int(log.end_offset) and not log.config.compact
             if is_inside and begins.get(epoch) != start:
                 self._broken(
                     "epochs",
                     f"{broker} has epoch {epoch} of {_name(log)} begin at {start}, and its first batch is"
                     f" {begins.get(epoch)} (known: {_epochs(log)})",
+                )
+                return
+
+    def _check_begin(self, broker: str, log: Log) -> None:
+        """Also in a copy of a compacted log an epoch begins where the log ended before."""
+        if not isinstance(log.files, SimulatedFiles) or log.closed or not log.leader_epochs.epochs:
+            return
+        name = offset_name(int(log.active.base_offset), LOG)
+        data = log.files.stored(log.directory, lambda one: one == name).get(name, b"")
+        latest, start = log.leader_epochs.epochs[-1], log.leader_epochs.starts[-1]
+        for before, batch in pairwise(headers_of(data)):
+            if before.epoch < latest == batch.epoch and start > before.last + 1:
+                self._broken(
+                    "epochs",
+                    f"{broker} has epoch {latest} of {_name(log)} begin at {start}, and the batch before it"
+                    f" ends at {before.last}",
                 )
                 return
 
@@ -164,6 +298,16 @@ class LogStatePromise:
             found = None
             if entry is not None:
                 found = (int(entry.epoch), int(entry.last_sequence), int(entry.last_offset))
+                for before, kept in pairwise(entry.batches):
+                    if (
+                        int(kept.first_sequence) - int(before.last_sequence) - 1
+                    ) % SEQUENCES > SEQUENCES // 2:
+                        self._broken(
+                            "producers",
+                            f"{broker} keeps sequence {before.last_sequence} of producer {producer_id} of"
+                            f" {_name(log)} beside a later batch that begins with {kept.first_sequence}",
+                        )
+                        return
             there = last.get(producer_id)
             start = int(log.start_offset)
             if there is None and found is not None and found[2] < start:

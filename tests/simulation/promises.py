@@ -21,6 +21,7 @@ from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
 from coordinator_promise import CoordinatorPromise
 from deposed_leaders import DeposedLeaders
+from disk_state_promise import DiskStatePromise
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
 from log_state_promise import LogStatePromise
@@ -44,6 +45,13 @@ PROMISES = {
     "restart": "a killed process loses nothing of its logs, and a power cut takes the end of a log, and no "
     "record before one that stays; a clean stop leaves everything on the disk",
     "recovery-point": "what lies below the recovery point of a log is on the disk",
+    "checkpoints": "before a log goes on, no checkpoint calls more of it synced, deleted or clean than is",
+    "no-hole": "the batches of a log follow each other without a gap or an overlap, but for what compaction "
+    "took; the log ends with the last",
+    "cut": "once a cut is on the disk, no power cut brings back what lay behind it",
+    "told-start": "a start of a log holds after a power cut before a follower tells its leader, or a leader "
+    "a client that asked for it",
+    "loss-told": "a start that finds less than there was says so, and notes it before it cuts",
     "one-batch": "in a leader epoch an offset is written once: whichever replicas have that batch have the "
     "same",
     "epochs": "a replica knows of each of its records in which leader epoch it was written",
@@ -306,6 +314,8 @@ class Promises:
         self.partitions: dict[Place, PartitionHistory] = {}
         self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
         """The log ends of a partition's running replicas, by broker."""
+        self.durable_start: Callable[[Place, int], int] = lambda place, broker: -1
+        """Where a power cut would leave the start of the log of a broker; -1 where it has none."""
         self.synced_end: Callable[[Place, int], int] = lambda place, broker: -1
         """Up to where a broker has a partition on its disk; -1 when it has nothing there."""
         self.started_s: Callable[[int], float | None] = lambda broker: None
@@ -331,6 +341,7 @@ class Promises:
         self.compaction = CompactionPromise(self)
         self.restart = RestartPromise(self.broken, self.excused)
         self.log_state = LogStatePromise(self.broken)
+        self.disk_state = DiskStatePromise(self.broken)
         self.commits = CommittedPromise(self)
         self.commands = CommandsPromise(self.broken)
         self.coordinators = CoordinatorPromise(self.broken)
@@ -940,9 +951,20 @@ class Promises:
         known = self.partitions.get(place)
         if known is not None and known.leader != broker:
             self.excused("former-leader")
-        elif offset > log.deleted_to:
+            return
+        self._check_durable_start(place, offset, broker)
+        if offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
             log.deleted_by = set() if known is None else {known.leader, *known.holders.isr}
+
+    def _check_durable_start(self, place: Place, offset: int, broker: int) -> None:
+        start = self.durable_start(place, broker)
+        if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
+            self.broken(
+                "told-start",
+                f"{broker} has deleted the records of {place} below {offset}, and a power cut would leave its"
+                f" log starting at {start}",
+            )
 
     # -- groups
 

@@ -16,7 +16,7 @@ from log_inspection import whole_batches
 from simulated_disk import SimulatedFiles
 
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, PARTITION_METADATA, offset_of
+from tidemill.log.names import LOG, PARTITION_METADATA, SWAP, offset_of
 from tidemill.records.reader import iter_records
 
 DATA = "/data"
@@ -78,7 +78,16 @@ class RestartPromise:
             return
         unexplained = list(gone)
         if log.config.compact:
-            unexplained = self._unexplained(dict(batches_of(before.files)) | after, set(after), gone)
+            # A start ends an exchange that was begun, and takes nothing else from a log.
+            spans = list(exchanged_spans(before.files))
+            cleaned = dict(batches_of({name: data for name, data in before.files.items() if is_swap(name)}))
+            begun = {
+                base: data
+                for base, data in gone.items()
+                if base not in cleaned and any(base in span for span in spans)
+            }
+            unexplained = [base for base in gone if base not in begun]
+            unexplained += self._unexplained(dict(batches_of(before.files)) | after, set(after), begun)
         if unexplained:
             self._broken(
                 "restart",
@@ -109,7 +118,20 @@ class RestartPromise:
 
 def is_compared(name: str) -> bool:
     """Whether a file of this name is a segment, or tells of which topic id the log is."""
-    return name == PARTITION_METADATA or offset_of(name, LOG) >= 0
+    return name == PARTITION_METADATA or offset_of(name, LOG) >= 0 or is_swap(name)
+
+
+def is_swap(name: str) -> bool:
+    """Whether a file of this name is a cleaned segment whose exchange was begun."""
+    return name.endswith(LOG + SWAP)
+
+
+def exchanged_spans(files: Mapping[str, bytes]) -> Iterator[range]:
+    """The offsets of the cleaned segments whose exchange was begun."""
+    for name, data in files.items():
+        if is_swap(name):
+            lasts = [last for _, last, _ in whole_batches(data)]
+            yield range(offset_of(name[: -len(SWAP)], LOG), max(lasts, default=-1) + 1)
 
 
 def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
@@ -120,7 +142,7 @@ def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
 def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
     """The whole batches in the segments of a log, with their base offsets."""
     for name, data in files.items():
-        if offset_of(name, LOG) >= 0:
+        if offset_of(name.removesuffix(SWAP), LOG) >= 0:
             for base, _, batch in whole_batches(data):
                 yield base, batch
 

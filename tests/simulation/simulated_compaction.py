@@ -13,7 +13,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from compaction_promise import Raw
+from disk_state_promise import written_offset
 from log_inspection import end_on_disk
+from log_state_promise import headers_of
 from promises import Place, TopicSettings
 from seed_variations import Variations
 from simulated_disk import ALL_OPERATIONS, OLD_SEGMENTS, RENAMES, SimulatedFiles
@@ -23,7 +25,15 @@ from tidemill.broker.cleaner_worker import Place as PutInPlace
 from tidemill.log.clean_job import DAMAGED, FAULT, CleanCounts, CleanedGroup, CleanJob, Failure
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_process import failure_of
-from tidemill.log.names import LOG, offset_name
+from tidemill.log.names import (
+    CLEANED,
+    LOG,
+    OFFSET_DIGITS,
+    RECOVERY_POINTS,
+    SWAP,
+    offset_name,
+    offset_of,
+)
 from tidemill.records.reader import iter_records
 from tidemill.replication.partition import Partition
 
@@ -127,7 +137,7 @@ class SimulatedCleaner:
                 if len(group.old) > 1 and simulation.variations.has_stops and random.random() < STOP_SHARE:
                     simulation.stop_in_exchange(self.node)
                 simulation.phases.moment("exchange of segments")
-                if not await place(group):
+                if not await self._put_in_place(look, place, group):
                     simulation.events.count("cleanings ended by a change of the log")
                     run.close()
                     break
@@ -136,6 +146,17 @@ class SimulatedCleaner:
             return self._failed(failure_of(problem, job), look)
         self._killed.remove(run)
         return cleaner.counts if group is None else None
+
+    async def _put_in_place(self, look: CleaningCheck, place: PutInPlace, group: CleanedGroup) -> bool:
+        """The broker exchanges segments; False when the log is not what it was."""
+        was_unchanged = look.is_unchanged()
+        look.watch(group)
+        try:
+            is_placed = await place(group)
+        finally:
+            self.node.files.renamed = None
+        look.placed(group, was_unchanged=was_unchanged, is_placed=is_placed)
+        return is_placed
 
     async def _hold(self, look: CleaningCheck, group: CleanedGroup) -> None:
         """A large group takes long: its log may be cut meanwhile, and go on with other records."""
@@ -177,6 +198,8 @@ class CleaningCheck:
         records = [record for segment in self.before.values() for record in segment]
         partition = self._partition()
         self.truncations = -1 if partition is None else int(partition.log.truncations)
+        self._staying: set[int] = set()
+        """The batches of the group that is exchanged."""
         self.start = 0 if partition is None else int(partition.log.start_offset)
         """Nobody can read what lies before it."""
         high_watermark = -1 if partition is None else int(partition.high_watermark)
@@ -184,6 +207,87 @@ class CleaningCheck:
         """The newest committed record of each key."""
         self.removed: dict[int, bytes] = {}
         """Tombstones that are gone: their keys by offset."""
+        self.headers = {
+            header.base: header for one in job.segments for header in headers_of(self._data(one.base_offset))
+        }
+        if partition is not None:
+            self._check_synced(int(partition.log.recovery_point))
+
+    def _check_synced(self, recovery_point: int) -> None:
+        """What is cleaned is on the disk, and the next start knows that: a gap there is no lost batch."""
+        written = written_offset(self.files, RECOVERY_POINTS, self.job.name)
+        if min(recovery_point, written) < self.job.upper_bound:
+            self._broken(
+                f"it is cleaned up to {self.job.upper_bound}, is synced up to {recovery_point}, and a start"
+                f" would take it for synced up to {written}"
+            )
+
+    # -- one exchange
+
+    def watch(self, group: CleanedGroup) -> None:
+        """An exchange begins: a process that ends within it must not lose what stays."""
+        base = group.old[0]
+        name = offset_name(base, LOG) + CLEANED
+        data = self.files.stored(self.job.directory, lambda one: one == name).get(name, b"")
+        self._staying = {header.base for header in headers_of(data)}
+        self.files.renamed = self._renamed
+
+    def _renamed(self, old: str, new: str) -> None:
+        if not old.startswith(self.job.directory + "/") or not self.is_unchanged():
+            return
+        names = self.files.stored_names(self.job.directory, lambda name: True)
+        unfinished = {name[:OFFSET_DIGITS] for name in names if name.endswith(CLEANED)}
+
+        def counts(name: str) -> bool:
+            if name.endswith(LOG + SWAP):
+                return name[:OFFSET_DIGITS] not in unfinished
+            return offset_of(name, LOG) >= 0
+
+        found = self.files.stored(self.job.directory, counts)
+        left = {header.base for data in found.values() for header in headers_of(data)}
+        if not self._staying <= left:
+            self._broken(f"a process that ends after {old} is renamed loses {min(self._staying - left)}")
+            self.files.renamed = None
+
+    def placed(self, group: CleanedGroup, *, was_unchanged: bool, is_placed: bool) -> None:
+        """The broker has exchanged segments, or says that the log is another than was cleaned."""
+        if is_placed and not was_unchanged:
+            self._broken(f"the segments {group.old} were cleaned before it was cut, and are exchanged")
+        partition = self._partition()
+        if partition is None or partition.failed or not was_unchanged or not self.is_unchanged():
+            return
+        if not is_placed and not self.files.is_failing:
+            self._broken(f"the segments {group.old} are not exchanged, and the log is what was cleaned")
+
+    def _check_durable(self, group: CleanedGroup) -> None:
+        names = self.files.durable_names(self.job.directory)
+        back = [base for base in group.old[1:] if offset_name(base, LOG) in names]
+        if back or not self.files.is_synced(f"{self.job.directory}/{offset_name(group.old[0], LOG)}"):
+            self._broken(f"a power cut takes the exchange of {group.old} back, which has ended")
+
+    def _check_batches(self, group: CleanedGroup, partition: Partition) -> None:
+        """The last batch of each producer is left, and tombstones get the time that they are to stay."""
+        after = list(headers_of(self._data(group.old[0])))
+        first, end = group.old[0], max((header.last for header in self.headers.values()), default=-1)
+        later = [base for base in (one.base_offset for one in self.job.segments) if base > group.old[-1]]
+        end = min([end, *(base - 1 for base in later)])
+        lasts = {header.last for header in after}
+        for producer_id, entry in partition.log.producer_state.entries.items():
+            last = int(entry.last_offset)
+            if producer_id in self.job.producers and first <= last <= end and last not in lasts:
+                self._broken(f"the last batch of producer {producer_id}, which ends at {last}, is gone")
+        for header in after:
+            before = self.headers.get(header.base)
+            if header.horizon_ms < 0 or before is None:
+                continue
+            least_ms = before.horizon_ms
+            if least_ms < 0:
+                least_ms = self.job.now_ms + self.job.delete_retention_ms
+            if header.horizon_ms < least_ms:
+                self._broken(
+                    f"tombstones of the batch at {header.base} go at {header.horizon_ms}, and are to stay until"
+                    f" {least_ms}"
+                )
 
     def _partition(self) -> Partition | None:
         server = self.node.server or self.node.stopping
@@ -206,18 +310,22 @@ class CleaningCheck:
         return set(group.old) <= set(bases)
 
     def _segment(self, base_offset: int) -> list[Raw]:
-        path = f"{self.job.directory}/{offset_name(base_offset, LOG)}"
-        if not self.files.exists(path):
-            return []
-        return _records(self.files.read(path))
+        return _records(self._data(base_offset))
+
+    def _data(self, base_offset: int) -> bytes:
+        wanted = offset_name(base_offset, LOG)
+        return self.files.stored(self.job.directory, lambda name: name == wanted).get(wanted, b"")
 
     def _broken(self, text: str) -> None:
         self.promises.broken("compaction", f"{self.job.name} on {self.node.name}: {text}")
 
     def exchanged(self, group: CleanedGroup) -> None:
         """A new segment is in the place of some old ones."""
-        if not self.is_unchanged():
+        partition = self._partition()
+        if not self.is_unchanged() or partition is None:
             return
+        self._check_durable(group)
+        self._check_batches(group, partition)
         before = [record for base in group.old for record in self.before[base]]
         after = self._segment(group.old[0])
         known = {record.offset: record for record in before}

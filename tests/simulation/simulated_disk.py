@@ -65,9 +65,12 @@ class SimulatedFile(FaultyFile):
 
     def sync(self) -> None:
         had_pending = bool(self._node.pending)
+        size = len(self._node.durable)
         try:
             self._files.check_drops(self._path, had_pending)
             super().sync()
+            if len(self._node.durable) < size and self._path.endswith(LOG):
+                self._files.shrunk(self._path)
         except OSError:
             if had_pending and self._life == self._files.life and not self._closed:
                 self._node.drop()
@@ -85,6 +88,10 @@ class SimulatedFiles(FaultyFiles):
         self.loop = loop
         self.dropped: Callable[[str], None] = lambda path: None
         """Called with a file when a sync of it fails, and when what that did not write is read no more."""
+        self.shrunk: Callable[[str], None] = lambda path: None
+        """Called with a segment that has become shorter on the disk."""
+        self.renamed: Callable[[str, str], None] | None = None
+        """Called after each rename."""
         self.process_ends: Callable[[bool], None] = lambda may_lose: None
         """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
         self.power_lost: Callable[[], None] = lambda: None
@@ -127,6 +134,8 @@ class SimulatedFiles(FaultyFiles):
             self.deletion_refused()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), old)
         super().rename(old, new)
+        if self.renamed is not None:
+            self.renamed(old, new)
 
     def refuse_deletions(self, prefix: str, times: int) -> None:
         """Has no room, so many times, to rename a deleted partition's directory whose path begins so."""
@@ -205,6 +214,10 @@ class SimulatedFiles(FaultyFiles):
                 found[name] = node.current.read(0, len(node.current))
         return found
 
+    def stored_names(self, directory: str, is_wanted: Callable[[str], bool]) -> list[str]:
+        """The wanted names in a directory; no operation that may fail."""
+        return list(filter(is_wanted, self._names.names_in(directory)))
+
     def durable_names(self, directory: str) -> list[str]:
         """The names in a directory that a power cut would leave."""
         return sorted(self._durable_names.names_in(directory))
@@ -218,6 +231,11 @@ class SimulatedFiles(FaultyFiles):
         """What a power cut would leave of a file, at the least."""
         node = self._durable_names[path]
         return b"" if node is None else node.durable.read(0, len(node.durable))
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether some operation is to fail."""
+        return bool(self._faults) or self.is_full or self._drops is not None
 
     def heal(self) -> None:
         super().heal()

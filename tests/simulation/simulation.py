@@ -17,7 +17,7 @@ import random as global_random
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from unittest import mock
 from change_phases import REPLICATION_PHASES, ChangePhases
 from committed_promise import Looked, synced_end
 from compaction_promise import Raw
+from disk_state_promise import durable_start
 from event_log import EventLog, Violation
 from following_promise import FollowingPromise
 from log_inspection import LogWatch, end_on_disk, records_of
@@ -39,11 +40,15 @@ from simulated_loop import PROCESS, START_S, JobsInOrder, Process, SimulatedCloc
 from simulated_network import WORLD, Network, Weather
 
 from tidemill.log import closing, loading, manager
+from tidemill.log.config import LogConfig
+from tidemill.log.cutting import CutStore
 from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
 from tidemill.log.names import LOG, offset_of
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
 from tidemill.model.errors import TidemillError
+from tidemill.model.types import TopicPartition
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
 from tidemill.replication.follower_start import FollowerStart
@@ -70,6 +75,9 @@ ON_DUTY_S = 0.5
 """An operator on duty looks so often."""
 CUT_DOUBTFUL = FollowerStart._cut_doubtful
 OPEN_LOG = Opening.open
+TRUNCATE_TO = CutStore.truncate_to
+LOAD_LOGS = LogManager.load
+RETAIN = LogManager.retain
 WITH_THREADS = (closing, loading, manager)
 """These modules have jobs done by threads, and wait for them."""
 LOOK_EVERY = 8
@@ -132,6 +140,7 @@ class Node:
         self.change_disk(files)
         files.dropped = lambda path: self.simulation.sync_dropped(self, path)
         files.deletion_refused = lambda: self.simulation.events.count("deletions refused by a full disk")
+        files.shrunk = lambda path: self.simulation.promises.disk_state.shrunk(self.name, files, path)
         files.power_lost = lambda: self.simulation.promises.restart.power_lost(files)
         files.process_ends = lambda may_lose: self._process_ends(files, may_lose)
 
@@ -225,6 +234,9 @@ class Simulation:
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
         self.promises.synced_end = lambda place, broker: synced_end(
+            self.node(broker).files, f"{place[0]}-{place[1]}"
+        )
+        self.promises.durable_start = lambda place, broker: durable_start(
             self.node(broker).files, f"{place[0]}-{place[1]}"
         )
         self.promises.started_s = self._started_s
@@ -334,6 +346,9 @@ class Simulation:
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 mock.patch.object(FollowerStart, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
+                mock.patch.object(LogManager, "load", lambda *of: self._load_logs(*of)),
+                mock.patch.object(LogManager, "retain", lambda *of: self._retain(*of)),
+                mock.patch.object(CutStore, "truncate_to", lambda *of: self._truncate_to(*of)),
                 mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
                 *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
                 *self.patches(),
@@ -412,7 +427,9 @@ class Simulation:
         for node in self.nodes:
             partitions = node.partitions
             self.log_watch.look(node.node_id, partitions)
-            self.promises.log_state.look(node.name, (one.log for one in partitions if not one.failed))
+            if node.server is not None:
+                served = [one for one in partitions if not one.failed]
+                self.promises.log_state.look(node.name, served, node.server.partitions.logs)
             for partition in partitions:
                 place = (partition.topic, int(partition.index))
                 if not partition.is_leader:
@@ -420,6 +437,7 @@ class Simulation:
                 elif not partition.failed:
                     epoch = int(partition.leader_epoch)
                     self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
+                    self.promises.disk_state.look(node.name, partition, self._files_of)
         self.look_at_commits()
         self.following.look()
         if self._begun_s is not None and not self._stopped.done():
@@ -581,12 +599,56 @@ class Simulation:
 
     def _open_log(self, opening: Opening) -> Log:
         """A process opens a log."""
+        files = opening.files
+        segments: list[str] = []
+        if isinstance(files, SimulatedFiles):
+            segments = list(files.stored_names(opening.directory, lambda name: offset_of(name, LOG) >= 0))
         log = OPEN_LOG(opening)
-        if isinstance(opening.files, SimulatedFiles):
-            self.promises.restart.opened(opening.files, log)
-            name = next((node.name for node in self.nodes if node.files is opening.files), "a broker")
-            self.promises.log_state.check(name, log)
+        if isinstance(files, SimulatedFiles):
+            self.promises.restart.opened(files, log)
+            self.promises.disk_state.opened(self._name_of(files), opening, log, segments)
+            self.promises.log_state.check(self._name_of(opening.files), log)
         return log
+
+    def _load_logs(self, logs: LogManager, now_ms: int, config_of: Callable[[str], LogConfig]) -> None:
+        """A process opens all its logs."""
+        files = logs.files
+        if not isinstance(files, SimulatedFiles):
+            LOAD_LOGS(logs, now_ms, config_of)
+            return
+        was_blank = self.promises.disk_state.is_blank(files)
+        LOAD_LOGS(logs, now_ms, config_of)
+        self.promises.disk_state.loaded(self._name_of(files), files, logs, was_blank)
+
+    def _retain(
+        self, logs: LogManager, now_ms: int, high_watermarks: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Retention works on the logs of a process."""
+        state = self.promises.disk_state
+        before = {
+            key: (int(log.start_offset), state.segments_of(log))
+            for key in high_watermarks
+            if (log := logs.logs.get(key)) is not None and len(log.segments) > 1
+        }
+        moved = RETAIN(logs, now_ms, high_watermarks)
+        if isinstance(logs.files, SimulatedFiles):
+            state.retained(self._name_of(logs.files), logs.logs, before, high_watermarks, now_ms)
+        return moved
+
+    def _files_of(self, broker: int) -> SimulatedFiles | None:
+        """The disk of a broker that serves with it."""
+        node = self.node(broker)
+        return node.files if node.server is not None else None
+
+    def _truncate_to(self, log: Log, offset: int, now_ms: int) -> bool:
+        """A process cuts a log."""
+        was_cut = TRUNCATE_TO(log, offset, now_ms)
+        if isinstance(log.files, SimulatedFiles):
+            self.promises.log_state.cut(self._name_of(log.files), log)
+        return was_cut
+
+    def _name_of(self, files: SimulatedFiles) -> str:
+        return next((node.name for node in self.nodes if node.files is files), "a broker")
 
     def _cut_doubtful(self, start: FollowerStart, partition: Partition) -> None:
         """A replica follows a leader, and cuts what it may have lost."""

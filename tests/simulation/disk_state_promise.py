@@ -1,0 +1,202 @@
+"""What disks hold of logs: ``cut``, ``told-start``, ``loss-told``, and how retention works.
+
+What a power cut would leave is compared with what a broker has told others, or believes itself, at the moment
+at which it does: a power cut at just that moment is rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from log_inspection import log_directory
+from simulated_disk import SimulatedFiles
+
+from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.log.names import (
+    BOOT,
+    CLEAN_SHUTDOWN,
+    LOG,
+    LOG_STARTS,
+    RECORDS_LOST,
+    offset_of,
+    parse_partition_directory,
+)
+from tidemill.log.recovery import Opening
+from tidemill.model.types import TopicPartition
+from tidemill.replication.partition import Partition
+
+DATA = "/data"
+
+
+def durable_start(files: SimulatedFiles, partition: str) -> int:
+    """Where the log of a partition, such as ``t-0``, would start after a power cut; -1 without one."""
+    directory = log_directory(files.durable_names, partition)
+    bases = [base for name in files.durable_names(directory) if (base := offset_of(name, LOG)) >= 0]
+    if not bases:
+        return -1
+    return max(min(bases), written_offset(files, LOG_STARTS, partition, directory.rpartition("/")[0]))
+
+
+def written_offset(files: SimulatedFiles, checkpoint: str, partition: str, data: str = DATA) -> int:
+    """The offset of a partition, such as ``t-0``, in a checkpoint on the disk; 0 without one."""
+    path = f"{data}/{checkpoint}"
+    if checkpoint not in files.durable_names(data):
+        return 0
+    try:
+        lines = parse_checkpoint(files.durable(path), 3, path)
+    except CheckpointDamaged:
+        return 0
+    return next((int(offset) for topic, index, offset in lines if f"{topic}-{index}" == partition), 0)
+
+
+class SegmentKept(NamedTuple):
+    """A segment as retention finds it."""
+
+    base: int
+    end: int
+    size: int
+    last_ms: int
+
+
+class DiskStatePromise:
+    """Compares disks with what brokers say of them."""
+
+    def __init__(self, broken: Callable[[str, str], None]) -> None:
+        self._broken = broken
+        self._told: dict[tuple[Partition, int], int] = {}
+        """The starts that leaders know of followers."""
+        self._has_lost: dict[SimulatedFiles, set[TopicPartition]] = {}
+        """Of each start that is under way, the logs that have lost records."""
+
+    # -- cuts
+
+    def shrunk(self, broker: str, files: SimulatedFiles, path: str) -> None:
+        """A segment has become shorter on the disk."""
+        directory, _, name = path.rpartition("/")
+        self._check_gone(broker, files, directory, offset_of(name, LOG))
+
+    def _check_gone(self, broker: str, files: SimulatedFiles, directory: str, base: int) -> None:
+        for name in files.durable_names(directory):
+            if offset_of(name, LOG) > base >= 0 and not files.exists(f"{directory}/{name}"):
+                self._broken(
+                    "cut",
+                    f"{broker}: {directory} is cut in the segment of {base} on the disk, and a power cut would"
+                    f" bring back {name}",
+                )
+                return
+
+    # -- starts of processes
+
+    def opened(self, broker: str, opening: Opening, log: Log, segments: Iterable[str]) -> None:
+        """A process has opened a log that had these ``segments`` before."""
+        files = opening.files
+        assert isinstance(files, SimulatedFiles)
+        directory = log.directory
+        if int(log.start_offset) < opening.start_offset:
+            self._broken(
+                "log-start",
+                f"{broker} opens {directory} from {log.start_offset} on, and it was to begin at"
+                f" {opening.start_offset}",
+            )
+        last = int(log.active.base_offset)
+        if any(offset_of(name, LOG) > last and not files.exists(f"{directory}/{name}") for name in segments):
+            self._check_gone(broker, files, directory, last)
+        # Of a copy on its way to another directory nobody counts on anything.
+        if opening.has_lost and parse_partition_directory(directory.rpartition("/")[2]):
+            self._has_lost.setdefault(files, set()).add(opening.topic_partition)
+            if RECORDS_LOST not in files.durable_names(directory):
+                self._broken(
+                    "loss-told", f"{broker} opens {directory}, which has lost records, without a note"
+                )
+
+    def is_blank(self, files: SimulatedFiles) -> bool:
+        """Whether no broker has used a disk."""
+        return not files.stored_names(
+            DATA, lambda name: name == BOOT or bool(parse_partition_directory(name))
+        )
+
+    def loaded(self, broker: str, files: SimulatedFiles, logs: LogManager, was_blank: bool) -> None:
+        """A process has opened all logs of its disk, which ``was_blank``."""
+        damaged = self._has_lost.pop(files, set())
+        for directory in logs.working:
+            if files.exists(directory.file(CLEAN_SHUTDOWN)):
+                self._broken("restart", f"{broker} runs, and its disk says that it has stopped in order")
+            if was_blank and not directory.is_blank:
+                self._broken("loss-told", f"{broker} does not notice that {directory.path} is empty")
+            is_distrusted = directory.meta is not None and directory.meta.directory_id in logs.distrusted
+            if is_distrusted and not (directory.may_have_lost or directory.is_blank):
+                self._broken("loss-told", f"{broker} trusts {directory.path}, where a sync has failed")
+            missing = {key for key in damaged if key in directory.logs} - logs.damaged
+            if missing:
+                self._broken(
+                    "loss-told", f"{broker} takes {sorted(missing)[0]} for whole, which lost records"
+                )
+
+    # -- starts of logs
+
+    def look(
+        self, leader: str, partition: Partition, files_of: Callable[[int], SimulatedFiles | None]
+    ) -> None:
+        """Checks the starts that a leader knows of its followers."""
+        if partition.replication is None:
+            return
+        for broker, follower in partition.replication.followers.items():
+            start = int(follower.start_offset)
+            if start <= 0 or self._told.get((partition, broker)) == start:
+                continue
+            self._told[partition, broker] = start
+            files = files_of(broker)
+            if files is None:
+                continue
+            name = partition.log.directory.rpartition("/")[2]
+            durable = durable_start(files, name)
+            if 0 <= durable < start:
+                self._broken(
+                    "told-start",
+                    f"{broker} has told {leader} that {name} starts at {start}, and a power cut would leave it"
+                    f" starting at {durable}",
+                )
+
+    # -- retention
+
+    def segments_of(self, log: Log) -> list[SegmentKept]:
+        """The segments of a log, as retention finds them."""
+        found = []
+        for at, one in enumerate(log.segments):
+            end = log.segments[at + 1].base_offset if at + 1 < len(log.segments) else log.end_offset
+            last_ms = int(one.max_timestamp())
+            if last_ms < 0:
+                last_ms = int(log.files.modified_ms(one.path))
+            found.append(SegmentKept(int(one.base_offset), int(end), int(one.size), last_ms))
+        return found
+
+    def retained(
+        self,
+        broker: str,
+        logs: Mapping[TopicPartition, Log],
+        before: Mapping[TopicPartition, tuple[int, list[SegmentKept]]],
+        high_watermarks: Mapping[TopicPartition, int],
+        now_ms: int,
+    ) -> None:
+        """Retention has looked at logs, which had the segments ``before``, and their starts."""
+        for key, (start, segments) in before.items():
+            log = logs.get(key)
+            if log is None:
+                continue
+            first = int(log.segments[0].base_offset)
+            gone = [one for one in segments if one.base < first]
+            left = sum(one.size for one in segments) - sum(one.size for one in gone)
+            for one in gone:
+                config = log.config
+                if one.end > high_watermarks[key]:
+                    self._broken("retention", f"{broker} removes {one} of {key}, which is not committed")
+                    return
+                is_deleted = one.end <= start
+                is_old = config.retention_ms >= 0 and now_ms - one.last_ms > config.retention_ms
+                is_excess = 0 <= config.retention_bytes <= left
+                if not (is_deleted or (config.delete and (is_old or is_excess))):
+                    self._broken("retention", f"{broker} removes {one} of {key}, and {left} bytes are left")
+                    return

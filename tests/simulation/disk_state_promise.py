@@ -83,8 +83,8 @@ class DiskStatePromise:
             if offset_of(name, LOG) > base >= 0 and not files.exists(f"{directory}/{name}"):
                 self._broken(
                     "cut",
-                    f"{broker}: {directory} is cut in the segment of {base} on the disk, and a power cut would"
-                    f" bring back {name}",
+                    f"{broker}: {directory} is cut in the segment of {base} on the disk, and a power cut"
+                    f" would bring back {name}",
                 )
                 return
 
@@ -156,8 +156,8 @@ class DiskStatePromise:
             if 0 <= durable < start:
                 self._broken(
                     "told-start",
-                    f"{broker} has told {leader} that {name} starts at {start}, and a power cut would leave it"
-                    f" starting at {durable}",
+                    f"{broker} has told {leader} that {name} starts at {start}, and a power cut would have it"
+                    f" start at {durable}",
                 )
 
     # -- retention

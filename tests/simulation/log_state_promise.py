@@ -1,4 +1,4 @@
-"""What a broker knows of its logs: ``no-hole``, ``epochs``, ``producers``, ``recovery-point``, ``checkpoints``.
+"""What brokers know of logs: ``no-hole``, ``epochs``, ``producers``, ``recovery-point``, ``checkpoints``.
 
 A fault in what is known does harm only when a leader dies, a producer sends again or a machine loses its
 power at the right moment, which few runs meet. So what is known is compared with the segments themselves:
@@ -165,11 +165,11 @@ class LogStatePromise:
             return
         self._broken(
             "epochs",
-            f"{broker} leads {_name(log)} in epoch {partition.leader_epoch}, and its log knows {_epochs(log)}",
+            f"{broker} leads {_name(log)} in epoch {partition.leader_epoch}, and knows {_epochs(log)} of it",
         )
 
     def _check_checkpoints(self, broker: str, log: Log, directories: DataDirectories) -> None:
-        """A log that goes on is in no checkpoint as one that has more synced, deleted or clean than it has."""
+        """Of a log that goes on no checkpoint calls more synced, deleted or clean than is."""
         if log.closed:
             return
         directory = directories.directory_of(log)
@@ -182,8 +182,8 @@ class LogStatePromise:
             if checkpoint.said(key) > offset:
                 self._broken(
                     "checkpoints",
-                    f"{broker}: {_name(log)} goes on, and {checkpoint.path} says {checkpoint.said(key)} of it,"
-                    f" which is {offset}",
+                    f"{broker}: {_name(log)} goes on, and {checkpoint.path} may say {checkpoint.said(key)},"
+                    f" not {offset}",
                 )
                 return
 

@@ -285,8 +285,8 @@ class CleaningCheck:
                 least_ms = self.job.now_ms + self.job.delete_retention_ms
             if header.horizon_ms < least_ms:
                 self._broken(
-                    f"tombstones of the batch at {header.base} go at {header.horizon_ms}, and are to stay until"
-                    f" {least_ms}"
+                    f"tombstones of the batch at {header.base} go at {header.horizon_ms}, and are to stay"
+                    f" until {least_ms}"
                 )
 
     def _partition(self) -> Partition | None:

@@ -17,6 +17,7 @@ from test_promise_checkers import ID, PLACE, Checked
 
 from tidemill.log.checkpoints import render_checkpoint
 from tidemill.log.config import LogConfig
+from tidemill.log.directories import DataDirectories
 from tidemill.log.log import Log
 from tidemill.log.names import MOVED_TO, RECOVERY_POINTS
 from tidemill.log.recovery import Opening
@@ -59,6 +60,18 @@ class Kept:
         """The log is on the disk."""
         self.log.flush(NOW)
         self.files.sync_directory("/data")
+
+    def look(self, led_in: int = -1, **said: int) -> None:
+        """Looks at the replica, which may lead; ``said`` is what checkpoints say of it."""
+        directory = SimpleNamespace(
+            **{
+                name: SimpleNamespace(path=name, said=lambda key, name=name: said.get(name, 0))
+                for name in ("recovery_points", "start_offsets", "cleaner_offsets")
+            }
+        )
+        one = SimpleNamespace(log=self.log, is_leader=led_in >= 0, leader_epoch=led_in, failed=False)
+        directories = SimpleNamespace(directory_of=lambda log: directory)
+        self.promise.look("broker-1", [cast(Partition, one)], cast(DataDirectories, directories))
 
     def found(self) -> list[str]:
         """The promises that are broken."""
@@ -152,19 +165,103 @@ def test_what_is_known_and_not_so_is_found(fault: Callable[[Log], None], found: 
 
 def test_a_cut_is_looked_at_and_so_is_a_recovery_point_that_moves() -> None:
     kept = Kept()
-    kept.promise.look("broker-1", [kept.log])
+    kept.look()
     forget_a_producer(kept.log)
-    kept.promise.look("broker-1", [kept.log])
+    kept.look()
     assert kept.broken == [], "nothing has happened to the log"
     take_all_for_synced(kept.log)
-    kept.promise.look("broker-1", [kept.log])
+    kept.look()
     assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"]
     kept.broken.clear()
     kept.log.recovery_point = 0
     kept.log.truncate_to(4, NOW)
     forget_a_producer(kept.log)
-    kept.promise.look("broker-1", [kept.log])
+    kept.look()
     assert [one.partition(":")[0] for one in kept.broken] == ["producers"]
+
+
+@pytest.mark.parametrize("checkpoint", ["recovery_points", "start_offsets", "cleaner_offsets"])
+@pytest.mark.parametrize(("said", "is_broken"), [(0, False), (1, True)])
+def test_before_a_log_goes_on_checkpoints_say_no_more_than_is(
+    checkpoint: str, said: int, is_broken: bool
+) -> None:
+    kept = Kept()
+    kept.look(**{checkpoint: said})
+    assert kept.broken == [], "nothing was appended"
+    kept.append(5, 5)
+    kept.look(**{checkpoint: said})
+    assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"] * is_broken
+
+
+@pytest.mark.parametrize("known", ["recovery_point", "clean_end", "start_offset"])
+def test_nothing_is_known_of_what_lies_behind_the_end_of_a_log(known: str) -> None:
+    kept = Kept()
+    setattr(kept.log, known, 6)
+    kept.look()
+    assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"]
+
+
+@pytest.mark.parametrize(("epoch", "is_broken"), [(5, False), (6, True)])
+def test_a_leader_knows_its_epoch_before_it_has_written_in_it(epoch: int, is_broken: bool) -> None:
+    kept = Kept()
+    kept.look(led_in=epoch)
+    assert [one.partition(":")[0] for one in kept.broken] == ["epochs"] * is_broken
+
+
+def test_a_log_that_was_cut_knows_no_epoch_without_records() -> None:
+    kept = Kept()
+    kept.log.truncate_to(3, NOW)
+    kept.promise.cut("broker-1", kept.log)
+    assert kept.broken == []
+    kept.log.leader_epochs.assign(7, 3, save=False)
+    kept.promise.cut("broker-1", kept.log)
+    assert [one.partition(":")[0] for one in kept.broken] == ["epochs"]
+
+
+@pytest.mark.parametrize("offset", [4, 6])
+def test_a_hole_an_overlap_and_an_end_without_a_batch_are_found(offset: int) -> None:
+    kept = Kept()
+    kept.log.end_offset = offset
+    kept.append(5, 5)
+    assert kept.found()[0] == "no-hole"
+    kept = Kept()
+    kept.log.end_offset = 6
+    assert kept.found() == ["no-hole"]
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_compaction_leaves_holes_and_no_overlap(is_compacted: bool) -> None:
+    kept = Kept()
+    if is_compacted:
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    kept.log.end_offset = 7
+    kept.append(5, 5)
+    assert kept.found() == ["no-hole"] * (not is_compacted)
+    kept.broken.clear()
+    kept.log.end_offset = 7
+    kept.append(6, 5)
+    assert kept.found()[0] == "no-hole"
+
+
+@pytest.mark.parametrize(("begin", "is_broken"), [(5, False), (6, True)])
+def test_in_a_copy_of_a_compacted_log_an_epoch_begins_where_it_ended(begin: int, is_broken: bool) -> None:
+    kept = Kept()
+    kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    kept.look()
+    kept.log.end_offset = 6
+    kept.append(5, 7)
+    kept.log.leader_epochs.starts[-1] = begin
+    kept.look()
+    assert [one.partition(":")[0] for one in kept.broken] == ["epochs"] * is_broken
+
+
+def test_what_a_producer_sent_over_is_not_kept() -> None:
+    kept = Kept()
+    kept.append(5, 5)
+    batches = kept.log.producer_state.entries[PRODUCER].batches
+    assert kept.found() == []
+    batches[-2].last_sequence = batches[-1].last_sequence
+    assert kept.found() == ["producers"]
 
 
 @pytest.mark.parametrize("is_synced", [True, False])

@@ -21,7 +21,7 @@ from simulated_loop import SimulatedLoop
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, offset_name
+from tidemill.log.names import LOG, SWAP, offset_name
 from tidemill.records.builder import build_batch
 
 ID = bytes(range(16))
@@ -660,6 +660,11 @@ class Restarted:
             path = f"/data/t-0/{offset_name(offset // 2 * 2, LOG)}"
             batch = build_batch([(0, key.lower(), None if key.isupper() else b"v", None)], base_offset=offset)
             self.files.open(path, create=True).append([batch])
+
+    def exchanges(self, keys: dict[int, bytes]) -> None:
+        """An exchange was begun: a cleaned segment with these batches takes the place of others."""
+        batches = [build_batch([(0, key, b"v", None)], base_offset=offset) for offset, key in keys.items()]
+        self.files.open(f"/data/t-0/{offset_name(0, LOG)}{SWAP}", create=True).append(batches)
 
     def opened(self, end: int, start: int = 0) -> list[str]:
         """What is broken when a process opens the log."""

@@ -251,9 +251,9 @@ class CleaningCheck:
 
     def placed(self, group: CleanedGroup, *, was_unchanged: bool, is_placed: bool) -> None:
         """The broker has exchanged segments, or says that the log is another than was cleaned."""
-        if is_placed and not was_unchanged:
-            self._broken(f"the segments {group.old} were cleaned before it was cut, and are exchanged")
         partition = self._partition()
+        if partition is not None and is_placed and not was_unchanged:
+            self._broken(f"the segments {group.old} were cleaned before it was cut, and are exchanged")
         if partition is None or partition.failed or not was_unchanged or not self.is_unchanged():
             return
         if not is_placed and not self.files.is_failing:
@@ -290,8 +290,7 @@ class CleaningCheck:
                 )
 
     def _partition(self) -> Partition | None:
-        server = self.node.server or self.node.stopping
-        for partition in server.partitions.all() if server is not None else ():
+        for partition in self.node.all_partitions:
             if partition.log.directory == self.job.directory and not partition.log.closed:
                 return partition
         return None

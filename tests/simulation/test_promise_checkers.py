@@ -760,6 +760,7 @@ def test_a_start_may_end_what_compaction_has_begun(
 ) -> None:
     one = Restarted("compact")
     one.holds(before)
+    one.exchanges(after)
     one.promise.process_ends(one.files, may_lose=True)
     one.holds(after)
     assert one.opened(4)[:1] == found

@@ -6,10 +6,10 @@ at which it does: a power cut at just that moment is rare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 from log_inspection import log_directory
+from log_state_promise import headers_of
 from simulated_disk import SimulatedFiles
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
@@ -21,6 +21,7 @@ from tidemill.log.names import (
     LOG,
     LOG_STARTS,
     RECORDS_LOST,
+    offset_name,
     offset_of,
     parse_partition_directory,
 )
@@ -52,13 +53,13 @@ def written_offset(files: SimulatedFiles, checkpoint: str, partition: str, data:
     return next((int(offset) for topic, index, offset in lines if f"{topic}-{index}" == partition), 0)
 
 
-class SegmentKept(NamedTuple):
-    """A segment as retention finds it."""
-
-    base: int
-    end: int
-    size: int
-    last_ms: int
+def last_ms_of(log: Log, base_offset: int) -> int:
+    """The largest timestamp in a segment, or when its file was written."""
+    assert isinstance(log.files, SimulatedFiles)
+    name = offset_name(base_offset, LOG)
+    data = log.files.stored(log.directory, lambda one: one == name).get(name, b"")
+    last_ms = max((header.max_ms for header in headers_of(data)), default=-1)
+    return last_ms if last_ms >= 0 else log.files.modified_ms(f"{log.directory}/{name}")
 
 
 class DiskStatePromise:
@@ -162,41 +163,25 @@ class DiskStatePromise:
 
     # -- retention
 
-    def segments_of(self, log: Log) -> list[SegmentKept]:
-        """The segments of a log, as retention finds them."""
-        found = []
-        for at, one in enumerate(log.segments):
-            end = log.segments[at + 1].base_offset if at + 1 < len(log.segments) else log.end_offset
-            last_ms = int(one.max_timestamp())
-            if last_ms < 0:
-                last_ms = int(log.files.modified_ms(one.path))
-            found.append(SegmentKept(int(one.base_offset), int(end), int(one.size), last_ms))
-        return found
-
-    def retained(
-        self,
-        broker: str,
-        logs: Mapping[TopicPartition, Log],
-        before: Mapping[TopicPartition, tuple[int, list[SegmentKept]]],
-        high_watermarks: Mapping[TopicPartition, int],
-        now_ms: int,
-    ) -> None:
-        """Retention has looked at logs, which had the segments ``before``, and their starts."""
-        for key, (start, segments) in before.items():
-            log = logs.get(key)
-            if log is None:
+    def expired(self, broker: str, log: Log, count: int, high_watermark: int, now_ms: int) -> None:
+        """Retention has chosen the first ``count`` segments of a log to go."""
+        config = log.config
+        left = sum(int(one.size) for one in log.segments)
+        for at in range(count):
+            one = log.segments[at]
+            end = int(log.segments[at + 1].base_offset if at + 1 < len(log.segments) else log.end_offset)
+            left -= int(one.size)
+            if end > high_watermark:
+                text = f"the segment of {one.base_offset} up to {end}, which is not committed"
+            elif end > int(log.start_offset) and not (
+                config.delete
+                and (
+                    0 <= config.retention_bytes <= left
+                    or 0 <= config.retention_ms < now_ms - last_ms_of(log, int(one.base_offset))
+                )
+            ):
+                text = f"the segment of {one.base_offset}, and {left} bytes are left"
+            else:
                 continue
-            first = int(log.segments[0].base_offset)
-            gone = [one for one in segments if one.base < first]
-            left = sum(one.size for one in segments) - sum(one.size for one in gone)
-            for one in gone:
-                config = log.config
-                if one.end > high_watermarks[key]:
-                    self._broken("retention", f"{broker} removes {one} of {key}, which is not committed")
-                    return
-                is_deleted = one.end <= start
-                is_old = config.retention_ms >= 0 and now_ms - one.last_ms > config.retention_ms
-                is_excess = 0 <= config.retention_bytes <= left
-                if not (is_deleted or (config.delete and (is_old or is_excess))):
-                    self._broken("retention", f"{broker} removes {one} of {key}, and {left} bytes are left")
-                    return
+            self._broken("retention", f"{broker} removes of {log.directory} {text}")
+            return

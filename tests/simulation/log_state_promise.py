@@ -48,6 +48,8 @@ class BatchHeader(NamedTuple):
     producer_epoch: int
     last_sequence: int
     end: int
+    max_ms: int
+    """The largest timestamp in it."""
     horizon_ms: int
     """Until when tombstones in it stay; -1 where no cleaning has said so."""
 
@@ -80,16 +82,37 @@ def headers_of(data: bytes) -> Iterator[BatchHeader]:
     """The headers of the batches of a segment."""
     position = 0
     while position + _HEADER.size <= len(data):
-        base, length, epoch, _, crc, attributes, delta, first_ms, _, producer, producer_epoch, sequence, _ = (
-            _HEADER.unpack_from(data, position)
-        )
+        (
+            base,
+            length,
+            epoch,
+            _,
+            crc,
+            attributes,
+            delta,
+            first_ms,
+            max_ms,
+            producer,
+            producer_epoch,
+            sequence,
+            _,
+        ) = _HEADER.unpack_from(data, position)
         position += _FRAME + length
         if length <= 0 or position > len(data):
             return
         last = (sequence + delta) % SEQUENCES if sequence >= 0 else -1
         horizon_ms = first_ms if attributes & HORIZON else -1
+        ids = producer, producer_epoch, last
         yield BatchHeader(
-            base, base + delta, epoch, crc, attributes, producer, producer_epoch, last, position, horizon_ms
+            base,
+            base + delta,
+            epoch,
+            crc,
+            attributes,
+            *ids,
+            end=position,
+            max_ms=max_ms,
+            horizon_ms=horizon_ms,
         )
 
 

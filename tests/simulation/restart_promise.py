@@ -79,13 +79,8 @@ class RestartPromise:
         unexplained = list(gone)
         if log.config.compact:
             # A start ends an exchange that was begun, and takes nothing else from a log.
-            spans = list(exchanged_spans(before.files))
-            cleaned = dict(batches_of({name: data for name, data in before.files.items() if is_swap(name)}))
-            begun = {
-                base: data
-                for base, data in gone.items()
-                if base not in cleaned and any(base in span for span in spans)
-            }
+            replaced = exchanged(before.files)
+            begun = {base: data for base, data in gone.items() if base in replaced}
             unexplained = [base for base in gone if base not in begun]
             unexplained += self._unexplained(dict(batches_of(before.files)) | after, set(after), begun)
         if unexplained:
@@ -126,12 +121,16 @@ def is_swap(name: str) -> bool:
     return name.endswith(LOG + SWAP)
 
 
-def exchanged_spans(files: Mapping[str, bytes]) -> Iterator[range]:
-    """The offsets of the cleaned segments whose exchange was begun."""
-    for name, data in files.items():
-        if is_swap(name):
-            lasts = [last for _, last, _ in whole_batches(data)]
-            yield range(offset_of(name[: -len(SWAP)], LOG), max(lasts, default=-1) + 1)
+def exchanged(files: Mapping[str, bytes]) -> set[int]:
+    """The batches, by their base offsets, that an exchange of segments takes which was begun."""
+    new = {name: data for name, data in files.items() if is_swap(name)}
+    taken: set[int] = set()
+    for name, data in new.items():
+        end = max((last for _, last, _ in whole_batches(data)), default=-1) + 1
+        span = range(offset_of(name.removesuffix(SWAP), LOG), end)
+        old = {one: held for one, held in files.items() if offset_of(one, LOG) in span}
+        taken.update(base for base, _ in batches_of(old))
+    return taken - {base for base, _ in batches_of(new)}
 
 
 def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

@@ -17,7 +17,7 @@ import random as global_random
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -47,8 +47,8 @@ from tidemill.log.manager import LogManager
 from tidemill.log.names import LOG, offset_of
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
+from tidemill.log.retention import Policy
 from tidemill.model.errors import TidemillError
-from tidemill.model.types import TopicPartition
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
 from tidemill.replication.follower_start import FollowerStart
@@ -77,7 +77,7 @@ CUT_DOUBTFUL = FollowerStart._cut_doubtful
 OPEN_LOG = Opening.open
 TRUNCATE_TO = CutStore.truncate_to
 LOAD_LOGS = LogManager.load
-RETAIN = LogManager.retain
+EXPIRED_SEGMENTS = manager.expired_segments
 WITH_THREADS = (closing, loading, manager)
 """These modules have jobs done by threads, and wait for them."""
 LOOK_EVERY = 8
@@ -347,7 +347,7 @@ class Simulation:
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 mock.patch.object(FollowerStart, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
                 mock.patch.object(LogManager, "load", lambda *of: self._load_logs(*of)),
-                mock.patch.object(LogManager, "retain", lambda *of: self._retain(*of)),
+                mock.patch.object(manager, "expired_segments", self._expired_segments),
                 mock.patch.object(CutStore, "truncate_to", lambda *of: self._truncate_to(*of)),
                 mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
                 *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
@@ -620,20 +620,15 @@ class Simulation:
         LOAD_LOGS(logs, now_ms, config_of)
         self.promises.disk_state.loaded(self._name_of(files), files, logs, was_blank)
 
-    def _retain(
-        self, logs: LogManager, now_ms: int, high_watermarks: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """Retention works on the logs of a process."""
-        state = self.promises.disk_state
-        before = {
-            key: (int(log.start_offset), state.segments_of(log))
-            for key in high_watermarks
-            if (log := logs.logs.get(key)) is not None and len(log.segments) > 1
-        }
-        moved = RETAIN(logs, now_ms, high_watermarks)
-        if isinstance(logs.files, SimulatedFiles):
-            state.retained(self._name_of(logs.files), logs.logs, before, high_watermarks, now_ms)
-        return moved
+    def _expired_segments(
+        self, log: Log, high_watermark: int, now_ms: int, policies: Iterable[Policy]
+    ) -> int:
+        """Retention chooses segments of a log that go."""
+        count = EXPIRED_SEGMENTS(log, high_watermark, now_ms, policies)
+        if isinstance(log.files, SimulatedFiles):
+            name = self._name_of(log.files)
+            self.promises.disk_state.expired(name, log, count, high_watermark, now_ms)
+        return count
 
     def _files_of(self, broker: int) -> SimulatedFiles | None:
         """The disk of a broker that serves with it."""

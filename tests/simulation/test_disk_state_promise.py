@@ -7,7 +7,7 @@ from typing import Any, cast
 from unittest import mock
 
 import pytest
-from disk_state_promise import DiskStatePromise, SegmentKept, durable_start
+from disk_state_promise import DiskStatePromise, durable_start
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 
@@ -18,6 +18,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.names import BOOT, CLEAN_SHUTDOWN, LOG, LOG_STARTS, RECORDS_LOST, offset_name
 from tidemill.log.recovery import Opening
 from tidemill.model.types import TopicPartition
+from tidemill.records.builder import build_batch
 
 KEY = TopicPartition("t", 0)
 
@@ -170,7 +171,18 @@ def test_retention_takes_old_segments_and_those_above_the_size(
     config: LogConfig, high_watermark: int, start: int, is_broken: bool
 ) -> None:
     disk = Disk()
-    log = SimpleNamespace(segments=[SimpleNamespace(base_offset=5)], config=config)
-    before = {KEY: (start, [SegmentKept(base, base + 5, 100, 40) for base in (0, 5, 10)])}
-    disk.promise.retained("broker-1", {KEY: cast(Log, log)}, before, {KEY: high_watermark}, 100)
+    segments = []
+    for base in (0, 5, 10):
+        data = build_batch([(40, b"k", b"v", None)], base_offset=base)
+        disk.files.open(disk.segment(base), create=True).append([data])
+        segments.append(SimpleNamespace(base_offset=base, size=100))
+    log = SimpleNamespace(
+        files=disk.files,
+        directory="/data/t-0",
+        segments=segments,
+        start_offset=start,
+        end_offset=15,
+        config=config,
+    )
+    disk.promise.expired("broker-1", cast(Log, log), 1, high_watermark, 100)
     assert disk.broken == ["retention"] * is_broken

@@ -51,6 +51,9 @@ COMPACTION: Final = (
         ", int(log.active.base_offset), int(log.recovery_point))\n",
         ", int(log.active.base_offset))\n",
         "A record goes for a newer one only once that is on the disk.",
+        reason="Before a cleaning the broker looks at the recovery point that is written: the log is left"
+        " alone for a while.",
+        test="log/test_log_compaction.py::test_what_a_power_cut_may_take_does_not_stand_for_older_records",
     ),
     Fault(
         "clean-end-survives-truncation",
@@ -58,6 +61,10 @@ COMPACTION: Final = (
         "        self.clean_end = min(self.clean_end, self.end_offset)\n",
         "",
         "What comes after a truncation is dirty.",
+        reason="What is clean is committed and synced: a follower cuts it only once its partition has"
+        " lost records.",
+        test="log/test_log_compaction.py"
+        "::test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted",
     ),
     Fault(
         "clean-end-survives-new-begin",
@@ -65,6 +72,10 @@ COMPACTION: Final = (
         "        self.clean_end = min(self.clean_end, base_offset)\n",
         "",
         "What comes after a log has begun anew is dirty.",
+        reason="What is clean is committed and synced: a follower begins anew before it only once records"
+        " are lost.",
+        test="log/test_log_compaction.py"
+        "::test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted",
     ),
     Fault(
         "written-clean-end-survives-truncation",
@@ -72,6 +83,9 @@ COMPACTION: Final = (
         "        if any(map(directory.overstates_clean_end, logs)):\n",
         "        if False:\n",
         "After a crash, too, what comes after a truncation is dirty.",
+        reason="What is clean is committed and synced: a follower cuts it only once its partition has"
+        " lost records.",
+        test="log/test_log_manager.py::test_of_a_log_that_was_cut_nothing_new_counts_as_compacted",
     ),
     Fault(
         "cleaned-segment-not-synced",

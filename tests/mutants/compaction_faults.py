@@ -51,9 +51,6 @@ COMPACTION: Final = (
         ", int(log.active.base_offset), int(log.recovery_point))\n",
         ", int(log.active.base_offset))\n",
         "A record goes for a newer one only once that is on the disk.",
-        reason="Before a cleaning the broker looks at the recovery point that is written: the log is left"
-        " alone for a while.",
-        test="log/test_log_compaction.py::test_what_a_power_cut_may_take_does_not_stand_for_older_records",
     ),
     Fault(
         "clean-end-survives-truncation",

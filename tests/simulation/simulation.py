@@ -47,7 +47,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.names import LOG, offset_of
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
-from tidemill.log.retention import Policy
+from tidemill.log.retention import Policy, expired_segments
 from tidemill.model.errors import TidemillError
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
@@ -77,7 +77,7 @@ CUT_DOUBTFUL = FollowerStart._cut_doubtful
 OPEN_LOG = Opening.open
 TRUNCATE_TO = CutStore.truncate_to
 LOAD_LOGS = LogManager.load
-EXPIRED_SEGMENTS = manager.expired_segments
+EXPIRED_SEGMENTS = expired_segments
 WITH_THREADS = (closing, loading, manager)
 """These modules have jobs done by threads, and wait for them."""
 LOOK_EVERY = 8
@@ -607,7 +607,7 @@ class Simulation:
         if isinstance(files, SimulatedFiles):
             self.promises.restart.opened(files, log)
             self.promises.disk_state.opened(self._name_of(files), opening, log, segments)
-            self.promises.log_state.check(self._name_of(opening.files), log)
+            self.promises.log_state.check(self._name_of(files), log)
         return log
 
     def _load_logs(self, logs: LogManager, now_ms: int, config_of: Callable[[str], LogConfig]) -> None:

@@ -233,6 +233,7 @@ class Simulation:
         self.events = EventLog(self.loop)
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
+        self.promises.log_state.are_checkpoints_looked_at = self.is_whole
         self.promises.synced_end = lambda place, broker: synced_end(
             self.node(broker).files, f"{place[0]}-{place[1]}"
         )

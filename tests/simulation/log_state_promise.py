@@ -127,7 +127,7 @@ class LogStatePromise:
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
         self.are_checkpoints_looked_at = True
-        """Whether checkpoints are compared with the logs of running brokers; not where brokers are not whole."""
+        """Whether checkpoints are compared with running logs: not where brokers are not whole."""
         self._seen: dict[int, Seen] = {}
         """Of logs that were looked at, how each was."""
         self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}

@@ -457,9 +457,9 @@ class Promises:
             is_asked_for = unclean is not None and (unclean.leader, unclean.epoch) == (leader, epoch)
             self._check_election(place, known, leader, unclean if is_asked_for else None)
         log = self.logs[*place, known.topic_id]
-        having_deleted = (
-            set[int]() if leader in known.holders.unsure else log.deleted_by & known.holders.trusted
-        )
+        # Nor is more expected of a leader of which no controller has read yet that it has lost something.
+        is_trusted = leader not in known.holders.unsure and leader not in known.holders.unreported
+        having_deleted = log.deleted_by & known.holders.trusted if is_trusted else set[int]()
         was_held = bool(known.holders.since)
         is_enough = self.min_insync.may_be_enough(place[0], leader, len(isr)) if leader >= 0 else False
         known.holders.state_written(

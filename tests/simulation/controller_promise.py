@@ -329,6 +329,8 @@ class ControllerPromise:
             is_own = path == ConfigNode.path("topics", place[0])
             if not is_own and not (is_default and not self._promises.min_insync.has_own(place[0])):
                 continue
+            if self._tree().get(DeleteTopicNode.path(place[0])) is not None:
+                continue  # It leads nowhere any more.
             state = self._state(place)
             if state is not None and state.elr and state.leader != NOBODY:
                 self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {place} is {state}")

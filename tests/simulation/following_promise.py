@@ -404,7 +404,10 @@ class FollowingPromise:
     # -- where it is looked
 
     def watch(self, stack: ExitStack, is_paused: Callable[[], Callable[[], bool]]) -> None:
-        """Looks at whatever is decided until ``stack`` ends. ``is_paused``: for the process that runs."""
+        """Looks at whatever is decided until ``stack`` ends. ``is_paused``: for the process that runs.
+
+        Compiled classes call their own methods directly: what they do among themselves is not seen.
+        """
         for owner, name, wrapped in (
             (Partition, "become", self._becoming),
             (Partition, "fetched_by", self._fetching),

@@ -126,8 +126,6 @@ class LogStatePromise:
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
-        self.are_checkpoints_looked_at = True
-        """Whether checkpoints are compared with running logs: not where brokers are not whole."""
         self._seen: dict[int, Seen] = {}
         """Of logs that were looked at, how each was."""
         self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}
@@ -147,7 +145,7 @@ class LogStatePromise:
             self._check_order(broker, now)
             if seen is None:
                 continue
-            if now.end > seen.end and self.are_checkpoints_looked_at:
+            if now.end > seen.end:
                 self._check_checkpoints(broker, log, directories)
             if now.epoch != seen.epoch and log.config.compact:
                 self._check_begin(broker, log)
@@ -200,7 +198,8 @@ class LogStatePromise:
         directory = directories.directory_of(log)
         key = log.topic_partition
         for checkpoint, offset in (
-            (directory.recovery_points, int(log.recovery_point)),
+            # A log whose records were all deleted takes a batch that begins before its start.
+            (directory.recovery_points, max(int(log.recovery_point), int(log.start_offset))),
             (directory.start_offsets, int(log.start_offset)),
             (directory.cleaner_offsets, max(int(log.clean_end), 0)),
         ):

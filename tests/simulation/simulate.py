@@ -17,6 +17,7 @@ from full_cluster import FullCluster
 from replication_cluster import ReplicationCluster
 
 from simulation import BATCHES, Report, Simulation
+from tidemill import _mode
 
 KINDS: dict[str, type[Simulation]] = {"replication": ReplicationCluster, "cluster": FullCluster}
 
@@ -46,6 +47,9 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of a campaign")
     options = parser.parse_args()
+    if _mode.compiled:
+        # Compiled classes cannot be looked into.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "TIDEMILL_PLAIN": "1"})
     if options.campaign:
         return campaign.run(KINDS, options.campaign, options.jobs)
     with ExitStack() as stack:

@@ -39,6 +39,7 @@ from simulated_faults import Faults
 from simulated_loop import PROCESS, START_S, JobsInOrder, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
 
+from tidemill import _mode
 from tidemill.log import closing, loading, manager
 from tidemill.log.config import LogConfig
 from tidemill.log.cutting import CutStore
@@ -233,7 +234,6 @@ class Simulation:
         self.events = EventLog(self.loop)
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
-        self.promises.log_state.are_checkpoints_looked_at = self.is_whole
         self.promises.synced_end = lambda place, broker: synced_end(
             self.node(broker).files, f"{place[0]}-{place[1]}"
         )
@@ -355,7 +355,8 @@ class Simulation:
                 *self.patches(),
             ):
                 stack.enter_context(patch)
-            self.following.watch(stack, _pauses)
+            if not _mode.compiled:
+                self.following.watch(stack, _pauses)
             stack.enter_context(_logging_to(self.events, logger))
             stack.enter_context(_own_randomness(self.seed))
             stack.callback(_let_files_go)

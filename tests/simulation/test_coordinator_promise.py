@@ -87,7 +87,7 @@ class Led:
         """Everything is committed."""
         self.high_watermark = int(self.log.end_offset)
         for one in self.waiting:
-            one.on_committed(self)
+            one.call(None)
         self.waiting.clear()
 
     def read(self, *of: Any) -> Any:

@@ -66,6 +66,8 @@ class FollowingPromise:
         """By partition led: of whose registration the last fetch was that was noted in this leader epoch."""
         self._registrations: dict[int, int] = {}
         """By broker the latest registration with which it has asked."""
+        self._asked: set[Partition] = set()
+        """The replicas that have told their leaders something."""
         self._truncations: dict[Log, int] = {}
         """How often a log had been cut when it was looked at whether the disk has that."""
         self._starts: dict[Log, int] = {}
@@ -157,7 +159,7 @@ class FollowingPromise:
             return
         if (there.leader, there.leader_epoch) != (partition.node_id, partition.leader_epoch):
             return
-        if 0 <= epoch < self._registrations.get(broker, -1):
+        if there not in self._asked or 0 <= epoch < self._registrations.get(broker, -1):
             return  # It was sent by a process that is gone, perhaps.
         if there.log.end_offset < offset:
             self._broken(
@@ -230,6 +232,7 @@ class FollowingPromise:
         self._registrations[broker] = max(self._registrations.get(broker, -1), int(fetcher.node_epoch))
         for one in followed:
             partition, log = one.partition, one.partition.log
+            self.has_asked(partition)
             if log.closed or partition.failed:
                 continue
             events: Any = partition.events
@@ -245,6 +248,10 @@ class FollowingPromise:
             if self._starts.get(log) != start:
                 self._starts[log] = start
                 self._check_start(partition, start)
+
+    def has_asked(self, partition: Partition) -> None:
+        """A replica tells its leader what it has."""
+        self._asked.add(partition)
 
     def _check_start(self, partition: Partition, start: int) -> None:
         log = partition.log

@@ -73,6 +73,7 @@ class Pair:
         return self.logs[FOLLOWER].files
 
     def fetch(self, offset: int, epoch: int = 1, now_ms: int = 1) -> None:
+        self.watch.has_asked(self.follower)
         self.leader.fetched_by(FOLLOWER, offset, 0, now_ms, epoch)
 
     def batch(self, offset: int, epoch: int) -> bytes:
@@ -135,6 +136,12 @@ def test_a_follower_has_what_counts_for_it(pair: Pair) -> None:
     pair.write()
     pair.fetch(6)
     assert pair.found == "counted"
+
+
+def test_a_fetch_of_a_process_that_is_gone_may_come_before_the_first_of_the_next(pair: Pair) -> None:
+    pair.write()
+    pair.leader.fetched_by(FOLLOWER, 6, 0, 1, 1)
+    assert pair.found == ""
 
 
 def test_a_follower_without_records_counts(pair: Pair) -> None:

@@ -409,6 +409,29 @@ def test_what_a_former_registration_told_of_its_replicas_does_not_count_after_a_
     in_office(tmp_path, story)
 
 
+def test_one_whose_disk_failed_before_it_was_started_again_with_a_loss_does_not_follow_a_leader_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        for broker in (1, 2):
+            await restart(setting, broker)
+        await failover.brokers_changed()
+        topics = [NewTopic("a", -1, -1, assignments={0: [2, 1]}), NewTopic("b", -1, -1, assignments={0: [1]})]
+        assert [one.error for one in await setting.controller.create_topics(topics)] == [None, None]
+        await restart(setting, 1, unsynced=True)
+        await setting.store.transact([Delete(BrokerNode.path(2))])
+        topic_id = setting.controller.image.topics["b"].topic_id
+        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert partition.leader == -1
+        await failover.brokers_changed()
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert (partition.leader, partition.last_known_leader) == (-1, 2)
+
+    in_office(tmp_path, story)
+
+
 def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
         controller = setting.controller

@@ -84,7 +84,7 @@ class Failover:
         """Compares the brokers as :meth:`brokers_changed` does. To be called within :meth:`Office.changing`.
 
         Every other election calls it first: a broker that was restarted since the last look may have lost
-        records. Broker ``but`` keeps the registration that the image has.
+        records. Broker ``but`` keeps the registration that the image has; it is elected only under that.
         """
         office = self._office
         unreadable: dict[str, NodeFormatError] = {}
@@ -124,11 +124,12 @@ class Failover:
         unheeded = [broker for broker in came if heeded.get(broker) != living[broker].epoch]
         losses = await reported_losses(office.store, image, unheeded)
         office.check_active()
+        stopping = office.stopping(image)
+        if but is not None and _epoch(registered, but) != _epoch(known, but):
+            stopping |= {but}
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
-            planning_broker_change(
-                image, gone, came, losses, office.policies.of, office.stopping(image), cleared
-            )
+            planning_broker_change(image, gone, came, losses, office.policies.of, stopping, cleared)
         )
         office.check_active()  # The office may be lost in a pause.
         await office.change(plans, image, losses=losses)

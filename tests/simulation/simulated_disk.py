@@ -234,8 +234,8 @@ class SimulatedFiles(FaultyFiles):
 
     @property
     def is_failing(self) -> bool:
-        """Whether some operation is to fail."""
-        return bool(self._faults) or self.is_full or self._drops is not None
+        """Whether some operation is to fail, or a sync of the present process has."""
+        return bool(self._faults or self._fresh) or self.is_full or self._drops is not None
 
     def heal(self) -> None:
         super().heal()

@@ -256,7 +256,9 @@ class CleaningCheck:
             self._broken(f"the segments {group.old} were cleaned before it was cut, and are exchanged")
         if partition is None or partition.failed or not was_unchanged or not self.is_unchanged():
             return
-        if not is_placed and not self.files.is_failing:
+        # Retention and DeleteRecords remove segments at the log's start.
+        are_there = set(group.old) <= {int(one.base_offset) for one in partition.log.segments[:-1]}
+        if not is_placed and are_there and not self.files.is_failing:
             self._broken(f"the segments {group.old} are not exchanged, and the log is what was cleaned")
 
     def _check_durable(self, group: CleanedGroup) -> None:

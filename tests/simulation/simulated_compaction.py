@@ -233,7 +233,8 @@ class CleaningCheck:
         self.files.renamed = self._renamed
 
     def _renamed(self, old: str, new: str) -> None:
-        if not old.startswith(self.job.directory + "/") or not self.is_unchanged():
+        # Only segments count: their indexes come and go with them.
+        if not old.startswith(self.job.directory + "/") or LOG not in old or not self.is_unchanged():
             return
         names = self.files.stored_names(self.job.directory, lambda name: True)
         unfinished = {name[:OFFSET_DIGITS] for name in names if name.endswith(CLEANED)}

@@ -127,7 +127,8 @@ def exchanged(files: Mapping[str, bytes]) -> set[int]:
     taken: set[int] = set()
     for name, data in new.items():
         end = max((last for _, last, _ in whole_batches(data)), default=-1) + 1
-        span = range(offset_of(name.removesuffix(SWAP), LOG), end)
+        base = offset_of(name.removesuffix(SWAP), LOG)
+        span = range(base, max(end, base + 1))  # Nothing may be left of its first segment.
         old = {one: held for one, held in files.items() if offset_of(one, LOG) in span}
         taken.update(base for base, _ in batches_of(old))
     return taken - {base for base, _ in batches_of(new)}

@@ -166,6 +166,24 @@ def test_a_client_that_changes_settings_overwrites_no_lower_minimum_before_it_is
     in_office(tmp_path, story)
 
 
+@pytest.mark.parametrize(("before", "after", "eligible"), [(2, 1, []), (1, 2, [2])])
+def test_a_replica_that_leaves_the_set_is_eligible_by_the_clusters_minimum_as_a_client_has_changed_it(
+    tmp_path: Path, before: int, after: int, eligible: list[int]
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(before, is_default=True)
+        await brokers.stop(3)
+        assert brokers.members == (1, [1, 2], [])
+        alteration = Alteration("min.insync.replicas", AlterOperation.SET, str(after))
+        command = ConfigCommand(ResourceType.BROKER, "", [alteration])
+        assert await brokers.controller.alter_configs([command]) == [None]
+        await brokers.stop(2)
+        assert brokers.members == (1, [1], eligible)
+
+    in_office(tmp_path, story)
+
+
 @pytest.mark.parametrize("is_node_removed", [False, True])
 @pytest.mark.parametrize("is_read_anew", [False, True])
 def test_a_cluster_whose_minimum_somebody_removes_has_that_of_its_controller(

@@ -285,6 +285,16 @@ def test_an_unclean_election_takes_the_best_log_and_never_an_empty_one_before_an
     assert elected_of(cluster((1, 3)), before.replaced(leader=-1), LOSE).leader == 3, "it is in sync"
 
 
+def test_who_was_eligible_before_an_unclean_election_does_not_follow_the_leader_that_it_chose() -> None:
+    """Else what the chosen leader has written would be given up for what was given up before."""
+    policy = ElectionPolicy(unclean=True, min_insync_replicas=2)
+    before = partition([1, 2, 3], leader=NO_BROKER, isr=[]).replaced(elr=[3])
+    chosen = elected_of(cluster((2,)), before, policy)
+    assert (chosen.leader, chosen.isr, chosen.elr) == (2, [2], [])
+    waiting = elected_of(cluster((3,)), chosen, PAIR)
+    assert (waiting.leader, waiting.isr, waiting.elr) == (NO_BROKER, [], [2])
+
+
 def test_an_election_that_may_lose_records_is_found_out() -> None:
     before = topic("t", partition([1, 2]), partition([1, 2], isr=[1]), partition([1, 2]), partition([1, 2]))
     after = before.with_partitions(

@@ -266,6 +266,30 @@ def test_an_operators_election_asks_who_is_started_while_others_tell_how_far_the
     in_office(tmp_path, story)
 
 
+def test_an_operators_election_counts_no_log_end_that_was_told_before_a_restart(tmp_path: Path) -> None:
+    """Broker 3 is started again after each answer, until the controller does not ask once more."""
+
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic()
+        for broker in (2, 3, 1):
+            await brokers.stop(broker)
+        for broker in (2, 3):
+            await brokers.start(broker)
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            await brokers.start(3)
+            return {KEY: {2: LogEnd(4, 50), 3: LogEnd(4, 60)}}
+
+        setting.controller.recovery.ask = ask
+        results = await setting.controller.leading.elect([KEY], ElectionType.UNCLEAN)
+        assert (results, brokers.state.leader) == ({KEY: None}, 2)
+
+    in_office(tmp_path, story)
+
+
 def test_replicas_are_asked_for_five_seconds_how_far_they_reach(tmp_path: Path) -> None:
     """Of those that do not answer nobody is elected, and of those that do the best."""
 

@@ -450,6 +450,21 @@ def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_
     in_office(tmp_path, story)
 
 
+def test_who_was_found_dead_lives_once_it_has_registered_again(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        failover.found_dead(1, epoch(setting, 1))
+        await failover.brokers_changed()
+        assert list(setting.controller.image.brokers) == [0]
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        assert list(setting.controller.image.brokers) == [0, 1]
+
+    in_office(tmp_path, story)
+
+
 def test_a_node_that_cannot_be_read_is_looked_at_again_only_when_it_changes(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
         looks: list[str] = []

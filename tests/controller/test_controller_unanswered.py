@@ -272,3 +272,25 @@ def test_settings_that_allow_to_lose_records_count_although_they_were_read_after
         assert only_partition(setting).leader == 1
 
     in_office(tmp_path, story)
+
+
+def test_who_was_started_again_with_a_loss_is_not_elected_for_the_death_that_the_store_did_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has the partition without a leader, and the controller still the registration before."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        await create(setting, "a", [1])
+        await setting.store.transact([Delete(BrokerNode.path(1))])
+        lose_answer(setting, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            await failover.brokers_changed()
+        await restart(setting, 1, missing=True)
+        await create(setting, "b", [0])
+        one = only_partition(setting)
+        assert (one.leader, one.isr, list(one.elr)) == (-1, [], [1])
+
+    in_office(tmp_path, story)

@@ -86,6 +86,35 @@ def test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark() -> 
     asyncio.run(run())
 
 
+class SlowMarks(SlowFiles):
+    """The mark of a directory that is not to be trusted is written once :attr:`goes_on` is set."""
+
+    def check(self, operation: str, path: str) -> None:
+        if operation == "replace" and path == f"{A}/.tidemill-boot":
+            self.waits.set()
+            self.goes_on.wait(PATIENCE_S)
+        super().check(operation, path)
+
+
+def test_a_stop_waits_until_a_directory_in_which_a_sync_failed_is_marked() -> None:
+    async def run() -> None:
+        files = SlowMarks()
+        files.goes_on.set()
+        stage = Stage(files)
+        stage.append(80)
+        files.waits.clear()
+        files.goes_on.clear()
+        files.fail("sync", f"{A}/t-0", errno.EIO)
+        await stage.replicas.flushing.due()
+        marked: list[bool] = []
+        stage.replicas.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
+        assert await stop_while(files, stage, None) == []
+        assert marked == [True]
+        assert await losses_at_next_start(files) == [True, False, False]
+
+    asyncio.run(run())
+
+
 class LateFiles(SlowFiles):
     """The first sync of a log file fails, and says so late: another one that begins meanwhile succeeds."""
 

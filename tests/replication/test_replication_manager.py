@@ -673,6 +673,41 @@ def test_a_log_without_an_id_is_served_from_a_full_disk_and_gets_the_id_at_the_n
     assert told.startswith("/disk/a/t-0 has no partition.metadata before the next start: cannot write ")
 
 
+def test_a_leader_commits_nothing_by_less_than_its_topics_minimum_as_it_begins_to_lead() -> None:
+    async def test(stage: Stage) -> None:
+        found = stage.logs.create(TopicPartition("t", 0), bytes([1]) * 16, LogConfig(), 0)
+        found.append([made()], 0, 0)
+        state = PartitionState(0, NODE, 1, (NODE, 2), (NODE,), 1)
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, [state], LogConfig(min_insync_replicas=2))
+        partition = stage.partition("t")
+        assert (int(found.end_offset), int(partition.high_watermark)) == (1, 0)
+
+    staged(test)
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_the_controller_knows_of_it(
+    is_reported: bool,
+) -> None:
+    """Else the store may be an old one, and the log the right one."""
+
+    async def test(stage: Stage) -> None:
+        key = TopicPartition("t", 0)
+        stage.replicas.following = Leaders()
+        stage.logs.create(key, b"o" * 16, LogConfig(), 0).append([made()], 0, 0)
+        stage.logs.reported_missing = frozenset({key} if is_reported else ())
+        states = [PartitionState(0, NODE, 1, (NODE,), (NODE,), 1)]
+        if is_reported:
+            stage.replicas.put_topic("t", b"n" * 16, False, states, LogConfig())
+            log = stage.partition("t").log
+            assert (log.topic_id, int(log.end_offset)) == (b"n" * 16, 0)
+        else:
+            with pytest.raises(StorageError, match="a topic of this name with another id"):
+                stage.replicas.put_topic("t", b"n" * 16, False, states, LogConfig())
+
+    staged(test)
+
+
 def test_a_topic_that_is_deleted_takes_no_directory_of_another_with_it() -> None:
     async def test(stage: Stage) -> None:
         key = TopicPartition("t", 0)

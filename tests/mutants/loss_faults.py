@@ -38,6 +38,10 @@ LOSSES: Final = (
         "                stopping=self.stopping(),\n",
         "After a write that failed a broker that has registered anew leads nothing before its losses were"
         " heeded.",
+        reason="The answer to a write that left a partition without a leader has to be lost, and the"
+        " broker to come back with a loss before the next change.",
+        test="controller/test_controller_unanswered.py"
+        "::test_who_was_started_again_with_a_loss_is_not_elected_for_the_death_that_the_store_did_not_answer",
     ),
     Fault(
         "recovers-without-look",
@@ -102,6 +106,10 @@ LOSSES: Final = (
         "            self.metadata.clear()\n",
         "            pass\n",
         "What a broker is told as a whole holds nothing that was pending before.",
+        reason="A broker has to be taken for dead while it lives, and a partition to move away from it"
+        " before it is told everything.",
+        test="broker/test_channels.py"
+        "::test_a_whole_command_takes_nothing_of_what_was_pending_for_a_broker_that_was_away",
     ),
     Fault(
         "eligible-beside-enough-in-sync",
@@ -109,6 +117,10 @@ LOSSES: Final = (
         "    if partition.leader != NO_BROKER and len(partition.isr) >= minimum:\n",
         "    if False:\n",
         "No replica is eligible beside enough replicas in sync, whatever list of them is in the store.",
+        reason="Somebody has to lower the minimum past all brokers, and the leader to commit by it and to"
+        " end, before a controller has emptied the list.",
+        test="controller/test_controller_elections.py"
+        "::test_who_was_eligible_by_a_higher_minimum_is_not_elected_by_a_lower_one",
     ),
     Fault(
         "former-topics-missing-log-stays",
@@ -116,6 +128,10 @@ LOSSES: Final = (
         "        return is_first or is_reported or state.leader",
         "        return is_first or state.leader",
         "A replica that was reported missing begins empty over the log of a former topic.",
+        reason="A replica that follows begins empty in any case: the only replica of a topic has to be"
+        " away while the topic is deleted and made anew.",
+        test="replication/test_replication_manager.py"
+        "::test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_the_controller_knows_of_it",
     ),
     Fault(
         "cut-log-not-synced-at-stop",
@@ -145,6 +161,9 @@ LOSSES: Final = (
         "await asyncio.shield(self._spawn(self._end(one, job)))",
         "await self._end(one, job)",
         "A stop hears of a sync that fails while it cancels whoever waits for it.",
+        reason="A sync that is due has to fail while a stop in order cancels the task that waits for it.",
+        test="replication/test_failed_syncs.py"
+        "::test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark",
     ),
     Fault(
         "failed-sync-not-marked-before-stop",
@@ -153,6 +172,9 @@ LOSSES: Final = (
         "        await asyncio.gather(*self._marking, return_exceptions=True)\n",
         "",
         "A stop that hears of a sync that failed leaves no mark of a clean shutdown.",
+        reason="The stop has to end in the moment that a thread takes to write the marks.",
+        test="replication/test_failed_syncs.py"
+        "::test_a_stop_waits_until_a_directory_in_which_a_sync_failed_is_marked",
     ),
     Fault(
         "office-lost-while-read-begins",

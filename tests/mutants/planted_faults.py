@@ -92,6 +92,9 @@ LEADER: Final = (
         "        if follower is None or 0 <= epoch < follower.epoch:\n",
         "        if follower is None:\n",
         "A fetch that a former life of a follower sent says nothing of what it has now.",
+        reason="A fetch of the former process has to arrive behind one of the next: one of some hundred"
+        " seeds shows that.",
+        test="replication/test_replicas.py::test_fetches_of_a_former_life_tell_nothing",
     ),
     Fault(
         "left-follower-still-caught-up",
@@ -889,6 +892,10 @@ CONTROLLER: Final = (
         "            if broker in image.brokers and image.brokers[broker].epoch != epoch\n",
         "            if broker not in image.brokers\n",
         "A log end counts for the registration under which the broker was asked.",
+        reason="Where a broker was started since, all are asked again: an old answer is left only in the"
+        " last round of an operator's election, with a restart in each round.",
+        test="controller/test_controller_unclean_recovery.py"
+        "::test_an_operators_election_counts_no_log_end_that_was_told_before_a_restart",
     ),
     Fault(
         "new-leader-in-old-epoch",
@@ -926,6 +933,10 @@ CONTROLLER: Final = (
         "        (one for one in partition.replicas if one in image.brokers and one not in stopping), None\n"
         "    )\n",
         "Who leads in the place of a broker that stops is in sync.",
+        reason="A leader has to stop in order while a live replica out of sync comes before those in sync"
+        " in the list.",
+        test="controller/test_controller_shutdown.py"
+        "::test_leaderships_move_to_the_first_in_sync_and_the_sets_are_left",
     ),
     Fault(
         "isr-of-former-epoch-written",
@@ -933,6 +944,9 @@ CONTROLLER: Final = (
         'leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)\n',
         'leader epoch", partition.leader_epoch, partition.leader_epoch, _FENCED)\n',
         "A leader of a former epoch changes no in-sync set.",
+        reason="The check is redundant but for its error: the partition epoch grows with each leader"
+        " epoch, and the check of that one refuses every other set as well.",
+        test="controller/test_controller_isr.py::test_what_may_not_be_is_refused",
     ),
     Fault(
         "isr-over-unknown-state",
@@ -1017,6 +1031,10 @@ CONTROLLER: Final = (
         "            if broker in registered and registered[broker].epoch == epoch\n",
         "            if broker in registered\n",
         "A broker that was found dead and has registered again lives.",
+        reason="A broker that was found dead lives again as soon as it answers, too, which is a moment"
+        " after it has registered.",
+        test="controller/test_controller_faults.py"
+        "::test_who_was_found_dead_lives_once_it_has_registered_again",
     ),
     Fault(
         "move-ends-early",
@@ -1085,6 +1103,10 @@ ELECTIONS: Final = (
         "        return min(min_insync_replicas, len(self.replicas) - len(self.adding))\n",
         "        return min(min_insync_replicas, len(self.replicas))\n",
         "Controller and leaders count the same for min.insync.replicas: no replicas that a move adds.",
+        reason="It matters only for a partition that has fewer replicas than the minimum without those"
+        " that a move adds.",
+        test="controller/test_controller_isr.py"
+        "::test_min_insync_counts_at_most_the_replicas_that_do_not_just_arrive",
     ),
     Fault(
         "eligible-replicas-forgotten",
@@ -1113,6 +1135,10 @@ ELECTIONS: Final = (
         "        emptied = self._emptied_by(plan)\n",
         "        emptied: list[Plan] = []\n",
         "A change of min.insync.replicas empties the eligible leader replicas.",
+        reason="Eligible replicas beside enough in sync do not count in elections either: it takes a"
+        " lower minimum, a commit by it, and the higher one again, all before the next state is written.",
+        test="controller/test_controller_shell.py"
+        "::test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written",
     ),
     Fault(
         "eligible-beside-another-default-min-insync",
@@ -1121,6 +1147,11 @@ ELECTIONS: Final = (
         "        if False:\n            return plan_default",
         "A change of the default of min.insync.replicas empties the eligible leader replicas of topics that"
         " have no value of their own.",
+        reason="Eligible replicas beside enough in sync do not count in elections either: it takes a"
+        " lower default of the minimum, a commit by it, and the higher one again, all before the next state"
+        " is written.",
+        test="controller/test_controller_shell.py"
+        "::test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written",
     ),
     Fault(
         "leader-keeps-old-min-insync",
@@ -1135,6 +1166,9 @@ ELECTIONS: Final = (
         "        if not changed:\n            return\n        turn",
         "        if True:\n            return\n        turn",
         "A leader follows the default of min.insync.replicas where the topic has no value of its own.",
+        reason="It takes a change of the cluster's default while a topic without a value of its own is led.",
+        test="server/test_server_election_settings.py"
+        "::test_a_leader_takes_writes_by_the_clusters_minimum_as_a_client_has_changed_it",
     ),
     Fault(
         "controller-keeps-old-default-min-insync",
@@ -1142,6 +1176,10 @@ ELECTIONS: Final = (
         "        if known is None or known.config is not config or known.settings != image.broker_configs:\n",
         "        if known is None:\n",
         "The controller keeps the eligible leader replicas by the present default of min.insync.replicas.",
+        reason="It takes a change of the cluster's default while one controller is in office and a topic"
+        " has no value of its own.",
+        test="controller/test_controller_stored_min_insync_replicas.py"
+        "::test_a_replica_that_leaves_the_set_is_eligible_by_the_clusters_minimum_as_a_client_has_changed_it",
     ),
     Fault(
         "loser-stays-eligible",
@@ -1163,6 +1201,10 @@ ELECTIONS: Final = (
         "partition_epoch=partition.partition_epoch + 1, elr=[]\n        )\n",
         "partition_epoch=partition.partition_epoch + 1\n        )\n",
         "What others hold beyond the log of a leader that was recovered counts no more.",
+        reason="It takes an unclean election while eligible replicas are away, of which one returns after"
+        " the death of the leader that was elected.",
+        test="controller/test_controller_elections.py"
+        "::test_who_was_eligible_before_an_unclean_election_does_not_follow_the_leader_that_it_chose",
     ),
     Fault(
         "shorter-log-recovered",
@@ -1234,6 +1276,10 @@ ELECTIONS: Final = (
         "        operations = [*(one for part in emptied for one in part.operations), *plan.operations]\n",
         "        emptied = []\n        operations = list(plan.operations)\n",
         "A change of min.insync.replicas empties the eligible leader replicas with the same write.",
+        reason="Eligible replicas beside enough in sync do not count in elections either: it takes a"
+        " lower minimum, a commit by it, and the higher one again, all before the next state is written.",
+        test="controller/test_controller_shell.py"
+        "::test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written",
     ),
     Fault(
         "min-insync-set-after-leading",
@@ -1241,6 +1287,10 @@ ELECTIONS: Final = (
         "            partition.set_min_insync(config.min_insync_replicas, self.clock.monotonic_ms())\n",
         "",
         "A partition knows min.insync.replicas before it leads.",
+        reason="A broker has to lead alone in sync below the minimum, with records that are not"
+        " committed, by the first command about the partition since its start.",
+        test="replication/test_replication_manager.py"
+        "::test_a_leader_commits_nothing_by_less_than_its_topics_minimum_as_it_begins_to_lead",
     ),
     Fault(
         "missing-log-not-reported",
@@ -1248,6 +1298,9 @@ ELECTIONS: Final = (
         "    if found is None:\n        return True\n",
         "    if found is None:\n        return False\n",
         "A replica whose log is in no directory is reported as lost.",
+        reason="A simulated broker has one data directory, and lacks single logs only where it had not"
+        " made them yet, or where an old copy of the directory was put back.",
+        test="server/test_lost_replicas.py::test_a_replaced_disk_costs_its_own_replicas",
     ),
     Fault(
         "loss-cleared-before-heeded",
@@ -1267,6 +1320,10 @@ BROKER: Final = (
         '                "a command of broker',
         '        if False:\n            log.warning(\n                "a command of broker',
         "Commands of a controller that was replaced are refused.",
+        reason="A command of the former controller has to arrive behind one of its successor: one of some"
+        " hundred seeds shows that.",
+        test="broker/test_commands.py"
+        "::test_what_comes_late_over_a_connection_that_was_given_up_changes_nothing",
     ),
     Fault(
         "command-for-former-process-obeyed",
@@ -1403,6 +1460,9 @@ COORDINATION: Final = (
         "            if old is None or old.topic_id != topic.topic_id:\n",
         "            if old is None:\n",
         "A topic of the same name with another id is another topic.",
+        reason="Brokers are nearly always told of the deletion before. Where they are not, they remove"
+        " the former logs by the topic's id all the same, and what groups had committed for it stays.",
+        test="broker/test_commands.py::test_a_topic_that_gets_an_id_is_not_taken_for_another",
     ),
     Fault(
         "registration-without-epoch",
@@ -1419,6 +1479,9 @@ COORDINATION: Final = (
         "    isr = [broker for broker in partition.isr if broker in replicas]\n",
         "    isr = list(partition.isr)\n",
         "Replicas that a move does not keep leave the in-sync set.",
+        reason="A move has to be cancelled, or replaced by another, after a replica that it adds got in"
+        " sync.",
+        test="controller/test_controller_reassignment.py::test_to_cancel_is_to_go_back",
     ),
 )
 

@@ -998,8 +998,8 @@ CONTROLLER: Final = (
     Fault(
         "unheard-losses-elected-for-failed-disk",
         "controller/failover.py",
-        "            await self.look(but=broker_id)\n",
-        "",
+        "            await self.look()\n            if _epoch(",
+        "            if _epoch(",
         "Before a leader is replaced whose disk fails, the losses that brokers have registered are read.",
         reason="What counts is what the controller has read: without the look it reads the report a moment"
         " later.",
@@ -1009,9 +1009,8 @@ CONTROLLER: Final = (
     Fault(
         "failed-before-restart",
         "controller/failover.py",
-        "            await self.look(but=broker_id)\n"
         "            if _epoch(office.image.brokers, broker_id) != known:\n",
-        "            await self.look()\n            if False:\n",
+        "            if False:\n",
         "What failed at a broker before it was started again does not count after it.",
         reason="The report has to be handled between the next registration of the broker and the first look"
         " at it.",

@@ -129,11 +129,11 @@ class ControllerPromise:
                 mind.changing_since_s, mind.changes = promise._promises.now(), mind.changes + 1
                 yield
 
-        async def look(self: Failover, but: int | None = None) -> None:
+        async def look(self: Failover) -> None:
             dead = dict(self._dead)
             promise._mind().registrations.clear()
-            await LOOK(self, but)
-            promise._looked(self, {**dead, **self._dead}, but)
+            await LOOK(self)
+            promise._looked(self, {**dead, **self._dead})
 
         async def ask(
             self: UncleanRecovery, wanted: Mapping[TopicPartition, Sequence[int]]
@@ -475,12 +475,12 @@ class ControllerPromise:
                 self._broken("decision", f"{place}: {broker} ({epoch}) is to join {partition}, and may not")
         self._mind().granted.setdefault(place, set()).add(frozenset(after.isr))
 
-    def _looked(self, of: Failover, dead: Mapping[int, int], but: int | None) -> None:
+    def _looked(self, of: Failover, dead: Mapping[int, int]) -> None:
         """A controller has looked at the brokers: it knows those that it has read, but the dead."""
         image = of._office.image
         for broker, epoch in self._mind().registrations.items():
             known = image.brokers.get(broker)
-            if broker != but and (known is None or known.epoch != epoch) and dead.get(broker) != epoch:
+            if (known is None or known.epoch != epoch) and dead.get(broker) != epoch:
                 self._broken("image", f"{broker} is registered with {epoch}, and is known as {known}, {dead}")
 
     def _check_answers(self, answered: AnsweredLogEnds) -> None:

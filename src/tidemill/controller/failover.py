@@ -80,11 +80,11 @@ class Failover:
             await self.look()
             await self._office.finish_moves()
 
-    async def look(self, but: int | None = None) -> None:
+    async def look(self) -> None:
         """Compares the brokers as :meth:`brokers_changed` does. To be called within :meth:`Office.changing`.
 
         Every other election calls it first: a broker that was restarted since the last look may have lost
-        records. Broker ``but`` keeps the registration that the image has; it is elected only under that.
+        records.
         """
         office = self._office
         unreadable: dict[str, NodeFormatError] = {}
@@ -102,11 +102,7 @@ class Failover:
             if broker in registered and registered[broker].epoch == epoch
         }
         known = office.image.brokers
-        living = {
-            broker: one for broker, one in registered.items() if broker not in self._dead and broker != but
-        }
-        if but is not None and but in known:
-            living = dict(sorted({**living, but: known[but]}.items()))
+        living = {broker: one for broker, one in registered.items() if broker not in self._dead}
         came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
         gone = [broker for broker in known if broker not in living]
         changed = [
@@ -124,12 +120,11 @@ class Failover:
         unheeded = [broker for broker in came if heeded.get(broker) != living[broker].epoch]
         losses = await reported_losses(office.store, image, unheeded)
         office.check_active()
-        stopping = office.stopping(image)
-        if but is not None and _epoch(registered, but) != _epoch(known, but):
-            stopping |= {but}
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
-            planning_broker_change(image, gone, came, losses, office.policies.of, stopping, cleared)
+            planning_broker_change(
+                image, gone, came, losses, office.policies.of, office.stopping(image), cleared
+            )
         )
         office.check_active()  # The office may be lost in a pause.
         await office.change(plans, image, losses=losses)
@@ -153,10 +148,9 @@ class Failover:
             known = _epoch(office.image.brokers, broker_id)
             if known is None or epoch < known:
                 return
-            # A later registration is left to the next look, which makes these replicas available again.
-            await self.look(but=broker_id)
+            await self.look()
             if _epoch(office.image.brokers, broker_id) != known:
-                return  # That look has ended a move, and so has looked at all brokers, this one included.
+                return  # It was started again, which has made these replicas available again.
             plans = await with_pauses(
                 planning_failed_replicas(
                     office.image, broker_id, by_topic, office.policies.of, office.stopping()

@@ -545,8 +545,8 @@ class FullCluster(Simulation):
 
     def _controller_of(self, node: Node) -> Controller | None:
         """What may be the controller in the process of a broker, also while that starts and stops."""
-        whole = cast(Whole | None, node.server or node.starting or node.stopping)
-        return getattr(whole.server.broker, "controller", None) if whole is not None else None
+        whole = node.server or node.starting or node.stopping
+        return getattr(whole.server.broker, "controller", None) if isinstance(whole, Whole) else None
 
     def _log_of(self, broker: int, epoch: int, place: Place) -> Partition | None:
         node, registration = self.node(broker), self.store.tree.get(BrokerNode.path(broker))

@@ -412,18 +412,45 @@ def test_a_log_that_is_cut_while_it_is_cleaned_is_left_as_it_is(stage: Stage) ->
     assert offsets(log) == [17, 18, 19, *range(20, 25)]
 
 
-def test_a_log_that_is_cut_before_its_cleaning_begins_is_not_cleaned(stage: Stage) -> None:
+def test_a_log_that_is_cut_while_it_is_cleaned_and_gets_other_records_keeps_these(stage: Stage) -> None:
+    """Its segments may begin where those began that were cleaned."""
+    log = stage.log()
+
+    def replace(group: CleanedGroup) -> None:
+        log.truncate_to(25, NOW)
+        stage.write(log, 5)
+        log.roll(NOW)
+        stage.write(log, 10)
+        assert [*group.old, 40] == [one.base_offset for one in log.segments]
+
+    stage.worker.before = replace
+    assert not stage.clean()
+    assert offsets(log) == list(range(40))
+    assert leftovers(stage) == []
+
+
+@pytest.mark.parametrize("is_cut_first", [False, True])
+def test_a_log_that_is_cut_before_its_cleaning_begins_is_cleaned_when_it_is_looked_at_again(
+    stage: Stage, caplog: pytest.LogCaptureFixture, is_cut_first: bool
+) -> None:
     log = stage.log()
     written = stage.compaction.write_recovery_points
 
     async def write_and_cut() -> None:
-        await written()
+        stage.compaction.write_recovery_points = written
+        if not is_cut_first:
+            await written()
         log.truncate_to(25, NOW)
+        if is_cut_first:
+            await written()
         stage.write(log, 10)
 
     stage.compaction.write_recovery_points = write_and_cut
     assert not stage.clean()
     assert offsets(log) == list(range(35))
+    assert "is not compacted" not in caplog.text, "nothing is wrong with the checkpoint"
+    assert stage.clean()
+    assert offsets(log) == [32, 33, 34]
 
 
 def test_a_start_knows_that_what_is_cleaned_was_on_the_disk(stage: Stage) -> None:

@@ -431,6 +431,19 @@ def test_a_log_is_cut_in_a_gap_between_segments_where_it_is_told(
     assert [b.base_offset for b in stored(log, 0) + stored(log, offset)][-1] == offset
 
 
+@pytest.mark.parametrize("offset", [3, 4, 5])
+def test_a_log_that_is_cut_within_a_batch_ends_where_that_began(
+    log_of: MakeLog, batch: MakeBatch, offset: int
+) -> None:
+    log = log_of()
+    for _ in range(2):
+        log.append([batch(3)], 0, NOW)
+    assert log.truncate_to(offset, NOW)
+    assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (3, [0])
+    log.append([batch(2)], 0, NOW)
+    assert [(b.base_offset, b.last_offset) for b in stored(log, 0)] == [(0, 2), (3, 4)]
+
+
 @pytest.mark.parametrize("codec", [0, 1])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_follower_stores_messages_of_old_formats_behind_such_a_gap(

@@ -112,6 +112,22 @@ def test_a_new_log_is_not_taken_for_compacted_as_far_as_the_one_that_was_set_asi
     assert read_offsets(files, f"{directory.path}/{CLEANER_OFFSETS}") == {}
 
 
+def test_a_topic_made_anew_does_not_get_the_records_of_a_directory_that_was_put_back(
+    batch: MakeBatch,
+) -> None:
+    """It is opened as what it is: the broker sets it aside then, or takes the partition offline."""
+    files = FaultyFiles()
+    manager = started(files)
+    log = manager.create(KEY, FORMER, LogConfig(), NOW)
+    log.append([batch(value=b"former")], 0, NOW)
+    path = log.directory
+    manager.delete(KEY, NOW)
+    (deleted,) = [name for name in files.list("/a") if name.startswith("t-0.")]
+    files.rename(f"/a/{deleted}", path)
+    log = manager.create(KEY, NEW, LogConfig(), NOW)
+    assert (log.topic_id, log.end_offset) == (FORMER, 1), "nobody would know whose records these are"
+
+
 def power_cut(files: FaultyFiles) -> LogManager:
     """The broker after a power cut."""
     files.power_cut()

@@ -167,15 +167,16 @@ def test_positions_asked_of_a_broker_that_stops_come_with_no_error(stage: Stage)
         coordinator = peer.ask(ApiKey.FIND_COORDINATOR, 1, FindCoordinatorRequest(key="asking")).node_id
     stopped = stage.brokers[coordinator]
     errors: list[int] = []
+    stopping = threading.Thread(target=stopped.stop)
 
     def ask_until_closed(peer: WirePeer) -> None:
         request = OffsetFetchRequest(group_id="asking", topics=None)
         while True:
             errors.append(peer.ask(ApiKey.OFFSET_FETCH, 5, request).error_code)
+            if len(errors) == 1:
+                stopping.start()
 
     with WirePeer(stopped.bootstrap) as peer:
-        stopping = threading.Thread(target=stopped.stop)
-        stopping.start()
         with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
             ask_until_closed(peer)
         stopping.join()

@@ -70,6 +70,8 @@ class FollowingPromise:
         """The replicas that have told their leaders something."""
         self._truncations: dict[Log, int] = {}
         """How often a log had been cut when it was looked at whether the disk has that."""
+        self._cut_before: dict[Log, set[str]] = {}
+        """The segments of which the disk had more as their log was opened: a killed process had cut them."""
         self._starts: dict[Log, int] = {}
         self._silent: dict[Silence, Silent] = {}
         self._deserted_s: dict[Partition, float] = {}
@@ -317,14 +319,14 @@ class FollowingPromise:
         name = _name(log)
         if log_directory(files.durable_names, name) != log.directory:
             return
-        there = dict(segments_of(files, log.directory))
-        for one in files.durable_names(log.directory):
-            if offset_of(one, LOG) < int(log.start_offset):
-                continue
-            on_disk = files.durable(f"{log.directory}/{one}")
-            if not there.get(one, b"").startswith(on_disk):
-                self._broken("follows", partition, f"it was cut, and the disk has more of {one}")
-                return
+        left = _cut_off(files, log) - self._cut_before.get(log, set())
+        if left:
+            self._broken("follows", partition, f"it was cut, and the disk has more of {min(left)}")
+
+    def opened(self, log: Log) -> None:
+        """A process has opened a log: one that was killed may have cut it, and not have synced that."""
+        if isinstance(log.files, SimulatedFiles) and log.files.exists(log.directory):
+            self._cut_before[log] = _cut_off(log.files, log)
 
     def common_end(self, partition: Partition) -> int:
         """Up to where a follower and its leader have the same; -1 where that is not known."""
@@ -605,3 +607,14 @@ def _is_deserted(partition: Partition, since_ms: int) -> bool:
         return False
     members = [follower for broker, follower in replication.followers.items() if broker in partition.isr]
     return all(max(one._fetched_ms, one.caught_up_ms) < since_ms for one in members)
+
+
+def _cut_off(files: SimulatedFiles, log: Log) -> set[str]:
+    """The segments of a log of which the disk has more than a process reads."""
+    there = dict(segments_of(files, log.directory))
+    return {
+        one
+        for one in files.durable_names(log.directory)
+        if offset_of(one, LOG) >= int(log.start_offset)
+        and not there.get(one, b"").startswith(files.durable(f"{log.directory}/{one}"))
+    }

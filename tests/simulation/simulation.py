@@ -608,6 +608,7 @@ class Simulation:
         log = OPEN_LOG(opening)
         if isinstance(files, SimulatedFiles):
             self.promises.restart.opened(files, log)
+            self.following.opened(log)
             self.promises.disk_state.opened(self._name_of(files), opening, log, segments)
             self.promises.log_state.check(self._name_of(files), log)
         return log

@@ -18,8 +18,9 @@ from tidemill.broker.replica_selection import (
     rack_aware,
 )
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
-from tidemill.wire.messages.fetch import ReplicaState
+from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
 REPLICAS = (NODE, 2, 3)
 LONG_MS = 60_000
@@ -201,7 +202,27 @@ def test_a_follower_serves_consumers_up_to_where_it_knows_it_to_be_committed(ben
     bench.until(lambda: bench.fetches.waiting == 1)
     partition.append_from_leader(b"", 2, 0, NOW)
     assert values_of(parts_of(consumer.fetched(11))["t", 0], 1) == [b"b"]
-    # What the log loses to a new leader is out of range from then on.
+    # Of what the log loses to a new leader only that one knows whether it is there.
     partition.truncate_to(1, NOW)
     consumer.fetch(11, {("t", 0): 2}, session_id=response.session_id, session_epoch=2)
-    assert parts_of(consumer.fetched(11))["t", 0].error_code == 1
+    assert parts_of(consumer.fetched(11))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize("known_epoch", [-1, 1])
+def test_a_consumer_does_not_begin_anew_at_a_former_leader_that_has_lost_its_disk(
+    bench: Bench, known_epoch: int
+) -> None:
+    """Its metadata may be those of before: librdkafka would go to the beginning of the log."""
+    partition = bench.partition()
+    partition.become(2, 1, REPLICAS, REPLICAS, 1, NOW)
+    partition.begin_at(300, NOW)
+    consumer = bench.client()
+    for position in (7, 3242):
+        asked = FetchPartition(
+            partition=0, current_leader_epoch=known_epoch, fetch_offset=position, partition_max_bytes=1 << 20
+        )
+        consumer.fetch(11, {("t", 0): asked})
+        assert parts_of(consumer.fetched(11))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    partition.become(NODE, 2, REPLICAS, REPLICAS, 2, NOW)
+    consumer.fetch(11, {("t", 0): 3242})
+    assert parts_of(consumer.fetched(11))["t", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE

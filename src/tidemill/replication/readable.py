@@ -105,14 +105,16 @@ class Readable(Awaited):
         """Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
 
         Above the high watermark a consumer waits: after a change of leaders, and on a follower, it may know
-        more to be committed than this broker does yet.
+        more to be committed than this broker does yet. A follower knows no range: it may have to fetch first
+        what the consumer read elsewhere. It names the leader, lest the consumer begins anew (KAFKA-14255).
         """
         log = self.log
-        if offset < log.start_offset or offset > log.end_offset:
-            raise KafkaError(
-                f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}",
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-            )
+        if log.start_offset <= offset <= log.end_offset:
+            return
+        text = f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}"
+        if self.leader != self.node_id:
+            raise KafkaError(f"{text}: broker {self.leader} leads it", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        raise KafkaError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
     def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
         """How far a reader may read."""

@@ -483,7 +483,7 @@ class FullCluster(Simulation):
             is_its_own = node is not None and self._process_of(node.owner) is machine.process
             is_new = is_created and is_its_own and machine.stopping is None
             self.promises.registered(broker_id, lost, is_new=is_new)
-            if is_new:
+            if is_new and machine.started_s >= machine.disk_since_s:
                 self.controllers.registered(broker_id, lost)
             if node is not None and not is_created and lost.is_none:
                 if is_its_own:

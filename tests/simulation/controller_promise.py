@@ -92,6 +92,8 @@ class Mind:
         """In-sync sets that leaders were granted over the present states."""
         self.failed: dict[tuple[bytes, int], tuple[int, int]] = {}
         """Replicas that a broker has reported as failed: the broker, and in which change that is heeded."""
+        self.failed_in: dict[tuple[bytes, int, int], int] = {}
+        """The registrations of the brokers that have reported them, by topic id, partition and broker."""
         self.compared: ClusterImage | None = None
 
 
@@ -165,6 +167,7 @@ class ControllerPromise:
             for topic_id, numbers in failed.items():
                 for number in numbers:
                     mind.failed[topic_id, number] = broker, mind.changes
+                    mind.failed_in[topic_id, number, broker] = image.brokers[broker].epoch
             return PLANNING_FAILED(image, broker, failed, *others)
 
         return [
@@ -402,7 +405,13 @@ class ControllerPromise:
         replicas, adding = now.replicas[place[1]], now.adding.get(place[1], [])
         old = written.before.get(TopicNode.path(place[0]))
         was = TopicNode.decode(place[0], old.data) if old is not None else now
-        offline = set(partition.offline)
+        offline = {
+            broker
+            for broker in partition.offline
+            if broker not in image.brokers
+            # With another registration the replica may be readable again.
+            or mind.failed_in.get((topic.topic_id, place[1], broker)) in (None, image.brokers[broker].epoch)
+        }
         failed = mind.failed.get((topic.topic_id, place[1]))
         if failed is not None and failed[1] == mind.changes:
             offline.add(failed[0])

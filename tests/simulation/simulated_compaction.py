@@ -246,8 +246,12 @@ class CleaningCheck:
 
         found = self.files.stored(self.job.directory, counts)
         left = {header.base for data in found.values() for header in headers_of(data)}
-        if not self._staying <= left:
-            self._broken(f"a process that ends after {old} is renamed loses {min(self._staying - left)}")
+        partition = self._partition()
+        start = 0 if partition is None else int(partition.log.start_offset)
+        # What lies before the start of the log is deleted.
+        lost = {base for base in self._staying - left if base >= start}
+        if lost:
+            self._broken(f"a process that ends after {old} is renamed loses {min(lost)}")
             self.files.renamed = None
 
     def placed(self, group: CleanedGroup, *, was_unchanged: bool, is_placed: bool) -> None:
@@ -275,9 +279,11 @@ class CleaningCheck:
         later = [base for base in (one.base_offset for one in self.job.segments) if base > group.old[-1]]
         end = min([end, *(base - 1 for base in later)])
         lasts = {header.last for header in after}
+        were_there = {header.last for header in self.headers.values()}
         for producer_id, entry in partition.log.producer_state.entries.items():
             last = int(entry.last_offset)
-            if producer_id in self.job.producers and first <= last <= end and last not in lasts:
+            is_concerned = producer_id in self.job.producers and last in were_there and first <= last <= end
+            if is_concerned and last not in lasts:
                 self._broken(f"the last batch of producer {producer_id}, which ends at {last}, is gone")
         for header in after:
             before = self.headers.get(header.base)

@@ -25,8 +25,9 @@ from tidemill.controller.elections import (
     recovery_candidates,
 )
 from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
-from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
+from tidemill.coordination.image import NO_BROKER, BrokerImage, ClusterImage, PartitionImage
 from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import SetData
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -273,6 +274,16 @@ def test_losses_count_that_were_reported_while_the_dead_leader_still_counted_as_
     assert in_sync_again.lost_replicas == [2]
     waiting = elected_of(cluster((1, 2, 3)), in_sync_again, lost={1}, missing={1})
     assert (waiting.leader, waiting.lost_replicas) == (3, [1, 2])
+
+
+def test_nobody_is_elected_by_the_logs_while_a_broker_reports_losses_that_may_not_lead_yet() -> None:
+    """It may have the longest log of all, once its report has been heeded."""
+    waiting = partition([1, 2], leader=NO_BROKER, isr=[]).replaced(lost_replicas=[1, 2])
+    image = cluster((1, 2))
+    assert recovery_candidates(image, waiting, SAFE, frozenset({2})) == [1]
+    reporting = BrokerImage(BrokerRegistration(2, (), lost=UNSYNCED), 7)
+    image = image.with_brokers({**image.brokers, 2: reporting})
+    assert recovery_candidates(image, waiting, SAFE, frozenset({2})) == []
 
 
 def test_an_unclean_election_takes_the_best_log_and_never_an_empty_one_before_another() -> None:

@@ -906,7 +906,7 @@ CONTROLLER: Final = (
     Fault(
         "loss-counted-against-recovered-leader",
         "controller/elections.py",
-        "    is_reporting = any(not image.brokers[one].lost.is_none for one in able)\n",
+        "    is_reporting = any(not image.brokers[one].lost.is_none for one in readable)\n",
         "    is_reporting = False\n",
         "A broker is not elected by its log while its registration reports a loss: it would count once more.",
     ),

@@ -176,7 +176,8 @@ def recovery_candidates(
     is_hopeless = not eligible and (
         partition.last_known_leader in able or set(partition.replicas) <= set(partition.lost_replicas)
     )
-    is_reporting = any(not image.brokers[one].lost.is_none for one in able)
+    readable = able_replicas(image, partition)
+    is_reporting = any(not image.brokers[one].lost.is_none for one in readable)
     return able if (policy.unclean or is_hopeless) and not is_reporting else []
 
 

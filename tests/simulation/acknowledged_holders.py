@@ -83,8 +83,9 @@ class Holders:
     def min_isr_changed(self, min_isr: int, *, is_led: bool, has_ended: bool = False) -> None:
         """The store has another ``min.insync.replicas``: by it a leader may commit without the eligible.
 
-        Nothing is committed without a leader. Where the leader's process has ended (``has_ended``) the
-        eligible may be elected all the same, by a controller that has not read the value yet.
+        Nothing is committed without a leader. Where the leader's process or its session has ended
+        (``has_ended``) the eligible may be elected all the same, by a controller that has not read the value
+        yet: nor has this leader.
         """
         self.min_isr = min_isr
         if is_led:

@@ -20,6 +20,7 @@ from commands_promise import CommandsPromise
 from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
 from coordinator_promise import CoordinatorPromise
+from deposed_leaders import NEVER as NO_SESSION
 from deposed_leaders import DeposedLeaders
 from disk_state_promise import DiskStatePromise
 from event_log import EventLog
@@ -401,7 +402,10 @@ class Promises:
                 if known.holders.eligible and known.leader >= 0:
                     self.events.count("eligible replicas dropped by another min.insync.replicas")
                 is_led = known.leader >= 0
-                has_ended = is_led and self.started_s(known.leader) is None
+                has_ended = is_led and (
+                    self.started_s(known.leader) is None
+                    or self.deposed.in_touch_s(known.leader) == NO_SESSION
+                )
                 least = self._min_isr_of(place, known)
                 known.holders.min_isr_changed(least, is_led=is_led, has_ended=has_ended)
                 self._note_forgotten(place, known, had_forgotten)

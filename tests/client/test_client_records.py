@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -401,8 +402,35 @@ def test_a_partition_without_a_leader_keeps_the_one_beside_it_not_waiting(
     with Producer(broker_address) as producer:
         for partition in range(2):
             producer.send(topic, b"v", partition=partition).result(10)
+    lost = leaderless(monkeypatch, 1)
+    with Consumer(broker_address, {"auto.offset.reset": "earliest", "metadata.max.age.ms": 200}) as consumer:
+        consumer.assign([(topic, 0), (topic, 1)])
+        began = time.monotonic()
+        assert [record.partition for record in consumer.poll(20)] == [0]
+        assert time.monotonic() - began < 15
+        assert consumer.troubles()[TopicPartition(topic, 1)][0] == "LEADER_NOT_AVAILABLE"
+        lost.clear()
+        assert [record.partition for record in consumer.poll(20)] == [1]
+
+
+def test_a_position_is_found_once_its_partition_has_a_leader(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = TopicPartition(new_topic(1), 0)
+    lost = leaderless(monkeypatch, 0)
+    with Consumer(broker_address, {"auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([item])
+        for _ in range(2):
+            with pytest.raises(ClientError, match=r"no leader for|not found in time"):
+                consumer.position(item, timeout=0.3)
+        threading.Timer(0.3, lost.clear).start()
+        assert consumer.position(item, timeout=20) == 0
+
+
+def leaderless(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> list[int]:
+    """These partitions have no leader until they are taken out of what this returns."""
     plain = connections.decode_response
-    lost = [1]
+    lost = list(partitions)
 
     def without_leader(key: ApiKey, version: int, frame: bytes) -> Any:
         answer = plain(key, version, frame)
@@ -414,12 +442,7 @@ def test_a_partition_without_a_leader_keeps_the_one_beside_it_not_waiting(
         return answer
 
     monkeypatch.setattr(connections, "decode_response", without_leader)
-    with Consumer(broker_address, {"auto.offset.reset": "earliest", "metadata.max.age.ms": 200}) as consumer:
-        consumer.assign([(topic, 0), (topic, 1)])
-        assert [record.partition for record in consumer.poll(20)] == [0]
-        assert consumer.troubles()[TopicPartition(topic, 1)][0] == "LEADER_NOT_AVAILABLE"
-        lost.clear()
-        assert [record.partition for record in consumer.poll(20)] == [1]
+    return lost
 
 
 def test_an_admin_does_not_ask_for_ever_for_the_topics_that_it_made(

@@ -17,6 +17,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -396,18 +397,21 @@ class Consumer(Positions):
 
     def revoke(self, items: Sequence[TopicPartition]) -> None:
         """See :class:`tidemill.client.group.User`."""
-        try:
+        with self._dropping(items):
             if self._listener is not None:
                 self._listener.on_revoked(items)
-        finally:
-            for item in items:
-                self._drop(item)
 
     def lose(self, items: Sequence[TopicPartition]) -> None:
         """See :class:`tidemill.client.group.User`."""
-        try:
+        with self._dropping(items):
             if self._listener is not None:
                 self._listener.on_lost(items)
+
+    @contextmanager
+    def _dropping(self, items: Sequence[TopicPartition]) -> Iterator[None]:
+        """Forgets ``items`` after the block, whatever the user's listener raises in it."""
+        try:
+            yield
         finally:
             for item in items:
                 self._drop(item)

@@ -54,10 +54,12 @@ def list_offsets_known(
     *,
     committed_only: bool = False,
     all_or_none: bool = False,
+    once: bool = False,
 ) -> dict[TopicPartition, OffsetAt]:
     """As :func:`list_offsets`, but partitions that fail are put into ``failures`` with their errors.
 
-    ``all_or_none``: it ends with the first that is not worth asking again.
+    ``all_or_none``: it ends with the first that is not worth asking again. ``once``: no leader is asked
+    again; partitions that are worth it are failures, too, and the next use reads the metadata first.
     """
     found: dict[TopicPartition, OffsetAt] = {}
     left = dict(times)
@@ -77,6 +79,10 @@ def list_offsets_known(
             _take(request, items, found, again, failures)
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
+            break
+        if once:
+            failures.update(again)
+            cluster.request_refresh()
             break
         pause = cluster.config.seconds("retry.backoff.ms")
         if time.monotonic() + pause >= deadline:

@@ -10,10 +10,10 @@ from typing import Any
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.config import CONSUMER, config_of
-from tidemill.client.errors import ClientClosed, NoOffset, RequestTimeout
+from tidemill.client.errors import ClientClosed, ClientError, NoOffset, RequestTimeout
 from tidemill.client.fetcher import Fetcher, Place
 from tidemill.client.group_offsets import Committed, fetch_offsets
-from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, list_offsets
+from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, list_offsets, list_offsets_known
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -33,7 +33,7 @@ class Positions:
         self._cluster.create = self.config.bool("allow.auto.create.topics")
         self._places: dict[TopicPartition, Place] = {}
         self._unread: dict[TopicPartition, int] = {}
-        """Where a loop over the consumer stands in what was polled for it: the rest is not given out yet."""
+        """How far a loop over the consumer has got in the records of its last poll."""
         self._at_work: dict[TopicPartition, int] = {}
         """Where that begins which was given out last: the user may not be done with it."""
         self._fetcher = Fetcher(self._cluster, self._places)
@@ -82,14 +82,23 @@ class Positions:
         resets = {
             item: place.reset
             for item, place in self._places.items()
-            # One that nobody leads must not keep the others waiting.
             if place.offset is None and place.reset is not None and self._fetcher.has_leader(item)
         }
         if resets:
-            found = list_offsets(self._cluster, resets, deadline, committed_only=self._fetcher.committed_only)
+            failures: dict[TopicPartition, ClientError] = {}
+            found = list_offsets_known(
+                self._cluster,
+                resets,
+                deadline,
+                failures,
+                committed_only=self._fetcher.committed_only,
+                once=True,  # A partition without a leader must not keep the others waiting.
+            )
             for item, at in found.items():
                 place = self._places[item]
                 place.offset, place.reset = at.offset, None
+            for failure in sorted(failures.values(), key=lambda problem: problem.retriable):
+                raise failure
 
     def _fetch_committed(
         self, items: Iterable[TopicPartition], deadline: float
@@ -146,9 +155,19 @@ class Positions:
                 offset = self._place(partition).offset
                 if offset is not None:
                     return self._unread.get(TopicPartition(*partition), offset)
-                if time.monotonic() >= deadline:
-                    raise RequestTimeout(f"the position in {partition} was not found in time")
-                self._find_positions(deadline)
+                failure: ClientError = RequestTimeout(f"the position in {partition} was not found in time")
+                try:
+                    self._find_positions(deadline)
+                except ClientError as problem:
+                    if not problem.retriable or isinstance(problem, NoOffset):
+                        raise
+                    failure = problem
+                if self._place(partition).offset is None:
+                    pause = self.config.seconds("retry.backoff.ms")
+                    if time.monotonic() + pause >= deadline:
+                        raise failure
+                    time.sleep(pause)
+                    self._cluster.refresh(deadline)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Gives out no records of these until :meth:`resume`; the group membership goes on."""

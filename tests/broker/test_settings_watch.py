@@ -104,15 +104,21 @@ def test_notes_of_older_tools_of_kafka_are_heeded(tmp_path: Path, note: bytes) -
     assert told == {("topics", "t"): {"retention.ms": "9"}}
 
 
+ODD_BESIDE_T = (
+    Create(ConfigNode.path("topics", "odd"), b"{"),
+    Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+    Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
+    Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+)
+"""Settings of two topics, of which one holds no settings."""
+
+
 def test_settings_that_make_no_sense_keep_no_others_from_taking_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = follow(
         tmp_path,
-        Create(ConfigNode.path("topics", "odd"), b"{"),
-        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+        *ODD_BESIDE_T,
     )
     assert told == {("topics", "t"): {"retention.ms": "9"}}
     assert any("/config/topics/odd holds '{'" in record.getMessage() for record in caplog.records)
@@ -121,10 +127,7 @@ def test_settings_that_make_no_sense_keep_no_others_from_taking_effect(
 def test_settings_that_could_not_be_read_are_taken_once_they_can_without_a_note(tmp_path: Path) -> None:
     told = follow(
         tmp_path,
-        Create(ConfigNode.path("topics", "odd"), b"{"),
-        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+        *ODD_BESIDE_T,
         mended=SetData(ConfigNode.path("topics", "odd"), ConfigNode.encode({"retention.ms": "8"})),
     )
     assert told == {("topics", "odd"): {"retention.ms": "8"}}
@@ -134,10 +137,7 @@ def test_settings_that_can_be_read_again_are_taken_though_the_store_fails_at_fir
     """The controller looks at the store before it takes them; no note has them read once more."""
     told = follow(
         tmp_path,
-        Create(ConfigNode.path("topics", "odd"), b"{"),
-        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+        *ODD_BESIDE_T,
         mended=SetData(ConfigNode.path("topics", "odd"), ConfigNode.encode({"retention.ms": "8"})),
         office=SilentOffice("odd"),
     )

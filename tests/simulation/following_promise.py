@@ -162,7 +162,8 @@ class FollowingPromise:
         if (there.leader, there.leader_epoch) != (partition.node_id, partition.leader_epoch):
             return
         if there not in self._asked or 0 <= epoch < self._registrations.get(broker, -1):
-            return  # It was sent by a process that is gone, perhaps.
+            self._promises.excused("late-fetch")
+            return
         if there.log.end_offset < offset:
             self._broken(
                 "counted", partition, f"{broker} counts up to {offset}, and ends at {there.log.end_offset}"
@@ -319,9 +320,12 @@ class FollowingPromise:
         name = _name(log)
         if log_directory(files.durable_names, name) != log.directory:
             return
-        left = _cut_off(files, log) - self._cut_before.get(log, set())
-        if left:
-            self._broken("follows", partition, f"it was cut, and the disk has more of {min(left)}")
+        left = _cut_off(files, log)
+        before = left & self._cut_before.get(log, set())
+        if before:
+            self._promises.excused("cut-before")
+        if left - before:
+            self._broken("follows", partition, f"it was cut, and the disk has more of {min(left - before)}")
 
     def opened(self, log: Log) -> None:
         """A process has opened a log: one that was killed may have cut it, and not have synced that."""

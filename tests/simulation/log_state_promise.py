@@ -124,8 +124,9 @@ def segments_of(files: SimulatedFiles, directory: str) -> list[tuple[str, bytes]
 class LogStatePromise:
     """Compares what brokers know of their logs with what is in these."""
 
-    def __init__(self, broken: Callable[[str, str], None]) -> None:
+    def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
+        self._excused = excused
         self._seen: dict[int, Seen] = {}
         """Of logs that were looked at, how each was."""
         self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}
@@ -203,9 +204,10 @@ class LogStatePromise:
             (directory.start_offsets, int(log.start_offset)),
             (directory.cleaner_offsets, max(int(log.clean_end), 0)),
         ):
-            # What a full disk has refused to write is written once there is room.
-            is_refused = not getattr(checkpoint, "_is_known", True)
-            if checkpoint.said(key) > offset and not is_refused:
+            if checkpoint.said(key) > offset:
+                if not getattr(checkpoint, "_is_known", True):
+                    self._excused("full-disk")
+                    continue
                 self._broken(
                     "checkpoints",
                     f"{broker}: {_name(log)} goes on, and {checkpoint.path} may say {checkpoint.said(key)},"
@@ -298,19 +300,17 @@ class LogStatePromise:
                 return
 
     def _check_begin(self, broker: str, log: Log) -> None:
-        """Also in a copy of a compacted log an epoch begins where the log ended before.
-
-        A log that was cut may end behind the last batch that compaction has left.
-        """
+        """Also in a copy of a compacted log an epoch begins where the log ended before."""
         if not isinstance(log.files, SimulatedFiles) or log.closed or not log.leader_epochs.epochs:
-            return
-        if log.truncations:
             return
         name = offset_name(int(log.active.base_offset), LOG)
         data = log.files.stored(log.directory, lambda one: one == name).get(name, b"")
         latest, start = log.leader_epochs.epochs[-1], log.leader_epochs.starts[-1]
         for before, batch in pairwise(headers_of(data)):
             if before.epoch < latest == batch.epoch and start > before.last + 1:
+                if log.truncations:
+                    self._excused("cut-before")
+                    return
                 self._broken(
                     "epochs",
                     f"{broker} has epoch {latest} of {_name(log)} begin at {start}, and the batch before it"

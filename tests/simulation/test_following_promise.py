@@ -269,6 +269,20 @@ def test_nothing_is_appended_before_a_cut_is_on_the_disk(pair: Pair) -> None:
     assert pair.found == "follows"
 
 
+def test_what_a_killed_process_had_cut_may_be_on_the_disk_when_the_next_one_appends(pair: Pair) -> None:
+    pair.follower.log.truncate_to(4, NOW)
+    pair.watch.opened(pair.follower.log)
+    pair.watch.appends(pair.follower)
+    assert pair.found == ""
+    assert pair.checked.counts["excuse cut-before"] == 1
+
+
+def test_a_fetch_of_a_former_process_may_tell_of_what_its_next_one_lacks(pair: Pair) -> None:
+    pair.leader.fetched_by(FOLLOWER, 6, 0, 1, 1)
+    assert pair.found == ""
+    assert pair.checked.counts["excuse late-fetch"] == 1
+
+
 def test_what_is_appended_after_a_cut_that_is_synced_breaks_nothing(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.follower.log.flush(NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,7 +37,8 @@ class Kept:
 
     def __init__(self) -> None:
         self.broken: list[str] = []
-        self.promise = LogStatePromise(lambda name, text: self.broken.append(f"{name}: {text}"))
+        self.excuses: Counter[str] = Counter()
+        self.promise = LogStatePromise(lambda name, text: self.broken.append(f"{name}: {text}"), self._excuse)
         clock = SimpleNamespace(time=lambda: 0.0, is_in_job=False)
         self.files = SimulatedFiles(cast(SimulatedLoop, clock))
         for directory in ("/data", "/data/t-0"):
@@ -61,11 +63,20 @@ class Kept:
         self.log.flush(NOW)
         self.files.sync_directory("/data")
 
-    def look(self, led_in: int = -1, **said: int) -> None:
-        """Looks at the replica, which may lead; ``said`` is what checkpoints say of it."""
+    def _excuse(self, excuse: str) -> bool:
+        self.excuses[excuse] += 1
+        return True
+
+    def look(self, led_in: int = -1, *, is_refused: bool = False, **said: int) -> None:
+        """Looks at the replica, which may lead; ``said`` is what checkpoints say of it.
+
+        ``is_refused``: the disk was full when they were written last.
+        """
         directory = SimpleNamespace(
             **{
-                name: SimpleNamespace(path=name, said=lambda key, name=name: said.get(name, 0))
+                name: SimpleNamespace(
+                    path=name, _is_known=not is_refused, said=lambda key, name=name: said.get(name, 0)
+                )
                 for name in ("recovery_points", "start_offsets", "cleaner_offsets")
             }
         )
@@ -191,6 +202,14 @@ def test_before_a_log_goes_on_checkpoints_say_no_more_than_is(
     kept.append(5, 5)
     kept.look(**{checkpoint: said})
     assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"] * is_broken
+
+
+def test_a_checkpoint_that_a_full_disk_refused_may_say_more() -> None:
+    kept = Kept()
+    kept.look()
+    kept.append(5, 5)
+    kept.look(is_refused=True, recovery_points=1)
+    assert (kept.broken, kept.excuses) == ([], {"full-disk": 1})
 
 
 @pytest.mark.parametrize("known", ["recovery_point", "clean_end", "start_offset"])

@@ -331,7 +331,7 @@ class CarryingOut:
             await self._take_settings(settings)
 
     def topics_without_metadata(self) -> list[str]:
-        """Topics of which this broker has settings, and no metadata yet."""
+        """The topics whose settings this broker has read while their metadata has not arrived yet."""
         return []
 
     async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:

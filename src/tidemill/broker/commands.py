@@ -81,7 +81,7 @@ class Commands(CarryingOut):
         self._settings: dict[Key, Mapping[str, str]] = {}
         """Settings of topics that the image does not have yet."""
         self._learning: list[Key] = []
-        """Topics of which they are being read."""
+        """The topics whose settings are being read."""
         self.settings_unreadable: Callable[[str, str], None] = lambda kind, name: None
         """Called with kind and name where settings could not be read: they are to be read again."""
 

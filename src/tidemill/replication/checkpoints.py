@@ -104,7 +104,10 @@ class Checkpoints:
             await self._sync_renamed()
 
     async def _sync_renamed(self) -> None:
-        """Brings the deletions of directories to the disk. Where that fails, whoever makes one does it."""
+        """Syncs the directories that partitions were removed from, so that a power cut brings none back.
+
+        Where that fails, it is done before a partition of such a name is made.
+        """
         renamed = dict(self._logs.renamed)
         if not renamed:
             return

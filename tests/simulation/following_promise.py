@@ -172,6 +172,16 @@ class FollowingPromise:
 
     def committing(self, partition: Partition, offset: int) -> None:
         """The high watermark of a replica moves."""
+        if partition.is_leader and partition.replication is not None:
+            replication = partition.replication
+            for broker, follower in replication.followers.items():
+                if broker in replication.pending and follower.end_offset < offset:
+                    self._broken(
+                        "committed",
+                        partition,
+                        f"it is committed up to {offset}; {broker}, asked for in sync, has told"
+                        f" {follower.end_offset}",
+                    )
         if partition.is_leader and partition.log.needs_flush and offset > partition._flushed_end:
             self._broken(
                 "committed",

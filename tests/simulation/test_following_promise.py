@@ -142,6 +142,7 @@ def test_a_fetch_of_a_process_that_is_gone_may_come_before_the_first_of_the_next
     pair.write()
     pair.leader.fetched_by(FOLLOWER, 6, 0, 1, 1)
     assert pair.found == ""
+    assert pair.checked.counts["excuse late-fetch"] == 1
 
 
 def test_a_follower_without_records_counts(pair: Pair) -> None:
@@ -165,6 +166,16 @@ def test_a_leader_that_asks_for_others_in_sync_does_not_commit_alone(alone: Pair
     replication.pending = BOTH
     alone.watch.fetched(alone.leader, FOLLOWER, 3, 0, 2, 1)
     assert alone.found == "counted"
+
+
+def test_a_leader_commits_what_those_have_that_it_has_asked_for_in_sync(alone: Pair) -> None:
+    alone.fetch(3)
+    replication: Any = alone.leader.replication
+    replication.pending = BOTH
+    alone.watch.committing(alone.leader, 3)
+    assert alone.found == ""
+    alone.watch.committing(alone.leader, 4)
+    assert alone.found == "committed"
 
 
 def test_a_leader_waits_for_a_follower_that_is_caught_up(alone: Pair) -> None:
@@ -275,12 +286,6 @@ def test_what_a_killed_process_had_cut_may_be_on_the_disk_when_the_next_one_appe
     pair.watch.appends(pair.follower)
     assert pair.found == ""
     assert pair.checked.counts["excuse cut-before"] == 1
-
-
-def test_a_fetch_of_a_former_process_may_tell_of_what_its_next_one_lacks(pair: Pair) -> None:
-    pair.leader.fetched_by(FOLLOWER, 6, 0, 1, 1)
-    assert pair.found == ""
-    assert pair.checked.counts["excuse late-fetch"] == 1
 
 
 def test_what_is_appended_after_a_cut_that_is_synced_breaks_nothing(pair: Pair) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable
 
@@ -181,6 +183,18 @@ def test_a_partition_that_lies_in_two_directories_is_told(filled: Callable[..., 
     assert manager.logs[TopicPartition("t", 0)].directory == "/a/t-0"
 
 
+def mounted_again(files: FaultyFiles, former: str) -> LogManager:
+    """A start with both directories, of which ``former`` was not in use at the last one."""
+    manager = LogManager(files, ("/a", "/b"))
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    outdated = manager.at_path(former)
+    assert outdated is not None
+    outdated.is_outdated = True
+    manager.load(NOW, lambda topic: LogConfig())
+    return manager
+
+
 @pytest.mark.parametrize("former", ["/a", "/b"])
 def test_a_disk_that_is_mounted_again_keeps_no_replica_offline_that_was_rebuilt_elsewhere(
     former: str, filled: Callable[..., Watched]
@@ -190,13 +204,7 @@ def test_a_disk_that_is_mounted_again_keeps_no_replica_offline_that_was_rebuilt_
     key = TopicPartition("t", 0 if former == "/a" else 1)
     files.make_directory(f"{kept}/{key}")  # It was rebuilt there, and is empty yet.
     write_offsets(files, f"{former}/{HIGH_WATERMARKS}", {key: 1})
-    manager = LogManager(files, ("/a", "/b"))
-    manager.lock()
-    manager.claim("c" * 22, 1)
-    outdated = manager.at_path(former)
-    assert outdated is not None
-    outdated.is_outdated = True
-    manager.load(NOW, lambda topic: LogConfig())
+    manager = mounted_again(files, former)
     assert [one.failure for one in manager.directories] == ["", ""]
     assert manager.logs[key].directory == f"{kept}/{key}"
     assert manager.logs[key].end_offset == 0
@@ -234,3 +242,50 @@ def test_a_disk_that_failed_and_comes_back_keeps_no_topic_offline_that_was_made_
     assert [one.failure for one in again.directories] == ["", ""]
     assert (again.logs[key].directory, again.logs[key].topic_id) == (f"{kept}/{key}", b"n" * 16)
     assert other in again.logs
+
+
+class Refusing(Watched):
+    """Cannot rename what lies below :attr:`refused`, with the error :attr:`code`."""
+
+    refused = ""
+    code = errno.EIO
+
+    def rename(self, old: str, new: str) -> None:
+        if self.refused and old.startswith(self.refused):
+            raise OSError(self.code, os.strerror(self.code), old)
+        super().rename(old, new)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("former", ["/a", "/b"])
+def test_a_disk_that_is_mounted_again_and_fails_keeps_no_replica_offline_on_another(
+    former: str, code: int, batch: MakeBatch
+) -> None:
+    files = Refusing()
+    key = TopicPartition("t", 0)
+    (kept,) = {"/a", "/b"} - {former}
+    manager = started(files, ("/a", "/b"), 1)
+    for path, count in ((former, 3), (kept, 1)):
+        manager.make_log(f"{path}/{key}", key, b"t" * 16, LogConfig(), NOW).append([batch(count)], 0, NOW)
+    files.kill()
+    files.refused, files.code = f"{former}/", code
+    manager = mounted_again(files, former)
+    failures = {one.path: bool(one.failure) for one in manager.directories}
+    assert failures == {former: True, kept: False}
+    assert manager.logs[key].directory == f"{kept}/{key}"
+    assert (manager.logs[key].closed, int(manager.logs[key].end_offset)) == (False, 1)
+
+
+@pytest.mark.parametrize("former", ["/a", "/b"])
+def test_a_disk_that_is_mounted_again_says_not_where_a_topic_made_anew_goes_on(former: str) -> None:
+    files = Watched()
+    key = TopicPartition("t", 0)
+    (kept,) = {"/a", "/b"} - {former}
+    manager = started(files, ("/a", "/b"), 1)
+    for path in (former, kept):
+        manager.make_log(f"{path}/{key}", key, b"t" * 16, LogConfig(), NOW)
+    assert manager.close(NOW, {}) == []
+    for path, mark in ((former, 1000), (kept, 5)):
+        write_offsets(files, f"{path}/{HIGH_WATERMARKS}", {key: mark})
+    manager = mounted_again(files, former)
+    assert manager.promised == {key: 5}

@@ -82,7 +82,7 @@ class DirectoryLoading:
         self.directory = directory
         self.places = places
         self.high_watermarks = high_watermarks
-        """Those in its checkpoint."""
+        """Those in its checkpoint; they are exact after a clean stop."""
         self.openings: list[Opening] = []
         """Those that have begun."""
         self.opened: list[Future[tuple[Opening, Log]]] = []
@@ -184,8 +184,6 @@ class Loading:
         self._read_offsets(directory.recovery_points)
         self._read_offsets(directory.start_offsets)
         high_watermarks = self._read_offsets(directory.high_watermarks)
-        if directory.clean:
-            self.promised |= high_watermarks
         places = [place for name in names if (place := self._place(directory, name)) is not None]
         self._note_boot(directory, bool(places), is_distrusted)
         # From here on a crash is an unclean stop, also one of this start.
@@ -195,15 +193,15 @@ class Loading:
     def _merge_high_watermarks(self, loadings: list[DirectoryLoading]) -> None:
         """Takes over the high watermarks; of a directory that was not in use only of what the others lack."""
         in_use: set[TopicPartition] = set()
-        for loading in loadings:
-            if not _was_away(loading.directory):
-                self.high_watermarks |= loading.high_watermarks
-                in_use.update(place.key for place in loading.places if not place.is_future)
-        for loading in loadings:
+        for loading in sorted(loadings, key=lambda one: _was_away(one.directory)):
+            offsets = loading.high_watermarks
             if _was_away(loading.directory):
-                self.high_watermarks |= {
-                    key: offset for key, offset in loading.high_watermarks.items() if key not in in_use
-                }
+                offsets = {key: offset for key, offset in offsets.items() if key not in in_use}
+            else:
+                in_use.update(place.key for place in loading.places if not place.is_future)
+            self.high_watermarks |= offsets
+            if loading.directory.clean:
+                self.promised |= offsets
 
     def _note_boot(self, directory: DataDirectory, has_logs: bool, is_distrusted: bool) -> None:
         """Finds out whether the system was started anew since the last stop, and notes this boot.
@@ -409,7 +407,9 @@ class Loading:
                     return
                 holder.remove(place.key)
                 self.all.damaged.discard(place.key)
-                self._set_aside(holder, found, one)
+                self.all.logs[place.key] = one
+                with self._putting_aside(holder):
+                    self._set_aside(holder, found, one)
             self.all.logs[place.key] = one
         directory.add(one, is_copy=place.is_future)
         lost = self._loss_of(directory, place, int(one.end_offset))
@@ -440,8 +440,9 @@ class Loading:
         self.files.rename(former.directory, renamed)
         self.files.sync_directory(directory.path)
         self.all.warnings.append(
-            f"{former.directory} is {renamed} now, until somebody removes it: {directory.path} was away "
-            f"when {former.topic_partition} was made anew in {current.directory}"
+            f"{former.directory} was renamed to {renamed}: {directory.path} was offline when "
+            f"{former.topic_partition} was made anew in {current.directory}; remove {renamed} when its "
+            "records are not needed"
         )
 
     def settle_arriving(self) -> None:
@@ -485,9 +486,7 @@ class Loading:
             if copy.has_unfinished_cut:
                 raise
             # It may be the partition's disk that fails: that is no reason to do without the copy's.
-            self.all.warnings.append(
-                f"{copy.directory} is removed, and the move has to be asked for again: {problem}"
-            )
+            self.all.warnings.append(f"{copy.directory} is removed: {problem}; request the move again")
             return False
         if copy.truncations != truncations:
             copy.flush(self.now_ms)

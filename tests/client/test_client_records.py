@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tidemill.client import connection as connections
 from tidemill.client.errors import ClientError, DataLoss, NoOffset, TopicRecreated
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.metadata import MetadataResponseBroker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -290,9 +292,9 @@ def test_a_poll_waits_no_longer_than_it_was_told(
         waits: list[float] = []
         plain = consumer._fetcher.wait
 
-        def wait(seconds: float) -> None:
+        def wait(seconds: float, others: Any) -> None:
             waits.append(seconds)
-            plain(seconds)
+            plain(seconds, others)
 
         monkeypatch.setattr(consumer._fetcher, "wait", wait)
         for timeout in (0.0, 0.3):
@@ -413,6 +415,39 @@ def test_a_partition_without_a_leader_keeps_the_one_beside_it_not_waiting(
         assert [record.partition for record in consumer.poll(20)] == [1]
 
 
+def test_a_broker_that_answers_nothing_keeps_the_partitions_of_others_not_waiting(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(2)
+    with Producer(broker_address) as producer:
+        for partition in range(2):
+            producer.send(topic, b"v", partition=partition).result(10)
+    plain = connections.decode_response
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def led_by_silent(key: ApiKey, version: int, frame: bytes) -> Any:
+            answer = plain(key, version, frame)
+            if key == ApiKey.METADATA:
+                one = MetadataResponseBroker(node_id=99, host="127.0.0.1", port=silent.getsockname()[1])
+                answer[1].brokers.append(one)
+                for entry in answer[1].topics:
+                    for partition in entry.partitions:
+                        if partition.partition_index == 1:
+                            partition.leader_id = 99
+            return answer
+
+        monkeypatch.setattr(connections, "decode_response", led_by_silent)
+        with Consumer(broker_address, {"auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([(topic, 0), (topic, 1)])
+            began = time.monotonic()
+            assert [record.partition for record in consumer.poll(20)] == [0]
+            assert list(consumer.poll(1)) == []
+            with Producer(broker_address) as producer:
+                producer.send(topic, b"w", partition=0).result(10)
+            assert [record.value for record in consumer.poll(20)] == [b"w"]
+            assert time.monotonic() - began < 15
+
+
 def test_a_position_is_found_once_its_partition_has_a_leader(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,19 +456,40 @@ def test_a_position_is_found_once_its_partition_has_a_leader(
     with Consumer(broker_address, {"auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([item])
         for _ in range(2):
-            with pytest.raises(ClientError, match=r"no leader for|not found in time"):
+            with pytest.raises(ClientError, match="LEADER_NOT_AVAILABLE"):
                 consumer.position(item, timeout=0.3)
         threading.Timer(0.3, lost.clear).start()
         assert consumer.position(item, timeout=20) == 0
 
 
-def leaderless(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> list[int]:
-    """These partitions have no leader until they are taken out of what this returns."""
+def test_a_partition_without_a_leader_has_the_metadata_read_a_few_times_a_second(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = TopicPartition(new_topic(1), 0)
+    reads: list[ApiKey] = []
+    leaderless(monkeypatch, 0, asked=reads)
+    with Consumer(broker_address, {"auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([item])
+        assert list(consumer.poll(1.0)) == []
+        consumer.seek(item, 0)
+        assert list(consumer.poll(1.0)) == []
+    assert 4 <= reads.count(ApiKey.METADATA) <= 40
+
+
+def leaderless(
+    monkeypatch: pytest.MonkeyPatch, *partitions: int, asked: list[ApiKey] | None = None
+) -> list[int]:
+    """These partitions have no leader until they are taken out of what this returns.
+
+    ``asked`` gets the API key of each answer.
+    """
     plain = connections.decode_response
     lost = list(partitions)
 
     def without_leader(key: ApiKey, version: int, frame: bytes) -> Any:
         answer = plain(key, version, frame)
+        if asked is not None:
+            asked.append(key)
         if key == ApiKey.METADATA:
             for entry in answer[1].topics:
                 for partition in entry.partitions:

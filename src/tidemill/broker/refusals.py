@@ -4,7 +4,7 @@ A producer has up to five batches for a partition under way. The first may be re
 (no room on the disk, too few replicas in sync, a leader that has not heard yet that it leads), and the reason
 be gone when the second is looked at. By its sequence the second is out of order then. Told so, librdkafka
 counts its epoch up for all of its partitions, and sends batches whose answers were lost with new sequences:
-they are stored twice (its issue 4953). Where the partition does not know the producer, the second would even
+they are stored twice (librdkafka issue 4953). Where the partition does not know the producer, the second would even
 be stored, and the first be out of order for good. So the second is answered as the first was, and the client
 sends both again, in their order.
 

@@ -231,7 +231,7 @@ class Consumer(Positions):
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._fetcher.wait(min(left, wait))
+            self._fetcher.wait(min(left, wait), self._resets.connections)
 
     def _coordinate(self, deadline: float) -> float:
         """Group, metadata, positions, commits; seconds until this is worth doing again."""
@@ -253,13 +253,12 @@ class Consumer(Positions):
             group.commits.finish()
             self._commit_in_time()
         try:
-            self._find_positions(deadline)
+            return min(wait, self._find_positions(deadline))
         except ClientError as problem:
             if not problem.retriable or isinstance(problem, NoOffset):
                 raise
             LOG.debug("positions: %s", problem)
             return min(wait, 0.1)
-        return wait
 
     def _first_metadata(self, deadline: float) -> None:
         try:

@@ -11,6 +11,7 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from tidemill.client import fetching
 from tidemill.client.chunks import Chunk
@@ -137,6 +138,7 @@ class Fetcher:
             topic = self._cluster.topics.get(item.topic)
             if topic is None or item.partition >= len(topic.partitions):
                 self._cluster.request_refresh()
+                place.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
                 continue
             partition = topic.partitions[item.partition]
@@ -144,6 +146,7 @@ class Fetcher:
             if node_id < 0:
                 place.note(ErrorCode.LEADER_NOT_AVAILABLE.name)
                 self._cluster.request_refresh()
+                place.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
                 continue
             by_node.setdefault(node_id, []).append(
@@ -210,19 +213,23 @@ class Fetcher:
 
     # -- receiving ----------------------------------------------------------------------------------------
 
-    def wait(self, timeout: float) -> None:
-        """Sleeps until an answer, :meth:`wake` or ``timeout`` seconds; takes the answers."""
+    def wait(self, timeout: float, others: Iterable[Connection] = (), *, for_records: bool = True) -> None:
+        """Sleeps until an answer, :meth:`wake` or ``timeout`` seconds; takes the answers.
+
+        ``others``: connections over which other answers may come, too. ``for_records``: it does not sleep
+        while there are records to give out.
+        """
         self.take()
-        if self.chunks:
+        if self.chunks and for_records:
             return
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         connections: dict[int, Connection] = {}
-        for request in self._requests.values():
-            descriptor = request.connection.fileno()
+        for connection in (*(request.connection for request in self._requests.values()), *others):
+            descriptor = connection.fileno()
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
-                connections[descriptor] = request.connection
+                connections[descriptor] = connection
         for descriptor, _ in poll.poll(max(0, int(timeout * 1000 + 0.999))):
             if descriptor == self._wake_read:
                 with contextlib.suppress(BlockingIOError):

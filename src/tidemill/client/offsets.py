@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tidemill.client.cluster import CONTROL, Cluster
-from tidemill.client.connection import Request
+from tidemill.client.config import ClientConfig
+from tidemill.client.connection import Connection, Request
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, error_for
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -54,12 +55,10 @@ def list_offsets_known(
     *,
     committed_only: bool = False,
     all_or_none: bool = False,
-    once: bool = False,
 ) -> dict[TopicPartition, OffsetAt]:
     """As :func:`list_offsets`, but partitions that fail are put into ``failures`` with their errors.
 
-    ``all_or_none``: it ends with the first that is not worth asking again. ``once``: no leader is asked
-    again; partitions that are worth it are failures, too, and the next use reads the metadata first.
+    ``all_or_none``: it ends with the first that is not worth asking again.
     """
     found: dict[TopicPartition, OffsetAt] = {}
     left = dict(times)
@@ -76,13 +75,9 @@ def list_offsets_known(
                 failures.update(dict.fromkeys(items, problem))
         for request, items in requests:
             request.connection.wait(request, max(0.0, deadline - time.monotonic()))
-            _take(request, items, found, again, failures)
+            take_list_offsets(request, items, found, again, failures)
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
-            break
-        if once:
-            failures.update(again)
-            cluster.request_refresh()
             break
         pause = cluster.config.seconds("retry.backoff.ms")
         if time.monotonic() + pause >= deadline:
@@ -148,25 +143,33 @@ def _ask(
     if node_id < 0:
         raise BrokerUnreachable("no leader for " + ", ".join(map(str, items)), ErrorCode.LEADER_NOT_AVAILABLE)
     connection = cluster.connection(node_id, CONTROL, deadline)
+    asked = {item: times[item] for item in items}
+    return send_list_offsets(connection, asked, cluster.config, committed_only=committed_only)
+
+
+def send_list_offsets(
+    connection: Connection, times: Mapping[TopicPartition, int], config: ClientConfig, *, committed_only: bool
+) -> Request:
+    """Asks the leader of these partitions, without waiting for the answer."""
     version = connection.version(ApiKey.LIST_OFFSETS)
     topics: dict[str, ListOffsetsTopic] = {}
-    for item in items:
-        if times[item] == MAX_TIMESTAMP and version < MAX_TIMESTAMP_FROM_VERSION:
+    for item, at in times.items():
+        if at == MAX_TIMESTAMP and version < MAX_TIMESTAMP_FROM_VERSION:
             raise error_for(
                 ErrorCode.UNSUPPORTED_VERSION, "look up the largest timestamp", broker=connection.address
             )
         topic = topics.setdefault(item.topic, ListOffsetsTopic(name=item.topic, partitions=[]))
-        topic.partitions.append(ListOffsetsPartition(partition_index=item.partition, timestamp=times[item]))
+        topic.partitions.append(ListOffsetsPartition(partition_index=item.partition, timestamp=at))
     message = ListOffsetsRequest(
         replica_id=-1,
         isolation_level=1 if committed_only and version >= 2 else 0,
         topics=list(topics.values()),
-        timeout_ms=cluster.config.int("request.timeout.ms"),
+        timeout_ms=config.int("request.timeout.ms"),
     )
     return connection.send(ApiKey.LIST_OFFSETS, message, version=version)
 
 
-def _take(
+def take_list_offsets(
     request: Request,
     items: Iterable[TopicPartition],
     found: dict[TopicPartition, OffsetAt],

@@ -10,10 +10,11 @@ from typing import Any
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.config import CONSUMER, config_of
-from tidemill.client.errors import ClientClosed, ClientError, NoOffset, RequestTimeout
+from tidemill.client.errors import ClientClosed, NoOffset, RequestTimeout
 from tidemill.client.fetcher import Fetcher, Place
 from tidemill.client.group_offsets import Committed, fetch_offsets
-from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, list_offsets, list_offsets_known
+from tidemill.client.offset_resets import OffsetResets
+from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, by_leader, list_offsets
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -35,8 +36,9 @@ class Positions:
         self._unread: dict[TopicPartition, int] = {}
         """How far a loop over the consumer has got in the records of its last poll."""
         self._at_work: dict[TopicPartition, int] = {}
-        """Where that begins which was given out last: the user may not be done with it."""
+        """The first offset of the records given out last, which the user may still be working on."""
         self._fetcher = Fetcher(self._cluster, self._places)
+        self._resets = OffsetResets(self._cluster, self._places, self._fetcher)
         self._timeout = self.config.seconds("default.api.timeout.ms")
         self._policy = self.config.text("auto.offset.reset")
         self._closed = False
@@ -59,8 +61,11 @@ class Positions:
     def _deadline(self, timeout: float | None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else timeout)
 
-    def _find_positions(self, deadline: float) -> None:
-        """Finds out where to begin: committed offsets first, then by ``auto.offset.reset``."""
+    def _find_positions(self, deadline: float) -> float:
+        """Finds out where to begin: committed offsets first, then by ``auto.offset.reset``.
+
+        Seconds until that is worth doing again.
+        """
         unknown = [i for i, p in self._places.items() if p.offset is None and p.reset is None]
         if unknown:
             committed: dict[TopicPartition, Committed] = {}
@@ -79,26 +84,7 @@ class Positions:
                     )
                 else:
                     place.reset = EARLIEST if self._policy == "earliest" else LATEST
-        resets = {
-            item: place.reset
-            for item, place in self._places.items()
-            if place.offset is None and place.reset is not None and self._fetcher.has_leader(item)
-        }
-        if resets:
-            failures: dict[TopicPartition, ClientError] = {}
-            found = list_offsets_known(
-                self._cluster,
-                resets,
-                deadline,
-                failures,
-                committed_only=self._fetcher.committed_only,
-                once=True,  # A partition without a leader must not keep the others waiting.
-            )
-            for item, at in found.items():
-                place = self._places[item]
-                place.offset, place.reset = at.offset, None
-            for failure in sorted(failures.values(), key=lambda problem: problem.retriable):
-                raise failure
+        return self._resets.step()
 
     def _fetch_committed(
         self, items: Iterable[TopicPartition], deadline: float
@@ -155,19 +141,16 @@ class Positions:
                 offset = self._place(partition).offset
                 if offset is not None:
                     return self._unread.get(TopicPartition(*partition), offset)
-                failure: ClientError = RequestTimeout(f"the position in {partition} was not found in time")
-                try:
-                    self._find_positions(deadline)
-                except ClientError as problem:
-                    if not problem.retriable or isinstance(problem, NoOffset):
-                        raise
-                    failure = problem
-                if self._place(partition).offset is None:
-                    pause = self.config.seconds("retry.backoff.ms")
-                    if time.monotonic() + pause >= deadline:
-                        raise failure
-                    time.sleep(pause)
+                by_leader(self._cluster, [TopicPartition(*partition)], deadline, "look up an offset of")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    late = RequestTimeout(f"the position in {partition} was not found in time")
+                    raise self._resets.failures.get(TopicPartition(*partition), late)
+                if self._cluster.needs_refresh():
                     self._cluster.refresh(deadline)
+                wait = self._find_positions(deadline)
+                if self._place(partition).offset is None:
+                    self._fetcher.wait(min(left, wait), self._resets.connections, for_records=False)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Gives out no records of these until :meth:`resume`; the group membership goes on."""

@@ -150,7 +150,7 @@ class Failover:
                 return
             await self.look()
             if _epoch(office.image.brokers, broker_id) != known:
-                return  # It was started again, which has made these replicas available again.
+                return  # It has registered again: its replicas are online until it reports them.
             plans = await with_pauses(
                 planning_failed_replicas(
                     office.image, broker_id, by_topic, office.policies.of, office.stopping()

@@ -94,7 +94,7 @@ class Readable(Awaited):
     def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
         """Where the records from ``offset`` on lie, up to ``limit_offset``; None when there are none yet.
 
-        Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
+        Raises as :meth:`check_range`.
         """
         self.check_range(offset)
         if offset >= limit_offset:
@@ -102,18 +102,20 @@ class Readable(Awaited):
         return self.log.read(offset, bytes_max, limit_offset, whole_first)
 
     def check_range(self, offset: i64) -> None:
-        """Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
+        """Raises OFFSET_OUT_OF_RANGE outside of the log; on a follower NOT_LEADER_OR_FOLLOWER.
 
         Above the high watermark a consumer waits: after a change of leaders, and on a follower, it may know
-        more to be committed than this broker does yet. A follower knows no range: it may have to fetch first
-        what the consumer read elsewhere. It names the leader, lest the consumer begins anew (KAFKA-14255).
+        more to be committed than this broker does yet. A follower may have to fetch first what the consumer
+        read elsewhere. It sends the consumer to the leader: without a leader epoch a consumer resets its
+        position after OFFSET_OUT_OF_RANGE, which Apache Kafka answers here, too (KAFKA-14255).
         """
         log = self.log
         if log.start_offset <= offset <= log.end_offset:
             return
         text = f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}"
         if self.leader != self.node_id:
-            raise KafkaError(f"{text}: broker {self.leader} leads it", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            led = f"broker {self.leader} leads it" if self.leader >= 0 else "it has no leader"
+            raise KafkaError(f"{text}: {led}", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
     def limit_offset(self, replica_id: i32, isolation: i32) -> i64:

@@ -231,7 +231,7 @@ def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_time
     topic = new_topic(1)
     dead = threading.Event()
     through_proxy(lambda answers: dead.is_set())
-    with Producer(broker_address, delivery_timeout_ms=900, request_timeout_ms=300, linger_ms=0) as producer:
+    with Producer(broker_address, delivery_timeout_ms=3000, request_timeout_ms=1000, linger_ms=0) as producer:
         producer.send(topic, b"there").result(10)
         dead.set()
         began = time.monotonic()
@@ -259,7 +259,7 @@ def test_a_producer_that_gets_no_id_says_so_and_what_does_without(
     monkeypatch.setattr(Cluster, "call_any", refused)
     topic = new_topic(1)
     with (
-        Producer(broker_address, delivery_timeout_ms=900, request_timeout_ms=300, linger_ms=0) as producer,
+        Producer(broker_address, delivery_timeout_ms=3000, request_timeout_ms=1000, linger_ms=0) as producer,
         pytest.raises(DeliveryTimeout, match=r"producer id .*enable.idempotence=false.*COORDINATOR_NOT"),
     ):
         producer.send(topic, b"held back").result(20)

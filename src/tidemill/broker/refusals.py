@@ -4,9 +4,9 @@ A producer has up to five batches for a partition under way. The first may be re
 (no room on the disk, too few replicas in sync, a leader that has not heard yet that it leads), and the reason
 be gone when the second is looked at. By its sequence the second is out of order then. Told so, librdkafka
 counts its epoch up for all of its partitions, and sends batches whose answers were lost with new sequences:
-they are stored twice (librdkafka issue 4953). Where the partition does not know the producer, the second would even
-be stored, and the first be out of order for good. So the second is answered as the first was, and the client
-sends both again, in their order.
+they are stored twice (librdkafka issue 4953). Where the partition does not know the producer, the second
+would even be stored, and the first be out of order for good. So the second is answered as the first was, and
+the client sends both again, in their order.
 
 What is noted is believed only as long as the log still waits for the batch that was refused. Times are
 monotonic: a wall clock that is set forward would have a refusal of a moment ago be forgotten.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -58,11 +59,14 @@ def mutated(mutant: Mutant, source: str) -> str:
 
 
 def changed_lines(before: str, after: str) -> tuple[str, str]:
-    """The line that an edit changed, without its indentation, as it was and as it is."""
-    for old, new in zip(before.splitlines(), after.splitlines(), strict=False):
-        if old != new:
-            return old.strip(), new.strip()
-    return "", ""
+    """The lines that an edit changed, without indentation, as they were and as they are: empty if removed."""
+    old, new = before.splitlines(), after.splitlines()
+    found = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    changes = [change for change in found if change[0] != "equal"]
+    return (
+        " ".join(line.strip() for _, begin, end, _, _ in changes for line in old[begin:end]).strip(),
+        " ".join(line.strip() for _, _, _, begin, end in changes for line in new[begin:end]).strip(),
+    )
 
 
 def sample(root: Path, packages: list[str], left_out: list[str], count: int, seed: int) -> list[Mutant]:

@@ -9,7 +9,8 @@ stopped goes on where it was. A mutant that was found stays found; one that surv
 have changed.
 
 Survivors are printed with their verdict from ``docs/mutation.md``. The run fails when fewer than 85% of the
-mutants that are not equivalent were found.
+mutants that are not equivalent were found, or a mutant of the sample has no result: a worker has ended, or
+pytest did not run the tests.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ FOUND_MIN = 0.85
 TESTS_S_MAX = 60.0
 """The tests of one mutant take no longer than this together, as they took under coverage."""
 TEST_TIMEOUT_S = 120
+PASSED, FAILED, NO_END = 0, 1, -1
+"""Exit codes of pytest; -1 is that of :mod:`mutation_server` for a run that does not end."""
+NOT_COLLECTED = 4
+"""Exit code of pytest where a test that it is to run by name is not there, or its file cannot be imported."""
 TESTS_MAX = 400
 STEADY = ("records", "log", "groups")
 """Tests in other directories wait for processes with a limit, and fail now and then on a busy machine: what
@@ -71,6 +76,18 @@ class Result(NamedTuple):
     """The hash of the tests that did not notice it."""
 
 
+class NoVerdict(Exception):
+    """The tests of a mutant did not run."""
+
+
+class Failed(NamedTuple):
+    """Tests that do not pass."""
+
+    by: str
+    """The test that fails first, or why there is none."""
+    code: int
+
+
 class Worker(threading.Thread):
     """Tries mutants one after the other, in a copy of the source of its own."""
 
@@ -90,7 +107,10 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while (mutant := self.run_.next()) is not None:
-            self.run_.note(mutant, self.tried(mutant))
+            try:
+                self.run_.note(mutant, self.tried(mutant))
+            except NoVerdict as problem:
+                print(f"no result  {mutant.name}  {problem}", flush=True)
         self.server.communicate()
 
     def tried(self, mutant: Mutant) -> Result:
@@ -119,9 +139,15 @@ class Worker(threading.Thread):
         left = list(tests)
         while True:
             self._write(module, after)
-            by = self._failing(left)
-            if by is None:
+            failed = self._failing(left)
+            if failed is None:
                 return "survived", ""
+            if failed.code == NOT_COLLECTED:
+                self._write(module, before)
+                if self._failing(left, "--collect-only") is not None:
+                    raise NoVerdict(f"{failed.by} is not collected without the fault either")
+                return "found", failed.by
+            by = failed.by
             if by not in left or by.split("/")[1] in STEADY:
                 return "found", by
             if self._failing([by]) is not None:
@@ -130,30 +156,40 @@ class Worker(threading.Thread):
                     return "found", by
             left.remove(by)
 
-    def _failing(self, tests: Sequence[str]) -> str | None:
-        """The first test that fails, or why there is none; None when all pass."""
+    def _failing(self, tests: Sequence[str], *more: str) -> Failed | None:
+        """What does not pass; None when all pass. Raises NoVerdict when pytest does not run the tests."""
         if not tests:
             return None
         names = self.source.parent / "tests.txt"
         names.write_text("\n".join(tests))
         output = self.source.parent / "output.txt"
         arguments = [*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", "-x", "--tb=no", "-rfE"]
-        arguments += [f"--timeout={TEST_TIMEOUT_S}", f"@{names}"]
+        arguments += [f"--timeout={TEST_TIMEOUT_S}", *more, f"@{names}"]
         limit_s = 600 + 20 * sum(self.run_.covering.seconds[test] for test in tests)
-        asked = json.dumps([arguments, str(output), limit_s])
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
-        self.server.stdin.write(asked + "\n")
-        self.server.stdin.flush()
-        code = json.loads(self.server.stdout.readline())
-        if code == 0:
+        code = self._answer(json.dumps([arguments, str(output), limit_s]))
+        if code == PASSED:
             return None
         told = output.read_text(errors="replace")
         for line in told.splitlines():
             kind, _, what = line.partition(" ")
-            if kind in ("FAILED", "ERROR"):
-                return next((test for test in tests if what == test or what.startswith(f"{test} - ")), what)
-        return f"exit code {code}: {told.strip()[-200:]}"
+            if code in (FAILED, NOT_COLLECTED) and kind in ("FAILED", "ERROR"):
+                by = next((test for test in tests if what == test or what.startswith(f"{test} - ")), what)
+                return Failed(by, code)
+        text = f"exit code {code}: {told.strip()[-200:]}"
+        if code in (FAILED, NOT_COLLECTED, NO_END):
+            return Failed(text, code)
+        raise NoVerdict(text)
+
+    def _answer(self, asked: str) -> int:
+        """The exit code with which the server answers."""
+        if self.server.stdin is None or self.server.stdout is None:
+            raise RuntimeError("the server of the tests has no input or no output")
+        self.server.stdin.write(asked + "\n")
+        self.server.stdin.flush()
+        answer = self.server.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the server of the tests has ended with {self.server.wait()}")
+        return int(json.loads(answer))
 
 
 def copy_source(target: Path) -> None:
@@ -201,11 +237,15 @@ class Run:
                 self.results[result.name] = result
         self._waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
         for mutant in self.mutants:
-            done = self.results.get(mutant.name)
-            if done is None or (done.outcome != "found" and done.key != self.tests_key):
+            if self.result_of(mutant) is None:
                 self._waiting.put(mutant)
         self._left = self._waiting.qsize()
         self._lock = threading.Lock()
+
+    def result_of(self, mutant: Mutant) -> Result | None:
+        """What became of a mutant; None if it was not tried, or survived former tests."""
+        result = self.results.get(mutant.name)
+        return result if result and (result.outcome == "found" or result.key == self.tests_key) else None
 
     def next(self) -> Mutant | None:
         """The mutant that is to be tried next; None when all are."""
@@ -256,9 +296,11 @@ def report(run: Run) -> bool:
     known = verdicts()
     counts: Counter[tuple[str, str]] = Counter()
     survivors = []
+    missing = []
     for mutant in run.mutants:
-        result = run.results.get(mutant.name)
+        result = run.result_of(mutant)
         if result is None:
+            missing.append(mutant.name)
             continue
         module = mutant.module.removeprefix("tidemill/")
         outcome = result.outcome
@@ -278,7 +320,9 @@ def report(run: Run) -> bool:
         share = f"{found / (found + survived):.0%}" if found + survived else ""
         print(f"{package:10} {found:6} {survived:9} {equivalent:11}  {share}")
     found, survived = counts["all", "found"], counts["all", "survived"]
-    return found >= FOUND_MIN * (found + survived)
+    for name in missing:
+        print(f"no result: {name}")
+    return not missing and found >= FOUND_MIN * (found + survived)
 
 
 def main() -> int:

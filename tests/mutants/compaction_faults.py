@@ -132,10 +132,6 @@ COMPACTION: Final = (
         "        if one.closed or one.truncations != truncations:\n            return False\n",
         "        if one.closed:\n            return False\n",
         "A log that was cut meanwhile takes no cleaned segment.",
-        reason="The exchange finds that the segments have changed, unless the log has grown again, with"
-        " segments that begin where those that were cleaned did.",
-        test="broker/test_broker_compaction.py"
-        "::test_a_log_that_is_cut_while_it_is_cleaned_and_gets_other_records_keeps_these",
     ),
     Fault(
         "last-batch-of-producer-cleaned-away",

@@ -15,10 +15,6 @@ LOSSES: Final = (
         f"        {_LOOK}        again = dict",
         "        again = dict",
         "The controller reads the registrations before an election that somebody asked for.",
-        reason="What counts is what the controller has read: without the look it reads the report a moment"
-        " later.",
-        test="controller/test_controller_shell.py"
-        "::test_who_registers_with_losses_a_moment_before_preferred_replicas_are_elected_does_not_lead",
     ),
     Fault(
         "balances-without-look",
@@ -26,10 +22,6 @@ LOSSES: Final = (
         f"            {_LOOK}            percentage",
         "            percentage",
         "The controller reads the registrations before leaderships return to preferred replicas.",
-        reason="What counts is what the controller has read: without the look it reads the report a moment"
-        " later.",
-        test="controller/test_controller_shell.py"
-        "::test_who_registers_with_losses_a_moment_before_preferred_replicas_are_elected_does_not_lead",
     ),
     Fault(
         "renewed-registration-leads-after-failed-write",
@@ -56,9 +48,6 @@ LOSSES: Final = (
         f"        {_LOOK}        plans = self._planned()\n",
         "        plans = self._planned()\n",
         "The controller reads the registrations before a move drops replicas.",
-        reason="A broker has to come back on an empty disk in the moment in which a move ends.",
-        test="controller/test_controller_shell.py"
-        "::test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_what_it_lost",
     ),
     Fault(
         "move-begins-without-look",
@@ -66,9 +55,6 @@ LOSSES: Final = (
         f"            {_LOOK}            if node is not None and",
         "            if node is not None and",
         "The controller reads the registrations before it begins a move, which may end at once.",
-        reason="A broker has to come back on an empty disk in the moment in which a move ends.",
-        test="controller/test_controller_shell.py"
-        "::test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_what_it_lost",
     ),
     Fault(
         "loss-reported-of-what-was-made-since",
@@ -161,9 +147,6 @@ LOSSES: Final = (
         "await asyncio.shield(self._spawn(self._end(one, job)))",
         "await self._end(one, job)",
         "A stop hears of a sync that fails while it cancels whoever waits for it.",
-        reason="A sync that is due has to fail while a stop in order cancels the task that waits for it.",
-        test="replication/test_failed_syncs.py"
-        "::test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark",
     ),
     Fault(
         "failed-sync-not-marked-before-stop",

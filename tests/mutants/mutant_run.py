@@ -10,7 +10,8 @@ those in which it matters most often.
 
 What was run is kept below ``build/mutants`` by the digest of the source that it ran: an interrupted run goes
 on where it was stopped. Results of other sources do not count. The exit code is 1 when seeds find less than
-95% of the faults that name no test, or a test does not find the fault that names it.
+95% of the faults that name no test, or a test does not find the fault that names it. With FAULTS only these
+are judged, and the page keeps the rows of the others; with SEEDS=0 only those that name a test.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -29,14 +29,24 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutant_table import Result, State, are_enough, seeds_in_table, summary_of, write_table
+from mutant_table import (
+    Result,
+    State,
+    are_enough,
+    not_run,
+    rows_of,
+    seeds_in_table,
+    summary_of,
+    write_table,
+)
 from planted_faults import FAULTS
-from planting import COUNTERS_SOURCE, MODULE, Fault, plant, with_probes
+from planting import COUNTERS_SOURCE, MODULE, Fault, lines_of, plant, with_probes
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = Path("src/tidemill")
 COPIED = (Path("src/tidemill"), Path("tests/simulation"), Path("tests/coordination"))
 SEED_RUNS = Path("tests/mutants/mutant_seeds.py")
+SEED_RUN_FILES = (SEED_RUNS, Path("tests/mutants/error_origin.py"))
 TESTS = ROOT / "tests"
 STATES = ROOT / "build" / "mutants"
 PAGE = ROOT / "docs" / "mutants.md"
@@ -47,12 +57,10 @@ BATCH = 10
 """Seeds that a process of the unchanged source runs."""
 TEST_PASSED, TEST_FAILED = 0, 1
 """Exit codes of pytest; it has others for what is no test, or did not run."""
-SEED_S_MAX = 300.0
-"""A seed that takes longer does not end: the fault has the simulated cluster go round in circles."""
-NO_FAULTS_OF_THE_PROGRAM = re.compile(
-    r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|UnboundLocalError)\b"
-)
-"""A planted fault that raises one of these is no fault that somebody would make, and its edit is mended."""
+ANSWER_S_MAX = 400.0
+"""A process of seeds answers within this time: it gives up a seed that takes longer than 300 s."""
+ENDED = ("endless", "simulator")
+"""Outcomes behind which the process of the seeds may end."""
 
 
 class Tree:
@@ -64,7 +72,8 @@ class Tree:
         for one in COPIED:
             shutil.copytree(ROOT / one, path / one, ignore=ignored)
         (path / SEED_RUNS).parent.mkdir(parents=True)
-        shutil.copy(ROOT / SEED_RUNS, path / SEED_RUNS)
+        for one in SEED_RUN_FILES:
+            shutil.copy(ROOT / one, path / one)
         (path / "src" / f"{MODULE}.py").write_text(COUNTERS_SOURCE)
         self.originals = {one: (path / PACKAGE / one).read_text() for one in {fault.file for fault in FAULTS}}
         """The sources that faults are planted in."""
@@ -97,8 +106,11 @@ class Tree:
                 compiled.unlink()
 
 
-async def run_seeds(tree: Tree, kind: str, seeds: Sequence[int]) -> AsyncIterator[dict[str, Any]]:
+async def run_seeds(
+    tree: Tree, kind: str, seeds: Sequence[int], fault: Fault | None = None
+) -> AsyncIterator[dict[str, Any]]:
     """What comes of these seeds, one after the other in a process of their own."""
+    edit = ["--edit", fault.file, *map(str, lines_of(fault, tree.originals[fault.file]))] if fault else []
     environment = {
         **os.environ,
         "PYTHONPATH": str(tree.path / "src"),
@@ -108,7 +120,7 @@ async def run_seeds(tree: Tree, kind: str, seeds: Sequence[int]) -> AsyncIterato
     left = list(seeds)
     while left:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(tree.path / SEED_RUNS), "--kind", kind, *map(str, left)),
+            *(sys.executable, str(tree.path / SEED_RUNS), "--kind", kind, *edit, "--seeds", *map(str, left)),
             env=environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -119,15 +131,19 @@ async def run_seeds(tree: Tree, kind: str, seeds: Sequence[int]) -> AsyncIterato
             while left:
                 seed = left.pop(0)
                 try:
-                    line = await asyncio.wait_for(process.stdout.readline(), SEED_S_MAX)
+                    line = await asyncio.wait_for(process.stdout.readline(), ANSWER_S_MAX)
                 except TimeoutError:
-                    yield {"seed": seed, "outcome": "endless", "text": f"it does not end in {SEED_S_MAX:g} s"}
+                    text = f"the process says nothing in {ANSWER_S_MAX:g} s"
+                    yield {"seed": seed, "outcome": "dead", "text": text}
                     break
                 if not line:
                     code = await process.wait()
                     yield {"seed": seed, "outcome": "dead", "text": f"the process ends with {code}"}
                     break
-                yield json.loads(line)
+                found = json.loads(line)
+                yield found
+                if found["outcome"] in ENDED:
+                    break
         finally:
             if process.returncode is None:
                 process.kill()
@@ -154,7 +170,7 @@ class Run:
         self.options = options
         self.kind = kind
         self.faults = faults
-        self.states = STATES / f"{kind}-{digest_of([*COPIED, SEED_RUNS], kind)}"
+        self.states = STATES / f"{kind}-{digest_of([*COPIED, *SEED_RUN_FILES], kind)}"
         self.states.mkdir(parents=True, exist_ok=True)
         table = "\0".join("\0".join((fault.name, *_edit_of(fault))) for fault in FAULTS)
         self._unchanged_path = self.states / f"unchanged-{_short(table)}.json"
@@ -173,12 +189,12 @@ class Run:
         return self.states / f"{fault.name}-{_short(chr(0).join(_edit_of(fault)))}.json"
 
     def earlier_seeds(self, fault: Fault) -> list[int]:
-        """The seeds that found it in earlier sources, newest first: most find it again."""
+        """The seeds that found it in earlier sources, newest first: most find it again, whatever SEEDS is."""
         name = self._path_of(fault).name
         kept = sorted(STATES.glob(f"{self.kind}-*/{name}"), key=lambda path: -path.stat().st_mtime)
         seeds = [State(path, _read(path)).found_by for path in kept if path.parent != self.states]
         seeds.append(self._in_table.get(fault.name, 0))
-        return list(dict.fromkeys(seed for seed in seeds if 0 < seed <= self.options.seeds))
+        return list(dict.fromkeys(seed for seed in seeds if seed and self.options.seeds))
 
     async def run(self, directory: Path) -> None:
         """Runs what is left to run."""
@@ -231,14 +247,8 @@ class Run:
             tree.plant(fault)
             began = time.perf_counter()
             state = self.state_of(fault)
-            async for found in run_seeds(tree, self.kind, self._left(fault, end)):
-                outcome, text = found["outcome"], found["text"]
-                if outcome == "dead" or NO_FAULTS_OF_THE_PROGRAM.search(text):
-                    state.no_program(text)
-                elif outcome != "kept":
-                    state.found(found["seed"], outcome, text)
-                else:
-                    state.kept(found["seed"])
+            async for found in run_seeds(tree, self.kind, self._left(fault, end), fault):
+                state.note(found["seed"], found["outcome"], found["text"])
                 state.save()
                 if state.is_settled:
                     break
@@ -299,7 +309,7 @@ def digest_of(paths: Iterable[Path], *others: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Plants faults, and has the simulator find them.")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="among which each fault has to be found")
@@ -309,28 +319,35 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only-table", action="store_true", help="run nothing")
     parser.add_argument("--page", type=Path, help="the page that the table is written to")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     names = options.faults.split()
     unknown = set(names) - {fault.name for fault in FAULTS}
     if unknown:
         parser.error(f"there are no such faults: {', '.join(sorted(unknown))}")
-    results: dict[str, Result] = {}
+    chosen = [
+        fault for fault in FAULTS if (not names or fault.name in names) and (options.seeds or fault.test)
+    ]
+    results = {fault.name: not_run(fault) for fault in FAULTS}
     unsound: list[tuple[str, int, str]] = []
+    highest = 0
     for kind in [options.kind] if options.kind else sorted({fault.kind for fault in FAULTS}):
-        faults = [fault for fault in FAULTS if options.kind or fault.kind == kind]
-        run = Run(options, kind, [fault for fault in faults if not names or fault.name in names])
+        run = Run(options, kind, [fault for fault in chosen if options.kind or fault.kind == kind])
         if run.faults and not options.only_table:
             with tempfile.TemporaryDirectory(prefix="tidemill-mutants-") as directory:
                 asyncio.run(run.run(Path(directory)))
-        results |= {fault.name: run.result(fault) for fault in faults}
+        results |= {fault.name: run.result(fault) for fault in run.faults}
         unsound += [(kind, seed, found["text"]) for seed, found in run.unchanged.items() if found["text"]]
-    known = [results[fault.name] for fault in FAULTS]
+        highest = max(highest, *run.unchanged, 0)
     if options.page is not None:
-        write_table(options.page, known, sorted(unsound))
-    print(summary_of(known))
+        write_table(options.page, list(results.values()), sorted(unsound), highest)
+    known = [results[fault.name] for fault in chosen]
+    rows = rows_of(known, {})
+    print(summary_of(chosen, rows, max(highest, *(row.seed for row in rows.values()), 0)))
     for one in known:
-        if not one.is_found and one.seeds:
+        if not one.is_found:
             print(f"{one.fault.name}: {one.told}")
+        elif one.fault.test:
+            print(f"{one.fault.name}: seed {one.found_by} finds it: its reason and its test can go")
     return 0 if are_enough(known) else 1
 
 

@@ -2,64 +2,138 @@
 
 :mod:`mutant_run` starts it in a copy of the repository, in which one fault is planted, or a probe for each.
 ``_planted`` is a module of that copy, where probes count.
+
+| outcome | meaning |
+|---|---|
+| kept | all promises were kept |
+| violated | a promise was broken; ``no-error`` is broken by an error of the program, too |
+| endless | the run does not end in :data:`SEED_S_MAX`, so that the cluster does not come to rest |
+| edit | the edit raises an error of its own (:mod:`error_origin`) |
+| simulator | a checker, or the simulated world, has failed, which says nothing of the program |
+
+The process ends after an endless run, whatever seeds are left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "simulation"))
 
 import _planted  # type: ignore[import-not-found]  # noqa: E402
+from error_origin import Edit, Origin, Sources  # noqa: E402
+from event_log import EventLog, Violation  # noqa: E402
+from promises import PROMISES  # noqa: E402
 from simulate import KINDS  # noqa: E402
-
-try:
-    from event_log import Violation
-except ModuleNotFoundError:
-    from story import Violation  # type: ignore[no-redef]
 
 import tidemill  # noqa: E402
 
 TEXT_MAX = 600
+SEED_S_MAX = 300.0
+"""A run that takes longer does not end: the fault has the simulated cluster go round in circles."""
+SOURCES = Sources(Path(tidemill.__file__).parent, ROOT / "tests" / "simulation")
+OUTCOMES = {Origin.PROGRAM: "violated", Origin.EDIT: "edit", Origin.SIMULATOR: "simulator"}
+CHECKER_FAILED = "a checker has failed"
+VIOLATE, EMIT = EventLog.violate, EventLog.emit
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=sorted(KINDS), default="cluster")
-    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--edit", nargs=3, metavar=("FILE", "FIRST", "END"), help="the lines of the fault")
+    parser.add_argument("--seeds", type=int, nargs="+", required=True)
     options = parser.parse_args()
     if not Path(tidemill.__file__).is_relative_to(ROOT):
         raise RuntimeError(f"{tidemill.__file__} is not the source in {ROOT}")
+    edit = Edit(options.edit[0], int(options.edit[1]), int(options.edit[2])) if options.edit else None
     for seed in options.seeds:
-        print(json.dumps(run(options.kind, seed)), flush=True)
+        print(json.dumps(run(options.kind, seed, edit)), flush=True)
     return 0
 
 
-def run(kind: str, seed: int) -> dict[str, Any]:
+class Judge:
+    """Notes which error, if any, the first violation of a run tells."""
+
+    def __init__(self) -> None:
+        self._logged: BaseException | None = None
+        self.error: BaseException | None = None
+
+    def emit(self, events: EventLog, record: logging.LogRecord) -> None:
+        """Stands for :meth:`EventLog.emit`."""
+        self._logged = record.exc_info[1] if record.exc_info else None
+        EMIT(events, record)
+        self._logged = None
+
+    def violate(self, events: EventLog, text: str) -> None:
+        """Stands for :meth:`EventLog.violate`."""
+        if not events.violation and promise_of(text) in ("", "no-error"):
+            self.error = self._logged or sys.exc_info()[1]
+        VIOLATE(events, text)
+
+    def outcome_of(self, text: str, edit: Edit | None) -> tuple[str, str]:
+        """The outcome of a run whose first violation this is, and the text with the promise's name."""
+        if text.startswith(CHECKER_FAILED):
+            return OUTCOMES[Origin.SIMULATOR], text
+        origin = Origin.PROGRAM if self.error is None else SOURCES.origin_of(self.error, edit)
+        return OUTCOMES[origin], text if promise_of(text) else f"no-error: {text}"
+
+
+def promise_of(text: str) -> str:
+    """The name of the promise with which the text of a violation begins; empty without one."""
+    name = text.partition(": ")[0]
+    return name if name in PROMISES else ""
+
+
+def run(kind: str, seed: int, edit: Edit | None = None) -> dict[str, Any]:
     """What came of one seed."""
     _planted.hits.clear()
     began = time.perf_counter()
-    outcome, text = "kept", ""
+
+    def told(outcome: str, text: str) -> dict[str, Any]:
+        return {
+            "seed": seed,
+            "outcome": outcome,
+            "text": text[:TEXT_MAX],
+            "hits": dict(_planted.hits),
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+
+    def too_long(number: int, frame: FrameType | None) -> None:
+        # An exception could be caught by what goes round in circles.
+        outcome = "simulator" if SOURCES.is_in_checker(frame) else "endless"
+        print(json.dumps(told(outcome, f"rest: the run does not end in {SEED_S_MAX:g} s")), flush=True)
+        os._exit(0)
+
+    judge = Judge()
+    signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, SEED_S_MAX)
     try:
-        KINDS[kind](seed).run()
+        with (
+            mock.patch.object(EventLog, "emit", lambda *of: judge.emit(*of)),
+            mock.patch.object(EventLog, "violate", lambda *of: judge.violate(*of)),
+        ):
+            KINDS[kind](seed).run()
     except Violation as problem:
-        outcome, text = "violated", str(problem).splitlines()[0]
-    except Exception as problem:  # noqa: BLE001 - told, and not taken for a promise that was broken
-        outcome, text = "crashed", repr(problem)
-    return {
-        "seed": seed,
-        "outcome": outcome,
-        "text": text[:TEXT_MAX],
-        "hits": dict(_planted.hits),
-        "seconds": round(time.perf_counter() - began, 3),
-    }
+        line = str(problem).splitlines()[0]
+        return told(*judge.outcome_of(line.partition(" steps: ")[2] or line, edit))
+    except Exception as problem:  # noqa: BLE001 - the outcome tells where it is from
+        origin = SOURCES.origin_of(problem, edit, ends_run=True)
+        return told(OUTCOMES[origin], f"no-error: the run ends with {problem!r}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return told("kept", "")
 
 
 if __name__ == "__main__":

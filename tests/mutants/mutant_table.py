@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,6 +15,13 @@ BEGIN, END = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 TEXT_MAX = 110
 FOUND_SHARE_MIN = 0.95
 """Of the faults that name no test."""
+FOUND = ("violated", "endless")
+"""Outcomes of a seed with which a fault is found (:mod:`mutant_seeds`)."""
+NO_PROGRAM = ("edit", "dead")
+"""Outcomes of an edit that makes no program of the source."""
+NOT_FOUND, BY_TEST = "-", "test"
+"""In the column of the seed."""
+HIGHEST = "the highest seed that was run is"
 
 
 class Result(NamedTuple):
@@ -31,13 +38,18 @@ class Result(NamedTuple):
     """The seed that found it; 0 without one."""
     text: str
     """Which promise was broken; of an edit that makes no program what is wrong with it."""
-    is_noticed: bool
-    """Whether the test that the fault names fails with it, and passes without it."""
+    is_noticed: bool | None
+    """Whether the test that the fault names fails with it, and passes without it; None if it did not run."""
 
     @property
     def is_found(self) -> bool:
         """Whether the simulator has found it."""
         return self.found_by > 0
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is anything to tell of it."""
+        return bool(self.run or self.text or (self.seeds and not self.matters)) or self.is_noticed is not None
 
     @property
     def told(self) -> str:
@@ -51,9 +63,18 @@ class Result(NamedTuple):
     @property
     def missed(self) -> str:
         """How far it was looked for."""
+        if self.seeds == 0:
+            return "not run"
         if self.matters == 0:
             return f"not found: it matters in none of {self.seeds} seeds"
+        if self.run == 0:
+            return f"not run: it matters in {self.matters} of {self.seeds} seeds"
         return f"not found in {self.run} of the {self.matters} seeds in which it matters, of {self.seeds}"
+
+
+def not_run(fault: Fault) -> Result:
+    """Of a fault of which nothing is known."""
+    return Result(fault, 0, 0, 0, 0, "", None)
 
 
 class State:
@@ -61,7 +82,14 @@ class State:
 
     def __init__(self, path: Path, known: dict[str, Any]) -> None:
         self._path = path
-        self._known: dict[str, Any] = {"seeds": [], "found_by": 0, "text": "", "tests": {}, **known}
+        self._known: dict[str, Any] = {
+            "seeds": [],
+            "found_by": 0,
+            "text": "",
+            "failed": "",
+            "tests": {},
+            **known,
+        }
 
     @property
     def seeds(self) -> list[int]:
@@ -79,18 +107,16 @@ class State:
         """Whether nothing more is to be run: it is found, or its edit makes no program of the source."""
         return bool(self._known["text"])
 
-    def kept(self, seed: int) -> None:
-        """This seed does not find it."""
+    def note(self, seed: int, outcome: str, text: str) -> None:
+        """Notes what came of a seed. What the simulator failed with says nothing, but is told."""
+        if outcome in NO_PROGRAM:
+            self._known["text"] = f"no program: {text}"
+            return
         self.seeds.append(seed)
-
-    def found(self, seed: int, outcome: str, text: str) -> None:
-        """This seed finds it."""
-        self.seeds.append(seed)
-        self._known |= {"found_by": seed, "text": text.partition(" steps: ")[2] or f"{outcome}: {text}"}
-
-    def no_program(self, text: str) -> None:
-        """The edit is nothing that runs."""
-        self._known["text"] = f"no program: {text}"
+        if outcome in FOUND:
+            self._known |= {"found_by": seed, "text": text}
+        elif outcome == "simulator":
+            self._known["failed"] = f"the simulator fails with seed {seed}: {text}"
 
     def tested(self, key: str, is_noticed: bool) -> None:
         """Whether a test notices it; ``key`` stands for the test as it is."""
@@ -107,63 +133,108 @@ class State:
     def result(self, fault: Fault, seeds: int, matters: int, key: str) -> Result:
         """For the table; ``key`` stands for the test that the fault names."""
         known = self._known
-        is_noticed = bool(known["tests"].get(key))
-        return Result(fault, seeds, matters, len(self.seeds), self.found_by, str(known["text"]), is_noticed)
+        is_noticed = known["tests"].get(key)
+        text = str(known["text"] or known["failed"])
+        return Result(fault, seeds, matters, len(self.seeds), self.found_by, text, is_noticed)
+
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    line: str
+    found_by: str
+    """The seed; or :data:`BY_TEST` or :data:`NOT_FOUND`."""
+
+    @property
+    def seed(self) -> int:
+        """The seed that found the fault; 0 without one."""
+        return int(self.found_by) if self.found_by.isdecimal() else 0
 
 
 def are_enough(results: Sequence[Result]) -> bool:
-    """Whether the simulator finds its share of the faults that it is to find, and tests find the others."""
-    simulated = [result for result in results if not result.fault.test or result.is_found]
-    noticed = all(result.is_noticed for result in results if result.fault.test and not result.is_found)
+    """Whether seeds find their share of the faults that name no test, and seeds or tests all the others."""
+    simulated = [result for result in results if not result.fault.test]
+    noticed = all(result.is_noticed or result.is_found for result in results if result.fault.test)
     return noticed and sum(result.is_found for result in simulated) >= FOUND_SHARE_MIN * len(simulated)
 
 
-def summary_of(results: Sequence[Result]) -> str:
-    """All results in a few sentences."""
-    seeds = [result.found_by for result in results if result.is_found]
-    summary = (
-        f"{len(results)} faults are planted. Simulated clusters found {len(seeds)} of them"
-        f" ({len(seeds) / len(results):.0%}) among {max(result.seeds for result in results)} seeds"
-    )
+def summary_of(faults: Sequence[Fault], rows: Mapping[str, Row], highest: int) -> str:
+    """The table in a few sentences."""
+    untested = [fault for fault in faults if not fault.test]
+    seeds = [seed for fault in untested if (seed := rows[fault.name].seed)]
+    text = f"{len(seeds)} of the {len(untested)} faults without a test were found by seeds"
     if seeds:
-        summary += f", half of these by seed {median(seeds):g} or before"
-    noticed = sum(result.is_noticed and not result.is_found for result in results)
-    missed = [result for result in results if not result.is_found and not result.is_noticed]
-    not_run = sum(result.run == 0 and result.matters > 0 for result in missed)
-    summary += f". Tests find {noticed} others. {len(missed)} are not found"
-    return f"{summary}; {not_run} of these were not run." if not_run else f"{summary}."
+        text += f" ({len(seeds) / len(untested):.0%}), half of these by seed {median(seeds):g} or before"
+    text += f"; {HIGHEST} {highest}. "
+    tested = [rows[fault.name] for fault in faults if fault.test]
+    text += f"Tests find {sum(row.found_by == BY_TEST for row in tested)} others."
+    if missed := sum(row.found_by == NOT_FOUND for row in tested):
+        text += f" {missed} name a test that does not find them."
+    if simulated := sum(row.seed > 0 for row in tested):
+        text += f" {simulated} name a test, and are found by seeds."
+    return text
 
 
-def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[str, int, str]]) -> None:
-    """Puts the table into the page, between its marks."""
+def rows_of(results: Sequence[Result], kept: Mapping[str, Row]) -> dict[str, Row]:
+    """The row of each fault: that of the page where the fault did not run."""
+    return {
+        name: kept[name] if not result.has_run and name in kept else _row(result)
+        for result in results
+        for name in [result.fault.name]
+    }
+
+
+def write_table(
+    page: Path, results: Sequence[Result], unsound: Sequence[tuple[str, int, str]], highest: int
+) -> None:
+    """Puts the table into the page, between its marks; ``highest`` is the highest seed of this run.
+
+    Rows of faults that did not run stay as they are, and then the page may know of a higher seed.
+    """
+    text = page.read_text()
+    rows = rows_of(results, rows_in_table(page))
+    is_partial = not all(result.has_run for result in results)
+    if is_partial:
+        highest = max(highest, *map(int, re.findall(rf"{HIGHEST} (\d+)", text)), 0)
+    highest = max(highest, *(row.seed for row in rows.values()), 0)
     lines = [
-        summary_of(results),
+        summary_of([result.fault for result in results], rows, highest),
         "",
         "| fault | rule that it breaks | seed | promise that is broken, or why none is |",
         "|---|---|---|---|",
-        *map(_row, results),
+        *(row.line for row in rows.values()),
     ]
-    if unsound:
-        lines += ["", "Seeds that fail without any fault, and count for none:", ""]
-        lines += [f"- {kind} {seed}: {_cell(text)}" for kind, seed, text in unsound]
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, rest = text.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    failing = [f"- {kind} {seed}: {_cell(text)}" for kind, seed, text in unsound]
+    if is_partial:
+        failing += [line for line in table.splitlines() if line.startswith("- ") and line not in failing]
+    if failing:
+        lines += ["", "Seeds that fail without any fault, and count for none:", "", *failing]
     page.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"]))
+
+
+def rows_in_table(page: Path) -> dict[str, Row]:
+    """The rows of the page by the fault's name."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    cells = {line: [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines}
+    return {row[1].strip("`"): Row(line, row[3]) for line, row in cells.items()}
 
 
 def seeds_in_table(page: Path) -> dict[str, int]:
     """By name of a fault the seed that found it when the page was written."""
-    rows = [re.split(r"(?<!\\)\|", line) for line in page.read_text().splitlines() if line.startswith("| `")]
-    return {row[1].strip(" `"): int(row[3]) for row in rows if row[3].strip().isdecimal()}
+    return {name: row.seed for name, row in rows_in_table(page).items() if row.seed}
 
 
-def _row(result: Result) -> str:
+def _row(result: Result) -> Row:
     fault = result.fault
     if result.is_found:
-        return f"| `{fault.name}` | {_cell(fault.rule, None)} | {result.found_by} | {_cell(result.text)} |"
-    how = f"{fault.reason} Found by `{fault.test}`." if result.is_noticed else fault.reason or result.told
-    seed = "test" if result.is_noticed else "-"
-    return f"| `{fault.name}` | {_cell(fault.rule, None)} | {seed} | {_cell(how.strip(), None)} |"
+        found_by, how = str(result.found_by), _cell(result.text)
+    elif result.is_noticed:
+        found_by, how = BY_TEST, _cell(f"{fault.reason} Found by `{fault.test}`.", None)
+    else:
+        found_by, how = NOT_FOUND, _cell(result.told, None)
+    return Row(f"| `{fault.name}` | {_cell(fault.rule, None)} | {found_by} | {how} |", found_by)
 
 
 def _cell(text: str, length: int | None = TEXT_MAX) -> str:

@@ -67,10 +67,6 @@ LEADER: Final = (
         "        self._alone = False\n        self.events.isr_wanted(",
         "        self.events.isr_wanted(",
         "A leader that asks for a larger in-sync set does not commit alone any more.",
-        reason="It matters in none of 70 seeds: a leader alone in sync waits for a follower before"
-        " it asks for it, unless a sync of its own is under way.",
-        test="replication/test_flush_messages.py"
-        "::test_a_leader_that_syncs_alone_waits_for_who_it_has_asked_for_meanwhile",
     ),
     Fault(
         "join-one-behind-high-watermark",
@@ -296,7 +292,8 @@ FOLLOWER: Final = (
         "        if followed.partition.is_settling:\n            self._rest(",
         "        if False:\n            self._rest(",
         "With flush.messages a follower fetches on once it has synced: its fetch tells what it has.",
-        reason="The next request leaves out whatever is settling once more.",
+        reason="The next request leaves out partitions whose sync is pending, so the early fetch has no"
+        " effect.",
         test="replication/test_fetcher.py::test_what_waits_for_its_sync_is_no_news_for_the_leader",
     ),
     Fault(
@@ -343,9 +340,6 @@ FOLLOWER: Final = (
         "        self._advance(high_watermark if high_watermark < end else end, size)\n",
         "        self._advance(high_watermark, size)\n",
         "A follower's high watermark does not pass its log's end.",
-        reason="A new leader tells no end before what it holds is committed.",
-        test="replication/test_replication_manager.py"
-        "::test_of_a_follower_that_lags_no_offset_is_committed_that_it_has_not",
     ),
     Fault(
         "high-watermark-survives-truncation",
@@ -611,9 +605,6 @@ LOG: Final = (
         "            self._begin_epoch(first.leader_epoch, begin)\n",
         "            self._begin_epoch(first.leader_epoch, first.base_offset)\n",
         "An epoch of a copy begins where the log ended before its first batch.",
-        reason="Of the first 60 seeds only seeds 45 and 49 find it: a copy has to get the first batch of"
-        " an epoch from a log from which compaction took the batches before that.",
-        test="log/test_log_append_read.py::test_a_follower_keeps_offsets_and_epochs",
     ),
     Fault(
         "earlier-epochs-not-found",
@@ -631,9 +622,6 @@ LOG: Final = (
         "                if partition.log.start_offset < end <= found.log_start_offset:\n",
         "                if False:\n",
         "A former leader keeps nothing before the start of its leader's log.",
-        reason="Seeds 25 and 63 of the first 90 get there, and no promise breaks: unless what is left ends"
-        " just where the leader's log starts, the follower begins anew with the next answer all the same.",
-        test="replication/test_fetcher.py::test_a_former_leader_keeps_nothing_before_the_start_of_its_leader",
     ),
     Fault(
         "follower-refuses-batch-around-leaders-start",
@@ -693,9 +681,6 @@ LOG: Final = (
         "            if not walk.fault and self._is_end_missing(walk, limit, last):\n",
         "            if False:\n",
         "A recovery cuts the log where a segment ends before the next one begins.",
-        reason="Of the first 90 seeds only seed 74 finds it: a power cut has to leave the name of a"
-        " segment and not the end of the one before, and a sync writes records before names.",
-        test="log/test_log_crash.py::test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole",
     ),
     Fault(
         "offsets-below-start-given-again",
@@ -710,10 +695,6 @@ LOG: Final = (
         "which then names the file.\n                self.save_start()\n",
         "which then names the file.\n",
         "A follower that begins anew tells of its start once that holds after a crash.",
-        reason="The leader's log has to start within a batch when the follower begins anew, and the"
-        " follower to crash before another start is written.",
-        test="replication/test_replication_manager.py"
-        "::test_records_that_the_leader_deleted_are_not_there_after_a_crash_of_a_follower_that_began_anew",
     ),
     Fault(
         "damaged-log-trusted",
@@ -859,10 +840,6 @@ LOG: Final = (
         "        if error is None and problems:\n",
         "        if error is None and not problems and problems:\n",
         "DeleteRecords is acknowledged once the leader has written the start of its log down.",
-        reason="The disk of the leader has to refuse the checkpoint while records are deleted, and the"
-        " followers' not.",
-        test="broker/test_delete_records.py"
-        "::test_a_deletion_that_the_leader_cannot_write_down_is_not_acknowledged",
     ),
 )
 
@@ -964,10 +941,6 @@ CONTROLLER: Final = (
         "        (one for one in partition.replicas if one in image.brokers and one not in stopping), None\n"
         "    )\n",
         "Who leads in the place of a broker that stops is in sync.",
-        reason="A leader has to stop in order while a live replica out of sync comes before those in sync"
-        " in the list.",
-        test="controller/test_controller_shutdown.py"
-        "::test_leaderships_move_to_the_first_in_sync_and_the_sets_are_left",
     ),
     Fault(
         "isr-of-former-epoch-written",
@@ -994,8 +967,6 @@ CONTROLLER: Final = (
         "    if epoch not in (ANY_EPOCH, registered.epoch):\n",
         "    if False:\n",
         "A member of the in-sync set that was started again since has to fetch first (KIP-903).",
-        reason="Who comes back without its records reports the loss, and is refused for that.",
-        test="controller/test_controller_isr.py::test_a_member_must_live_and_be_the_one_that_is_meant",
     ),
     Fault(
         "member-epochs-not-told",
@@ -1032,10 +1003,6 @@ CONTROLLER: Final = (
         "            await self.look()\n            if _epoch(",
         "            if _epoch(",
         "Before a leader is replaced whose disk fails, the losses that brokers have registered are read.",
-        reason="What counts is what the controller has read: without the look it reads the report a moment"
-        " later.",
-        test="controller/test_controller_faults.py"
-        "::test_one_that_was_started_again_with_a_loss_is_not_elected_for_a_leader_whose_disk_fails",
     ),
     Fault(
         "failed-before-restart",
@@ -1055,10 +1022,6 @@ CONTROLLER: Final = (
         "            check_stopping",
         "Before the leaders of a broker that stops are replaced, the losses that brokers have registered are"
         " read.",
-        reason="What counts is what the controller has read: without the look it reads the report a moment"
-        " later.",
-        test="controller/test_controller_faults.py"
-        "::test_a_leader_that_stops_is_not_followed_by_one_that_was_started_again_with_a_loss",
     ),
     Fault(
         "dead-for-good",
@@ -1066,10 +1029,6 @@ CONTROLLER: Final = (
         "            if broker in registered and registered[broker].epoch == epoch\n",
         "            if broker in registered\n",
         "A broker that was found dead and has registered again lives.",
-        reason="A broker that was found dead lives again as soon as it answers, too, which is a moment"
-        " after it has registered.",
-        test="controller/test_controller_faults.py"
-        "::test_who_was_found_dead_lives_once_it_has_registered_again",
     ),
     Fault(
         "move-ends-early",
@@ -1170,10 +1129,6 @@ ELECTIONS: Final = (
         "        emptied = self._emptied_by(plan)\n",
         "        emptied: list[Plan] = []\n",
         "A change of min.insync.replicas empties the eligible leader replicas.",
-        reason="Eligible replicas beside enough in sync do not count in elections either: it takes a"
-        " lower minimum, a commit by it, and the higher one again, all before the next state is written.",
-        test="controller/test_controller_shell.py"
-        "::test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written",
     ),
     Fault(
         "eligible-beside-another-default-min-insync",
@@ -1182,11 +1137,6 @@ ELECTIONS: Final = (
         "        if False:\n            return plan_default",
         "A change of the default of min.insync.replicas empties the eligible leader replicas of topics that"
         " have no value of their own.",
-        reason="Eligible replicas beside enough in sync do not count in elections either: it takes a"
-        " lower default of the minimum, a commit by it, and the higher one again, all before the next state"
-        " is written.",
-        test="controller/test_controller_shell.py"
-        "::test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written",
     ),
     Fault(
         "leader-keeps-old-min-insync",
@@ -1211,10 +1161,6 @@ ELECTIONS: Final = (
         "        if known is None or known.config is not config or known.settings != image.broker_configs:\n",
         "        if known is None:\n",
         "The controller keeps the eligible leader replicas by the present default of min.insync.replicas.",
-        reason="It takes a change of the cluster's default while one controller is in office and a topic"
-        " has no value of its own.",
-        test="controller/test_controller_stored_min_insync_replicas.py"
-        "::test_a_replica_that_leaves_the_set_is_eligible_by_the_clusters_minimum_as_a_client_has_changed_it",
     ),
     Fault(
         "loser-stays-eligible",
@@ -1311,10 +1257,6 @@ ELECTIONS: Final = (
         "        operations = [*(one for part in emptied for one in part.operations), *plan.operations]\n",
         "        emptied = []\n        operations = list(plan.operations)\n",
         "A change of min.insync.replicas empties the eligible leader replicas with the same write.",
-        reason="Eligible replicas beside enough in sync do not count in elections either: it takes a"
-        " lower minimum, a commit by it, and the higher one again, all before the next state is written.",
-        test="controller/test_controller_shell.py"
-        "::test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written",
     ),
     Fault(
         "min-insync-set-after-leading",

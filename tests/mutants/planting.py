@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 MODULE = "_planted"
@@ -67,6 +67,16 @@ def plant(fault: Fault, source: str) -> str:
     except SyntaxError as problem:
         raise NotApplicable(f"{fault.name}: {fault.file} is no Python with it: {problem}") from None
     return changed
+
+
+def lines_of(fault: Fault, source: str) -> tuple[int, int]:
+    """The first line of the faulty file that differs, and the one behind the last: equal for a cut."""
+    before, after = source.splitlines(), plant(fault, source).splitlines()
+    pairs = list(zip(before, after, strict=False))
+    first = next((at for at, (old, new) in enumerate(pairs) if old != new), len(pairs))
+    backwards = zip(reversed(before[first:]), reversed(after[first:]), strict=False)
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], backwards)))
+    return first + 1, len(after) - same + 1
 
 
 def with_probes(faults: Iterable[Fault], source: str) -> str:

@@ -105,8 +105,8 @@ def test_the_seeds_of_the_table_are_read_back_as_they_were_written(tmp_path: Pat
     page = tmp_path / "page.md"
     page.write_text(f"# Faults\n{BEGIN}\n{END}\n")
     found, missed = FAULTS[0], FAULTS[1]._replace(rule="One | or the other.")
-    results = [Result(found, 9, 5, 3, 7, "in-sync: a | b", False), Result(missed, 9, 5, 5, 0, "", False)]
-    write_table(page, results, [])
+    results = [Result(found, 9, 5, 3, 7, "in-sync: a | b", None), Result(missed, 9, 5, 5, 0, "", None)]
+    write_table(page, results, [], 9)
     assert seeds_in_table(page) == {found.name: 7}
-    write_table(page, [results[0], results[1]._replace(found_by=12)], [])
+    write_table(page, [results[0], results[1]._replace(found_by=12)], [], 9)
     assert seeds_in_table(page) == {found.name: 7, missed.name: 12}

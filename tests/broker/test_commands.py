@@ -725,7 +725,9 @@ def test_logs_of_partitions_that_are_elsewhere_by_now_are_named_and_stay(
 
     commanded(story)
     (record,) = caplog.records
-    assert record.getMessage().startswith("2 partitions lie here that this broker has no replica of, /d/t-0 ")
+    assert record.getMessage().startswith(
+        "directories of partitions of which this broker has no replica: 2, /d/t-0 for instance"
+    )
 
 
 class SlowDisk(Clock):

@@ -273,8 +273,9 @@ def test_a_leader_that_answers_with_errors_is_not_asked_without_a_rest(
 
 
 def test_a_leader_that_does_not_say_where_its_log_begins_is_asked_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     asked: list[int] = []
 
     async def unsaid_at_first(loop: LeaderLoop, link: Link, which: Any, timestamp: int) -> dict[Any, int]:
@@ -291,6 +292,8 @@ def test_a_leader_that_does_not_say_where_its_log_begins_is_asked_again(
     stage.bench.until(lambda: stage.partitions[0].log.end_offset == 2)
     assert stage.partitions[0].log.start_offset == 1
     assert len(asked) == 4
+    (told,) = [one for one in caplog.records if "it goes on at 1" in one.getMessage()]
+    assert told.levelname == "INFO", "a new replica has lost nothing"
 
 
 def test_a_log_that_cannot_be_cut_is_not_followed_and_others_may_come_and_go(
@@ -342,6 +345,22 @@ def test_what_comes_with_every_change_of_the_cluster_is_a_warning_only_when_it_l
         clock.now += 1.0
         loop._meet(trouble)
     assert caplog.text.count(f"following t-0: the leader answers {code.name}; it is tried again") == 1
+    stage.run(stage.following.stop)
+
+
+def test_changes_that_follow_each_other_soon_are_no_warning(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plan of moves raises the leader epoch every few seconds; each time a fetch or two come too early."""
+    clock = ManualClock()
+    stage.following = Following(FOLLOWER, 1, FetchLimits(), stage.connect, clock, stage.storage_failed)
+    partition = stage.partitions[0]
+    for _ in range(10):
+        stage.run(lambda: stage.following.follow(partition))
+        (loop,) = stage.following._loops.values()
+        loop._meet(Trouble(partition, "the leader answers UNKNOWN_LEADER_EPOCH", None, True))
+        clock.now += 1.5
+    assert caplog.text == ""
     stage.run(stage.following.stop)
 
 

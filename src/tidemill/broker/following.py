@@ -122,7 +122,7 @@ class LeaderLoop:
         self._changed = asyncio.Event()
         self._told: dict[str, int] = {}
         self._transient: dict[str, tuple[int, int]] = {}
-        """By partition: when its transient errors began, and when the last one came."""
+        """By partition, since it is followed in its leader epoch: the first and the last transient error."""
         self._fetching: Fetching | None = None
         self._hurries = False
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -130,6 +130,8 @@ class LeaderLoop:
     def follow(self, partition: Partition) -> None:
         """Follows one more partition, in the epoch that it is in. Raises StorageError."""
         partition.on_flushed = self._changed.set
+        # What was wrong before is over, or comes again.
+        self._transient.pop(_name(partition), None)
         clock = self._clock
         self.fetcher.follow(partition.log.topic_id, partition, clock.monotonic_ms(), clock.wall_ms())
         self._changed.set()
@@ -194,7 +196,7 @@ class LeaderLoop:
 
     def _meet(self, trouble: Trouble) -> None:
         partition = trouble.partition
-        name = f"{partition.topic}-{partition.index}"
+        name = _name(partition)
         if trouble.is_transient and not self._lasts(name):
             log.debug("following %s: %s; it is tried again", name, trouble.text)
         else:
@@ -238,10 +240,10 @@ class LeaderLoop:
             except StorageError as problem:
                 self._meet(Trouble(partition, str(problem), problem))
             if partition.log.end_offset != before:
-                log.warning(
-                    "%s-%d ended at %d, the leader's log holds %d to %d: it goes on at %d",
-                    partition.topic,
-                    partition.index,
+                # Of records that are cut there is a warning already; a new replica has none.
+                log.info(
+                    "%s ended at %d, the leader's log holds %d to %d: it goes on at %d",
+                    _name(partition),
                     before,
                     firsts[key],
                     ends[key],
@@ -270,6 +272,10 @@ class LeaderLoop:
             for one in topic.partitions
             if one.error_code == 0
         }
+
+
+def _name(partition: Partition) -> str:
+    return f"{partition.topic}-{partition.index}"
 
 
 class Following(Follows):

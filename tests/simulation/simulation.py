@@ -112,6 +112,11 @@ class Server(Protocol):
         ...
 
 
+def opened_replicas(server: Server | None) -> ReplicaManager | None:
+    """The replicas of a broker; None before it has opened its logs."""
+    return getattr(server, "partitions", None)
+
+
 class Node:
     """A broker's machine, and the process on it."""
 
@@ -210,11 +215,8 @@ class Node:
     @property
     def all_partitions(self) -> list[Partition]:
         """Those of the process, also while it starts or stops: it may lead then."""
-        server = self.server or self.starting or self.stopping
-        try:
-            return [] if server is None else list(server.partitions.all())
-        except AttributeError:
-            return []  # It has not opened its logs yet.
+        replicas = opened_replicas(self.server or self.starting or self.stopping)
+        return [] if replicas is None else list(replicas.all())
 
 
 class Simulation:
@@ -518,11 +520,8 @@ class Simulation:
         if not 0 < node_id <= len(self.nodes):
             return None
         node = self.node(node_id)
-        server = node.server or node.starting or node.stopping
-        try:
-            return None if server is None else server.partitions.find(topic, index)
-        except AttributeError:
-            return None  # It has not opened its logs yet.
+        replicas = opened_replicas(node.server or node.starting or node.stopping)
+        return None if replicas is None else replicas.find(topic, index)
 
     def _started_s(self, node_id: int) -> float | None:
         node = self.node(node_id)

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 from unittest import mock
 
@@ -329,6 +331,22 @@ def test_what_a_process_that_is_killed_or_stops_has_registered_says_nothing_of_a
     task = cluster.loop.create_task(register(), context=node.process.context)
     cluster.loop.run_until_complete(task)
     assert cluster.promises.has_registered_since(1, -1.0) != (is_next_started or is_stopping)
+    cluster.loop.end(cluster.processes)
+
+
+@pytest.mark.parametrize("has_opened", [False, True])
+def test_a_fault_of_a_broker_that_looks_for_a_replica_is_not_taken_for_a_start(has_opened: bool) -> None:
+    cluster = FullCluster(1)
+
+    def breaks(*_: object) -> None:
+        raise AttributeError("a fault of the product")
+
+    server = SimpleNamespace(partitions=SimpleNamespace(find=breaks, all=breaks)) if has_opened else object()
+    cluster.node(1).starting = cast(Server, server)
+    with pytest.raises(AttributeError) if has_opened else nullcontext():
+        assert cluster._find(1, "t", 0) is None
+    with pytest.raises(AttributeError) if has_opened else nullcontext():
+        assert cluster.node(1).all_partitions == []
     cluster.loop.end(cluster.processes)
 
 

@@ -206,7 +206,7 @@ class CommandsPromise:
         self._heard[commands] = heard._replace(connection=max(connection, heard.connection))
 
     def _check_led(self, commands: Commands, request: Any) -> None:
-        """With the full state a broker lets go of what others have."""
+        """After a full LeaderAndIsr request a broker has no replica that is not assigned to it."""
         if request.type != WHOLE_IMAGE:
             return
         node = commands._broker.node_id
@@ -265,7 +265,9 @@ class CommandsPromise:
                     self._tell_of(commands, f"confirms {one} of {topic.topic_name}, and tells {now}")
 
     def _tell_gone(self, commands: Commands, request: Any, before: Mapping[str, Any]) -> None:
-        """Who has known of a topic knows of its end; another coordinator may come to its positions later."""
+        """Notifies the coordinator checker of a topic deletion that the broker has applied, if the broker had
+        the topic.
+        """
         for topic in request.topic_states:
             known = before.get(topic.topic_name)
             is_gone = any(one.leader == DURING_DELETION for one in topic.partition_states)

@@ -304,7 +304,7 @@ class ControllerPromise:
             isinstance(one, Check) and one.path == CONTROLLER_EPOCH and one.version >= 0
             for one in written.operations
         ):
-            self._broken("one-controller", f"{paths[0]} is written whoever the controller is")
+            self._broken("one-controller", f"{paths[0]} is written without a check of the controller epoch")
 
     def _check_assignment(self, topic: str) -> None:
         """No replica is in sync or eligible that a partition does not have."""
@@ -529,7 +529,7 @@ class ControllerPromise:
     def _check_led(
         self, office: Office, topic: TopicImage, partition: PartitionImage, process: Process
     ) -> None:
-        """Whoever leads or is in sync lives and can be read, and who can lead leads."""
+        """The leader and the ISR are live and online; a partition with a candidate has a leader."""
         living, offline = office.image.brokers.keys(), partition.offline
         unfit = ({*partition.isr, partition.leader} - {NOBODY}) - (living - offline)
         place = (topic.name, partition.partition)

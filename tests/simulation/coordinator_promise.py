@@ -74,6 +74,13 @@ class Gone(NamedTuple):
     topic_id: bytes
     accepted: int
     """How many writes the coordinator had begun when it had heard of the deletion."""
+    has_failed: bool = False
+    """Its tombstone could not be written, and is not written again."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What its tombstone names."""
+        return self.group, self.topic, self.partition
 
 
 class Replayed:
@@ -135,11 +142,13 @@ class Watched:
 class CoordinatorPromise:
     """Compares coordinators with their logs."""
 
-    def __init__(self, broken: Callable[[str, str], None]) -> None:
+    def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
+        self._excused = excused
         self._watched: dict[Shard, Watched] = {}
         self._by_core: dict[Coordinator, Watched] = {}
         self._former: set[Coordinator] = set()
+        """Coordinators that were closed: a request may still reach them."""
         self._ends: dict[int, tuple[bytes, int]] = {}
         """Where batches that were appended end, by their ids; and the batches, so that these last."""
 
@@ -222,8 +231,7 @@ class CoordinatorPromise:
         if watched is not None:
             task = write.task
             if task is None or task.cancelled() or task.exception() is not None:
-                # Tombstones that could not be written are not written again.
-                watched.gone.clear()
+                _tombstones_failed(watched, write)
             else:
                 self._written(watched, batch, end)
         FINISH(shard, write)
@@ -422,7 +430,9 @@ class CoordinatorPromise:
             value = watched.replayed.offsets.get(one.group, {}).get(one.topic, {}).get(one.partition)
             if one.accepted > watched.shard._ended:
                 waiting.append(one)
-            elif value is not None and value.topic_id == one.topic_id:
+                continue
+            is_kept = value is not None and value.topic_id == one.topic_id
+            if is_kept and not (one.has_failed and self._excused("tombstone-unwritten")):
                 self._tell(watched, f"keeps {value} of {one}")
         watched.gone = waiting
 
@@ -444,16 +454,17 @@ class CoordinatorPromise:
         value = watched.replayed.groups.get(group_id)
         if value is not None and group.generation < value.generation:
             self._tell(watched, f"has generation {group.generation} of {group_id}, and its log has {value}")
-        is_static = bool(group.static_members)
-        if group.state is GroupState.STABLE and not is_static and not _is_as_written(group, value):
-            self._tell(watched, f"takes {group_id} for stable, and its log does not: {value}")
+        if group.state is GroupState.STABLE and not _is_as_written(group, value):
+            is_replaced = value is not None and _is_as_written_but_for_ids(group, value)
+            if not (is_replaced and self._excused("static-id")):
+                self._tell(watched, f"takes {group_id} for stable, and its log does not: {value}")
         problem = _amiss(group) or self._missing_timer(watched.shard, group)
         if problem:
             self._tell(watched, f"group {group_id} is {group.state.value}, and {problem}")
 
     @staticmethod
     def _missing_timer(shard: Shard, group: Group) -> str:
-        """What would never end, as nobody looks after it."""
+        """The first timer that should be running and is not."""
         timers, now_ms = shard._timers._current, shard.now().steady_ms
         for member in group.members.values():
             waits = member.is_new or member.excused
@@ -474,8 +485,8 @@ class CoordinatorPromise:
         return ""
 
     def _tell(self, watched: Watched, text: str) -> None:
-        number = watched.partition
-        self._broken("coordinator", f"that of {number.topic}-{number.index} {text}")
+        led = watched.partition
+        self._broken("coordinator", f"the coordinator of {led.topic}-{led.index} {text}")
 
 
 def _assignments(value: GroupMetadataValue | None) -> dict[str, bytes]:
@@ -491,6 +502,36 @@ def _is_as_written(group: Group, value: GroupMetadataValue | None) -> bool:
         and group.leader == value.leader
         and {one.member_id: one.assignment for one in group.members.values()} == _assignments(value)
     )
+
+
+def _is_as_written_but_for_ids(group: Group, value: GroupMetadataValue) -> bool:
+    """As :func:`_is_as_written`, with static members compared by their instance ids.
+
+    Left out are the member ids of static members: one that comes back gets another at once, and the write of
+    that may fail.
+    """
+    known = {one.member_id: one.instance_id or one.member_id for one in group.members.values()}
+    written = {one.member_id: one.group_instance_id or one.member_id for one in value.members}
+    is_same_leader = known.get(group.leader or "") == written.get(value.leader or "")
+    return (
+        (group.generation, group.protocol_name) == (value.generation, value.protocol)
+        and is_same_leader
+        and {known[one.member_id]: one.assignment for one in group.members.values()}
+        == {written[one]: assignment for one, assignment in _assignments(value).items()}
+    )
+
+
+def _tombstones_failed(watched: Watched, write: Write) -> None:
+    """Tombstones that could not be written are not written again."""
+    records = [decode(one.key, one.value) for one in iter_records(write.batch)]
+    # What cannot be encoded has no batch.
+    records += [one for effect in write.ending if not write.batch for one in effect.records]
+    failed = {
+        (one.group, one.topic, one.partition)
+        for one in records
+        if isinstance(one, OffsetRecord) and one.value is None
+    }
+    watched.gone = [one._replace(has_failed=one.has_failed or one.key in failed) for one in watched.gone]
 
 
 def _amiss(group: Group) -> str:

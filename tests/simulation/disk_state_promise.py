@@ -105,7 +105,7 @@ class DiskStatePromise:
         last = int(log.active.base_offset)
         if any(offset_of(name, LOG) > last and not files.exists(f"{directory}/{name}") for name in segments):
             self._check_gone(broker, files, directory, last)
-        # Of a copy on its way to another directory nobody counts on anything.
+        # A future replica makes no promise.
         if opening.has_lost and parse_partition_directory(directory.rpartition("/")[2]):
             self._has_lost.setdefault(files, set()).add(opening.topic_partition)
             if RECORDS_LOST not in files.durable_names(directory):

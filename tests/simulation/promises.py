@@ -143,6 +143,10 @@ EXCUSES = {
     "those that were are gone, or have reported a loss",
     "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted or compacted before "
     "a retry",
+    "tombstone-unwritten": "coordinator: the tombstone of a position of a deleted topic could not be "
+    "written, and is not written again",
+    "static-id": "coordinator: a stable group has another member id for a static member than its log: the "
+    "member has come back, and the write of the new id is under way or has failed",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
     "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
     "key is there, as `compaction` promises; no-hole, one-batch, epochs, producers, follows: compaction has "
@@ -350,7 +354,7 @@ class Promises:
         self.disk_state = DiskStatePromise(self.broken)
         self.commits = CommittedPromise(self)
         self.commands = CommandsPromise(self.broken)
-        self.coordinators = CoordinatorPromise(self.broken)
+        self.coordinators = CoordinatorPromise(self.broken, self.excused)
         self.commands.topic_gone = self.coordinators.topic_gone
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)

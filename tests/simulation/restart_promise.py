@@ -54,7 +54,7 @@ class RestartPromise:
             self._before[key] = Remembered(now, may_lose)
 
     def power_lost(self, files: SimulatedFiles) -> None:
-        """Of logs whose directories did not reach the disk nothing is left, and nothing is opened."""
+        """Forgets the logs whose directories were not synced."""
         left = set(files.directories(DATA))
         for one, directory in list(self._before):
             if one is files and directory not in left:

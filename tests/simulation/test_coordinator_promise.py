@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
 NOW = 1_700_000_000_000
@@ -86,9 +87,13 @@ class Led:
     def commit(self) -> None:
         """Everything is committed."""
         self.high_watermark = int(self.log.end_offset)
-        for one in self.waiting:
-            one.call(None)
-        self.waiting.clear()
+        self.end(None)
+
+    def end(self, error: KafkaError | None) -> None:
+        """Answers all that waits for commits."""
+        waiting, self.waiting = self.waiting, []
+        for one in waiting:
+            one.call(error)
 
     def read(self, *of: Any) -> Any:
         return self.log.read(*of)
@@ -99,7 +104,10 @@ class Coordinated:
 
     def __init__(self) -> None:
         self.broken: list[str] = []
-        self.promise = CoordinatorPromise(lambda name, text: self.broken.append(f"{name}: {text}"))
+        self.excuses: Counter[str] = Counter()
+        self.promise = CoordinatorPromise(
+            lambda name, text: self.broken.append(f"{name}: {text}"), self._excused
+        )
         self.led = Led()
         self.partitions = SimpleNamespace(
             find=lambda topic, index: self.led,
@@ -116,6 +124,10 @@ class Coordinated:
             clock=clock,
         )
 
+    def _excused(self, excuse: str) -> bool:
+        self.excuses[excuse] += 1
+        return True
+
     @property
     def shard(self) -> Shard:
         return self.service._shards[0]
@@ -125,16 +137,25 @@ class Coordinated:
         self.service.become_leader(0, 1)
         await self.service.wait_loaded(5)
 
-    async def commit(self, offset: int, topic_id: bytes = TOPIC_ID) -> ErrorCode:
+    async def commit(self, offset: int, topic_id: bytes = TOPIC_ID, topic: str = "t") -> ErrorCode:
         """A group without members commits a position."""
-        request = CommitRequest("simple", (OffsetToCommit("t", 0, offset, topic_id=topic_id),))
+        request = CommitRequest("simple", (OffsetToCommit(topic, 0, offset, topic_id=topic_id),))
         return (await self.service.commit(request)).errors[0]
 
-    async def make_stable(self) -> str:
+    async def reaches_log(self) -> None:
+        """Something has been appended that waits to be committed."""
+        while not self.led.waiting:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+    async def make_stable(self, instance_id: str | None = None) -> str:
         """A group with one member has its assignment."""
-        joined = await self.service.join(JOIN)
+        joined = await self.service.join(JOIN.replace(instance_id=instance_id))
         request = SyncRequest(
-            "g", joined.member_id, joined.generation, assignments=((joined.member_id, b"x"),)
+            "g",
+            joined.member_id,
+            joined.generation,
+            assignments=((joined.member_id, b"x"),),
+            instance_id=instance_id,
         )
         assert (await self.service.sync(request)).assignment == b"x"
         return joined.member_id
@@ -172,8 +193,7 @@ async def test_a_coordinator_that_goes_by_its_log_breaks_nothing() -> None:
         member = await stage.make_stable()
         stage.led.waits = True
         committing = asyncio.ensure_future(stage.commit(6))
-        while not stage.led.waiting:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
+        await stage.reaches_log()
         assert (await stage.service.fetch("simple"))[1]["t"][0].offset == 5
         stage.led.commit()
         assert await committing is ErrorCode.NONE
@@ -246,22 +266,43 @@ async def test_groups_of_a_partition_that_another_broker_leads_are_found() -> No
         assert "leads partitions []" in stage.broken[0]
 
 
-@pytest.mark.parametrize("state", ["generation", "leader", "assignment"])
-def test_a_group_that_is_stable_otherwise_than_its_log_says_is_found(state: str) -> None:
+@pytest.mark.parametrize("instance_id", [None, "i"])
+@pytest.mark.parametrize("state", ["generation", "leader", "assignment", "protocol"])
+def test_a_group_that_is_stable_otherwise_than_its_log_says_is_found(
+    state: str, instance_id: str | None
+) -> None:
     async def story() -> None:
         async with coordinated() as stage:
-            member = await stage.make_stable()
+            member = await stage.make_stable(instance_id)
             group = stage.shard.core.groups["g"]
             if state == "generation":
                 group.generation += 1
             elif state == "leader":
                 group.leader = None
+            elif state == "protocol":
+                group.protocol_name = "sticky"
             else:
                 group.members[member].assignment = b"y"
             await stage.commit(1)
             assert any("takes g for stable" in one for one in stage.broken)
 
     asyncio.run(story())
+
+
+@run
+async def test_a_static_member_that_comes_back_has_another_id_before_its_log_has() -> None:
+    async with coordinated() as stage:
+        await stage.make_stable("i")
+        stage.led.waits = True
+        joining = asyncio.ensure_future(stage.service.join(JOIN.replace(instance_id="i")))
+        await stage.reaches_log()
+        stage.promise.check(stage.promise._watched[stage.shard])
+        assert stage.excuses["static-id"] > 0
+        stage.led.commit()
+        await joining
+        stage.excuses.clear()
+        stage.promise.check(stage.promise._watched[stage.shard])
+        assert (stage.broken, stage.excuses) == ([], Counter())
 
 
 @run
@@ -367,3 +408,32 @@ async def test_positions_that_outlive_their_topic_are_found() -> None:
         assert "keeps" in stage.broken.pop()
         stage.promise.topic_gone(stage.shard._log._broker, "t", TOPIC_ID)  # type: ignore[attr-defined]
         assert "keeps" in stage.broken[0]
+
+
+@run
+async def test_a_position_that_outlives_its_topic_is_found_when_another_write_fails() -> None:
+    async with coordinated() as stage:
+        await stage.commit(5)
+        stage.led.waits = True
+        committing = asyncio.ensure_future(stage.commit(1, b"u" * 16, "u"))
+        await stage.reaches_log()
+        with mock.patch.object(commits, "tombstones", return_value=[]):
+            stage.service.topics_deleted({"t": TOPIC_ID})
+        assert stage.broken == [], "a tombstone may be under way"
+        stage.led.end(KafkaError("too few replicas", ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+        assert await committing is not ErrorCode.NONE
+        assert "keeps" in stage.broken[0]
+        assert not stage.excuses
+
+
+@run
+async def test_a_position_may_outlive_its_topic_when_its_tombstone_cannot_be_written() -> None:
+    async with coordinated() as stage:
+        await stage.commit(5)
+        stage.led.waits = True
+        stage.service.topics_deleted({"t": TOPIC_ID})
+        await stage.reaches_log()
+        stage.led.end(KafkaError("too few replicas", ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+        await asyncio.sleep(0.01)
+        assert stage.broken == []
+        assert stage.excuses == {"tombstone-unwritten": 1}

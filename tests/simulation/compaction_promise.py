@@ -103,9 +103,7 @@ class CompactionPromise:
         if sent is None:
             return False
         age_ms = (self.promises.now() - sent.first_s) * 1000
-        if age_ms >= self.promises.settings_of(place[0]).delete_retention_ms:
-            return True
-        return self.promises.clock_turned and self.promises.excused("clock-turned")
+        return self.promises.is_old_enough(age_ms, self.promises.settings_of(place[0]).delete_retention_ms)
 
     # -- the end
 
@@ -306,7 +304,9 @@ class CompactionPromise:
             if all(there[at].get(record.key, -1) > offset for at in lacking):
                 self.promises.excused("compacted")
                 continue
-            if newest[record.key].value is None:
+            last = newest[record.key]
+            retention_ms = self.promises.settings_of(place[0]).delete_retention_ms
+            if last.value is None and self.promises.is_tombstone_over(last.timestamp, retention_ms):
                 self.promises.excused("tombstone-over")
                 continue
             if self._has_missed(place, record.key, offset):

@@ -28,6 +28,7 @@ from keyed_messages import HEADER, is_tombstone, key_of
 from log_state_promise import LogStatePromise
 from min_insync_setting import MinInsyncSetting
 from restart_promise import RestartPromise
+from simulated_loop import wall_ms_at
 
 from tidemill.coordination.lost_replicas import LostReplicas
 
@@ -345,11 +346,12 @@ class Promises:
         self._registered_s: dict[int, float] = {}
         self._started_s: dict[int, float] = {}
         """When the present process of a broker registered first."""
-        self.clock_turned = False
         self.clock_ahead_ms = 0
         """How much later a machine's wall clock was at most."""
+        self.clock_behind_ms = 0
+        """How much earlier."""
         self.compaction = CompactionPromise(self)
-        self.restart = RestartPromise(self.broken, self.excused)
+        self.restart = RestartPromise(self.broken, self.excused, self.is_tombstone_over)
         self.log_state = LogStatePromise(self.broken, self.excused)
         self.disk_state = DiskStatePromise(self.broken)
         self.commits = CommittedPromise(self)
@@ -372,6 +374,28 @@ class Promises:
             raise KeyError(excuse)
         self.events.count(f"excuse {excuse}")
         return True
+
+    # -- wall clocks
+
+    def clock_turned(self, skew_ms: int) -> None:
+        """A machine's wall clock shows so much more, or less, than the time."""
+        self.clock_ahead_ms = max(self.clock_ahead_ms, skew_ms)
+        self.clock_behind_ms = max(self.clock_behind_ms, -skew_ms)
+
+    def is_tombstone_over(self, written_ms: int, retention_ms: int) -> bool:
+        """Whether a tombstone of that time may be gone after ``retention_ms`` by some clock.
+
+        A cleaning notes by its clock when the tombstone may go, and another one removes it by its own: a
+        clock that was behind for the first, and is ahead for the other, shows the sum of both too much.
+        """
+        return self.is_old_enough(wall_ms_at(self.now()) - written_ms, retention_ms)
+
+    def is_old_enough(self, age_ms: float, retention_ms: int) -> bool:
+        """As :meth:`is_tombstone_over`, of a tombstone of that age."""
+        if age_ms >= retention_ms:
+            return True
+        wrong_ms = self.clock_ahead_ms + self.clock_behind_ms
+        return age_ms + wrong_ms >= retention_ms and self.excused("clock-turned")
 
     # -- what the store holds, and what machines lose
 

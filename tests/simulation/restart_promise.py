@@ -32,9 +32,16 @@ class Remembered(NamedTuple):
 class RestartPromise:
     """Compares the logs of all brokers before and after each restart."""
 
-    def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        broken: Callable[[str, str], None],
+        excused: Callable[[str], bool],
+        is_tombstone_over: Callable[[int, int], bool],
+    ) -> None:
+        """``is_tombstone_over`` tells by a timestamp and ``delete.retention.ms`` whether one may be gone."""
         self._broken = broken
         self._excused = excused
+        self._is_tombstone_over = is_tombstone_over
         self._before: dict[tuple[SimulatedFiles, str], Remembered] = {}
 
     def process_ends(self, files: SimulatedFiles, *, may_lose: bool) -> None:
@@ -82,7 +89,9 @@ class RestartPromise:
             replaced = exchanged(before.files)
             begun = {base: data for base, data in gone.items() if base in replaced}
             unexplained = [base for base in gone if base not in begun]
-            unexplained += self._unexplained(dict(batches_of(before.files)) | after, set(after), begun)
+            unexplained += self._unexplained(
+                dict(batches_of(before.files)) | after, set(after), begun, log.config.delete_retention_ms
+            )
         if unexplained:
             self._broken(
                 "restart",
@@ -91,20 +100,23 @@ class RestartPromise:
             )
 
     def _unexplained(
-        self, batches: Mapping[int, bytes], left: set[int], gone: Mapping[int, bytes]
+        self, batches: Mapping[int, bytes], left: set[int], gone: Mapping[int, bytes], retention_ms: int
     ) -> list[int]:
-        """The batches that are gone, and that compaction cannot have taken. ``batches``: all there were."""
-        newest: dict[bytes | None, tuple[int, bool]] = {}
+        """The batches that are gone, and that compaction cannot have taken. ``batches``: all there were.
+
+        ``retention_ms`` is ``delete.retention.ms`` of the log.
+        """
+        newest: dict[bytes | None, tuple[int, int]] = {}
         for base, data in sorted(batches.items()):
-            for key, is_tombstone in keys_of(data):
-                newest[key] = (base, is_tombstone)
+            for key, tombstone_ms in keys_of(data):
+                newest[key] = (base, tombstone_ms)
         unexplained = []
         for base, data in gone.items():
             for key, _ in keys_of(data):
-                last, is_tombstone = newest[key]
+                last, tombstone_ms = newest[key]
                 if last > base and last in left:
                     self._excused("compacted")
-                elif is_tombstone:
+                elif tombstone_ms >= 0 and self._is_tombstone_over(tombstone_ms, retention_ms):
                     self._excused("tombstone-over")
                 else:
                     unexplained.append(base)
@@ -147,7 +159,7 @@ def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
                 yield base, batch
 
 
-def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, bool]]:
-    """The keys in a batch, and whether each is of a tombstone."""
+def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, int]]:
+    """The keys in a batch, each with the timestamp of its tombstone (ms); -1 where it has a value."""
     for record in iter_records(batch):
-        yield record.key, record.value is None
+        yield record.key, int(record.timestamp) if record.value is None else -1

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from promises import NONE, Message, Place, Promises, Sent
-from simulated_loop import START_S, WALL_MS
+from simulated_loop import wall_ms_at
 
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
@@ -297,7 +297,7 @@ class Producer(Client):
 
     def _request(self, partition: int, batch: Batch) -> ProduceRequest:
         builder = BatchBuilder()
-        now_ms = WALL_MS + int((self.now - START_S) * 1000)
+        now_ms = wall_ms_at(self.now)
         is_keyed = self.promises.settings_of(self.topic).compacts
         for message in batch.messages:
             builder.append(now_ms, *message.record(is_keyed))

@@ -366,14 +366,17 @@ class CleaningCheck:
             self._broken(f"{record} is gone, and the newer offset {newer} is not on the disk")
 
     def _check_tombstone(self, record: Raw) -> None:
-        promises = self.promises
-        if promises.clock_turned:
-            promises.excused("clock-turned")
-        else:
+        horizon_ms = next(
+            (one.horizon_ms for one in self.headers.values() if one.base <= record.offset <= one.last), -1
+        )
+        if not 0 <= horizon_ms <= self.job.now_ms:
+            self._broken(
+                f"the tombstone {record} goes at {self.job.now_ms}, and is to stay until {horizon_ms}"
+            )
+        least_ms = self.job.delete_retention_ms
+        if not self.promises.is_tombstone_over(record.timestamp, least_ms):
             age_ms = self.node.clock.wall_ms() - record.timestamp
-            least_ms = self.job.delete_retention_ms
-            if age_ms < least_ms:
-                self._broken(f"the tombstone {record} goes after {age_ms} ms, and is to stay {least_ms} ms")
+            self._broken(f"the tombstone {record} goes after {age_ms} ms, and is to stay {least_ms} ms")
         self.removed[record.offset] = record.key or b""
         self.simulation.events.count("tombstones removed")
 

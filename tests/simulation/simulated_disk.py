@@ -9,7 +9,7 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
-from simulated_loop import START_S, WALL_MS, SimulatedLoop
+from simulated_loop import SimulatedLoop, wall_ms_at
 
 from tidemill.log.names import CLEANED, DELETE_DIRECTORY, LOG, SWAP
 from tidemill.testing.files import PAGE_BYTES, FaultyFile, FaultyFiles, Killed
@@ -113,7 +113,7 @@ class SimulatedFiles(FaultyFiles):
         self._has_stopped = False
 
     def check(self, operation: str, path: str) -> None:
-        self.now_ms = WALL_MS + int((self.loop.time() - START_S) * 1000)
+        self.now_ms = wall_ms_at(self.loop.time())
         if self.loop.is_in_job:
             self._stop_here(operation, path)
         if self._faults:

@@ -358,8 +358,7 @@ class Faults:
     def turn_clock(self, node: Node) -> bool:
         """The machine's wall clock is set to another time."""
         node.clock.skew_ms = self.random.choice((-60_000, -1000, 0, 700, 30_000))
-        self.promises.clock_turned = True
-        self.promises.clock_ahead_ms = max(self.promises.clock_ahead_ms, node.clock.skew_ms)
+        self.promises.clock_turned(node.clock.skew_ms)
         self._report(f"the clock of {node.name} is {node.clock.skew_ms} ms off")
         return True
 

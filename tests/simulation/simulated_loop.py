@@ -38,6 +38,11 @@ SLOW_JOBS = 0.03
 """The share of jobs that take long."""
 
 
+def wall_ms_at(now_s: float) -> int:
+    """What a right wall clock shows at a time of the steady clock."""
+    return WALL_MS + int((now_s - START_S) * 1000)
+
+
 class Process:
     """One process: its tasks, and whether they run."""
 
@@ -398,7 +403,7 @@ class SimulatedClock(Clock):
         self.skew_ms = skew_ms
 
     def wall_ms(self) -> int:
-        return WALL_MS + self.skew_ms + int((self._loop._now - START_S) * 1000)
+        return wall_ms_at(self._loop._now) + self.skew_ms
 
     def monotonic(self) -> float:
         return self._loop._now

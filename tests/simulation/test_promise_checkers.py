@@ -15,8 +15,9 @@ from keyed_messages import is_tombstone, key_of
 from promises import ALL, GROUPS_LOG, LEADER, Message, Promises, Sent, TopicSettings
 from restart_promise import RestartPromise, is_compared
 from simulated_clients import LATEST, Consumer, Refused
+from simulated_compaction import CleaningCheck
 from simulated_disk import SimulatedFiles
-from simulated_loop import SimulatedLoop
+from simulated_loop import SimulatedLoop, wall_ms_at
 
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.config import LogConfig
@@ -527,6 +528,56 @@ def test_a_record_that_a_lost_one_replaced_may_be_missing_only_where_records_wer
     assert (not difference) is (is_forgotten and is_same_key)
 
 
+@pytest.mark.parametrize(("age_s", "skews_ms"), [(0.9, ()), (1.1, ()), (0.9, (50, -60)), (0.5, (50, -60))])
+def test_a_tombstone_that_is_gone_is_old_enough_by_a_clock_that_was_as_wrong_as_any(
+    age_s: float, skews_ms: tuple[int, ...]
+) -> None:
+    number = next(number for number in range(5, 5000) if is_tombstone(("p", number)))
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(compacts=True, delete_retention_ms=1000)
+    checked.ends = {1: 5000, 2: 5000, 3: 5000}
+    for skew_ms in skews_ms:
+        checked.promises.clock_turned(skew_ms)
+    checked.acknowledged(number)
+    written_ms = wall_ms_at(checked.now)
+    checked.now += age_s
+    is_over = (age_s, skews_ms) in ((1.1, ()), (0.9, (50, -60)))
+    key = key_of(("p", number))
+    older, tombstone = Raw(4, written_ms, key, b"", ()), Raw(number, written_ms, key, None, ())
+    for held in ([older, tombstone], [tombstone]):
+        difference = checked.promises.compaction.difference(PLACE, [held, []])
+        assert (difference == "") is is_over
+    checked.ends_empty()
+    assert [one.partition(":")[0] for one in checked.broken] == ["acks-all"] * (not is_over)
+    assert (checked.counts["excuse clock-turned"] > 0) is (is_over and bool(skews_ms))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "horizon_ms", "skew_ms", "is_broken"),
+    [(1.1, 0, 0, False), (0.9, 0, 0, True), (0.9, 0, 700, False), (0.2, 0, 700, True), (1.1, 1, 0, True)],
+)
+def test_a_tombstone_that_a_cleaning_takes_too_early_is_found(
+    age_s: float, horizon_ms: int, skew_ms: int, is_broken: bool
+) -> None:
+    checked = Checked()
+    checked.promises.clock_turned(skew_ms)
+    now_ms = wall_ms_at(checked.now)
+    header = SimpleNamespace(base=4, last=6, horizon_ms=now_ms + horizon_ms)
+    check = SimpleNamespace(
+        promises=checked.promises,
+        headers={4: header},
+        job=SimpleNamespace(now_ms=now_ms, delete_retention_ms=1000),
+        node=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: now_ms)),
+        removed={},
+        simulation=SimpleNamespace(events=checked.promises.events),
+        _broken=checked.broken.append,
+    )
+    record = Raw(5, now_ms - int(age_s * 1000), b"k", None, ())
+    CleaningCheck._check_tombstone(cast(CleaningCheck, check), record)
+    assert bool(checked.broken) is is_broken
+    assert check.removed == {5: b"k"}
+
+
 # -- the controller, groups and producer ids
 
 
@@ -644,7 +695,10 @@ class Restarted:
         self.files.make_directory("/data")
         self.files.make_directory("/data/t-0")
         self.policy = policy
-        self.promise = promise = RestartPromise(lambda name, text: self.found.append(name), self._excuse)
+        self.are_tombstones_over = True
+        self.promise = promise = RestartPromise(
+            lambda name, text: self.found.append(name), self._excuse, lambda *of: self.are_tombstones_over
+        )
         self.files.process_ends = lambda may_lose: promise.process_ends(self.files, may_lose=may_lose)
         self.files.power_lost = lambda: promise.power_lost(self.files)
 
@@ -765,6 +819,20 @@ def test_a_start_may_end_what_compaction_has_begun(
     one.holds(after)
     assert one.opened(4)[:1] == found
     assert not excuse or one.counts[excuse] > 0
+
+
+@pytest.mark.parametrize("are_over", [True, False])
+@pytest.mark.parametrize("before", [{0: b"a", 1: b"A", 2: b"c"}, {0: b"A", 2: b"c"}])
+def test_a_start_that_ends_an_exchange_takes_no_young_tombstone(
+    before: dict[int, bytes], are_over: bool
+) -> None:
+    one = Restarted("compact")
+    one.are_tombstones_over = are_over
+    one.holds(before)
+    one.exchanges({2: b"c"})
+    one.promise.process_ends(one.files, may_lose=True)
+    one.holds({2: b"c"})
+    assert one.opened(4) == ([] if are_over else ["restart"])
 
 
 # -- leaders whose session has ended

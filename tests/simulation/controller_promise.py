@@ -447,7 +447,9 @@ class ControllerPromise:
         read = mind.registrations.get(leader)
         if mind.read_s < mind.changing_since_s:
             self._broken("decision", f"{leader} is elected for {place} without a look at the registrations")
-        elif read is not None and read != known.epochs.get(leader):
+        elif read is None:
+            self._broken("decision", f"{leader} is elected for {place}, and was not registered then")
+        elif read != known.epochs.get(leader):
             self._broken(
                 "decision", f"{leader} is elected for {place}, and {image.brokers} are not the present"
             )
@@ -485,9 +487,14 @@ class ControllerPromise:
         self._mind().granted.setdefault(place, set()).add(frozenset(after.isr))
 
     def _looked(self, of: Failover, dead: Mapping[int, int]) -> None:
-        """A controller has looked at the brokers: it knows those that it has read, but the dead."""
-        image = of._office.image
-        for broker, epoch in self._mind().registrations.items():
+        """A controller has looked at the brokers: it knows those that it has read, but the dead.
+
+        A registration that it cannot decode it has read as well: the broker stays as it was known.
+        """
+        image, registrations = of._office.image, self._mind().registrations
+        if gone := sorted(image.brokers.keys() - registrations.keys()):
+            self._broken("image", f"{gone} are known to live, and {sorted(registrations)} are registered")
+        for broker, epoch in registrations.items():
             known = image.brokers.get(broker)
             if (known is None or known.epoch != epoch) and dead.get(broker) != epoch:
                 self._broken("image", f"{broker} is registered with {epoch}, and is known as {known}, {dead}")

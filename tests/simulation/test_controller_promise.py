@@ -10,6 +10,7 @@ from controller_promise import APPLY_S, ControllerPromise, Written
 from simulated_loop import PROCESS, Process
 from test_promise_checkers import ID, PLACE, Checked
 
+from tidemill.controller.failover import Failover
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.office import Office
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
@@ -138,6 +139,43 @@ def test_an_election_without_a_look_at_the_registrations_is_found() -> None:
         store.promise._mind().changing_since_s = 19.0
         store.promise._mind().read_s = 18.0
         assert store.written(elected) == ["decision"]
+    finally:
+        PROCESS.reset(token)
+
+
+@pytest.mark.parametrize("read", [{2: 12}, {2: 11}, {}])
+def test_an_election_of_a_broker_that_was_not_registered_is_found(read: dict[int, int]) -> None:
+    store = Store()
+    store.epochs = {2: 12, 3: 13}
+    elected = STATE._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,))
+    token = PROCESS.set(store.process)
+    try:
+        store.promise._mind().read_s = 19.0
+        store.promise._mind().registrations = read
+        assert store.written(elected) == ([] if read == {2: 12} else ["decision"])
+    finally:
+        PROCESS.reset(token)
+
+
+@pytest.mark.parametrize(
+    ("read", "dead", "found"),
+    [
+        ({1: 11, 2: 12, 3: 13}, {}, []),
+        ({1: 11, 2: 12}, {}, ["image"]),
+        ({1: 11, 2: 12, 3: 14}, {}, ["image"]),
+        ({1: 11, 2: 12, 3: 13, 4: 14}, {}, ["image"]),
+        ({1: 11, 2: 12, 3: 13, 4: 14}, {4: 14}, []),
+    ],
+)
+def test_a_look_at_the_brokers_leaves_those_that_are_registered_and_not_dead(
+    read: dict[int, int], dead: dict[int, int], found: list[str]
+) -> None:
+    store = Store()
+    token = PROCESS.set(store.process)
+    try:
+        store.promise._mind().registrations = read
+        store.promise._looked(cast(Failover, SimpleNamespace(_office=store.office())), dead)
+        assert store.found() == found
     finally:
         PROCESS.reset(token)
 

@@ -201,10 +201,10 @@ class ControllerPromise:
             known, state = self._promises.partitions.get(place), self._state(place)
             if known is None or known.topic_id != topic_id or state is None or broker not in known.replicas:
                 continue
-            if known.is_being_deleted:
-                continue  # Nobody leads it any more.
             may_lead = broker in {*state.isr, *state.elr, state.last_known_leader}
-            if may_lead and not lost.is_lost(*place):
+            if not may_lead or lost.is_lost(*place):
+                continue
+            if not (known.is_being_deleted and self._promises.excused("being-deleted")):
                 self._broken("losses", f"{broker} has another disk, and reports {lost}: {place} is {state}")
 
     def _heeded(self, place: Place, before: PartitionState | None, after: PartitionState) -> None:
@@ -245,6 +245,8 @@ class ControllerPromise:
                     self._heeded(place, state, PartitionStateNode.decode(*place, operation.data))
                     if process is not None and office is not None:
                         self._check_state(written, place, operation, process, office)
+                    else:
+                        self._promises.excused("in-transition")
 
     def look_at_leader(
         self, broker: int, process: Process, image: ClusterImage, partition: Partition
@@ -309,13 +311,19 @@ class ControllerPromise:
     def _check_assignment(self, topic: str) -> None:
         """No replica is in sync or eligible that a partition does not have."""
         node = self._tree().get(TopicNode.path(topic))
-        if node is None or self._tree().get(DeleteTopicNode.path(topic)) is not None:
-            return  # An operator lets a deletion go on without a broker.
+        if node is None:
+            return
         for number, replicas in TopicNode.decode(topic, node.data).replicas.items():
             state = self._state((topic, number))
             others = {*state.isr, *state.elr} - set(replicas) if state is not None else ()
-            if others:
+            # An operator lets a deletion go on without a broker.
+            if others and not self._is_deletion_excused(topic):
                 self._broken("decision", f"{topic}-{number} is {state}, and its replicas are {replicas}")
+
+    def _is_deletion_excused(self, topic: str) -> bool:
+        """Whether a topic is to be deleted: it leads nowhere any more."""
+        is_marked = self._tree().get(DeleteTopicNode.path(topic)) is not None
+        return is_marked and self._promises.excused("being-deleted")
 
     def _check_min_insync_change(self, written: Written, operation: Create | SetData) -> None:
         """With another value no replica of a partition that is led is eligible."""
@@ -332,10 +340,9 @@ class ControllerPromise:
             is_own = path == ConfigNode.path("topics", place[0])
             if not is_own and not (is_default and not self._promises.min_insync.has_own(place[0])):
                 continue
-            if self._tree().get(DeleteTopicNode.path(place[0])) is not None:
-                continue  # It leads nowhere any more.
             state = self._state(place)
-            if state is not None and state.elr and state.leader != NOBODY:
+            is_wrong = state is not None and state.elr and state.leader != NOBODY
+            if is_wrong and not self._is_deletion_excused(place[0]):
                 self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {place} is {state}")
 
     def _state(self, place: Place) -> PartitionState | None:
@@ -365,7 +372,8 @@ class ControllerPromise:
             return
         partition = topic.partition(place[1]) if topic is not None else None
         if topic is None or partition is None or partition.partition_epoch != old.version:
-            return  # It has sent more than it knows the outcome of.
+            self._promises.excused("in-transition")
+            return
         before = PartitionStateNode.decode(*place, old.data)
         self._compare_state(place, partition, before)
         self._check_policy(office, topic)

@@ -136,7 +136,15 @@ EXCUSES = {
     "way",
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
-    "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came",
+    "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came; losses, "
+    "decision: nobody leads a topic that is to be deleted",
+    "changed-since": "min-isr, committed: the state of the partition has changed since the request was sent",
+    "restarted-since": "min-isr, committed: the process of a replica has begun or ended since the request "
+    "was sent, or its fetch: it may have had the record",
+    "in-transition": "decision: a controller has written a state whose process is gone, which has given up "
+    "the wait for an answer, or which has sent more writes than it knows the outcome of",
+    "duplicate": "acks-all, acks-1, in-sync, min-isr: a batch is a duplicate whose offset is not known any "
+    "more",
     "former-leader": "delete-records: a deposed leader that has not heard of it shows what it knew, and "
     "answers what no other replica is told",
     "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
@@ -711,7 +719,8 @@ class Promises:
         for message in messages:
             self.sent[message].settled_s = now
         if base_offset < 0:
-            return  # A duplicate whose offset is not known any more.
+            self.excused("duplicate")
+            return
         log = self.logs[*place, topic_id]
         known = self.partitions.get(place)
         if known is None or known.topic_id != topic_id:
@@ -779,29 +788,36 @@ class Promises:
         leader: int,
         promise: str = "min-isr",
     ) -> None:
-        """Counts the replicas that have the records; those that changed since the request are believed.
+        """Counts the replicas that have the records; those that were restarted since are believed.
 
         A leader may hear late what a replica had that has lost it since.
         """
-        if known.changed_s >= sent_s:
-            return
         told_s = sent_s if promise == "min-isr" else sent_s - TOLD_LATE_S
         ends = self.replica_ends(place)
-        having = 0
+        having = believed = removed = 0
         for broker in known.replicas:
             started_s = self.started_s(broker)
-            if started_s is None:
-                having += self.stopped_s(broker) >= told_s
-            elif started_s >= told_s or ends.get(broker, -1) >= end:
+            if ends.get(broker, -1) >= end:
                 having += 1
-            elif known.is_being_deleted and broker not in ends:
-                having += self.excused("being-deleted")
+            elif (self.stopped_s(broker) if started_s is None else started_s) >= told_s:
+                believed += 1
+            elif started_s is not None and known.is_being_deleted and broker not in ends:
+                removed += 1
         least = known.holders.min_isr
-        if having < least and not self.min_insync.explains(place[0], leader, having, sent_s):
+        if having >= least:
+            return
+        if known.changed_s >= sent_s:
+            self.excused("changed-since")
+        elif having + believed >= least:
+            self.excused("restarted-since")
+        elif having + believed + removed >= least:
+            self.excused("being-deleted")
+        elif not self.min_insync.explains(place[0], leader, having + believed + removed, sent_s):
             self.broken(
                 promise,
-                f"{place} offset {end - 1} was {_DONE[promise]} while {having} of {known.replicas} had it"
-                f" (log ends {dict(ends)}, min.insync.replicas {least})",
+                f"{place} offset {end - 1} was {_DONE[promise]} while {having} of {known.replicas} had it,"
+                f" and {believed + removed} may have had it (log ends {dict(ends)}, min.insync.replicas"
+                f" {least})",
             )
 
     def _check_in_sync(

@@ -193,6 +193,38 @@ def test_a_topic_that_loses_a_replica_that_is_in_sync_is_found() -> None:
     assert store.write(FENCE, SetData(TopicNode.path("t"), data)) == ["decision"]
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_what_is_amiss_of_a_topic_that_is_to_be_deleted_is_counted(is_marked: bool) -> None:
+    setting = Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"min.insync.replicas": "1"}))
+    moved = SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(ID, {0: [1, 3]})))
+    for operation in (setting, moved):
+        store = Store()
+        store._make("/config/topics")
+        if is_marked:
+            store._make(DeleteTopicNode.path("t"))
+        assert store.write(FENCE, operation) == ["decision"] * (not is_marked)
+        assert store.checked.counts["excuse being-deleted"] == is_marked
+    store = Store()
+    store.promise.disk_changed(1)
+    store.checked.promises.partitions[PLACE].is_being_deleted = is_marked
+    store.promise.registered(1, LostReplicas())
+    assert store.found() == ["losses"] * (not is_marked)
+    assert store.checked.counts["excuse being-deleted"] == is_marked
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_state_by_who_is_gone_or_does_not_know_its_last_write_is_counted(is_gone: bool) -> None:
+    store = Store()
+    data = PartitionStateNode.encode(STATE._replace(elr=()))
+    before = {PATH: store.tree.get(PATH)}
+    operations = (FENCE, SetData(PATH, data, 0))
+    store.tree.apply(operations, SESSION)
+    store.partition = store.partition.replaced(partition_epoch=-1)
+    office = None if is_gone else store.office()
+    store.promise.wrote(Written(SESSION, operations, before), store.process, office)
+    assert (store.found(), store.checked.counts["excuse in-transition"]) == ([], 1)
+
+
 def test_who_knows_what_the_store_has_breaks_nothing() -> None:
     assert Store().looked() == []
 

@@ -142,6 +142,38 @@ def test_an_answer_without_enough_replicas_is_found() -> None:
     assert broken.startswith("min-isr: ('t', 0) offset 9 was acknowledged while 2 of (1, 2, 3) had it")
 
 
+@pytest.mark.parametrize("since", ["started", "stopped", "changed", ""])
+def test_what_is_believed_of_replicas_that_changed_since_the_request_is_counted(since: str) -> None:
+    checked = Checked()
+    three_that_stay(checked)
+    if since == "changed":
+        checked.now = 19.0
+        checked.written(1, 2, 3)
+        checked.now = 20.0
+    elif since == "started":
+        checked.promises.started_s = lambda broker: 19.5 if broker == 3 else 0.0
+    elif since == "stopped":
+        checked.promises.started_s = lambda broker: None if broker == 3 else 0.0
+        checked.promises.stopped_s = lambda broker: 19.5
+    checked.acknowledged(9)
+    assert not any(one.startswith("excuse") for one in checked.counts), "all have it"
+    checked.ends[3] = 9
+    checked.promises.partitions[PLACE].holders.isr = (1, 2)
+    checked.acknowledged(9)
+    counted = {one: count for one, count in checked.counts.items() if one.startswith("excuse")}
+    if not since:
+        assert [one.partition(":")[0] for one in checked.broken] == ["min-isr"]
+    else:
+        excuse = "changed-since" if since == "changed" else "restarted-since"
+        assert (checked.broken, counted) == ([], {f"excuse {excuse}": 1})
+
+
+def test_a_duplicate_whose_offset_is_not_known_is_counted() -> None:
+    checked = Checked()
+    checked.acknowledged(-1)
+    assert (checked.broken, checked.counts["excuse duplicate"]) == ([], 1)
+
+
 def test_an_answer_may_come_when_the_deletion_of_the_topic_has_removed_a_replica() -> None:
     checked = Checked()
     three_that_stay(checked)

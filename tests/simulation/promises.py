@@ -164,7 +164,8 @@ EXCUSES = {
     "key is older than delete.retention.ms, as `compaction` promises",
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when it was removed "
     "elsewhere, or lost it, keeps the records for which it stood",
-    "clock-turned": "compaction, retention: a wall clock was wrong, so that tombstones and records go early",
+    "clock-turned": "compaction, retention, and with `tombstone-over`: tombstones and records go early, by "
+    "no more than wall clocks were wrong",
     "not-learnt": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, and the "
     "leader has not read it yet",
     "cut-before": "follows: a process had cut the log, and was killed before the disk had that; epochs: a "

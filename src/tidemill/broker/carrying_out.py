@@ -191,9 +191,9 @@ class CarryingOut:
             await a_pause()
         if strays:
             log.warning(
-                "directories of partitions of which this broker has no replica: %d, %s for instance. They were "
-                "moved away or deleted while it was away, or the controller cannot read their topic's nodes, "
-                "which it logs. They stay until somebody removes the directories",
+                "directories of partitions of which this broker has no replica: %d, %s for instance. They "
+                "were moved away or deleted while it was away, or the controller cannot read their topic's "
+                "nodes, which it logs. They stay until somebody removes the directories",
                 len(strays),
                 strays[0],
             )

@@ -131,6 +131,13 @@ class LogStatePromise:
         """Of logs that were looked at, how each was."""
         self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}
         """By partition the batches that were seen, by leader epoch and offset: checksum, and whose it was."""
+        self._ends: dict[Log, set[int]] = {}
+        """Where a log ended when it was opened, and after each cut."""
+
+    def opened(self, broker: str, log: Log) -> None:
+        """A process has opened a log."""
+        self._ends[log] = {int(log.end_offset)}
+        self.check(broker, log)
 
     def look(self, broker: str, partitions: Iterable[Partition], directories: DataDirectories) -> None:
         """Checks the logs of a running broker that have changed since the last look."""
@@ -157,6 +164,7 @@ class LogStatePromise:
 
     def cut(self, broker: str, log: Log) -> None:
         """Checks a log that was just cut, or was to be cut where it ends."""
+        self._ends.setdefault(log, set()).add(int(log.end_offset))
         if log.closed or log.has_unfinished_cut:
             return
         self._check_order(broker, Seen.of(log))
@@ -308,7 +316,7 @@ class LogStatePromise:
         latest, start = log.leader_epochs.epochs[-1], log.leader_epochs.starts[-1]
         for before, batch in pairwise(headers_of(data)):
             if before.epoch < latest == batch.epoch and start > before.last + 1:
-                if log.truncations:
+                if start in self._ends.get(log, ()):
                     self._excused("cut-before")
                     return
                 self._broken(

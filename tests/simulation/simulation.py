@@ -609,7 +609,7 @@ class Simulation:
             self.promises.restart.opened(files, log)
             self.following.opened(log)
             self.promises.disk_state.opened(self._name_of(files), opening, log, segments)
-            self.promises.log_state.check(self._name_of(files), log)
+            self.promises.log_state.opened(self._name_of(files), log)
         return log
 
     def _load_logs(self, logs: LogManager, now_ms: int, config_of: Callable[[str], LogConfig]) -> None:

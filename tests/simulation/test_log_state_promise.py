@@ -274,6 +274,30 @@ def test_in_a_copy_of_a_compacted_log_an_epoch_begins_where_it_ended(begin: int,
     assert [one.partition(":")[0] for one in kept.broken] == ["epochs"] * is_broken
 
 
+@pytest.mark.parametrize(("begin", "is_broken"), [(6, False), (7, True)])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_in_a_compacted_log_an_epoch_begins_behind_the_last_batch_only_where_the_log_was_opened_or_cut(
+    begin: int, is_broken: bool, is_cut: bool
+) -> None:
+    kept = Kept()
+    kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    kept.look()
+    kept.log.truncations += 1
+    kept.log.end_offset = 6
+    if is_cut:
+        kept.promise.cut("broker-1", kept.log)
+    else:
+        kept.promise.opened("broker-1", kept.log)
+    kept.log.end_offset = 7
+    kept.append(5, 7)
+    kept.log.leader_epochs.starts[-1] = begin
+    kept.broken.clear()
+    kept.excuses.clear()
+    kept.look()
+    assert [one.partition(":")[0] for one in kept.broken] == ["epochs"] * is_broken
+    assert kept.excuses["cut-before"] == (not is_broken)
+
+
 def test_what_a_producer_sent_over_is_not_kept() -> None:
     kept = Kept()
     kept.append(5, 5)

@@ -24,7 +24,7 @@ from tidemill.controller.failover import Failover
 from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
 from tidemill.controller.office import Office
 from tidemill.controller.unclean_recovery import AnsweredLogEnds, UncleanRecovery
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     BROKER_IDS,
@@ -56,9 +56,11 @@ ANSWERS_KEPT = 6
 """An operator and the recovery may ask at the same time."""
 SETTINGS = (ConfigNode.path("topics", ""), ConfigNode.path("brokers", ""))
 """What the paths of settings begin with."""
+DEFAULTS = ConfigNode.path("brokers", DEFAULT_ENTITY)
 LOOK = Failover.look
 CHANGING = Office.changing
 ASK = UncleanRecovery._ask
+TAKE_SETTINGS = Office._take_settings
 PLAN_ISR_CHANGE = plan_isr_change
 PLANNING_FAILED = planning_failed_replicas
 
@@ -95,6 +97,8 @@ class Mind:
         self.failed_in: dict[tuple[bytes, int, int], int] = {}
         """The registrations of the brokers that have reported them, by topic id, partition and broker."""
         self.compared: ClusterImage | None = None
+        self.minimum_changed: set[str] = set()
+        """The topics for which others have written another ``min.insync.replicas``, while it is taken over."""
 
 
 class ControllerPromise:
@@ -145,6 +149,16 @@ class ControllerPromise:
             promise._check_answers(answered)
             return answered
 
+        async def take_settings(
+            self: Office, settings: Mapping[tuple[str, str], Mapping[str, str]]
+        ) -> Delta | None:
+            mind = promise._mind()
+            mind.minimum_changed = _with_another_minimum(self.image, settings)
+            try:
+                return await TAKE_SETTINGS(self, settings)
+            finally:
+                mind.minimum_changed = set()
+
         def plan_change(
             image: ClusterImage, topic: str, partition: PartitionImage, change: IsrChange, *others: Any
         ) -> PartitionImage:
@@ -173,6 +187,7 @@ class ControllerPromise:
         return [
             mock.patch.object(Office, "changing", changing),
             mock.patch.object(Failover, "look", look),
+            mock.patch.object(Office, "_take_settings", take_settings),
             mock.patch.object(UncleanRecovery, "_ask", ask),
             mock.patch.object(failover, "plan_isr_change", plan_change),
             mock.patch.object(failover, "planning_failed_replicas", planning_failed),
@@ -329,21 +344,34 @@ class ControllerPromise:
         """With another value no replica of a partition that is led is eligible."""
         path = operation.path
         old = written.before.get(path)
-        before = ConfigNode.decode(path, old.data).get(MIN_INSYNC) if old is not None else None
-        if before == ConfigNode.decode(path, operation.data).get(MIN_INSYNC):
+        before = _minimum_in(path, old.data) if old is not None else None
+        if before == _minimum_in(path, operation.data):
             return
         name = path.rpartition("/")[2]
-        is_default = path == ConfigNode.path("brokers", DEFAULT_ENTITY)
-        if is_default and before is None:
+        if path == DEFAULTS and before is None:
             return  # The first controller writes what holds anyway.
         for place in self._promises.partitions:
-            is_own = path == ConfigNode.path("topics", place[0])
-            if not is_own and not (is_default and not self._promises.min_insync.has_own(place[0])):
+            if not self._is_setting_of(place[0], path):
                 continue
             state = self._state(place)
             is_wrong = state is not None and state.elr and state.leader != NOBODY
             if is_wrong and not self._is_deletion_excused(place[0]):
                 self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {place} is {state}")
+
+    def _is_setting_of(self, topic: str, path: str) -> bool:
+        """Whether ``min.insync.replicas`` in this node counts for a topic."""
+        is_default = path == DEFAULTS and not self._promises.min_insync.has_own(topic)
+        return is_default or path == ConfigNode.path("topics", topic)
+
+    def _changes_minimum(self, written: Written, topic: str) -> bool:
+        """Whether a transaction writes another ``min.insync.replicas`` for a topic."""
+        for operation in written.operations:
+            if isinstance(operation, Create | SetData) and self._is_setting_of(topic, operation.path):
+                path, old = operation.path, written.before.get(operation.path)
+                before = _minimum_in(path, old.data) if old is not None else None
+                if before != _minimum_in(path, operation.data):
+                    return True
+        return False
 
     def _state(self, place: Place) -> PartitionState | None:
         node = self._tree().get(PartitionStateNode.path(*place))
@@ -445,6 +473,7 @@ class ControllerPromise:
             frozenset(reports),
             is_unclean=settings.get(UNCLEAN) == "true",
             has_moved=_moved(was, now, place[1]),
+            minimum_changed=place[0] in mind.minimum_changed or self._changes_minimum(written, place[0]),
             answers=[_answers(one.answered, place) for one in mind.asked],
         )
 
@@ -620,6 +649,24 @@ class ControllerPromise:
                 "image",
                 f"{topic.name} is counted by {office.policies.of(topic)}, and has {MIN_INSYNC} {wanted}",
             )
+
+
+def _minimum_in(path: str, data: bytes) -> str | None:
+    return ConfigNode.decode(path, data).get(MIN_INSYNC)
+
+
+def _with_another_minimum(
+    image: ClusterImage, settings: Mapping[tuple[str, str], Mapping[str, str]]
+) -> set[str]:
+    """The topics that have another ``min.insync.replicas`` by these settings than a controller knows."""
+    default = settings.get(("brokers", DEFAULT_ENTITY))
+    is_other = default is not None and default.get(MIN_INSYNC) != image.default_broker_config().get(MIN_INSYNC)
+    changed = set()
+    for name, topic in image.topics.items():
+        own = settings.get(("topics", name), topic.config)
+        if own.get(MIN_INSYNC) != topic.config.get(MIN_INSYNC) or (is_other and MIN_INSYNC not in own):
+            changed.add(name)
+    return changed
 
 
 def _moved(before: TopicAssignment, after: TopicAssignment, number: int) -> bool:

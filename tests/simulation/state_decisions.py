@@ -48,6 +48,9 @@ class Known(NamedTuple):
     """Records may be lost for a leader: by a setting, or as an operator asked."""
     has_moved: bool = False
     """The assignment was written in the same transaction."""
+    minimum_changed: bool = False
+    """Another ``min.insync.replicas`` was written in the same transaction, or others have written it, and the
+    controller takes it over."""
     answers: Sequence[Answers] = ()
     joined: Collection[frozenset[int]] = ()
     """The in-sync sets that the leader was granted since the state before."""
@@ -55,7 +58,12 @@ class Known(NamedTuple):
     @property
     def able(self) -> set[int]:
         """The replicas that could lead."""
-        return set(self.replicas) & set(self.epochs) - self.offline - self.stopping
+        return self.readable - self.stopping
+
+    @property
+    def readable(self) -> set[int]:
+        """The replicas of brokers that live, and can read and write them."""
+        return set(self.replicas) & set(self.epochs) - self.offline
 
 
 def faults_of_first(state: PartitionState, known: Known) -> Iterator[str]:
@@ -75,11 +83,10 @@ def faults_of(before: PartitionState, after: PartitionState, known: Known) -> It
     yield from _faults_of_sets(after, known)
     yield from _faults_of_epoch(before, after, known)
     yield from _faults_of_members(before, after, known)
-    if (after.leader, after.leader_epoch, after.isr) == (before.leader, before.leader_epoch, before.isr) and (
-        before.elr and not after.elr and before.leader != NOBODY
-    ):
-        return  # Another min.insync.replicas comes with it, by which the leader commits without the eligible.
     yield from _faults_of_losses(before, after, known)
+    is_same = (after.leader, after.leader_epoch, after.isr) == (before.leader, before.leader_epoch, before.isr)
+    if known.minimum_changed and is_same and not after.elr and after.leader != NOBODY:
+        return  # By another min.insync.replicas the leader may commit without the eligible.
     if after.leader not in (NOBODY, before.leader):
         yield from _faults_of_election(before, after, known)
     is_recovery = after.leader != NOBODY and after.leader not in _whole(before, known) - known.lost
@@ -194,7 +201,7 @@ def _faults_of_election(before: PartitionState, after: PartitionState, known: Kn
     waiting = (whole - known.lost) & known.able
     if waiting:
         yield f"{leader} is elected by the logs while {sorted(waiting)} hold everything"
-    if reporting := known.reporting & known.able:
+    if reporting := known.reporting & known.readable:
         yield f"{leader} is elected by the logs while {sorted(reporting)} still report losses"
     if not known.is_unclean:
         lost = {*before.lost_replicas, *known.named}

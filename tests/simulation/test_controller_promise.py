@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from controller_promise import APPLY_S, ControllerPromise, Written
+from controller_promise import APPLY_S, ControllerPromise, Mind, Written, _with_another_minimum
 from simulated_loop import PROCESS, Process
 from test_promise_checkers import ID, PLACE, Checked
 
@@ -109,14 +109,51 @@ class Store:
 
 
 def test_a_state_that_follows_from_the_one_before_breaks_nothing() -> None:
+    assert Store().written(STATE) == []
+
+
+def test_eligible_replicas_that_are_dropped_without_another_minimum_are_found() -> None:
+    assert Store().written(STATE._replace(elr=())) == ["decision"]
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "found"),
+    [
+        (ConfigNode.path("topics", "t"), None, "3", []),
+        (ConfigNode.path("topics", "t"), "2", "3", []),
+        (ConfigNode.path("topics", "t"), "3", "3", ["decision"]),
+        (ConfigNode.path("topics", "u"), None, "3", ["decision"]),
+        (ConfigNode.path("brokers", "<default>"), "2", "3", []),
+    ],
+)
+def test_another_minimum_in_the_same_transaction_drops_the_eligible(
+    path: str, before: str | None, after: str, found: list[str]
+) -> None:
     store = Store()
+    store._make(path.rpartition("/")[0])
+    data = ConfigNode.encode({"min.insync.replicas": after})
+    operation: Operation = Create(path, data)
+    if before is not None:
+        store.tree.apply([Create(path, ConfigNode.encode({"min.insync.replicas": before}))], 0)
+        operation = SetData(path, data)
+    state = SetData(PATH, PartitionStateNode.encode(STATE._replace(elr=())), 0)
+    assert store.write(FENCE, state, operation) == found
+
+
+def test_another_minimum_that_others_have_written_drops_the_eligible_while_it_is_taken_over() -> None:
+    store = Store()
+    mind = store.promise._minds.setdefault(store.process, Mind())
+    settings = {("topics", "t"): {"min.insync.replicas": "1"}}
+    mind.minimum_changed = _with_another_minimum(store.image, settings)
+    assert mind.minimum_changed == {"t"}
+    assert _with_another_minimum(store.image, {("topics", "t"): {}}) == set()
+    assert _with_another_minimum(store.image, {("brokers", "<default>"): settings["topics", "t"]}) == {"t"}
     assert store.written(STATE._replace(elr=())) == []
 
 
 def test_a_state_without_a_fence_is_found() -> None:
     store = Store()
-    data = PartitionStateNode.encode(STATE._replace(elr=()))
-    assert store.write(SetData(PATH, data, 0)) == ["one-controller"]
+    assert store.write(SetData(PATH, PartitionStateNode.encode(STATE), 0)) == ["one-controller"]
 
 
 def test_a_state_that_does_not_follow_is_found() -> None:
@@ -127,7 +164,7 @@ def test_a_state_that_does_not_follow_is_found() -> None:
 def test_a_state_by_who_knows_another_one_is_found() -> None:
     store = Store()
     store.partition = store.partition.replaced(elr=())
-    assert store.written(STATE._replace(elr=())) == ["image"]
+    assert store.written(STATE) == ["image"]
 
 
 def test_an_election_without_a_look_at_the_registrations_is_found() -> None:

@@ -50,7 +50,7 @@ ENDS = asked(b1=(2, 5), b2=(3, 4), b3=(3, 9))
         ),
         (SHRUNK, LED._replace(isr=[1, 2]), known(joined=[frozenset({1, 2})])),
         (SHRUNK, SHRUNK._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,)), without(1)),
-        (SHRUNK, SHRUNK._replace(elr=()), known()),
+        (SHRUNK, SHRUNK._replace(elr=()), known(minimum_changed=True)),
         (SHRUNK, PartitionState(-1, 5, [], 1, (1, 2), 1), without(1, 2)),
         (LED, PartitionState(1, 5, [1, 3], 1), known(replicas=[1, 3], has_moved=True)),
         (
@@ -87,6 +87,13 @@ def test_what_follows_from_the_state_before_is_right(
         (SHRUNK, SHRUNK._replace(elr=(2, 3)), known(), "[2] should be"),
         (LED, SHRUNK._replace(elr=(2, 3)), known(lost={3}, named={3}), "were lost, and are not any more"),
         (LEADERLESS, LEADERLESS._replace(lost_replicas=()), known(), "were lost, and are not any more"),
+        (SHRUNK, SHRUNK._replace(elr=()), known(), "[2] should be"),
+        (
+            SHRUNK,
+            SHRUNK._replace(elr=()),
+            known(minimum_changed=True, lost={2}, named={2}),
+            "were lost, and are not any more",
+        ),
         (LED, LED._replace(isr=[1, 2], lost_replicas=(3,)), known(), "nobody has reported"),
         (SHRUNK, PartitionState(-1, 5, [], 1, (1, 2), 2), without(1, 2), "last known leader is 2"),
         (
@@ -99,6 +106,7 @@ def test_what_follows_from_the_state_before_is_right(
         (LEADERLESS, RECOVERED, without(1, 2), "waiting may help"),
         (LOST_ALL, RECOVERED._replace(elr=(1,)), known(answers=ENDS), "eligible after a recovery"),
         (LOST_ALL, RECOVERED, known(answers=ENDS, reporting={1}), "still report losses"),
+        (LOST_ALL, RECOVERED, known(answers=ENDS, reporting={1}, stopping={1}), "still report losses"),
         (LOST_ALL, RECOVERED, known(), "has not the best"),
         (LOST_ALL, RECOVERED, known(answers=asked(b1=(3, 10), b2=(1, 1), b3=(3, 9))), "has not the best"),
         (LOST_ALL, RECOVERED, known(answers=ENDS, epochs={**EPOCHS, 1: 11}), "has not the best"),

@@ -98,7 +98,7 @@ class Mind:
         """The registrations of the brokers that have reported them, by topic id, partition and broker."""
         self.compared: ClusterImage | None = None
         self.minimum_changed: set[str] = set()
-        """The topics for which others have written another ``min.insync.replicas``, while it is taken over."""
+        """The topics for which others wrote another ``min.insync.replicas``, while it is taken over."""
 
 
 class ControllerPromise:
@@ -659,8 +659,9 @@ def _with_another_minimum(
     image: ClusterImage, settings: Mapping[tuple[str, str], Mapping[str, str]]
 ) -> set[str]:
     """The topics that have another ``min.insync.replicas`` by these settings than a controller knows."""
-    default = settings.get(("brokers", DEFAULT_ENTITY))
-    is_other = default is not None and default.get(MIN_INSYNC) != image.default_broker_config().get(MIN_INSYNC)
+    known = image.default_broker_config()
+    default = settings.get(("brokers", DEFAULT_ENTITY), known)
+    is_other = default.get(MIN_INSYNC) != known.get(MIN_INSYNC)
     changed = set()
     for name, topic in image.topics.items():
         own = settings.get(("topics", name), topic.config)

@@ -84,8 +84,8 @@ def faults_of(before: PartitionState, after: PartitionState, known: Known) -> It
     yield from _faults_of_epoch(before, after, known)
     yield from _faults_of_members(before, after, known)
     yield from _faults_of_losses(before, after, known)
-    is_same = (after.leader, after.leader_epoch, after.isr) == (before.leader, before.leader_epoch, before.isr)
-    if known.minimum_changed and is_same and not after.elr and after.leader != NOBODY:
+    emptied = before._replace(elr=(), controller_epoch=after.controller_epoch)
+    if known.minimum_changed and after == emptied and after.leader != NOBODY:
         return  # By another min.insync.replicas the leader may commit without the eligible.
     if after.leader not in (NOBODY, before.leader):
         yield from _faults_of_election(before, after, known)

@@ -5,8 +5,8 @@ something breaks at the right moment. So what is decided is looked at where it i
 noted, when a state of the controller is taken, when a follower asks, takes an answer, or cuts its log.
 
 Histories are compared by leader epochs: a leader and a follower that have the same epoch at an offset have
-the same records up to there, as ``one-batch`` and ``epochs`` promise. Compacted logs are left out, where a
-follower may lack the first batches of an epoch.
+the same records up to there, as ``one-batch`` and ``epochs`` promise. A follower of a compacted log may lack
+the first batches of an epoch: where such a log begins an epoch elsewhere, the excuse is ``compacted``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from log_inspection import log_directory
-from log_state_promise import segments_of
+from log_state_promise import end_of_batches, headers_of, segments_of
 from simulated_disk import SimulatedFiles
 
 from tidemill.broker.fetch import FetchPath, FetchRequest
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 Find = Callable[[int, str, int], Partition | None]
 """The partition of a running broker: node, topic and index."""
+Registered = Callable[[int, int], int]
+"""The registration of a broker in the metadata of another: that node and the broker; -1 where it has none."""
 
 
 class Told(NamedTuple):
@@ -57,9 +59,12 @@ class Silent(NamedTuple):
 class FollowingPromise:
     """Looks at what leaders and followers decide."""
 
-    def __init__(self, promises: Promises, find: Find) -> None:
+    def __init__(
+        self, promises: Promises, find: Find, registered: Registered = lambda node, broker: -1
+    ) -> None:
         self._promises = promises
         self._find = find
+        self._registered = registered
         self._told: dict[Partition, dict[int, Told]] = {}
         """By partition led: what counts of its followers."""
         self._epochs: dict[Partition, dict[int, int]] = {}
@@ -161,14 +166,19 @@ class FollowingPromise:
             return
         if (there.leader, there.leader_epoch) != (partition.node_id, partition.leader_epoch):
             return
-        if there not in self._asked or 0 <= epoch < self._registrations.get(broker, -1):
-            self._promises.excused("late-fetch")
-            return
         if there.log.end_offset < offset:
-            self._broken(
-                "counted", partition, f"{broker} counts up to {offset}, and ends at {there.log.end_offset}"
-            )
-        self._check_same("counted", there, partition, offset)
+            fault = f"it counts up to {offset}, and ends at {there.log.end_offset}"
+        else:
+            fault = self._difference(there, partition, offset)
+        if fault and not self._may_be_late(there, partition, epoch):
+            self._broken("counted", there, fault)
+
+    def _may_be_late(self, there: Partition, leader: Partition, epoch: int) -> bool:
+        """Whether a fetch is one of a process that is gone, and its leader cannot know that."""
+        broker, node = int(there.node_id), int(leader.node_id)
+        is_gone = there not in self._asked or 0 <= epoch < self._registrations.get(broker, -1)
+        is_known = 0 <= epoch < self._registered(node, broker)
+        return is_gone and not is_known and self._promises.excused("late-fetch")
 
     def committing(self, partition: Partition, offset: int) -> None:
         """The high watermark of a replica moves."""
@@ -209,17 +219,20 @@ class FollowingPromise:
     def check_synced(self, partition: Partition) -> None:
         """What the broker counts for itself as synced is on its disk."""
         log, end = partition.log, int(partition._flushed_end)
-        if log.config.compact or log.closed or end <= log.recovery_point:
+        if log.closed or end <= log.recovery_point:
             return
         self._promises.log_state.check_synced(f"broker-{partition.node_id}", log, end, "what it has synced")
 
     def _flushes_each(self, partition: Partition) -> bool:
-        return self._promises.settings_of(partition.topic).flush_each and not partition.log.config.compact
+        return self._promises.settings_of(partition.topic).flush_each
 
     def _is_synced(self, partition: Partition, end: int) -> bool:
         log = partition.log
         # Of what lies below the recovery point there is a promise of its own.
-        return log.recovery_point >= end or end <= log.start_offset or self._synced_end(partition) >= end
+        if log.recovery_point >= end or end <= log.start_offset:
+            return True
+        synced = self._synced_end(partition)
+        return synced >= end or (bool(log.config.compact) and synced >= end_of_batches(log, end))
 
     def _synced_end(self, partition: Partition) -> int:
         place: Place = (partition.topic, int(partition.index))
@@ -290,7 +303,8 @@ class FollowingPromise:
         ``found`` is the answer of the leader that says that they differ.
         """
         log = partition.log
-        if log.end_offset < common and log.end_offset > log.start_offset:
+        is_less = log.end_offset < common and log.end_offset > log.start_offset
+        if is_less and not (log.config.compact and self._promises.excused("compacted")):
             self._broken("follows", partition, f"it is cut to {log.end_offset}, and its leader has {common}")
         if found is None or log.end_offset <= log.start_offset:
             return
@@ -314,8 +328,11 @@ class FollowingPromise:
     def appended(self, partition: Partition) -> None:
         """A follower has appended what its leader sent."""
         leader = self._leader_of(partition)
-        if leader is not None:
-            self._check_same("follows", partition, leader, int(partition.log.end_offset))
+        if leader is None:
+            return
+        fault = self._difference(partition, leader, int(partition.log.end_offset))
+        if fault:
+            self._broken("follows", partition, fault)
 
     def appends(self, partition: Partition) -> None:
         """Something is about to be appended: the disk has what was cut before."""
@@ -325,7 +342,7 @@ class FollowingPromise:
             return
         self._truncations[log] = truncations
         files = log.files
-        if log.config.compact or not isinstance(files, SimulatedFiles) or not files.exists(log.directory):
+        if not isinstance(files, SimulatedFiles) or not files.exists(log.directory):
             return
         name = _name(log)
         if log_directory(files.durable_names, name) != log.directory:
@@ -345,7 +362,7 @@ class FollowingPromise:
     def common_end(self, partition: Partition) -> int:
         """Up to where a follower and its leader have the same; -1 where that is not known."""
         leader = self._leader_of(partition)
-        if leader is None or leader.log.config.compact:
+        if leader is None:
             return -1
         own, other = partition.log, leader.log
         start = max(int(own.start_offset), int(other.start_offset))
@@ -367,25 +384,19 @@ class FollowingPromise:
             return None
         return leader
 
-    def _check_same(self, promise: str, follower: Partition, leader: Partition, end: int) -> None:
-        """A follower's log has the epochs of its leader's, up to ``end``."""
+    def _difference(self, follower: Partition, leader: Partition, end: int) -> str:
+        """What differs in the epochs of a follower's and its leader's log up to ``end``; empty: nothing."""
         own, other = follower.log, leader.log
-        if own.config.compact:
-            return
         start = max(int(own.start_offset), int(other.start_offset))
         end = min(end, int(own.end_offset))
         if end <= start:
-            return
+            return ""
         if end > other.end_offset:
-            self._broken(promise, follower, f"it has {end} offsets, and its leader {other.end_offset}")
-            return
+            return f"it has {end} offsets, and its leader {other.end_offset}"
         mine, its = list(_runs(own, start, end)), list(_runs(other, start, end))
-        if mine != its:
-            self._broken(
-                promise,
-                follower,
-                f"from {start} to {end} it has {mine} (epoch, first offset, end), and its leader {its}",
-            )
+        if mine == its or (own.config.compact and self._promises.excused("compacted")):
+            return ""
+        return f"from {start} to {end} it has {mine} (epoch, first offset, end), and its leader {its}"
 
     # -- brokers that nobody is heard of by
 
@@ -624,7 +635,20 @@ def _is_deserted(partition: Partition, since_ms: int) -> bool:
 
 
 def _cut_off(files: SimulatedFiles, log: Log) -> set[str]:
-    """The segments of a log of which the disk has more than a process reads."""
+    """The segments of a log of which the disk has more than a process reads.
+
+    Compaction exchanges segments: of a compacted log those that have batches behind its end.
+    """
+    if log.config.compact:
+        return {
+            one
+            for one in files.durable_names(log.directory)
+            if offset_of(one, LOG) >= 0
+            and any(
+                batch.last >= int(log.end_offset)
+                for batch in headers_of(files.durable(f"{log.directory}/{one}"))
+            )
+        }
     there = dict(segments_of(files, log.directory))
     return {
         one

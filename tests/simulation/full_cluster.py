@@ -164,6 +164,11 @@ class Whole:
         return self.server.broker.partitions
 
     @property
+    def image(self) -> ClusterImage:
+        """What it knows of the cluster."""
+        return self.server.broker.metadata.image
+
+    @property
     def store(self) -> SimulatedStore:
         """Its session."""
         return cast(SimulatedStore, self.server.broker.store)
@@ -569,7 +574,7 @@ class FullCluster(Simulation):
         self._led_s = self.loop.time()
         for node in self.nodes:
             if node.server is not None and not node.process.paused:
-                image = cast(Whole, node.server).server.broker.metadata.image
+                image = node.server.image
                 for partition in node.partitions:
                     if partition.is_leader and not partition.failed:
                         self.controllers.look_at_leader(node.node_id, node.process, image, partition)

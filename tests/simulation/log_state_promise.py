@@ -4,8 +4,8 @@ A fault in what is known does harm only when a leader dies, a producer sends aga
 power at the right moment, which few runs meet. So what is known is compared with the segments themselves:
 when a log was opened or cut, when its recovery point has moved, when its process ends, and at rest.
 
-Of compacted logs less is compared: compaction takes batches that would tell where an epoch began, and how
-far a log reached.
+Compaction takes batches that would tell where an epoch began, and how far a log reached: where that may
+explain a difference, the excuse is ``compacted``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulated_disk import SimulatedFiles
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
 from tidemill.log.directories import DataDirectories
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, RECOVERY_POINTS, offset_name, offset_of
+from tidemill.log.names import LOG, RECOVERY_POINTS, SWAP, offset_name, offset_of
 from tidemill.replication.partition import Partition
 
 DATA = "/data"
@@ -238,26 +238,27 @@ class LogStatePromise:
         ]
         self._check_order(broker, Seen.of(log))
         self._check_holes(broker, log, batches)
-        if not log.config.compact:
-            self._check_same(broker, log, batches)
+        self._check_same(broker, log, batches)
         self._check_epochs(broker, log, batches)
-        if not log.config.compact:
-            self._check_producers(broker, log, batches)
+        self._check_producers(broker, log, batches)
         self._check_recovery_point(broker, log)
 
     def _check_holes(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
         """Each batch begins where the one before it ends, and the log ends with the last."""
-        is_compacted = log.config.compact
         end = batches[0].base if batches else int(log.end_offset)
         for batch in batches:
-            if batch.base < end or (batch.base > end and not is_compacted):
+            if batch.base < end or (batch.base > end and not self._is_compacted(log)):
                 self._broken("no-hole", f"{broker}: {_name(log)} has a batch at {batch.base} behind {end}")
                 return
             end = batch.last + 1
-        if end != int(log.end_offset) and not is_compacted:
+        if end > int(log.end_offset) or (end < int(log.end_offset) and not self._is_compacted(log)):
             self._broken(
                 "no-hole", f"{broker}: {_name(log)} ends at {log.end_offset}, and its batches at {end}"
             )
+
+    def _is_compacted(self, log: Log) -> bool:
+        """Whether compaction may explain a difference that was found."""
+        return bool(log.config.compact) and self._excused("compacted")
 
     def _check_same(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
         """Nobody has another batch of the same leader epoch at the same offset."""
@@ -267,7 +268,7 @@ class LogStatePromise:
             if batch.epoch < 0:
                 continue
             crc, other = known.setdefault((batch.epoch, batch.base), (batch.crc, broker))
-            if crc != batch.crc:
+            if crc != batch.crc and not self._is_compacted(log):
                 self._broken(
                     "one-batch",
                     f"{broker} has another batch at offset {batch.base} of {name} in epoch {batch.epoch} than"
@@ -298,8 +299,8 @@ class LogStatePromise:
             )
             return
         for epoch, start in zip(known.epochs, known.starts, strict=True):
-            is_inside = int(log.start_offset) < start < int(log.end_offset) and not log.config.compact
-            if is_inside and begins.get(epoch) != start:
+            is_inside = int(log.start_offset) < start < int(log.end_offset)
+            if is_inside and begins.get(epoch) != start and not self._is_compacted(log):
                 self._broken(
                     "epochs",
                     f"{broker} has epoch {epoch} of {_name(log)} begin at {start}, and its first batch is"
@@ -354,7 +355,7 @@ class LogStatePromise:
                 continue  # Its batches are gone with the start of the log.
             if there is not None and there[2] < start:
                 continue
-            if found != there:
+            if found != there and not self._is_compacted(log):
                 self._broken(
                     "producers",
                     f"{broker} knows {found} of producer {producer_id} of {_name(log)} (epoch, last sequence,"
@@ -367,9 +368,9 @@ class LogStatePromise:
 
     def check_synced(self, broker: str, log: Log, point: int, what: str) -> None:
         """Checks that a log is on the disk up to ``point``, as ``what`` says."""
-        if log.config.compact or log.closed or not isinstance(log.files, SimulatedFiles):
+        if log.closed or not isinstance(log.files, SimulatedFiles):
             return
-        self._check_synced(broker, log.files, log.directory, point, what)
+        self._check_synced(broker, log.files, log.directory, point, what, bool(log.config.compact))
 
     def process_ends(self, broker: str, files: SimulatedFiles, is_compacted: Callable[[str], bool]) -> None:
         """What the recovery points say that a power cut would leave is on the disk."""
@@ -383,12 +384,22 @@ class LogStatePromise:
         there = set(files.directories(DATA))
         for topic, index, offset in points:
             name = f"{topic}-{index}"
-            if name in there and not is_compacted(topic):
-                self._check_synced(broker, files, f"{DATA}/{name}", int(offset), "the checkpoint")
+            if name in there:
+                directory = f"{DATA}/{name}"
+                self._check_synced(
+                    broker, files, directory, int(offset), "the checkpoint", is_compacted(topic)
+                )
 
     def _check_synced(
-        self, broker: str, files: SimulatedFiles, directory: str, point: int, what: str
+        self,
+        broker: str,
+        files: SimulatedFiles,
+        directory: str,
+        point: int,
+        what: str,
+        is_compacted: bool,
     ) -> None:
+        """The disk has each batch that ends before ``point``; of a compacted log also as it was before."""
         if log_directory(files.durable_names, directory.rpartition("/")[2]) != directory:
             return  # A copy whose name is not on the disk: a power cut brings back what was copied.
         durable = set(files.durable_names(directory))
@@ -402,12 +413,37 @@ class LogStatePromise:
             if not size:
                 continue
             on_disk = files.durable(f"{directory}/{name}") if name in durable else b""
-            if on_disk[:size] != data[:size]:
+            if on_disk[:size] == data[:size]:
+                continue
+            if not is_compacted or _missing(files, directory, data, point):
                 self._broken(
                     "recovery-point",
                     f"{broker}: {what} says that {directory} is on the disk up to {point}, and {name} is not",
                 )
                 return
+
+
+def end_of_batches(log: Log, end: int) -> int:
+    """Where the last batch before ``end`` ends that a process reads of a log; its start where it has none."""
+    if not isinstance(log.files, SimulatedFiles):
+        return end
+    for _, data in reversed(segments_of(log.files, log.directory)):
+        lasts = [header.last for header in headers_of(data) if header.last < end]
+        if lasts:
+            return max(lasts) + 1
+    return int(log.start_offset)
+
+
+def _missing(files: SimulatedFiles, directory: str, data: bytes, point: int) -> set[int]:
+    """The offsets of the batches of a segment before ``point`` that a power cut would leave nowhere.
+
+    While compaction exchanges segments, their batches are in those that go.
+    """
+    kept: set[int] = set()
+    for name in files.durable_names(directory):
+        if offset_of(name.removesuffix(SWAP), LOG) >= 0:
+            kept |= {header.base for header in headers_of(files.durable(f"{directory}/{name}"))}
+    return {header.base for header in headers_of(data) if header.last < point} - kept
 
 
 def _name(log: Log) -> str:

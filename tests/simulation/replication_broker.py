@@ -91,6 +91,11 @@ class ReplicationBroker:
         """What it leads and follows."""
         return self.broker.partitions
 
+    @property
+    def image(self) -> ClusterImage:
+        """What it knows of the cluster."""
+        return self.broker.metadata.image
+
     async def start(self) -> None:
         """Loads the logs, listens, and registers. Raises TidemillError."""
         broker = self.broker

@@ -40,6 +40,7 @@ from simulated_loop import PROCESS, START_S, JobsInOrder, Process, SimulatedCloc
 from simulated_network import WORLD, Network, Weather
 
 from tidemill import _mode
+from tidemill.coordination.image import ClusterImage
 from tidemill.log import closing, loading, manager
 from tidemill.log.config import LogConfig
 from tidemill.log.cutting import CutStore
@@ -105,6 +106,11 @@ class Server(Protocol):
     @property
     def partitions(self) -> ReplicaManager:
         """What it leads and follows."""
+        ...
+
+    @property
+    def image(self) -> ClusterImage:
+        """What it knows of the cluster."""
         ...
 
     async def start(self) -> None:
@@ -244,7 +250,7 @@ class Simulation:
         )
         self.promises.started_s = self._started_s
         self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
-        self.following = FollowingPromise(self.promises, self._find)
+        self.following = FollowingPromise(self.promises, self._find, self._registered)
         self.phases = ChangePhases(self.loop.time)
         choice = self.random.choice
         weather = Weather(choice((0.0002, 0.001, 0.004)), choice((0.0, 0.02, 0.1)), choice((0.02, 0.2)))
@@ -522,6 +528,13 @@ class Simulation:
         node = self.node(node_id)
         replicas = opened_replicas(node.server or node.starting or node.stopping)
         return None if replicas is None else replicas.find(topic, index)
+
+    def _registered(self, node_id: int, broker: int) -> int:
+        """The epoch of the registration of ``broker`` that another broker knows; -1 where it knows none."""
+        node = self.node(node_id)
+        server = node.server or node.starting or node.stopping
+        known = None if server is None else server.image.brokers.get(broker)
+        return -1 if known is None else int(known.epoch)
 
     def _started_s(self, node_id: int) -> float | None:
         node = self.node(node_id)
@@ -814,7 +827,8 @@ class Simulation:
             return f"the logs of {place} end at {ends}, and are committed up to {marks}"
         deleted_to = self.promises.logs[*place, known.topic_id].deleted_to
         starts = [int(partition.log.start_offset) for _, partition in found]
-        if min(starts) < deleted_to and not self.promises.may_forget(place):
+        is_forgotten = self.promises.may_forget
+        if min(starts) < deleted_to and not (is_forgotten(place) and self.promises.excused("forgotten")):
             return f"the logs of {place} start at {starts}, and records were deleted up to {deleted_to}"
         counted = {int(partition.min_insync) for _, partition in found}
         if counted != {known.holders.min_isr}:
@@ -905,15 +919,11 @@ class Simulation:
         settings = self.promises.settings_of(place[0])
         history = self.promises.logs[*place, leader.log.topic_id]
         start = int(leader.log.start_offset)
-        if (
-            settings.retention_bytes < 0
-            or settings.compacts
-            or start <= history.delete_tried_to
-            or self.promises.may_forget(place)
-        ):
+        if settings.retention_bytes < 0 or settings.compacts or start <= history.delete_tried_to:
             return
         kept = sum(int(segment.size) for segment in leader.log.segments)
-        if kept < settings.retention_bytes:
+        is_less = kept < settings.retention_bytes
+        if is_less and not (self.promises.may_forget(place) and self.promises.excused("forgotten")):
             self.promises.broken(
                 "retention", f"{place} keeps {kept} bytes, and retention.bytes is {settings.retention_bytes}"
             )

@@ -14,6 +14,7 @@ from test_log_state_promise import Kept
 from test_promise_checkers import Checked
 
 from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.log.config import LogConfig
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.records.validate import Limits
@@ -43,7 +44,9 @@ class Pair:
 
     def __init__(self, isr: tuple[int, ...] = BOTH) -> None:
         self.checked = Checked()
-        self.watch = FollowingPromise(self.checked.promises, self._find)
+        self.registered = -1
+        """The registration of the follower that the leader knows of."""
+        self.watch = FollowingPromise(self.checked.promises, self._find, lambda node, broker: self.registered)
         self.logs = {node: Kept() for node in BOTH}
         for kept in self.logs.values():
             kept.sync()
@@ -145,6 +148,23 @@ def test_a_fetch_of_a_process_that_is_gone_may_come_before_the_first_of_the_next
     assert pair.checked.counts["excuse late-fetch"] == 1
 
 
+def test_a_fetch_that_comes_late_and_tells_what_is_so_needs_no_excuse(pair: Pair) -> None:
+    pair.leader.fetched_by(FOLLOWER, 5, 0, 1, 1)
+    assert pair.found == ""
+    assert pair.checked.counts["excuse late-fetch"] == 0
+
+
+@pytest.mark.parametrize(("registered", "found"), [(1, ""), (2, "counted")])
+def test_a_fetch_of_a_process_that_is_gone_does_not_count_for_a_leader_that_knows_the_next(
+    pair: Pair, registered: int, found: str
+) -> None:
+    pair.write()
+    pair.registered = registered
+    pair.leader.fetched_by(FOLLOWER, 6, 0, 1, 1)
+    assert pair.found == found
+    assert pair.checked.counts["excuse late-fetch"] == (not found)
+
+
 def test_a_follower_without_records_counts(pair: Pair) -> None:
     pair.follower.log.truncate_fully(0, NOW)
     pair.leader.log.truncate_fully(0, NOW)
@@ -213,6 +233,55 @@ def test_with_flush_messages_acks_1_means_the_disk_of_the_leader(pair: Pair) -> 
     assert pair.found == "flush"
 
 
+@pytest.mark.parametrize(("synced_end", "is_broken"), [(5, True), (6, False)])
+def test_of_a_compacted_log_the_last_batch_before_an_end_has_to_be_on_the_disk(
+    pair: Pair, synced_end: int, is_broken: bool
+) -> None:
+    pair.checked.promises.settings["t"] = TopicSettings(flush_each=True, compacts=True)
+    pair.checked.promises.synced_end = lambda place, broker: synced_end
+    for kept in pair.logs.values():
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+        kept.append(5, 5)
+        kept.log.end_offset = 8
+    pair.watch.committing(pair.leader, 8)
+    pair.watch.answering(pair.leader, 8)
+    followed = Followed(b"", pair.follower)
+    followed.fetch_offset = 8
+    pair.watch.asked(LeaderFetcher(FOLLOWER, 1, FetchLimits()), [followed])
+    found = [text.partition(":")[0] for text in pair.checked.broken]
+    assert found == ["committed", "flush", "told"] * is_broken
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_nothing_is_appended_to_a_compacted_log_before_a_cut_is_on_the_disk(
+    pair: Pair, is_synced: bool
+) -> None:
+    pair.follower.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    pair.follower.log.truncate_to(4, NOW)
+    if is_synced:
+        pair.follower.log.flush(NOW)
+    pair.watch.appends(pair.follower)
+    assert pair.found == ("" if is_synced else "follows")
+
+
+def test_what_compaction_may_have_taken_of_a_history_is_counted(pair: Pair) -> None:
+    for kept in pair.logs.values():
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    pair.watch.appended(pair.follower)
+    assert pair.checked.counts["excuse compacted"] == 0
+    pair.follower.log.leader_epochs.starts[1] = 3
+    pair.watch.appended(pair.follower)
+    assert (pair.found, pair.checked.counts["excuse compacted"]) == ("", 1)
+
+
+def test_a_follower_of_a_compacted_log_has_no_more_than_its_leader(pair: Pair) -> None:
+    for kept in pair.logs.values():
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    pair.logs[FOLLOWER].append(5, 5)
+    pair.watch.appended(pair.follower)
+    assert pair.found == "follows"
+
+
 def test_what_counts_as_synced_is_on_the_disk(pair: Pair) -> None:
     pair.write()
     found: list[str] = []
@@ -244,12 +313,17 @@ def test_a_cut_leaves_nothing_that_the_leader_lacks(pair: Pair) -> None:
     assert pair.found == "follows"
 
 
-def test_a_cut_takes_nothing_that_the_leader_has(pair: Pair) -> None:
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_a_cut_takes_nothing_that_the_leader_has(pair: Pair, is_compacted: bool) -> None:
+    if is_compacted:
+        for kept in pair.logs.values():
+            kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
     common = pair.watch.common_end(pair.follower)
     assert common == 5
     pair.follower.log.truncate_to(3, NOW)
     pair.watch.cut(pair.follower, common, None)
-    assert pair.found == "follows"
+    assert pair.found == ("" if is_compacted else "follows")
+    assert pair.checked.counts["excuse compacted"] == is_compacted
 
 
 def test_what_two_logs_have_in_common_ends_with_the_first_other_epoch(pair: Pair) -> None:

@@ -20,7 +20,7 @@ from tidemill.log.checkpoints import render_checkpoint
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories
 from tidemill.log.log import Log
-from tidemill.log.names import MOVED_TO, RECOVERY_POINTS
+from tidemill.log.names import CLEANED, MOVED_TO, RECOVERY_POINTS
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.model.types import TopicPartition
@@ -153,6 +153,30 @@ def know_another_producer(log: Log) -> None:
 
 def take_all_for_synced(log: Log) -> None:
     log.recovery_point = log.end_offset
+
+
+def be_longer_than_the_last_batch(log: Log) -> None:
+    log.end_offset += 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (be_longer_than_the_last_batch, "no-hole"),
+        (know_a_later_sequence, "producers"),
+    ],
+)
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_what_compaction_may_have_taken_is_counted(
+    fault: Callable[[Log], None], name: str, is_compacted: bool
+) -> None:
+    kept = Kept()
+    if is_compacted:
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    assert (kept.found(), kept.excuses) == ([], {})
+    fault(kept.log)
+    assert kept.found() == [name] * (not is_compacted)
+    assert kept.excuses["compacted"] == is_compacted
 
 
 @pytest.mark.parametrize(
@@ -307,8 +331,9 @@ def test_what_a_producer_sent_over_is_not_kept() -> None:
     assert kept.found() == ["producers"]
 
 
+@pytest.mark.parametrize("is_compacted", [True, False])
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool) -> None:
+def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool, is_compacted: bool) -> None:
     kept = Kept()
     if is_synced:
         kept.sync()
@@ -317,7 +342,7 @@ def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool
     file.append([render_checkpoint([f"t 0 {kept.log.end_offset}"])])
     file.sync()
     kept.files.sync_directory("/data")
-    kept.promise.process_ends("broker-1", kept.files, lambda topic: False)
+    kept.promise.process_ends("broker-1", kept.files, lambda topic: is_compacted)
     assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"] * (not is_synced)
 
 
@@ -340,6 +365,54 @@ def test_the_recovery_point_of_a_copy_says_nothing_before_its_name_is_on_the_dis
     assert kept.found() == []
     kept.promise.process_ends("broker-1", kept.files, lambda topic: False)
     assert kept.broken == []
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_the_recovery_point_of_a_compacted_log_is_looked_at_too(is_compacted: bool) -> None:
+    kept = Kept()
+    if is_compacted:
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    take_all_for_synced(kept.log)
+    assert kept.found() == ["recovery-point"]
+
+
+@pytest.mark.parametrize("base", [0, 7])
+def test_while_segments_are_exchanged_those_that_go_are_on_the_disk(base: int) -> None:
+    kept = Kept()
+    kept.sync()
+    kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    path = "/data/t-0/00000000000000000000.log"
+    files = kept.files
+    cleaned = files.open(path + CLEANED, create=True)
+    cleaned.append([build_batch([(NOW, b"k", b"kept", None)], base_offset=base)])
+    cleaned.sync()
+    files.rename(path + CLEANED, path)
+    assert not files.is_synced(path)
+    kept.promise.check_synced("broker-1", kept.log, 8, "its recovery point")
+    assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"] * (base == 7)
+    files.sync_directory("/data/t-0")
+    kept.broken.clear()
+    kept.promise.check_synced("broker-1", kept.log, 8, "its recovery point")
+    assert kept.broken == []
+
+
+@pytest.mark.parametrize(("begin", "excused"), [(5, 2), (6, 1)])
+def test_an_epoch_whose_first_batches_compaction_took_is_counted(begin: int, excused: int) -> None:
+    kept = Kept()
+    kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    kept.log.end_offset = 6
+    kept.append(5, 7)
+    kept.log.leader_epochs.starts[-1] = begin
+    assert (kept.found(), kept.excuses["compacted"]) == ([], excused)
+
+
+def test_of_a_compacted_log_another_batch_of_the_same_epoch_is_counted() -> None:
+    one, other = Kept(), Kept()
+    for kept, value in ((one, b"one"), (other, b"other")):
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+        kept.append(5, 6, value)
+        one.promise.check("broker", kept.log)
+    assert (one.broken, one.excuses["compacted"]) == ([], 1)
 
 
 @pytest.mark.parametrize("is_same_epoch", [True, False])

@@ -131,9 +131,9 @@ EXCUSES = {
     "everything: it cuts what it is not sure of once another leads, and a partition may recover without it",
     "unclean": "election, acks-all, read: an operator had a leader elected while no replica that is known to "
     "hold what was committed could lead",
-    "forgotten": "one-record, high-watermark, no-gap, order, sequence, positions, generation, owner, "
-    "log-start, delete-records, equal (where compacted): the partition has lost committed records in this "
-    "way",
+    "forgotten": "one-record, in-sync, read, high-watermark, no-gap, order, sequence, positions, generation, "
+    "owner, log-start, delete-records, told-start, retention, rest, equal (where compacted): the partition "
+    "has lost committed records in this way",
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
     "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came; losses, "
@@ -158,8 +158,8 @@ EXCUSES = {
     "member has come back, and the write of the new id is under way or has failed",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
     "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
-    "key is there, as `compaction` promises; no-hole, one-batch, epochs, producers, follows: compaction has "
-    "taken the batches that would tell",
+    "key is there, as `compaction` promises; no-hole, one-batch, epochs, producers, counted, follows: "
+    "compaction has taken the batches that would tell",
     "tombstone-over": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of the "
     "key is older than delete.retention.ms, as `compaction` promises",
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when it was removed "
@@ -168,9 +168,11 @@ EXCUSES = {
     "no more than wall clocks were wrong",
     "not-learnt": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, and the "
     "leader has not read it yet",
-    "cut-before": "follows: a process had cut the log, and was killed before the disk had that; epochs: a "
-    "log that was cut ends behind the last batch that compaction has left",
-    "late-fetch": "counted: a fetch of a process that is gone arrives late",
+    "cut-before": "follows: a process had cut the log, and was killed before the disk had that; epochs: an "
+    "epoch begins where the log ended when it was opened or cut, behind the last batch that compaction has "
+    "left",
+    "late-fetch": "counted: a fetch of a process that is gone comes to a leader that knows of no later "
+    "registration",
     "full-disk": "checkpoints: a full disk has refused a checkpoint, which is written once there is room",
     "needs-operator": "rest, progress: no replica is known to hold what was committed; an operator decides",
 }
@@ -525,8 +527,13 @@ class Promises:
         self._note_forgotten(place, known, had_forgotten)
         acknowledged = log.acknowledged
         committed = max(max(acknowledged, default=-1) + 1, self.commits.most(place, known.topic_id))
-        if not known.holders.has_forgotten:
-            self._check_in_sync(place, known, joined, committed, self.now())
+        if known.holders.has_forgotten and self._lacking(place, known, joined, committed, self.now()):
+            self.excused("forgotten")
+            # What the next leader has is held from now on.
+            past = {at: at_s for at, (_, at_s) in acknowledged.items() if at_s < self.now()}
+            held = (at for at, at_s in past.items() if known.holders.holds(at_s))
+            committed = max(held, default=-1) + 1
+        self._check_in_sync(place, known, joined, committed, self.now())
 
     def eligible_written(self, place: Place, eligible: Sequence[int]) -> None:
         """The store has these eligible replicas, beside a state that was written a moment ago.
@@ -831,16 +838,24 @@ class Promises:
         promise: str = "in-sync",
     ) -> None:
         """``members`` of the in-sync set have all before ``end``, acknowledged at ``answered_s``."""
+        for broker in self._lacking(place, known, members, end, answered_s):
+            self.broken(
+                promise,
+                f"{place} offset {end - 1} was {_DONE[promise]}, and broker {broker} of the in-sync set"
+                f" {known.holders.isr} has it not (log ends {dict(self.replica_ends(place))})",
+            )
+            return
+
+    def _lacking(
+        self, place: Place, known: PartitionHistory, members: Iterable[int], end: int, answered_s: float
+    ) -> list[int]:
+        """Those of ``members`` that hold what was acknowledged at ``answered_s``, and end before ``end``."""
         ends = self.replica_ends(place)
-        for broker in members:
-            is_held = known.holders.since.get(broker, NEVER) <= answered_s
-            if is_held and ends.get(broker, end) < end:
-                self.broken(
-                    promise,
-                    f"{place} offset {end - 1} was {_DONE[promise]}, and broker {broker} of the in-sync set"
-                    f" {known.holders.isr} has it not (log ends {dict(ends)})",
-                )
-                return
+        return [
+            broker
+            for broker in members
+            if known.holders.since.get(broker, NEVER) <= answered_s and ends.get(broker, end) < end
+        ]
 
     def refused_sequence(self, place: Place, topic_id: bytes, refusal: str, *, in_doubt: bool) -> None:
         """An idempotent producer is refused although nothing is missing before its batch."""
@@ -944,14 +959,13 @@ class Promises:
         log = self.logs[*place, topic_id]
         settings = self.settings_of(place[0])
         is_moved = settings.retention_bytes >= 0 or settings.retention_ms >= 0
-        if self.may_forget(place):
-            return
         is_deleted = start < log.deleted_to and log.deleted_s < asked_s
         if is_deleted and not self._may_know_no_deletion(place, broker):
             self.broken(
                 "delete-records", f"{place} starts at {start}, and was deleted up to {log.deleted_to}"
             )
-        if start > log.delete_tried_to and not is_moved:
+        is_started_late = start > log.delete_tried_to and not is_moved
+        if is_started_late and not (self.may_forget(place) and self.excused("forgotten")):
             self.broken(
                 "log-start",
                 f"{place} starts at {start}, and nobody deleted records from {log.delete_tried_to} on",
@@ -974,7 +988,9 @@ class Promises:
             age_ms = (self.now() - self.sent[message].first_s) * 1000
             if age_ms >= retention_ms or self.compaction.was_taken(place, topic_id, offset, message):
                 continue
-            if not (age_ms + self.clock_ahead_ms >= retention_ms and self.excused("clock-turned")):
+            if age_ms + self.clock_ahead_ms >= retention_ms and self.excused("clock-turned"):
+                continue
+            if not (self.may_forget(place) and self.excused("forgotten")):
                 self.broken(
                     "retention",
                     f"{place} starts at {start}; {message} at {offset} is {age_ms:.0f} ms old at most, and"
@@ -1170,8 +1186,6 @@ class Promises:
 
     def _check_order(self, place: Place, topic_id: bytes, log: Sequence[tuple[int, Message]]) -> None:
         """Idempotent producers: the first record in the log may be any, as the log start moves."""
-        if self.may_forget(place):
-            return
         last: dict[tuple[str, int], tuple[int, Message]] = {}
         for offset, message in log:
             sent = self.sent[message]
@@ -1182,11 +1196,12 @@ class Promises:
             if sent.sequence != before + 1 and not self.compaction.explains_gap(
                 place, topic_id, log, offset, (message.producer, sent.session), (before + 1, sent.sequence)
             ):
-                self.broken(
-                    "order",
-                    f"{place} offset {offset} holds {message} (sequence {sent.sequence}) after {other}"
-                    f" (sequence {before})",
-                )
+                if not (self.may_forget(place) and self.excused("forgotten")):
+                    self.broken(
+                        "order",
+                        f"{place} offset {offset} holds {message} (sequence {sent.sequence}) after {other}"
+                        f" (sequence {before})",
+                    )
                 return
             last[key] = (sent.sequence, message)
 

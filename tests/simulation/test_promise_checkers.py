@@ -613,6 +613,79 @@ def test_a_tombstone_that_a_cleaning_takes_too_early_is_found(
 # -- the controller, groups and producer ids
 
 
+def test_a_replica_that_joins_after_a_loss_has_what_was_acknowledged_since() -> None:
+    checked = Checked()
+    checked.acknowledged(9)
+    checked.lose_all_and_recover()
+    assert checked.counts["excuse forgotten"] == 0, "broker 2 has it all the same"
+    checked.ends = {2: 6, 3: 6}
+    checked.now += 1.0
+    checked.acknowledged(5, answered_s=checked.now)
+    checked.now += 1.0
+    checked.written(2, 3, leader=2, epoch=3)
+    assert (checked.broken, checked.counts["excuse forgotten"]) == ([], 1)
+    checked.written(2, leader=2, epoch=3)
+    checked.ends[3] = 5
+    checked.written(2, 3, leader=2, epoch=3)
+    (broken,) = checked.broken
+    assert broken.startswith("in-sync: ('t', 0) offset 5 was acknowledged")
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_what_a_partition_that_lost_records_is_excused_for_is_counted(is_forgotten: bool) -> None:
+    checked = Checked()
+    promises = checked.promises
+    promises.delete_tried(PLACE, ID, 5)
+    promises.delete_answered(PLACE, ID, 5, 1)
+    if is_forgotten:
+        checked.lose_all_and_recover()
+        promises.logs[*PLACE, ID].deleted_to = 5
+    checked.now += 1.0
+    promises.start_told(PLACE, ID, 5, checked.now)
+    assert (checked.broken, checked.counts["excuse forgotten"]) == ([], 0)
+    promises.start_told(PLACE, ID, 3, checked.now)
+    promises.start_told(PLACE, ID, 6, checked.now)
+    found = [text.partition(":")[0] for text in checked.broken]
+    assert found == ["delete-records", "log-start"] * (not is_forgotten)
+    assert checked.counts["excuse forgotten"] == 2 * is_forgotten
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+@pytest.mark.parametrize("second", [1, 2])
+def test_a_gap_of_an_idempotent_producer_in_a_partition_that_lost_records_is_counted(
+    is_forgotten: bool, second: int
+) -> None:
+    checked = Checked()
+    if is_forgotten:
+        checked.lose_all_and_recover()
+    log = []
+    for offset, sequence in enumerate((0, second)):
+        message = Message("p", sequence)
+        sent = Sent(place=PLACE, acks=ALL, session=1, sequence=sequence, topic_id=ID)
+        checked.promises.sending(message, sent)
+        log.append((offset, message))
+    checked.promises.check_log(PLACE, ID, 0, 2, log)
+    is_gap = second == 2
+    found = [text.partition(":")[0] for text in checked.broken]
+    assert found == ["order"] * (is_gap and not is_forgotten)
+    assert checked.counts["excuse forgotten"] == (is_gap and is_forgotten)
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_young_record_that_a_partition_with_losses_lacks_is_counted(
+    is_forgotten: bool,
+) -> None:
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(retention_ms=60_000)
+    checked.acknowledged(0)
+    if is_forgotten:
+        checked.lose_all_and_recover()
+    checked.promises.start_told(PLACE, ID, 1, checked.now)
+    found = [text.partition(":")[0] for text in checked.broken]
+    assert found == ["retention"] * (not is_forgotten)
+    assert checked.counts["excuse forgotten"] == is_forgotten
+
+
 def test_a_controller_epoch_that_is_given_twice_is_found() -> None:
     checked = Checked()
     checked.promises.controller_begins(1)

@@ -6,7 +6,8 @@ noted, when a state of the controller is taken, when a follower asks, takes an a
 
 Histories are compared by leader epochs: a leader and a follower that have the same epoch at an offset have
 the same records up to there, as ``one-batch`` and ``epochs`` promise. A follower of a compacted log may lack
-the first batches of an epoch: where such a log begins an epoch elsewhere, the excuse is ``compacted``.
+the first batches of an epoch: where such a log begins an epoch elsewhere, and the batches that both have are
+of the same epochs, the excuse is ``compacted``.
 """
 
 from __future__ import annotations
@@ -394,7 +395,9 @@ class FollowingPromise:
         if end > other.end_offset:
             return f"it has {end} offsets, and its leader {other.end_offset}"
         mine, its = list(_runs(own, start, end)), list(_runs(other, start, end))
-        if mine == its or (own.config.compact and self._promises.excused("compacted")):
+        if mine == its:
+            return ""
+        if own.config.compact and _agree(own, other, start, end) and self._promises.excused("compacted"):
             return ""
         return f"from {start} to {end} it has {mine} (epoch, first offset, end), and its leader {its}"
 
@@ -602,6 +605,21 @@ def _runs(log: Log, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     for epoch, first, last in zip(known.epochs, known.starts, ends, strict=False):
         if (begin := max(first, start)) < (until := min(last, end)):
             yield epoch, begin, until
+
+
+def _agree(own: Log, other: Log, start: int, end: int) -> bool:
+    """Whether the batches that two logs have between two offsets are of the same epochs."""
+    mine, its = (
+        {
+            batch.base: batch.epoch
+            for _, data in segments_of(log.files, log.directory)
+            for batch in headers_of(data)
+            if start <= batch.base < end
+        }
+        for log in (own, other)
+        if isinstance(log.files, SimulatedFiles)
+    )
+    return all(mine[base] == its[base] for base in mine.keys() & its.keys())
 
 
 def _start_on_disk(files: SimulatedFiles, log: Log) -> int:

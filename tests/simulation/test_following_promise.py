@@ -274,6 +274,15 @@ def test_what_compaction_may_have_taken_of_a_history_is_counted(pair: Pair) -> N
     assert (pair.found, pair.checked.counts["excuse compacted"]) == ("", 1)
 
 
+def test_a_follower_of_a_compacted_log_has_no_batch_of_another_epoch_than_its_leader(pair: Pair) -> None:
+    for kept in pair.logs.values():
+        kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    pair.follower.log.truncate_to(4, NOW)
+    pair.logs[FOLLOWER].append(4, 6)
+    pair.watch.appended(pair.follower)
+    assert pair.found == "follows"
+
+
 def test_a_follower_of_a_compacted_log_has_no_more_than_its_leader(pair: Pair) -> None:
     for kept in pair.logs.values():
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))

@@ -918,12 +918,15 @@ class Simulation:
     def _check_retention(self, place: Place, leader: Partition) -> None:
         settings = self.promises.settings_of(place[0])
         history = self.promises.logs[*place, leader.log.topic_id]
-        start = int(leader.log.start_offset)
-        if settings.retention_bytes < 0 or settings.compacts or start <= history.delete_tried_to:
+        if settings.retention_bytes < 0 or int(leader.log.start_offset) <= history.delete_tried_to:
             return
         kept = sum(int(segment.size) for segment in leader.log.segments)
-        is_less = kept < settings.retention_bytes
-        if is_less and not (self.promises.may_forget(place) and self.promises.excused("forgotten")):
+        if kept >= settings.retention_bytes:
+            return
+        is_excused = (settings.compacts and self.promises.excused("compacted")) or (
+            self.promises.may_forget(place) and self.promises.excused("forgotten")
+        )
+        if not is_excused:
             self.promises.broken(
                 "retention", f"{place} keeps {kept} bytes, and retention.bytes is {settings.retention_bytes}"
             )

@@ -93,6 +93,24 @@ def test_a_fetch_of_a_former_life_is_refused_and_tells_nothing(bench: Bench, ver
     assert (known(bench).end_offset, known(bench).epoch) == (1, -1)
 
 
+@pytest.mark.parametrize("version", range(FROM_VERSION, 19))
+def test_a_fetch_that_comes_after_the_next_registration_was_read_is_refused(
+    bench: Bench, version: int
+) -> None:
+    """Its process is gone, and the next one has told nothing yet: its disk may be empty."""
+    write(bench, b"a", b"b")
+    client = bench.client()
+    bench.fetches.epoch_registered = {FOLLOWER: NOW}.__getitem__
+    part = parts_of(fetched(client, version, FORMER, {("t", 0): 2}))["t", 0]
+    assert (part.error_code, part.high_watermark) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    assert (known(bench).end_offset, known(bench).epoch) == (-1, -1)
+    assert parts_of(fetched(client, version, NOW, {("t", 0): 0}))["t", 0].error_code == 0
+    assert (known(bench).end_offset, known(bench).epoch) == (0, NOW)
+    # This broker may hear of a registration after its first fetch.
+    assert parts_of(fetched(client, version, NOW + 1, {("t", 0): 1}))["t", 0].error_code == 0
+    assert known(bench).epoch == NOW + 1
+
+
 def test_who_registers_anew_tells_so_of_all_partitions_of_its_session(bench: Bench) -> None:
     for index in range(3):
         partition = bench.partition("t", index)

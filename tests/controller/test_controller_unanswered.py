@@ -13,6 +13,7 @@ from tidemill.controller.elections import LogEnd
 from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.topics import NewTopic
+from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.image import PartitionImage
 from tidemill.coordination.nodes import (
     BrokerNode,
@@ -292,5 +293,49 @@ def test_who_was_started_again_with_a_loss_is_not_elected_for_the_death_that_the
         await create(setting, "b", [0])
         one = only_partition(setting)
         assert (one.leader, one.isr, list(one.elr)) == (-1, [], [1])
+
+    in_office(tmp_path, story)
+
+
+def test_the_longest_log_leads_also_where_its_broker_came_while_the_store_did_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All replicas may lack records. The controller knows of one living broker only, and not of the other."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await restart(setting, 2)
+        await failover.brokers_changed()
+        await create(setting, "a", [1, 2])
+        await setting.store.transact([Delete(BrokerNode.path(2))])
+        await failover.brokers_changed()
+        path = PartitionStateNode.path("a", 0)
+        lost = PartitionState(-1, 7, [], 1, last_known_leader=1, lost_replicas=(1, 2))
+        await setting.store.transact([SetData(path, PartitionStateNode.encode(lost))])
+        lose_answer(setting, monkeypatch)
+        with pytest.raises(AssertionError, match="the connection broke"):
+            await create(setting, "b", [0])
+        await restart(setting, 2)
+        await create(setting, "c", [0])
+        assert only_partition(setting).leader == -1, "broker 2 has to be asked for its log end"
+        asked: list[set[int]] = []
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            asked.append(set(wanted))
+            return {MOVED: {1: LogEnd(3, 10), 2: LogEnd(3, 20)}}
+
+        recovery = UncleanRecovery(setting.controller)
+        recovery.ask = ask
+        setting.controller.look_at_brokers = failover.look
+        await failover.brokers_changed()
+        async with asyncio.timeout(10):
+            while only_partition(setting).leader < 0:
+                setting.controller.leaderless()
+                await asyncio.sleep(0.01)
+        assert only_partition(setting).leader == 2
+        assert asked == [{1, 2}]
 
     in_office(tmp_path, story)

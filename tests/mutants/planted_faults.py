@@ -88,9 +88,24 @@ LEADER: Final = (
         "        if follower is None or 0 <= epoch < follower.epoch:\n",
         "        if follower is None:\n",
         "A fetch that a former life of a follower sent says nothing of what it has now.",
-        reason="A fetch of the former process has to arrive behind one of the next: one of some hundred"
-        " seeds shows that.",
-        test="replication/test_replicas.py::test_fetches_of_a_former_life_tell_nothing",
+    ),
+    Fault(
+        "fetch-of-former-registration-counts",
+        "broker/fetch.py",
+        "            if is_outdated and part.error == 0:\n",
+        "            if False:\n",
+        "A fetch counts only when its follower has not registered anew, as far as the leader has read.",
+    ),
+    Fault(
+        "recovers-before-brokers-are-known",
+        "controller/office.py",
+        "                recovers=False,",
+        "                recovers=True,",
+        "After a write without an answer no log is chosen before the controller has read which brokers live.",
+        reason="A broker has to register between a write that is not answered and the next change, while a"
+        " partition has no leader and no replica that is whole: one of some hundred seeds shows that.",
+        test="controller/test_controller_unanswered.py::"
+        "test_the_longest_log_leads_also_where_its_broker_came_while_the_store_did_not_answer",
     ),
     Fault(
         "left-follower-still-caught-up",

@@ -145,6 +145,7 @@ class ReplicationBroker:
         slow_lane.path = produces
         sessions = FetchSessions(broker.clock, 100)
         fetches = FetchPath(topics, self.loop, deadlines, sessions, config.int("fetch.max.bytes"))
+        fetches.epoch_registered = broker.metadata.epoch_registered
         dispatch = Dispatch(broker, self.loop, nobody)
         requests = Requests(produces, fetches, dispatch)
         acceptor = Acceptor(self.loop, requests, Limits(1000, 1000, {}), 100 << 20, 0, 0, memory)

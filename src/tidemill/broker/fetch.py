@@ -5,6 +5,7 @@ The layout of request and reply is in :mod:`tidemill.broker.fetch_codec`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from mypy_extensions import i16, i32, i64
@@ -44,6 +45,10 @@ LARGE_PARTS: Final = 2000
 """More partitions are looked at in slices: some milliseconds of work."""
 RANGES_MAX: Final = 10_000
 """Partitions whose records one reply carries: each is a range to send. Others come with the next one."""
+
+
+def _unregistered(broker_id: int) -> int:
+    return -1
 
 
 class FetchRequest(FetchFields):
@@ -143,6 +148,8 @@ class FetchPath:
         self.aborted: Any = None
         """Called with a log that knows of aborted transactions, an offset and the range found there: what
         :attr:`FetchPart.aborted` holds."""
+        self.epoch_registered: Callable[[int], int] = _unregistered
+        """The epoch of a broker's registration, as far as this broker has read; -1 where it knows none."""
         self.throttle: Any = None
         """What holds followers back that catch up, a :class:`tidemill.broker.throttling.LeaderThrottle`."""
         self.large: Any = None
@@ -289,6 +296,7 @@ class FetchPath:
     def look_up_some(self, request: FetchRequest, begin: i64, end: i64, asked: bool) -> None:
         """As :meth:`look_up`, those of its partitions from ``begin`` up to ``end``."""
         follows = request.replica_id >= 0
+        is_outdated = follows and asked and self.is_outdated(request)
         version = request.version
         parts = request.parts
         left = request.left_bytes
@@ -300,7 +308,9 @@ class FetchPath:
             if asked:
                 self.resolve(part, version)
             self.look_up_part(request, part, left, found == 0)
-            if follows and asked and part.error == 0:
+            if is_outdated and part.error == 0:
+                part.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif follows and asked and part.error == 0:
                 self.note_follower(request, part)
             if part.error != 0 or part.diverging_end >= 0 or part.preferred >= 0:
                 request.at_once = True
@@ -387,6 +397,14 @@ class FetchPath:
             return False
         request.throttled = True
         return True
+
+    def is_outdated(self, request: FetchRequest) -> bool:
+        """Whether a follower has registered anew since: it may have lost what it had when it sent this.
+
+        Source: Apache Kafka, ``Replica.updateFetchStateOrThrow``.
+        """
+        epoch = request.replica_epoch
+        return epoch >= 0 and epoch < self.epoch_registered(request.replica_id)
 
     def note_follower(self, request: FetchRequest, part: FetchPart) -> None:
         """Takes what a follower's fetch says of its log."""

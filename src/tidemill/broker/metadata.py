@@ -41,6 +41,11 @@ class MetadataCache:
         """Living brokers by id, lowest first."""
         return self.image.brokers
 
+    def epoch_registered(self, broker_id: int) -> int:
+        """The epoch of a broker's registration; -1 of one that does not live."""
+        broker = self.image.brokers.get(broker_id)
+        return -1 if broker is None else broker.epoch
+
     @property
     def topics(self) -> Mapping[str, TopicImage]:
         """Topics by name."""

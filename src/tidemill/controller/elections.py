@@ -198,13 +198,15 @@ def elect(
     missing: Collection[int] = NO_BROKERS,
     stopping: frozenset[int] = NO_BROKERS,
     ends: Mapping[int, LogEnd] | None = None,
+    recovers: bool = True,
 ) -> PartitionImage | None:
     """The state that a partition gets now that some brokers live and others do not; None to leave it.
 
     Replicas in ``lost`` may hold less than they acknowledged, those in ``missing`` hold nothing: they leave
     the in-sync set and the ELR before anything is decided. The dead, and those whose replica is offline,
     leave the in-sync set. The leader stays, or the first able replica of the in-sync set takes over, else of
-    the ELR; none that is ``stopping``. ``ends`` decides among the candidates of a recovery.
+    the ELR; none that is ``stopping``. ``ends`` decides among the candidates of a recovery; there is none
+    without ``recovers``.
 
     The leader epoch grows when the leader changes. The version grows where one in ``lost`` is not in sync:
     its leader may be asking for it, by what it had before, and is then refused.
@@ -230,7 +232,8 @@ def elect(
         isr = isr if leader == NO_BROKER else [leader]
     if leader == NO_BROKER:
         leaderless = _leaderless_state(partition, isr, policy, lost, missing)
-        recovered = _best(recovery_candidates(image, leaderless, policy, stopping), ends)
+        candidates = recovery_candidates(image, leaderless, policy, stopping) if recovers else []
+        recovered = _best(candidates, ends)
         if recovered == NO_BROKER:
             return None if _is_same(partition, leaderless) else leaderless
         # What others hold beyond its log counts no more: no other replica is eligible.
@@ -268,16 +271,18 @@ def plan_takeover(
     known_ids: Mapping[str, bytes] = NO_IDS,
     topics: Iterable[TopicImage] | None = None,
     ends: LogEnds = NO_LOG_ENDS,
+    recovers: bool = True,
 ) -> list[Plan]:
     """Plans the elections that a new controller has to hold in each topic, or in each of ``topics``.
 
     Topics without an id get the one in ``known_ids`` (it was lost when somebody wrote their node), or a new
-    one, and partitions the state that :func:`elect` gives them.
+    one, and partitions the state that :func:`elect` gives them. Without ``recovers`` no replica leads that
+    may lack records: it is not known who lives.
     """
     plans = []
     for topic in image.topics.values() if topics is None else topics:
         elections = _planning_elections(
-            image, topic, topic.partitions, policy_of(topic), losses, stopping, ends
+            image, topic, topic.partitions, policy_of(topic), losses, stopping, ends, recovers
         )
         plan = in_one_go(elections)
         if topic.topic_id == ZERO_ID:
@@ -378,6 +383,7 @@ def _planning_elections(
     losses: Losses,
     stopping: frozenset[int],
     ends: LogEnds = NO_LOG_ENDS,
+    recovers: bool = True,
 ) -> Generator[None, None, Plan]:
     changed = {}
     for count, partition in enumerate(partitions, 1):
@@ -389,7 +395,16 @@ def _planning_elections(
         ]
         missing = [one for one in lost if losses[one].is_missing(topic.name, number)]
         known = ends.get(TopicPartition(topic.name, number)) if ends else None
-        elected = elect(image, partition, policy, lost=lost, missing=missing, stopping=stopping, ends=known)
+        elected = elect(
+            image,
+            partition,
+            policy,
+            lost=lost,
+            missing=missing,
+            stopping=stopping,
+            ends=known,
+            recovers=recovers,
+        )
         if elected is not None:
             changed[number] = elected
         elif partition is not topic.partitions[number]:

@@ -388,6 +388,7 @@ class Office:
                 policy_of=self.policies.of,
                 stopping=self.stopping() | renewed,
                 known_ids=known_ids,
+                recovers=False,  # One that has come meanwhile, or is renewed, may have the longest log.
             )
             await self.write(plans)
             await self._fix_min_insync()

@@ -240,6 +240,7 @@ class BrokerServer:
         )
         self.fetches.aborted = AbortedTransactions(broker.files)
         self.fetches.selector = selection_of(broker)
+        self.fetches.epoch_registered = broker.metadata.epoch_registered
         self.down_conversion = DownConversion(self.loop, self.conversions)
         self.fetches.down = self.down_conversion
         self.dispatch = Dispatch(broker, self.loop, self._readers, self.memory)

@@ -121,6 +121,18 @@ def test_the_log_of_a_deleted_topic_of_this_name_is_not_the_replica(disks: tuple
     assert lost.missing == {"t": frozenset({0, 1})}
 
 
+def test_a_topic_made_anew_while_a_former_disk_comes_back_begins_empty_there(
+    disks: tuple[Path, Path],
+) -> None:
+    """It is made after the broker has looked at the store, and before that has the report of losses."""
+    _, former = fill(disks)
+    manager = opened(*disks)
+    manager.directories[1].is_outdated = True
+    lost = report_lost_replicas(image_of([1], [1], [1], [1]), NODE, manager)
+    assert lost.missing == {"t": frozenset(former)}
+    assert all(manager.may_rebuild(TopicPartition("t", number)) for number in former)
+
+
 def test_what_was_not_synced_is_lost_on_the_disk_that_was_not_closed(
     disks: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,7 +194,9 @@ class ControllerPromise:
         ]
 
     def controller_begins(self) -> None:
-        """The store has a new controller."""
+        """The store has a new controller, which has heard of no failed replica yet."""
+        for mind in self._minds.values():
+            mind.failed.clear()
         tree = self._tree()
         self._marked = {}
         for name in tree.children(DELETE_TOPICS) if tree.get(DELETE_TOPICS) is not None else ():

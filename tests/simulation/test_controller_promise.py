@@ -283,6 +283,14 @@ def test_who_knows_of_a_partition_what_is_not_in_the_store_is_found(wrong: dict[
     assert "image" in store.looked()
 
 
+def test_a_new_controller_has_not_heard_of_replicas_that_failed() -> None:
+    store = Store()
+    mind = store.promise._minds.setdefault(store.process, Mind())
+    mind.failed[ID, 0] = 1, 0
+    store.promise.controller_begins()
+    assert mind.failed == {}
+
+
 def test_a_deletion_that_a_new_controller_does_not_know_is_found() -> None:
     store = Store()
     store._make(DeleteTopicNode.path("t"))

@@ -43,7 +43,10 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
         ]
     logs.reported_missing = frozenset(missing)
     _warn(image, logs)
-    missing += [key for one in logs.working if one.is_outdated for key in one.logs]
+    outdated = [key for one in logs.working if one.is_outdated for key in one.logs]
+    # A topic of the name may be made anew before the controller has read the report.
+    logs.reported_missing = logs.reported_missing.union(outdated)
+    missing += outdated
     if all(directory.may_have_lost or directory.is_blank for directory in logs.working):
         return LostReplicas(True, _by_topic(missing))
     unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]

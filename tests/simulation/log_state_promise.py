@@ -155,7 +155,8 @@ class LogStatePromise:
                 continue
             if now.end > seen.end:
                 self._check_checkpoints(broker, log, directories)
-            if now.epoch != seen.epoch and log.config.compact:
+            # Where an earlier epoch is the latest again, compaction may have taken what was before it.
+            if now.epoch > seen.epoch and log.config.compact:
                 self._check_begin(broker, log)
             if now.end < seen.end:
                 self.check(broker, log)

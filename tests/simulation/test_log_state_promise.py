@@ -488,3 +488,17 @@ def test_no_replica_is_eligible_beside_enough_in_sync(in_sync: tuple[int, ...], 
     checked.written(*in_sync)
     checked.promises.eligible_written(PLACE, [3])
     assert [one.partition(":")[0] for one in checked.broken] == ["eligible"] * is_broken
+
+
+def test_the_epoch_that_is_the_latest_again_after_a_cut_may_begin_behind_what_compaction_has_left() -> None:
+    kept = Kept()
+    kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
+    kept.look()
+    kept.log.truncate_to(4, NOW)
+    checked: list[Log] = []
+    kept.promise._check_begin = lambda broker, log: checked.append(log)  # type: ignore[method-assign]
+    kept.look()
+    assert checked == []
+    kept.append(4, 7)
+    kept.look()
+    assert checked == [kept.log]

@@ -361,7 +361,7 @@ class FollowingPromise:
             self._cut_before[log] = _cut_off(log.files, log)
 
     def common_end(self, partition: Partition) -> int:
-        """Up to where a follower and its leader have the same; -1 where that is not known."""
+        """Up to where a follower and its leader have the same; -1 where that is nothing, or not known."""
         leader = self._leader_of(partition)
         if leader is None:
             return -1
@@ -372,7 +372,8 @@ class FollowingPromise:
             return -1
         for mine, its in zip(_runs(own, start, end), _runs(other, start, end), strict=False):
             if mine[:2] != its[:2]:
-                return max(start, min(mine[1], its[1]))
+                common = min(mine[1], its[1])
+                return common if common > start else -1
             if mine != its:
                 return min(mine[2], its[2])
         return end

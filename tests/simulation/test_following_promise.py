@@ -342,6 +342,14 @@ def test_what_two_logs_have_in_common_ends_with_the_first_other_epoch(pair: Pair
     assert pair.watch.common_end(pair.follower) == 3
 
 
+def test_where_a_leader_has_deleted_all_that_both_have_a_follower_may_cut_more(pair: Pair) -> None:
+    pair.follower.log.truncate_to(3, NOW)
+    for offset in (3, 4):
+        pair.follower.log.append_as_follower(pair.batch(offset, 4), NOW)
+    pair.leader.log.advance_start(4)
+    assert pair.watch.common_end(pair.follower) == -1
+
+
 def test_a_follower_begins_where_its_leader_starts(pair: Pair) -> None:
     pair.watch.begins(pair.follower, 0)
     assert pair.found == ""

@@ -174,6 +174,7 @@ EXCUSES = {
     "late-fetch": "counted: a fetch of a process that is gone comes to a leader that knows of no later "
     "registration",
     "full-disk": "checkpoints: a full disk has refused a checkpoint, which is written once there is room",
+    "slow-network": "progress: on a slow network fewer faults take a run to its cap",
     "needs-operator": "rest, progress: no replica is known to hold what was committed; an operator decides",
 }
 """What a checker lets pass, and for which promises."""

@@ -33,6 +33,11 @@ class Weather(NamedTuple):
     """The share of packets that take long."""
     slow_s_mean: float = 0.05
 
+    @property
+    def mean_s(self) -> float:
+        """How long a packet takes on average."""
+        return self.slow * self.slow_s_mean + (1 - self.slow) * self.delay_s_mean
+
 
 class Ended(NamedTuple):
     """Stands in a stream where it ends."""

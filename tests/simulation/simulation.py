@@ -66,6 +66,10 @@ CAP_S = 45.0
 """Or until so much simulated time is over, if faults explain it."""
 DISTURBED_SHARE = 0.5
 """Faults explain a slow run where they, and the time to recover from them, fill this share of it."""
+SLOW_DISTURBED_SHARE = 0.4
+"""The same on a slow network."""
+SLOW_PACKET_S = 0.02
+"""A network is slow where a packet takes so long on average: each answer comes in several."""
 REST_S = 60.0
 """The cluster comes to rest within this time after the last step forward of a replica or consumer, once
 nothing breaks any more."""
@@ -499,6 +503,8 @@ class Simulation:
         share = self.faults.disturbed_s / CAP_S
         if share < DISTURBED_SHARE <= share + self._waited_s / CAP_S:
             self.promises.excused("needs-operator")
+        elif SLOW_DISTURBED_SHARE <= share < DISTURBED_SHARE and self.network.weather.mean_s >= SLOW_PACKET_S:
+            self.promises.excused("slow-network")
         elif share < DISTURBED_SHARE:
             self.promises.broken(
                 "progress",

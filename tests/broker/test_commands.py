@@ -345,6 +345,36 @@ def test_settings_that_change_between_two_commands_hold_where_notes_were_missed(
     commanded(story)
 
 
+def test_settings_hold_that_a_controller_reads_after_a_later_one_has_sent_commands(tmp_path: Path) -> None:
+    """What it announces is not carried out, and no note has this broker read them once more."""
+
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        await ensure_paths(store, PERSISTENT_PATHS)
+        broker.store, broker.commands = store, commanded.commands
+        broker.controller = Controller(
+            store, NODE, BrokerConfig.of, commanded.commands.carry_out, broker.clock
+        )
+        await broker.controller.load()
+        assert await broker.controller.activate()
+        commanded.commands.controller_epoch += 1
+        watch = SettingsWatch(broker)
+        try:
+            path = ConfigNode.path("brokers", DEFAULT_ENTITY)
+            await store.transact([Create(path, ConfigNode.encode({"min.insync.replicas": "2"}))])
+            watch.start()
+            async with asyncio.timeout(5):
+                while not broker.metadata.image.default_broker_config():  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+            assert broker.metadata.image.default_broker_config() == {"min.insync.replicas": "2"}
+        finally:
+            await watch.stop()
+            await store.close()
+
+    commanded(story)
+
+
 def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_just_read() -> None:
     """By the former one it would commit what no other replica has."""
 

@@ -121,12 +121,17 @@ class SettingsWatch:
                 watch.cancel()
 
     async def _hand_over(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
+        controller, commands = self._broker.controller, self._broker.commands
         try:
-            await self._broker.controller.take_settings(settings)
+            await controller.take_settings(settings)
         except KafkaError as problem:
             if problem.code != ErrorCode.NOT_CONTROLLER:
                 raise
-            await self._broker.commands.take_settings(settings)
+            await commands.take_settings(settings)
+            return
+        if commands.controller_epoch > controller.image.controller_epoch:
+            # A later controller has sent commands: what this one announced was not carried out here.
+            await commands.take_settings(settings)
 
     async def _remove(self, names: list[str]) -> None:
         for name in names:

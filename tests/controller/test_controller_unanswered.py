@@ -63,9 +63,9 @@ def note_looks(setting: Setting) -> list[str]:
 
 
 def break_reading(setting: Setting, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The next list of nodes (``children``) or node (``get``) is not read."""
+    """The next list (``children``) or node (``get``) is not read, or write (``transact``) not made."""
 
-    async def fail(path: str) -> None:
+    async def fail(asked: object) -> None:
         monkeypatch.undo()
         raise StoreUnavailable("the connection broke")
 
@@ -169,6 +169,38 @@ def test_a_deletion_that_a_broker_returns_for_goes_on_although_a_move_could_not_
         await failover.brokers_changed()
         assert [topic.name for delta in setting.deltas for topic in delta.deleted] == ["b"]
         assert only_partition(setting).replicas == [1]
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_failed_replica_leads_no_more_although_the_store_did_not_answer_when_it_was_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """It is the only one that could lead, and the next change finishes what was written half way."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        await create(setting, "a", [1])
+        topic_id = setting.controller.image.topics["a"].topic_id
+        if is_written:
+            lose_answer(setting, monkeypatch)
+        else:
+            break_reading(setting, monkeypatch, "transact")
+        with pytest.raises(StoreUnavailable):
+            await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        told = len(setting.deltas)
+        await failover.brokers_changed()
+        one = only_partition(setting)
+        assert (one.leader, one.leader_epoch, list(one.elr), one.offline) == (-1, 1, [1], frozenset({1}))
+        (delta,) = setting.deltas[told:]
+        assert delta.image.topics["a"].partitions[0].offline == {1}
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        one = only_partition(setting)
+        assert (one.leader, one.leader_epoch, one.offline) == (1, 2, frozenset())
 
     in_office(tmp_path, story)
 

@@ -159,7 +159,7 @@ class Failover:
             office.check_active()
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
-                await office.change(plans)
+                await office.change_offline(plans)
 
     async def alter_isr(self, wanted: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
         """Writes in-sync sets that leaders ask for; each partition's state afterwards, or why not.

@@ -148,6 +148,8 @@ class Office:
         """Takes note, within :meth:`changing`, of the brokers that came or went."""
         self._is_stale = False
         """A write failed or was broken off: what the store holds may be something else than the image."""
+        self._offline_in: ClusterImage | None = None
+        """The image that has the reports of failed replicas which the image misses, as a write failed."""
 
     @property
     def image(self) -> ClusterImage:
@@ -285,7 +287,7 @@ class Office:
         )
         log_former_controller(known.brokers, self._image.brokers)
         self.tell_unreadable()
-        self._is_stale = False
+        self._is_stale, self._offline_in = False, None
         await self._fix_min_insync()
         # A leader may have read newer settings, committed by them, and died before the brokers were read.
         eligible = self._image.topic_index.eligible
@@ -370,7 +372,7 @@ class Office:
         image = await self._refuse_deletions(await self._read(), before.deleting.__contains__)
         try:
             # The store does not tell which replicas cannot be read, and who lives is decided elsewhere.
-            self._image = image.with_brokers(before.brokers).with_offline_of(before)
+            self._image = image.with_brokers(before.brokers).with_offline_of(self._offline_in or before)
             self._is_stale = False
             self.tell_unreadable()
             known_ids = self.known_ids(before.topics, before)
@@ -400,6 +402,7 @@ class Office:
             # Some brokers have not received the whole change.
             self._image, self._is_stale = before, True
             raise
+        self._offline_in = None
         await self._report(delta)
 
     def _is_deleted(self, topic: TopicImage) -> bool:
@@ -506,6 +509,21 @@ class Office:
         await with_pauses(self.leaderless_report.noting(delta))
         if self._image.topic_index.leaderless:
             self.leaderless()
+
+    async def change_offline(self, plans: Sequence[Plan]) -> None:
+        """:meth:`change` for ``plans`` with replicas that a broker has reported as failed.
+
+        They are offline whether the store answers or not: none of them is to lead what others wrote, or what
+        was written half way.
+        """
+        before = self._image
+        try:
+            await self.change(plans)
+        except BaseException:
+            if self._image is before:
+                self._offline_in = before.with_topics(plan.topic for plan in plans)
+                self._is_stale = True  # The next change begins with them.
+            raise
 
     def _reporting(
         self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS

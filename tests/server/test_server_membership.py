@@ -332,6 +332,20 @@ def test_the_office_is_followed_also_where_the_session_ended_before_the_broker_j
     asyncio.run(run())
 
 
+def test_a_broker_that_has_left_does_not_come_back_with_another_session() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster)
+        tries, cluster.registered_as = cluster.tries, None
+        await one.leave()
+        cluster.end_session()
+        assert not one._tasks
+        assert cluster.registered_as is None
+        assert cluster.tries == tries
+
+    asyncio.run(run())
+
+
 class ReturningController(Controller):
     """Reads the cluster, and whatever happens just before."""
 

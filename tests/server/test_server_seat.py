@@ -12,6 +12,7 @@ from tidemill.broker.broker import Broker
 from tidemill.coordination.image import ClusterImage, Delta, TopicImage
 from tidemill.model.errors import StorageError
 from tidemill.server import seat
+from tidemill.server.cluster import Cluster
 from tidemill.server.seat import Seat
 
 
@@ -136,3 +137,33 @@ def test_work_that_fails_behind_everybodys_back_is_logged(caplog: pytest.LogCapt
     asyncio.run(story())
     (told,) = [record for record in caplog.records if record.name == "tidemill.server" and record.exc_info]
     assert "a fault of this program" in str(told.exc_info)
+
+
+def test_a_change_that_is_carried_out_after_the_stop_follows_nobody() -> None:
+    """The logs are closed then, and what is appended would not be synced."""
+
+    async def ends() -> None:
+        pass
+
+    async def story() -> None:
+        place = Cluster.__new__(Cluster)
+        place._broker = Broker()
+        followed: list[Any] = []
+
+        async def stop_following() -> None:
+            followed.append(partitions.following)
+
+        following: Any = SimpleNamespace(stop=stop_following)
+        partitions: Any = SimpleNamespace(following=following)
+        part: Any = SimpleNamespace(stop=lambda: None)
+        left: Any = SimpleNamespace(stop=ends, leave=ends, resign=lambda: None)
+        place._broker.partitions = partitions
+        place._broker.controller = place._settings = place.membership = left
+        place._isr_changes = place._link = part
+        place._silence, place._following = None, following
+        place._tasks, place._changes = set(), set()
+        await place.stop()
+        assert followed == [None]
+        assert partitions.following is None
+
+    asyncio.run(story())

@@ -159,8 +159,8 @@ class Cluster(Seat, Hears):
         if self._silence is not None:
             self._silence.stop()
         self._link.stop()
-        if self._following is not None:
-            await self._following.stop()
+        # Commands that are still carried out follow nobody either: the logs are closed next.
+        await self._follow_nobody()
 
     # Of the controller
 

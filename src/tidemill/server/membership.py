@@ -257,7 +257,8 @@ class Membership:
         return task
 
     async def leave(self) -> None:
-        """Ends what is under way; the nodes go with the session."""
+        """Ends what is under way; the nodes go with the session, and none is made in a later one."""
+        self._registration = None
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -197,6 +197,7 @@ class CleaningCheck:
         self.before = {one.base_offset: self._segment(one.base_offset) for one in job.segments}
         records = [record for segment in self.before.values() for record in segment]
         partition = self._partition()
+        self.log = None if partition is None else partition.log
         self.truncations = -1 if partition is None else int(partition.log.truncations)
         self._staying: set[int] = set()
         """The batches of the group that is exchanged."""
@@ -305,9 +306,14 @@ class CleaningCheck:
         return None
 
     def is_unchanged(self) -> bool:
-        """Whether the log is the one that is cleaned, and was not cut since."""
+        """Whether the log is the one that is cleaned, and was not cut since.
+
+        The next process opens another one in the same directory.
+        """
         partition = self._partition()
-        return partition is not None and partition.log.truncations == self.truncations
+        if partition is None or partition.log is not self.log:
+            return False
+        return bool(partition.log.truncations == self.truncations)
 
     def is_cut_and_goes_on(self, group: CleanedGroup) -> bool:
         """Whether the log was cut, and has the segments of the group again."""

@@ -12,6 +12,7 @@ from committed_promise import DOUBT_S, Looked, synced_end
 from log_inspection import end_on_disk
 from log_state_promise import LogStatePromise
 from promises import TopicSettings
+from simulated_compaction import CleaningCheck
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 from test_promise_checkers import ID, PLACE, Checked
@@ -20,7 +21,7 @@ from tidemill.log.checkpoints import render_checkpoint
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories
 from tidemill.log.log import Log
-from tidemill.log.names import CLEANED, MOVED_TO, RECOVERY_POINTS
+from tidemill.log.names import CLEANED, DELETED, LOG, MOVED_TO, RECOVERY_POINTS, offset_name
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.model.types import TopicPartition
@@ -119,6 +120,27 @@ def test_of_a_log_that_moves_the_copy_counts_once_it_has_its_name() -> None:
     files.sync_directory("/data2")
     ends.append((end_on_disk(files, "t-0"), synced_end(files, "t-0")))
     assert ends == [(5, 5), (5, 5), (6, 5), (6, 6)]
+
+
+@pytest.mark.parametrize("is_same_process", [True, False])
+def test_a_cleaning_says_nothing_of_the_log_that_the_next_process_opens(is_same_process: bool) -> None:
+    """A cut renames segments, as an exchange does, and what it takes is not lost."""
+    kept, checked = Kept(), Checked()
+    partition = SimpleNamespace(log=kept.log, high_watermark=5)
+    node = SimpleNamespace(name="broker-1", files=kept.files, all_partitions=[partition])
+    job = SimpleNamespace(name="t-0", directory="/data/t-0", segments=[], upper_bound=0)
+    world = SimpleNamespace(promises=checked.promises)
+    check = CleaningCheck(cast(Any, world), cast(Any, node), cast(Any, job))
+    segment = "/data/t-0/" + offset_name(0, LOG)
+    cleaned = kept.files.open(segment + CLEANED, create=True)
+    cleaned.append([kept.files.read(segment)])
+    check.watch(cast(Any, SimpleNamespace(old=(0,))))
+    kept.files.remove(segment + CLEANED)
+    if not is_same_process:
+        partition.log = kept.open()
+        partition.log.truncations = kept.log.truncations
+    kept.files.rename(segment, segment + DELETED)
+    assert bool(checked.broken) is is_same_process
 
 
 def forget_an_epoch(log: Log) -> None:

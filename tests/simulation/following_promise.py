@@ -12,7 +12,7 @@ of the same epochs, the excuse is ``compacted``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -348,7 +348,7 @@ class FollowingPromise:
         name = _name(log)
         if log_directory(files.durable_names, name) != log.directory:
             return
-        left = _cut_off(files, log)
+        left = _cut_off(files, log, _on_disk(files, log))
         before = left & self._cut_before.get(log, set())
         if before:
             self._promises.excused("cut-before")
@@ -357,8 +357,11 @@ class FollowingPromise:
 
     def opened(self, log: Log) -> None:
         """A process has opened a log: one that was killed may have cut it, and not have synced that."""
-        if isinstance(log.files, SimulatedFiles) and log.files.exists(log.directory):
-            self._cut_before[log] = _cut_off(log.files, log)
+        files = log.files
+        if isinstance(files, SimulatedFiles) and files.exists(log.directory):
+            # A sync of the directory brings the names of files to the disk, and not that they were cut.
+            unnamed = {name: files.written(f"{log.directory}/{name}") for name in _segment_names(files, log)}
+            self._cut_before[log] = _cut_off(files, log, _on_disk(files, log)) | _cut_off(files, log, unnamed)
 
     def common_end(self, partition: Partition) -> int:
         """Up to where a follower and its leader have the same; -1 where that is nothing, or not known."""
@@ -653,25 +656,29 @@ def _is_deserted(partition: Partition, since_ms: int) -> bool:
     return all(max(one._fetched_ms, one.caught_up_ms) < since_ms for one in members)
 
 
-def _cut_off(files: SimulatedFiles, log: Log) -> set[str]:
+def _segment_names(files: SimulatedFiles, log: Log) -> list[str]:
+    return files.stored_names(log.directory, lambda name: offset_of(name, LOG) >= 0)
+
+
+def _on_disk(files: SimulatedFiles, log: Log) -> dict[str, bytes]:
+    """The segments of a log, as a power cut would leave them."""
+    names = files.durable_names(log.directory)
+    return {name: files.durable(f"{log.directory}/{name}") for name in names if offset_of(name, LOG) >= 0}
+
+
+def _cut_off(files: SimulatedFiles, log: Log, on_disk: Mapping[str, bytes]) -> set[str]:
     """The segments of a log of which the disk has more than a process reads.
 
     Compaction exchanges segments: of a compacted log those that have batches behind its end.
     """
     if log.config.compact:
+        end = int(log.end_offset)
         return {
-            one
-            for one in files.durable_names(log.directory)
-            if offset_of(one, LOG) >= 0
-            and any(
-                batch.last >= int(log.end_offset)
-                for batch in headers_of(files.durable(f"{log.directory}/{one}"))
-            )
+            name for name, data in on_disk.items() if any(batch.last >= end for batch in headers_of(data))
         }
     there = dict(segments_of(files, log.directory))
     return {
-        one
-        for one in files.durable_names(log.directory)
-        if offset_of(one, LOG) >= int(log.start_offset)
-        and not there.get(one, b"").startswith(files.durable(f"{log.directory}/{one}"))
+        name
+        for name, data in on_disk.items()
+        if offset_of(name, LOG) >= int(log.start_offset) and not there.get(name, b"").startswith(data)
     }

@@ -232,6 +232,11 @@ class SimulatedFiles(FaultyFiles):
         node = self._durable_names[path]
         return b"" if node is None else node.durable.read(0, len(node.durable))
 
+    def written(self, path: str) -> bytes:
+        """What the disk has of a file, whether or not it has its name."""
+        node = self._names[path]
+        return b"" if node is None else node.durable.read(0, len(node.durable))
+
     @property
     def is_failing(self) -> bool:
         """Whether some operation is to fail, or a sync of the present process has."""

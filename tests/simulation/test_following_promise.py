@@ -379,6 +379,19 @@ def test_what_a_killed_process_had_cut_may_be_on_the_disk_when_the_next_one_appe
     assert pair.checked.counts["excuse cut-before"] == 1
 
 
+def test_the_name_of_a_segment_that_a_killed_process_had_cut_may_reach_the_disk_later(pair: Pair) -> None:
+    pair.files.rename("/data/t-0", "/data/t-0-new")
+    pair.files.sync_directory("/data")
+    pair.files.rename("/data/t-0-new", "/data/t-0")
+    assert not pair.files.durable_names("/data/t-0")
+    pair.follower.log.truncate_to(4, NOW)
+    pair.watch.opened(pair.follower.log)
+    pair.files.sync_directory("/data/t-0")
+    pair.watch.appends(pair.follower)
+    assert pair.found == ""
+    assert pair.checked.counts["excuse cut-before"] == 1
+
+
 def test_what_is_appended_after_a_cut_that_is_synced_breaks_nothing(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.follower.log.flush(NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 
 from tidemill.model.configs import Listener
 from tidemill.server.announce import hints, loopback_warning
+from tidemill.server.process import STOP_SIGNALS, Signals, StoppedWhileStarting
 from tidemill.testing import Broker
 
 Serve = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -335,3 +337,52 @@ def test_ctrl_c_ends_a_start_quietly_whenever_it_comes(tmp_path: Path, delay_s: 
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert b"Traceback" not in errors
+
+
+def test_a_signal_while_a_start_waits_breaks_no_callback_off() -> None:
+    """Others may wait for what the callback does at its end: the start is cancelled where it waits."""
+    done: list[str] = []
+
+    def callback() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("the callback")
+
+    async def start(signals: Signals) -> None:
+        loop = asyncio.get_running_loop()
+        signals.cancel_start(loop)
+        loop.call_soon(callback)
+        try:
+            await asyncio.sleep(20)
+        finally:
+            done.append("the start")
+
+    before = [(one, signal.getsignal(one)) for one in STOP_SIGNALS]
+    signals = Signals(asyncio.Event())
+    try:
+        signals.interrupt_start()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(start(signals))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert done == ["the callback", "the start"]
+    assert signals.name == "SIGINT"
+
+
+def test_a_signal_raises_where_a_start_holds_the_loop() -> None:
+    async def start(signals: Signals) -> None:
+        signals.cancel_start(asyncio.get_running_loop())
+        with signals.interrupting():
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("the logs are checked to the end")
+
+    before = [(one, signal.getsignal(one)) for one in STOP_SIGNALS]
+    signals = Signals(asyncio.Event())
+    try:
+        signals.interrupt_start()
+        with pytest.raises(StoppedWhileStarting):
+            asyncio.run(start(signals))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert signals.name == "SIGTERM"

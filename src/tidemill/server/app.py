@@ -99,6 +99,10 @@ class BrokerServer:
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
         self.without_disk: Callable[[], None] | None = None
         """Called when no data directory works any more: what serves nothing may as well end."""
+        self.may_be_interrupted: Callable[[], contextlib.AbstractContextManager[None]] = (
+            contextlib.nullcontext
+        )
+        """In its block a signal may raise: the start waits there for nothing but the disk, maybe for long."""
         self.seat: Seat | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listening = False
@@ -140,7 +144,8 @@ class BrokerServer:
         warn_overridden(config, image, broker.node_id)
         await self.seat.distrusted.load()
         await self.seat.starts.load()
-        self._load_logs(image.topics)
+        with self.may_be_interrupted():
+            self._load_logs(image.topics)
         self._build_request_path()
         broker.metadata.on_change(self._apply)
         self.seat.join_partitions()

@@ -16,7 +16,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from types import FrameType
 from typing import Any, Protocol
@@ -70,6 +71,8 @@ class Server(Protocol):
 
     without_disk: Callable[[], None] | None
     """To be called when no data directory works any more."""
+    may_be_interrupted: Callable[[], contextlib.AbstractContextManager[None]]
+    """Entered around what the start does for long without the event loop: there a signal may raise."""
 
     async def start(self) -> None:
         """Opens the data directories and listens."""
@@ -132,7 +135,8 @@ def serve(start: Start) -> int:
     try:
         signals.interrupt_start()
         if _interrupts.heard:
-            raise StoppedWhileStarting(signal.SIGINT.name)
+            signals.name = signal.SIGINT.name
+            raise StoppedWhileStarting
         config = read_config(start)
         files = raise_file_limit()
         _report(config, files)
@@ -140,8 +144,8 @@ def serve(start: Start) -> int:
     except (TidemillError, OSError) as problem:
         print(f"tidemill: {describe(problem)}", file=sys.stderr)  # noqa: T201
         return 1
-    except StoppedWhileStarting as stopped:
-        log.info("%s while starting: stopped; the next start does what is left", stopped)
+    except (StoppedWhileStarting, asyncio.CancelledError):
+        log.info("%s while starting: stopped; the next start does what is left", signals.name)
         return 0
     finally:
         gc.enable()
@@ -225,10 +229,12 @@ async def _run(config: BrokerConfig, start: Start, signals: Signals, stopping: a
     from tidemill.server.app import BrokerServer
 
     loop = asyncio.get_running_loop()
+    signals.cancel_start(loop)
     if start.until_eof:
         signals.watch_input(loop)
     server: Server = BrokerServer(config)
     server.without_disk = signals.without_disk
+    server.may_be_interrupted = signals.interrupting
     endpoint = None
     try:
         await server.start()
@@ -295,14 +301,36 @@ class Signals:
         self.name = "asked to stop"
         self.is_without_disk = False
         self._numbers: list[signal.Signals] = []
+        self._cancel: Callable[[], object] | None = None
 
     def interrupt_start(self) -> None:
-        """Until :meth:`install`, a signal ends the start where it is: nobody was answered yet."""
+        """Until :meth:`cancel_start`, and within :meth:`interrupting`, a signal raises where the start is."""
         # A SIGHUP that the starter chose to ignore (nohup) stays ignored.
         ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._numbers = [one for one in STOP_SIGNALS if one != signal.SIGHUP or not ignores_hangup]
         for number in self._numbers:
             signal.signal(number, self._while_starting)
+
+    def cancel_start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From here on, until :meth:`install`, a signal cancels the present task: nobody was answered yet.
+
+        An exception that a callback of the loop raises anywhere could leave others waiting for ever.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a start runs in a task")
+        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """In its block a signal raises: checking the logs of a crash holds the loop for long."""
+        cancel, self._cancel = self._cancel, None
+        try:
+            if self._stopping.is_set():
+                raise StoppedWhileStarting
+            yield
+        finally:
+            self._cancel = cancel
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listens for the signals that stop (also as process 1, which has no default actions)."""
@@ -314,7 +342,10 @@ class Signals:
             signal.signal(one, signal.SIG_IGN)
         # Should the exception get lost (raised in a finalizer, say), the start ends with a stop.
         self._stopping.set()
-        raise StoppedWhileStarting(signal.Signals(number).name)
+        self.name = signal.Signals(number).name
+        if self._cancel is None:
+            raise StoppedWhileStarting
+        self._cancel()
 
     def watch_input(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stops when standard input ends: whoever started this process and holds its input is gone."""

@@ -14,7 +14,7 @@ import pytest
 
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
 from tidemill.client import connection as connections
-from tidemill.client.errors import ClientError, DataLoss, NoOffset, TopicRecreated
+from tidemill.client.errors import BrokerUnreachable, ClientError, DataLoss, NoOffset, TopicRecreated
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.metadata import MetadataResponseBroker
@@ -446,6 +446,8 @@ def test_a_broker_that_answers_nothing_keeps_the_partitions_of_others_not_waitin
                 producer.send(topic, b"w", partition=0).result(10)
             assert [record.value for record in consumer.poll(20)] == [b"w"]
             assert time.monotonic() - began < 15
+            with pytest.raises(BrokerUnreachable, match="no connection to the leader, broker 99, yet"):
+                consumer.position(TopicPartition(topic, 1), timeout=0.3)
 
 
 def test_a_position_is_found_once_its_partition_has_a_leader(

@@ -149,7 +149,7 @@ class FetchPath:
         """Called with a log that knows of aborted transactions, an offset and the range found there: what
         :attr:`FetchPart.aborted` holds."""
         self.epoch_registered: Callable[[int], int] = _unregistered
-        """The epoch of a broker's registration, as far as this broker has read; -1 where it knows none."""
+        """Returns the epoch of a broker's registration in the metadata, -1 for an unknown broker."""
         self.throttle: Any = None
         """What holds followers back that catch up, a :class:`tidemill.broker.throttling.LeaderThrottle`."""
         self.large: Any = None

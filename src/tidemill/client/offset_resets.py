@@ -10,7 +10,7 @@ import time
 
 from tidemill.client.cluster import CONTROL, Cluster
 from tidemill.client.connection import Connection, Request
-from tidemill.client.errors import ClientError, error_for
+from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
 from tidemill.client.fetcher import Fetcher, Place
 from tidemill.client.offsets import OffsetAt, send_list_offsets, take_list_offsets
 from tidemill.model.errors import ErrorCode
@@ -26,7 +26,7 @@ class OffsetResets:
         self._fetcher = fetcher
         self._backoff_s = cluster.config.seconds("retry.backoff.ms")
         self._requests: dict[int, tuple[Request, dict[TopicPartition, int]]] = {}
-        """What each broker was asked for: partitions, and the times that stand for their ends."""
+        """By broker the request under way, and the timestamp that it names for each partition."""
         self._retry_at = 0.0
         self.failures: dict[TopicPartition, ClientError] = {}
         """Why a partition has no position yet."""
@@ -49,6 +49,8 @@ class OffsetResets:
             for item, place in self._places.items()
             if place.offset is None and place.reset is not None and item not in asked
         }
+        for item in self.failures.keys() - unknown.keys() - asked:
+            del self.failures[item]
         if not unknown:
             return 1.0
         if self._retry_at > now:
@@ -75,14 +77,16 @@ class OffsetResets:
             return 1.0
         connection = self._cluster.opened(node_id, CONTROL)
         if connection is None:
+            problem = BrokerUnreachable(f"there is no connection to the leader, broker {node_id}, yet")
+            self.failures |= dict.fromkeys(times, problem)
             self._cluster.open_soon(node_id, CONTROL, self._fetcher.wake)
             return self._cluster.pause(node_id) or 1.0
         try:
             request = send_list_offsets(
                 connection, times, self._cluster.config, committed_only=self._fetcher.committed_only
             )
-        except ClientError as problem:
-            self._failed(dict.fromkeys(times, problem))
+        except ClientError as refused:
+            self._failed(dict.fromkeys(times, refused))
             return self._backoff_s
         self._requests[node_id] = (request, times)
         return 1.0
@@ -102,8 +106,9 @@ class OffsetResets:
                     if item in found and place is not None and place.offset is None and place.reset == at:
                         place.offset, place.reset = found[item].offset, None
                         self.failures.pop(item, None)
-        for failure in failures.values():
-            raise failure
+        for item, failure in failures.items():
+            if item in self._places:
+                raise failure
 
     def _failed(self, problems: dict[TopicPartition, ClientError]) -> None:
         if problems:

@@ -55,6 +55,15 @@ async def moving(setting: Setting, failover: Failover) -> WantedIsr:
     return WantedIsr(setting.controller.image.topics["a"].topic_id, 0, change)
 
 
+async def led_by_broker_1(setting: Setting) -> Failover:
+    """Topic ``a`` has one partition, whose only replica is on broker 1."""
+    failover = Failover(setting.controller)
+    await restart(setting, 1)
+    await failover.brokers_changed()
+    await create(setting, "a", [1])
+    return failover
+
+
 def note_looks(setting: Setting) -> list[str]:
     """The looks that the controller has asked for, as they come."""
     asked: list[str] = []
@@ -180,10 +189,7 @@ def test_a_failed_replica_leads_no_more_although_the_store_did_not_answer_when_i
     """It is the only one that could lead, and the next change finishes what was written half way."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        await restart(setting, 1)
-        await failover.brokers_changed()
-        await create(setting, "a", [1])
+        failover = await led_by_broker_1(setting)
         topic_id = setting.controller.image.topics["a"].topic_id
         if is_written:
             lose_answer(setting, monkeypatch)
@@ -236,10 +242,7 @@ def test_a_leader_that_may_lack_records_is_counted_although_its_election_was_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        await restart(setting, 1)
-        await failover.brokers_changed()
-        await create(setting, "a", [1])
+        failover = await led_by_broker_1(setting)
         await restart(setting, 1, unsynced=True)
         await failover.brokers_changed()
         assert only_partition(setting).leader == -1
@@ -313,10 +316,7 @@ def test_who_was_started_again_with_a_loss_is_not_elected_for_the_death_that_the
     """The store has the partition without a leader, and the controller still the registration before."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        await restart(setting, 1)
-        await failover.brokers_changed()
-        await create(setting, "a", [1])
+        failover = await led_by_broker_1(setting)
         await setting.store.transact([Delete(BrokerNode.path(1))])
         lose_answer(setting, monkeypatch)
         with pytest.raises(StoreUnavailable):

@@ -167,31 +167,25 @@ def test_a_state_by_who_knows_another_one_is_found() -> None:
     assert store.written(STATE) == ["image"]
 
 
-def test_an_election_without_a_look_at_the_registrations_is_found() -> None:
-    store = Store()
+def elected(store: Store, read_s: float, read: dict[int, int]) -> list[str]:
+    """What is broken where broker 2 is elected at 19 s, after the registrations ``read`` at ``read_s``."""
     store.epochs = {2: 12, 3: 13}
-    elected = STATE._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,))
     token = PROCESS.set(store.process)
     try:
-        store.promise._mind().changing_since_s = 19.0
-        store.promise._mind().read_s = 18.0
-        assert store.written(elected) == ["decision"]
+        mind = store.promise._mind()
+        mind.changing_since_s, mind.read_s, mind.registrations = 19.0, read_s, read
+        return store.written(STATE._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,)))
     finally:
         PROCESS.reset(token)
+
+
+def test_an_election_without_a_look_at_the_registrations_is_found() -> None:
+    assert elected(Store(), 18.0, {2: 12}) == ["decision"]
 
 
 @pytest.mark.parametrize("read", [{2: 12}, {2: 11}, {}])
 def test_an_election_of_a_broker_that_was_not_registered_is_found(read: dict[int, int]) -> None:
-    store = Store()
-    store.epochs = {2: 12, 3: 13}
-    elected = STATE._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,))
-    token = PROCESS.set(store.process)
-    try:
-        store.promise._mind().read_s = 19.0
-        store.promise._mind().registrations = read
-        assert store.written(elected) == ([] if read == {2: 12} else ["decision"])
-    finally:
-        PROCESS.reset(token)
+    assert elected(Store(), 19.0, read) == ([] if read == {2: 12} else ["decision"])
 
 
 @pytest.mark.parametrize(

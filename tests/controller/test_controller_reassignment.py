@@ -19,7 +19,7 @@ from tidemill.controller.reassignment import (
     unfinished,
     write_wishes,
 )
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
 from tidemill.coordination.port import Delete, SetData
 from tidemill.model.errors import ErrorCode
@@ -126,6 +126,14 @@ def test_to_cancel_is_to_go_back() -> None:
     back = only(image, None)
     assert roles(back) == ([1, 2], [], [], 2, [2]), "the leader was new, and goes"
     assert back.leader_epoch == 5
+
+
+def test_a_leader_that_a_cancelled_move_takes_the_replica_from_is_not_waited_for() -> None:
+    """It deletes its log, so that a later move would bring it back empty."""
+    before = partition([1, 2], leader=1, isr=[1], adding=[1]).replaced(elr=[2])
+    after = only(cluster((1,), topic("t", before)), None)
+    assert (roles(after), after.elr) == (([2], [], [], -1, []), [2])
+    assert after.last_known_leader == NO_BROKER
 
 
 def test_to_cancel_loses_nothing_unless_the_topic_allows_it() -> None:

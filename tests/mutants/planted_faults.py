@@ -1227,8 +1227,8 @@ ELECTIONS: Final = (
     Fault(
         "blank-last-leader-recovered",
         "controller/elections.py",
-        "        last_known_leader=NO_BROKER if last_known in missing else last_known,\n",
-        "        last_known_leader=last_known,\n",
+        "is_gone = last_known in missing",
+        "is_gone = False",
         "The last leader is not waited for when its log is gone.",
     ),
     Fault(

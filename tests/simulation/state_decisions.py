@@ -161,7 +161,8 @@ def _last_leader(before: PartitionState, known: Known) -> int:
     last = before.leader if before.leader != NOBODY else before.last_known_leader
     if last == NOBODY and len(before.isr) == 1:
         last = before.isr[0]
-    return NOBODY if last in known.missing else last
+    # A broker that has no replica any more deletes it.
+    return NOBODY if last in known.missing or last not in known.replicas else last
 
 
 def _whole(before: PartitionState, known: Known) -> set[int]:

@@ -102,6 +102,12 @@ def test_what_follows_from_the_state_before_is_right(
             known(lost={1}, named={1}, missing={1}),
             "last known leader is 1, and should be -1",
         ),
+        (
+            SHRUNK,
+            PartitionState(-1, 5, [], 1, (2,), 1),
+            without(2, replicas=[2, 3], has_moved=True),
+            "last known leader is 1, and should be -1",
+        ),
         (SHRUNK, SHRUNK._replace(leader=3, leader_epoch=5, isr=[3], elr=()), without(1), "hold everything"),
         (LEADERLESS, RECOVERED, without(1, 2), "waiting may help"),
         (LOST_ALL, RECOVERED._replace(elr=(1,)), known(answers=ENDS), "eligible after a recovery"),

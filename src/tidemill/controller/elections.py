@@ -137,13 +137,15 @@ def _leaderless_state(
     last_known = partition.leader if partition.leader != NO_BROKER else partition.last_known_leader
     if last_known == NO_BROKER and len(partition.isr) == 1:
         last_known = partition.isr[0]  # Written by Apache Kafka, which leaves the last leader there.
+    # A broker that a move took the replica from has deleted it, and comes back empty.
+    is_gone = last_known in missing or last_known not in partition.replicas
     return partition.replaced(
         leader=NO_BROKER,
         leader_epoch=partition.leader_epoch + (partition.leader != NO_BROKER),
         isr=list(isr),
         partition_epoch=partition.partition_epoch + 1,
         elr=_eligible(partition, isr, policy, lost),
-        last_known_leader=NO_BROKER if last_known in missing else last_known,
+        last_known_leader=NO_BROKER if is_gone else last_known,
         lost_replicas=_lost_replicas(partition, isr, lost),
     )
 

@@ -450,6 +450,30 @@ def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_
     in_office(tmp_path, story)
 
 
+def test_a_broker_that_announced_its_stop_in_a_former_office_is_not_elected_in_the_next(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        failover = Failover(controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        (outcome,) = await controller.create_topics([NewTopic("a", -1, -1, assignments={0: [1]})])
+        assert outcome.error is None
+        await controller.leading.shut_down(1)
+        failover.found_dead(1, epoch(setting, 1))
+        await failover.brokers_changed()
+        controller.resign()
+        assert await controller.activate()
+        (partition,) = controller.image.topics["a"].partitions
+        assert (partition.leader, list(partition.elr)) == (-1, [1])
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        assert controller.image.topics["a"].partitions[0].leader == 1
+
+    in_office(tmp_path, story)
+
+
 def test_who_was_found_dead_lives_once_it_has_registered_again(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
         failover = Failover(setting.controller)

@@ -1262,8 +1262,8 @@ ELECTIONS: Final = (
     Fault(
         "losses-unheard-by-new-controller",
         "controller/office.py",
-        "plan_takeover(before, losses, self.policies.of, known_ids=known_ids)",
-        "plan_takeover(before, {}, self.policies.of, known_ids=known_ids)",
+        "plan_takeover(before, losses, self",
+        "plan_takeover(before, {}, self",
         "A new controller heeds the losses that are registered.",
     ),
     Fault(

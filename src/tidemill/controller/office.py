@@ -297,7 +297,9 @@ class Office:
         losses = await reported_losses(self.store, self._image, self._image.brokers)
         known_ids = self.known_ids(known.topics, known)
         before = self._image
-        await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
+        # It may have held the office before, and know of brokers that announced their stop to it.
+        stopping = self.stopping()
+        await self.write(plan_takeover(before, losses, self.policies.of, stopping, known_ids))
         self.check_active()  # Without a write nothing has checked yet that the session lives.
         in_one_go(self._reporting(Delta.between(before, self._image), losses))
         for listener in self.office_listeners:

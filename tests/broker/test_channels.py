@@ -18,7 +18,11 @@ from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError, LinkRefused
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
+from tidemill.wire.messages.leader_and_isr import (
+    LeaderAndIsrPartitionError,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicError,
+)
 from tidemill.wire.messages.stop_replica import StopReplicaPartitionError, StopReplicaResponse
 from tidemill.wire.messages.update_metadata import UpdateMetadataResponse
 
@@ -57,6 +61,7 @@ class Heard(Hears):
 
     def __init__(self) -> None:
         self.deleted: list[Key] = []
+        self.served: list[tuple[bytes, int]] = []
         self.lives: list[bool] = []
         self.stopping: set[int] = set()
         """Epochs of registrations of brokers that announced their stop."""
@@ -72,6 +77,9 @@ class Heard(Hears):
 
     def replicas_deleted(self, broker_id: int, topics: Sequence[Key]) -> None:
         self.deleted += topics
+
+    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        self.served += partitions
 
 
 class Peer:
@@ -263,6 +271,38 @@ class Refusing(Peer):
             for index in self.stopped[-1]
         ]
         return StopReplicaResponse(error_code=0, partition_errors=errors)
+
+
+class Serving(Peer):
+    """A broker that can read the first partition of what it is to follow or to lead, and no other."""
+
+    def answer(self, key: int, request: Any) -> Any:
+        if key != ApiKey.LEADER_AND_ISR:
+            return ANSWERS[key]
+        (asked,) = request.topic_states
+        errors = [
+            LeaderAndIsrPartitionError(
+                topic_name="t",
+                partition_index=one.partition_index,
+                error_code=ErrorCode.KAFKA_STORAGE_ERROR if one.partition_index else ErrorCode.NONE,
+            )
+            for one in asked.partition_states
+        ]
+        topics = [LeaderAndIsrTopicError(topic_id=asked.topic_id, partition_errors=errors)]
+        return LeaderAndIsrResponse(error_code=0, partition_errors=[], topics=topics)
+
+
+def test_replicas_that_were_offline_and_are_served_are_reported() -> None:
+    online = TopicImage("t", b"1" * 16, TWO, {})
+    offline = TopicImage("t", b"1" * 16, tuple(one.with_offline(frozenset({OTHER})) for one in TWO), {})
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(), image(online), created=[online])))
+        assert heard.served == []
+        await channel.tell(told(Delta(image(online), image(offline), changed=[(online, offline)])))
+        assert heard.served == [(b"1" * 16, 0)]
+
+    channelled(Serving(), story)
 
 
 TWO = (PartitionImage(0, OTHER, 0, [OTHER], [OTHER]), PartitionImage(1, OTHER, 0, [OTHER], [OTHER]))

@@ -194,6 +194,21 @@ def test_added_partitions_that_the_controllers_own_broker_cannot_make_are_led_by
     commanded(story)
 
 
+def test_the_controllers_own_replica_is_reported_when_it_is_served_again() -> None:
+    async def story(one: Commanded) -> None:
+        served: list[tuple[bytes, int]] = []
+        one.commands.replicas_served = served.extend
+        made = made_of(NODE, NODE)
+        await one.commands.carry_out(delta_of(made))
+        assert served == []
+        offline = made.partitions[1].with_offline(frozenset({NODE}))
+        after = TopicImage("t", FIRST, (made.partitions[0], offline), {})
+        await one.commands.carry_out(Delta(image(made), image(after), changed=[(made, after)]))
+        assert served == [(FIRST, 1)]
+
+    commanded(story)
+
+
 def test_a_new_replica_is_made_though_the_metadata_has_it_and_a_directory_has_failed() -> None:
     async def story(one: Commanded) -> None:
         broker = one.broker

@@ -22,6 +22,7 @@ from tidemill.controller.elections import (
     plan_failed_replicas,
     plan_policy_change,
     plan_takeover,
+    planning_served_replicas,
     recovery_candidates,
 )
 from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
@@ -30,6 +31,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import SetData
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.slices import in_one_go
 
 UNSYNCED = LostReplicas(unsynced=True)
 SAFE = ElectionPolicy()
@@ -427,3 +429,18 @@ def test_a_replica_that_cannot_be_read_leads_nothing_until_its_broker_comes_back
         (2, frozenset()),
         (1, frozenset()),
     ]
+
+
+def test_a_replica_that_is_served_again_is_online_and_leads_where_nobody_else_may() -> None:
+    image = cluster((1, 2, 3), topic("t", partition([1, 2, 3]), partition([1], isr=[1]), partition([2, 3])))
+    topic_id = image.topics["t"].topic_id
+    (plan,) = plan_failed_replicas(image, 1, {topic_id: [0, 1]})
+    failed = image.with_topics([plan.topic])
+    served = {topic_id: [0, 1, 2, 7], b"?" * 16: [0]}
+    (back,) = in_one_go(planning_served_replicas(failed, 1, served))
+    assert [(p.leader, p.offline) for p in back.topic.partitions] == [
+        (2, frozenset()),
+        (1, frozenset()),
+        (2, frozenset()),
+    ]
+    assert in_one_go(planning_served_replicas(image, 1, served)) == []

@@ -409,6 +409,33 @@ def test_what_a_former_registration_told_of_its_replicas_does_not_count_after_a_
     in_office(tmp_path, story)
 
 
+def test_a_replica_that_its_broker_serves_again_may_be_in_sync(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        topic_id = await led_by_0(setting, failover)
+        await failover.brokers_changed()
+        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        await failover.replicas_served(1, epoch(setting, 1), [(topic_id, 0)])
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert partition.offline == frozenset()
+
+    in_office(tmp_path, story)
+
+
+def test_what_a_former_registration_served_is_not_online_in_the_present_one(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        topic_id = await led_by_0(setting, failover)
+        before = epoch(setting, 1)
+        await failover.brokers_changed()
+        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        await failover.replicas_served(1, before, [(topic_id, 0)])
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert partition.offline == {1}
+
+    in_office(tmp_path, story)
+
+
 def test_one_whose_disk_failed_before_it_was_started_again_with_a_loss_does_not_follow_a_leader_that_is_gone(
     tmp_path: Path,
 ) -> None:

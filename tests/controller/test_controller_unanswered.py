@@ -25,6 +25,7 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.coordination.port import Create, Delete, Node, SetData, StoreUnavailable
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
 MOVED = TopicPartition("a", 0)
@@ -207,6 +208,30 @@ def test_a_failed_replica_leads_no_more_although_the_store_did_not_answer_when_i
         await failover.brokers_changed()
         one = only_partition(setting)
         assert (one.leader, one.leader_epoch, one.offline) == (1, 2, frozenset())
+
+    in_office(tmp_path, story)
+
+
+def test_a_controller_that_loses_the_office_while_it_catches_up_decides_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = await led_by_broker_1(setting)
+        topic_id = setting.controller.image.topics["a"].topic_id
+        lose_answer(setting, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        finish = setting.controller.finish_deletions
+
+        async def and_lose_the_office() -> None:
+            await finish()
+            setting.controller.resign()
+
+        monkeypatch.setattr(setting.controller, "finish_deletions", and_lose_the_office)
+        with pytest.raises(KafkaError) as refused:
+            async with setting.controller.changing():
+                pytest.fail("a change was begun")
+        assert refused.value.code == ErrorCode.NOT_CONTROLLER
 
     in_office(tmp_path, story)
 

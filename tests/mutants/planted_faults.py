@@ -108,6 +108,38 @@ LEADER: Final = (
         "test_the_longest_log_leads_also_where_its_broker_came_while_the_store_did_not_answer",
     ),
     Fault(
+        "served-again-stays-offline",
+        "controller/elections.py",
+        "one.offline | {broker} if is_offline else one.offline - {broker}",
+        "one.offline | {broker} if is_offline else one.offline",
+        "A replica that its broker serves again may be in sync.",
+        reason="A disk has to refuse a rename while a topic of the name is made anew, and to have room again:"
+        " one of some thousand seeds does that.",
+        test="controller/test_controller_faults.py::test_a_replica_that_its_broker_serves_again_may_be_in_sync",
+    ),
+    Fault(
+        "takeover-elects-stopping",
+        "controller/office.py",
+        "        stopping = self.stopping()\n        await",
+        "        stopping: frozenset[int] = frozenset()\n        await",
+        "A broker that announced its stop is not elected when the same controller takes the office again.",
+        reason="A broker has to stop while the controller loses the office and takes it again: one of some"
+        " thousand seeds does that.",
+        test="controller/test_controller_faults.py::"
+        "test_a_broker_that_announced_its_stop_in_a_former_office_is_not_elected_in_the_next",
+    ),
+    Fault(
+        "last-leader-without-replica-is-waited-for",
+        "controller/elections.py",
+        " or last_known not in partition.replicas\n",
+        "\n",
+        "A last leader whose replica was moved away is not the one to wait for: it would come back empty.",
+        reason="A move has to be cancelled while its new replica leads alone, while an eligible one is away:"
+        " one of some thousand seeds does that.",
+        test="controller/test_controller_reassignment.py::"
+        "test_a_leader_that_a_cancelled_move_takes_the_replica_from_is_not_waited_for",
+    ),
+    Fault(
         "left-follower-still-caught-up",
         "replication/replicas.py",
         "                follower.forget()\n        self.isr = isr\n",
@@ -1015,15 +1047,15 @@ CONTROLLER: Final = (
     Fault(
         "unheard-losses-elected-for-failed-disk",
         "controller/failover.py",
-        "            await self.look()\n            if _epoch(",
-        "            if _epoch(",
+        "        await self.look()\n        # If it has registered again",
+        "        # If it has registered again",
         "Before a leader is replaced whose disk fails, the losses that brokers have registered are read.",
     ),
     Fault(
         "failed-before-restart",
         "controller/failover.py",
-        "            if _epoch(office.image.brokers, broker_id) != known:\n",
-        "            if False:\n",
+        "return _epoch(self._office.image.brokers, broker_id) == known",
+        "return True",
         "What failed at a broker before it was started again does not count after it.",
         reason="The report has to be handled between the next registration of the broker and the first look"
         " at it.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +49,11 @@ class Failover:
 
 def relieve(*faults: KafkaError) -> Failover:
     failover = Failover(*faults)
-    cluster: Any = SimpleNamespace(_broker=SimpleNamespace(failover=failover))
-    asyncio.run(Cluster._relieve(cluster, 2, 7, [(b"t" * 16, 0)]))
+    begun: list[Coroutine[Any, Any, None]] = []
+    cluster: Any = SimpleNamespace(_broker=SimpleNamespace(failover=failover), begin=begun.append)
+    Cluster.replicas_failed(cluster, 2, 7, [(b"t" * 16, 0)])
+    (work,) = begun
+    asyncio.run(work)
     return failover
 
 

@@ -64,6 +64,8 @@ class CarryingOut:
         """Set once the first command for this registration was carried out."""
         self.replicas_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
         """Called with partitions (by topic id) that a change brings here, and that cannot be had."""
+        self.replicas_served: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
+        """Called with partitions (by topic id) that the controller has as offline, and that are served."""
         self.deletion_refused: Callable[[TopicImage], None] = lambda topic: None
         """Called with a topic that cannot be deleted here now: its disk is full, for instance."""
         self.let_go_refused: Callable[[TopicImage, int], None] = lambda topic, index: None
@@ -139,7 +141,11 @@ class CarryingOut:
     async def _take_what_can_be_had(
         self, delta: Delta, taking: Taking, turn: Turn, failed: list[tuple[bytes, int]]
     ) -> None:
-        """Adds partitions that cannot be opened to ``failed``, unless the controller has them as offline."""
+        """Adds partitions that cannot be opened to ``failed``, unless the controller has them as offline.
+
+        Those that it has as offline, and that are served here, are reported at once.
+        """
+        served: list[tuple[bytes, int]] = []
         try:
             await self._take(taking, turn)
         except KafkaError as problem:
@@ -147,11 +153,15 @@ class CarryingOut:
         image = delta.image.topics.get(taking.name)
         for state in taking.states:
             await turn.next()
-            if self._serves(taking.name, state.partition):
-                continue
             known = image.partition(state.partition) if image is not None else None
-            if known is None or self._broker.node_id not in known.offline:
+            is_offline = known is not None and self._broker.node_id in known.offline
+            if self._serves(taking.name, state.partition):
+                if is_offline:
+                    served.append((taking.topic_id, state.partition))
+            elif not is_offline:
                 failed.append((taking.topic_id, state.partition))
+        if served:
+            self.replicas_served(served)
 
     def _serves(self, topic: str, index: int) -> bool:
         partition = self._broker.partitions.find(topic, index)

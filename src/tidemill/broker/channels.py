@@ -22,6 +22,7 @@ from tidemill.broker.commanding import (
     failed_partitions,
     making_requests,
     refused_stops,
+    served_again,
 )
 from tidemill.broker.commands import Key
 from tidemill.broker.reaching import RETRY_S, reach
@@ -68,6 +69,9 @@ class Hears:
 
     def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """In the registration with ``epoch``, it cannot read or write these partitions (by topic id)."""
+
+    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """In the registration with ``epoch``, it serves these partitions (by topic id) that were offline."""
 
     def office_lost(self) -> None:
         """It knows a later controller than this one."""
@@ -242,6 +246,9 @@ class Channel:
             failed = failed_partitions(answer)
             if failed:
                 self._hears.replicas_failed(broker, self.to.epoch, failed)
+            served = served_again(command, broker, answer)
+            if served:
+                self._hears.replicas_served(broker, self.to.epoch, served)
 
     def _note_refused(self, command: Command, answer: Any) -> None:
         refused = refused_stops(command, answer)

@@ -396,3 +396,24 @@ def failed_partitions(answer: Any) -> list[tuple[bytes, int]]:
         for one in topic.partition_errors
         if one.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     ]
+
+
+def served_again(command: Command, broker_id: int, answer: Any) -> list[tuple[bytes, int]]:
+    """The partitions (by topic id) that were offline when ``command`` was sent, and that the broker serves.
+
+    ``answer`` is the one to LeaderAndIsr.
+    """
+    offline = {
+        (key[1], index)
+        for key, states in command.states.items()
+        for index, one in states.items()
+        if broker_id in one.offline
+    }
+    if not offline:
+        return []
+    return [
+        (topic.topic_id, one.partition_index)
+        for topic in answer.topics
+        for one in topic.partition_errors
+        if one.error_code == ErrorCode.NONE and (topic.topic_id, one.partition_index) in offline
+    ]

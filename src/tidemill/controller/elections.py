@@ -361,15 +361,40 @@ def planning_failed_replicas(
 
     It pauses between many partitions.
     """
+    return (yield from _planning_reported_replicas(image, broker, failed, True, policy_of, stopping))
+
+
+def planning_served_replicas(
+    image: ClusterImage,
+    broker: int,
+    served: Mapping[bytes, Iterable[int]],
+    policy_of: PolicyOf = default_policy,
+    stopping: frozenset[int] = NO_BROKERS,
+) -> Generator[None, None, list[Plan]]:
+    """Plans the elections of the partitions (by topic id) whose offline replicas a broker serves again.
+
+    It pauses between many partitions.
+    """
+    return (yield from _planning_reported_replicas(image, broker, served, False, policy_of, stopping))
+
+
+def _planning_reported_replicas(
+    image: ClusterImage,
+    broker: int,
+    reported: Mapping[bytes, Iterable[int]],
+    is_offline: bool,
+    policy_of: PolicyOf,
+    stopping: frozenset[int],
+) -> Generator[None, None, list[Plan]]:
     plans = []
-    for topic_id, numbers in failed.items():
+    for topic_id, numbers in reported.items():
         topic = image.topics_by_id.get(topic_id)
         if topic is None:
             continue
         partitions = [
-            one.with_offline(one.offline | {broker})
+            one.with_offline(one.offline | {broker} if is_offline else one.offline - {broker})
             for one in (topic.partition(number) for number in set(numbers))
-            if one is not None and broker in one.replicas and broker not in one.offline
+            if one is not None and broker in one.replicas and (broker in one.offline) != is_offline
         ]
         plan = yield from _planning_elections(image, topic, partitions, policy_of(topic), NO_LOSSES, stopping)
         if plan.topic is not topic:

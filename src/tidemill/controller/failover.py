@@ -16,6 +16,7 @@ from tidemill.controller.elections import (
     PolicyOf,
     planning_broker_change,
     planning_failed_replicas,
+    planning_served_replicas,
     write_state,
 )
 from tidemill.controller.isr import IsrChange, plan_isr_change
@@ -135,31 +136,56 @@ class Failover:
     async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead the partitions (by topic id) that a broker cannot read or write any more.
 
-        They are offline there until the broker registers again. ``epoch`` is that of the registration in
-        which it reported them. The report says nothing of a later registration: after a restart the broker
-        may be able to use them, and it gets its partitions anew.
+        They are offline there until the broker serves them, or registers again. ``epoch`` is that of the
+        registration in which it reported them. The report says nothing of a later registration: after a
+        restart the broker may be able to use them, and it gets its partitions anew.
         Raises StoreError, NOT_CONTROLLER.
         """
         office = self._office
-        by_topic: dict[bytes, list[int]] = {}
-        for topic_id, number in failed:
-            by_topic.setdefault(topic_id, []).append(number)
         async with office.changing():
-            known = _epoch(office.image.brokers, broker_id)
-            if known is None or epoch < known:
+            if not await self._is_present(broker_id, epoch):
                 return
-            await self.look()
-            if _epoch(office.image.brokers, broker_id) != known:
-                return  # It has registered again: its replicas are online until it reports them.
             plans = await with_pauses(
                 planning_failed_replicas(
-                    office.image, broker_id, by_topic, office.policies.of, office.stopping()
+                    office.image, broker_id, _by_topic(failed), office.policies.of, office.stopping()
                 )
             )
             office.check_active()
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
                 await office.change_offline(plans)
+
+    async def replicas_served(self, broker_id: int, epoch: int, served: Sequence[tuple[bytes, int]]) -> None:
+        """Takes partitions (by topic id) of a broker as online: they were offline, and it serves them again.
+
+        A replica that could not be made on a full disk, for instance, is made once there is room. ``epoch``
+        is that of the registration in which the broker reported them. Apache Kafka's controller does the same
+        with the answers to LeaderAndIsr.
+        Raises StoreError, NOT_CONTROLLER.
+        """
+        office = self._office
+        async with office.changing():
+            if not await self._is_present(broker_id, epoch):
+                return
+            plans = await with_pauses(
+                planning_served_replicas(
+                    office.image, broker_id, _by_topic(served), office.policies.of, office.stopping()
+                )
+            )
+            office.check_active()
+            if plans:
+                logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
+                await office.change(plans)
+
+    async def _is_present(self, broker_id: int, epoch: int) -> bool:
+        """Whether a report of the registration with ``epoch`` says something of the broker's present one."""
+        brokers = self._office.image.brokers
+        known = _epoch(brokers, broker_id)
+        if known is None or epoch < known:
+            return False
+        await self.look()
+        # If it has registered again, its replicas are online until it reports them.
+        return _epoch(self._office.image.brokers, broker_id) == known
 
     async def alter_isr(self, wanted: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
         """Writes in-sync sets that leaders ask for; each partition's state afterwards, or why not.
@@ -191,6 +217,13 @@ class Failover:
 def _mutable_part(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
     """The parts of a registration that a broker may change while it is registered."""
     return broker.endpoints, broker.lost
+
+
+def _by_topic(partitions: Sequence[tuple[bytes, int]]) -> dict[bytes, list[int]]:
+    by_topic: dict[bytes, list[int]] = {}
+    for topic_id, number in partitions:
+        by_topic.setdefault(topic_id, []).append(number)
+    return by_topic
 
 
 def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:

@@ -358,6 +358,7 @@ class Office:
             try:
                 if self._is_stale:
                     await self._catch_up()
+                    self.check_active()  # The office may be lost meanwhile.
             except OperationError as problem:
                 self.check_active()
                 raise StoreUnavailable(f"somebody else has written at the same time: {problem}") from problem

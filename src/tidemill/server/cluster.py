@@ -94,6 +94,7 @@ class Cluster(Seat, Hears):
         self._log_ends = LogEndRequests(broker, self._links)
         broker.controller.recovery.ask = self._log_ends.ask
         commands.replicas_failed = self._own_replicas_failed
+        commands.replicas_served = self._own_replicas_served
         commands.office_lost = self.office_lost
         commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None
@@ -261,26 +262,27 @@ class Cluster(Seat, Hears):
     def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead them."""
         log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
-        self.begin(self._relieve(broker_id, epoch, partitions))
+        self.begin(
+            _until_written(
+                lambda: self._broker.failover.replicas_failed(broker_id, epoch, partitions),
+                f"partitions that broker {broker_id} cannot serve",
+            )
+        )
+
+    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """Lets them lead and be in sync again."""
+        self.begin(
+            _until_written(
+                lambda: self._broker.failover.replicas_served(broker_id, epoch, partitions),
+                f"partitions that broker {broker_id} serves again",
+            )
+        )
 
     def _own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         self.replicas_failed(self._broker.node_id, self.commands.broker_epoch, partitions)
 
-    async def _relieve(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
-        while True:
-            try:
-                await self._broker.failover.replicas_failed(broker_id, epoch, partitions)
-            except StoreError as problem:
-                log.error(
-                    "partitions that broker %d cannot serve stay with it for now: %s", broker_id, problem
-                )
-                await asyncio.sleep(TELL_AGAIN_S)
-            except KafkaError as problem:
-                # Another controller asks brokers for it when it begins.
-                log.info("partitions that broker %d cannot serve are left to others: %s", broker_id, problem)
-                return
-            else:
-                return
+    def _own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        self.replicas_served(self._broker.node_id, self.commands.broker_epoch, partitions)
 
     async def _directories_failed(self) -> None:
         """Finds out which replicas brokers have lost that told of a failed data directory."""
@@ -321,3 +323,19 @@ def fetch_limits(config: BrokerConfig) -> FetchLimits:
         backoff_ms=config.int("replica.fetch.backoff.ms"),
         patience_ms=config.int("replica.socket.timeout.ms"),
     )
+
+
+async def _until_written(change: Callable[[], Awaitable[None]], what: str) -> None:
+    """Makes a change for replicas once the store answers. ``what`` names them."""
+    while True:
+        try:
+            await change()
+        except StoreError as problem:
+            log.error("the change for %s is tried again in %g s: %s", what, TELL_AGAIN_S, problem)
+            await asyncio.sleep(TELL_AGAIN_S)
+        except KafkaError as problem:
+            # Another controller asks brokers for it when it begins.
+            log.info("%s are left to another controller: %s", what, problem)
+            return
+        else:
+            return

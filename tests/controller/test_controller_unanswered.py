@@ -263,6 +263,39 @@ def test_what_a_former_registration_told_does_not_count_for_one_that_came_as_a_m
     in_office(tmp_path, story)
 
 
+def test_a_former_registration_is_not_in_sync_once_a_later_one_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker was started with another disk: the leader counts what the former process fetched."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        await create(setting, "a", [0, 1])
+        one = only_partition(setting)
+        topic_id = setting.controller.image.topics["a"].topic_id
+
+        def asked(*members: int) -> WantedIsr:
+            isr = [(broker, epoch(setting, broker)) for broker in members]
+            now = only_partition(setting)
+            change = IsrChange(0, one.leader_epoch, now.partition_epoch, isr, epoch(setting, 0))
+            return WantedIsr(topic_id, 0, change)
+
+        await failover.alter_isr([asked(0)])
+        joins = asked(0, 1)
+        await restart(setting, 1, unsynced=True)
+        break_reading(setting, monkeypatch, "transact")
+        (outcome,) = await setting.controller.create_topics([NewTopic("b", -1, -1, assignments={0: [0]})])
+        assert outcome.error is not None
+        (refused,) = await failover.alter_isr([joins])
+        assert isinstance(refused, KafkaError)
+        assert refused.code == ErrorCode.INVALID_UPDATE_VERSION, "the report of the loss counts first"
+        assert list(only_partition(setting).isr) == [0]
+
+    in_office(tmp_path, story)
+
+
 def test_a_leader_that_may_lack_records_is_counted_although_its_election_was_not_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,7 +382,8 @@ def test_who_was_started_again_with_a_loss_is_not_elected_for_the_death_that_the
         await restart(setting, 1, missing=True)
         await create(setting, "b", [0])
         one = only_partition(setting)
-        assert (one.leader, one.isr, list(one.elr)) == (-1, [], [1])
+        assert (one.leader, one.leader_epoch, one.isr, list(one.elr)) == (-1, 1, [], [])
+        assert list(one.lost_replicas) == [1]
 
     in_office(tmp_path, story)
 

@@ -129,6 +129,17 @@ LEADER: Final = (
         "test_a_broker_that_announced_its_stop_in_a_former_office_is_not_elected_in_the_next",
     ),
     Fault(
+        "former-registration-stays-after-catch-up",
+        "controller/office.py",
+        "self._is_look_due or bool(renewed)",
+        "False",
+        "A broker that registered anew, as the controller has read, is not in sync by its former process.",
+        reason="A broker has to lose its disk between two writes, of which the first is not answered:"
+        " one of some thousand seeds does that.",
+        test="controller/test_controller_unanswered.py::"
+        "test_a_former_registration_is_not_in_sync_once_a_later_one_was_read",
+    ),
+    Fault(
         "last-leader-without-replica-is-waited-for",
         "controller/elections.py",
         " or last_known not in partition.replicas\n",

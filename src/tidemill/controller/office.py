@@ -148,6 +148,8 @@ class Office:
         """Takes note, within :meth:`changing`, of the brokers that came or went."""
         self._is_stale = False
         """A write failed or was broken off: what the store holds may be something else than the image."""
+        self._is_look_due = False
+        """Brokers have registered anew, as this controller has read, and the image has the former ones."""
         self._offline_in: ClusterImage | None = None
         """The image that has the reports of failed replicas which the image misses, as a write failed."""
 
@@ -287,7 +289,7 @@ class Office:
         )
         log_former_controller(known.brokers, self._image.brokers)
         self.tell_unreadable()
-        self._is_stale, self._offline_in = False, None
+        self._is_stale, self._is_look_due, self._offline_in = False, False, None
         await self._fix_min_insync()
         # A leader may have read newer settings, committed by them, and died before the brokers were read.
         eligible = self._image.topic_index.eligible
@@ -359,6 +361,10 @@ class Office:
                 if self._is_stale:
                     await self._catch_up()
                     self.check_active()  # The office may be lost meanwhile.
+                if self._is_look_due:
+                    await self.look_at_brokers()
+                    self.check_active()
+                    self._is_look_due = False
             except OperationError as problem:
                 self.check_active()
                 raise StoreUnavailable(f"somebody else has written at the same time: {problem}") from problem
@@ -382,12 +388,14 @@ class Office:
             self._ids_aside |= {
                 name: known_ids[name] for name in image.unreadable_of(TOPIC) if name in known_ids
             }
-            # A broker with a new registration may have lost data. Its report is handled before it leads.
+            # A broker with a new registration may have lost data. Its report is handled before it leads, and
+            # before another change counts on what the former registration has.
             renewed = {
                 broker
                 for broker, known in before.brokers.items()
                 if broker not in image.brokers or image.brokers[broker].epoch != known.epoch
             }
+            self._is_look_due = self._is_look_due or bool(renewed)
             plans = plan_takeover(
                 self._image,
                 policy_of=self.policies.of,

@@ -111,7 +111,16 @@ def story(
 LOST = KafkaError("the connection broke", ErrorCode.NOT_CONTROLLER)
 
 
-@pytest.mark.parametrize("lost", [LOST, ErrorCode.NOT_CONTROLLER, ErrorCode.INVALID_UPDATE_VERSION])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        LOST,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ],
+)
 def test_what_may_have_been_written_is_asked_for_again(lost: KafkaError | ErrorCode) -> None:
     partition, controller = story(lost, lost, [LEADER, FOLLOWER])
     assert partition.isr == (LEADER, FOLLOWER)

@@ -1048,6 +1048,17 @@ CONTROLLER: Final = (
         "A broker that has yet to hear of its loss does not get in sync.",
     ),
     Fault(
+        "deleted-topic-taken-for-refusal",
+        "broker/isr_changes.py",
+        '            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)\n',
+        "            if result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:\n"
+        "                partitions.isr_refused(one.partition)\n                return\n",
+        "An in-sync set of a topic that was deleted since may have been written: its members are waited for.",
+        reason="The answer has to be lost, and the topic deleted before the set is asked for again: one of"
+        " some thousand seeds does that.",
+        test="broker/test_isr_changes.py::test_what_may_have_been_written_is_asked_for_again",
+    ),
+    Fault(
         "lost-answer-taken-for-refusal",
         "broker/isr_changes.py",
         "            if result.code not in REFUSALS:\n",

@@ -30,15 +30,13 @@ VERSIONS = (3, 3)
 RETRY_S = 0.05
 RETRY_S_MAX = 1.0
 """Between requests, after several that came to nothing."""
-REFUSALS = frozenset(
-    {
-        ErrorCode.INELIGIBLE_REPLICA,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    }
-)
-"""With these answers the set that was asked for was not written, and will not be."""
+REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST})
+"""With these answers the set that was asked for was not written, and will not be: the controller has found
+the state over which it was asked for.
+
+With UNKNOWN_TOPIC_ID it may have been written before: the topic was deleted since, and the answer lost.
+Apache Kafka's leader does not go back to the set before, either (``Partition.handleAlterPartitionError``).
+"""
 FENCED = frozenset({ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NEW_LEADER_ELECTED})
 """With these answers the controller says that this broker leads the partition no longer.
 

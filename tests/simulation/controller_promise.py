@@ -539,7 +539,10 @@ class ControllerPromise:
                 self._broken("image", f"{broker} is registered with {epoch}, and is known as {known}, {dead}")
 
     def _check_answers(self, answered: AnsweredLogEnds) -> None:
-        """No replica of a partition without a leader has less than it says."""
+        """No replica of a partition without a leader has less than it says.
+
+        Another controller may have had a leader elected since, which the replica follows and cuts for.
+        """
         for key, ends in answered.ends.items():
             place = (key.topic, key.partition)
             for broker, end in ends.items():
@@ -548,7 +551,7 @@ class ControllerPromise:
                     continue
                 latest = int(partition.log.leader_epochs.latest)
                 has = LogEnd(latest, int(partition.log.end_offset))
-                if end > has:
+                if end > has and partition.leader == NOBODY:
                     self._broken("decision", f"{broker} says that {place} ends at {end}, and has {has}")
 
     def _compare(self, office: Office, process: Process) -> None:

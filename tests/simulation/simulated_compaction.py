@@ -22,7 +22,7 @@ from simulated_disk import ALL_OPERATIONS, OLD_SEGMENTS, RENAMES, SimulatedFiles
 
 from tidemill.broker.cleaner_worker import DIED
 from tidemill.broker.cleaner_worker import Place as PutInPlace
-from tidemill.log.clean_job import DAMAGED, FAULT, CleanCounts, CleanedGroup, CleanJob, Failure
+from tidemill.log.clean_job import DAMAGED, FAULT, STORAGE, CleanCounts, CleanedGroup, CleanJob, Failure
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_process import failure_of
 from tidemill.log.names import (
@@ -122,6 +122,7 @@ class SimulatedCleaner:
         run = cleaner.run()
         self._killed.append(run)
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             while True:
                 await asyncio.sleep(random.expovariate(1 / self.group_s_mean))
@@ -143,7 +144,7 @@ class SimulatedCleaner:
                     break
                 look.exchanged(group)
         except Exception as problem:  # noqa: BLE001 - the broker is told
-            return self._failed(failure_of(problem, job), look)
+            return self._failed(failure_of(problem, job), look, began_s)
         self._killed.remove(run)
         return cleaner.counts if group is None else None
 
@@ -166,13 +167,17 @@ class SimulatedCleaner:
                 return
             await asyncio.sleep(LOOK_S)
 
-    def _failed(self, failure: Failure, look: CleaningCheck) -> Failure:
-        """A log that was cut meanwhile is not what the job says: the broker believes no failure of it."""
-        events = self.simulation.events
+    def _failed(self, failure: Failure, look: CleaningCheck, began_s: float) -> Failure:
+        """A log that was cut meanwhile is not what the job says: the broker believes no failure of it.
+
+        It sets the log aside for a while after a failure of the disk, which has refused something then.
+        """
+        files, events = self.node.files, self.simulation.events
         events.add(f"a cleaning fails: {failure.kind}: {failure.text}")
         events.count(f"cleanings failed: {failure.kind}")
-        is_damaged = failure.kind == DAMAGED and not self.node.files.has_dropped and look.is_unchanged()
-        if failure.kind == FAULT or is_damaged:
+        is_damaged = failure.kind == DAMAGED and not files.has_dropped and look.is_unchanged()
+        is_unexplained = failure.kind == STORAGE and not files.is_failing and files.refused_s < began_s
+        if failure.kind == FAULT or is_damaged or is_unexplained:
             self.simulation.promises.broken("no-error", f"a cleaning fails: {failure.text}")
         return failure
 

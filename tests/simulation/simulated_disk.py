@@ -100,6 +100,8 @@ class SimulatedFiles(FaultyFiles):
         """Files of which the present process has met a sync that failed."""
         self.is_full = False
         """Whether no file gets another page."""
+        self.refused_s = float("-inf")
+        """When an operation failed last, in the loop's time."""
         self.deletion_refused: Callable[[], None] = lambda: None
         """Called when there is no room to rename the directory of a partition that is deleted."""
         self._kept = ("", 0)
@@ -117,13 +119,18 @@ class SimulatedFiles(FaultyFiles):
         if self.loop.is_in_job:
             self._stop_here(operation, path)
         if self._faults:
-            super().check(operation, path)
+            try:
+                super().check(operation, path)
+            except OSError:
+                self.refused_s = self.loop.time()
+                raise
             # Nobody asks which operations there were, and there are many.
             self.operations.clear()
 
     def take_pages(self, node: Any, position: int, count: int) -> bool:
         pages = range(position // PAGE_BYTES, (position + count - 1) // PAGE_BYTES + 1)
         if self.is_full and not node.pages.issuperset(pages):
+            self.refused_s = self.loop.time()
             return False
         return super().take_pages(node, position, count)
 
@@ -131,6 +138,7 @@ class SimulatedFiles(FaultyFiles):
         prefix, times = self._kept
         if times > 0 and new.endswith(DELETE_DIRECTORY) and old.startswith(prefix):
             self._kept = (prefix, times - 1)
+            self.refused_s = self.loop.time()
             self.deletion_refused()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), old)
         super().rename(old, new)

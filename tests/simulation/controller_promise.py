@@ -139,7 +139,8 @@ class ControllerPromise:
             dead = dict(self._dead)
             promise._mind().registrations.clear()
             await LOOK(self)
-            promise._looked(self, {**dead, **self._dead})
+            if self._office.is_active:  # Else it has forgotten whom it found dead meanwhile.
+                promise._looked(self, {**dead, **self._dead})
 
         async def ask(
             self: UncleanRecovery, wanted: Mapping[TopicPartition, Sequence[int]]

@@ -41,7 +41,7 @@ from simulated_compaction import (
     CompactedTopic,
     SimulatedCleaner,
 )
-from simulated_disk import OLD_SEGMENTS
+from simulated_disk import OLD_SEGMENTS, SimulatedFiles
 from simulated_faults import (
     AT_ONCE_S,
     CUT_FROM_STORE,
@@ -60,6 +60,7 @@ from simulated_store import STORE_MACHINE, SimulatedStore, StoreServer
 
 from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
 from tidemill.broker import compaction
+from tidemill.broker.compaction import Compaction
 from tidemill.broker.handlers import common
 from tidemill.controller import leading, office
 from tidemill.controller.preferred import plan_elections
@@ -79,6 +80,8 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.port import Check, Create, Operation, SetData
 from tidemill.coordination.port import Node as StoreNode
+from tidemill.log.clean_job import STORAGE, Failure
+from tidemill.log.log import Log
 from tidemill.log.names import CLEAN_SHUTDOWN, LOG, parse_partition_directory
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.types import TopicPartition
@@ -111,6 +114,7 @@ SETTINGS = {
     "group.min.session.timeout.ms": "100",
     "group.initial.rebalance.delay.ms": "50",
 }
+CLEAN_FAILED = Compaction._failed
 CLEAN_AGAIN_MS = 300
 """How long a log is left alone that could not be cleaned."""
 NEAR_PRODUCER = "near-producer"
@@ -184,6 +188,8 @@ class FullCluster(Simulation):
         super().__init__(seed, batches)
         random = self.random
         self.session_s = random.choice((0.8, 2.0))
+        self.failures_of_disks: list[Failure] = []
+        """Failures of cleanings in which a disk has refused something."""
         self.store = StoreServer(self.network)
         self.store.told = lambda text: self.events.add(text, "the store")
         self.store.written = self._written
@@ -412,6 +418,7 @@ class FullCluster(Simulation):
             mock.patch.object(app, "open_store", self._open_store),
             mock.patch.object(app, "CleanerProcess", self._new_cleaner),
             mock.patch.object(compaction, "AGAIN_MS", CLEAN_AGAIN_MS),
+            mock.patch.object(Compaction, "_failed", lambda *of: self._clean_failed(*of)),
             mock.patch.object(office, "Random", self._new_random),
             mock.patch.object(leading, "plan_elections", self._plan_elections),
             # Calls of processes that were killed never end, and would be kept.
@@ -426,6 +433,13 @@ class FullCluster(Simulation):
             if isinstance(node.server, Whole):
                 broker = node.server.server.broker
                 self.promises.coordinators.look(node.name, broker.groups, broker.partitions)
+
+    def _clean_failed(self, cleaning: Compaction, log: Log, failure: Failure) -> None:
+        """A broker sets a log aside for a while: its disk has to be at fault."""
+        is_explained = any(one is failure for one in self.failures_of_disks)
+        if failure.kind == STORAGE and isinstance(log.files, SimulatedFiles) and not is_explained:
+            self.promises.broken("no-error", f"a log is not compacted for a while: {failure.text}")
+        CLEAN_FAILED(cleaning, log, failure)
 
     def _new_cleaner(self) -> SimulatedCleaner:
         process = PROCESS.get()

@@ -22,7 +22,7 @@ from simulated_disk import ALL_OPERATIONS, OLD_SEGMENTS, RENAMES, SimulatedFiles
 
 from tidemill.broker.cleaner_worker import DIED
 from tidemill.broker.cleaner_worker import Place as PutInPlace
-from tidemill.log.clean_job import DAMAGED, FAULT, STORAGE, CleanCounts, CleanedGroup, CleanJob, Failure
+from tidemill.log.clean_job import DAMAGED, FAULT, CleanCounts, CleanedGroup, CleanJob, Failure
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_process import failure_of
 from tidemill.log.names import (
@@ -168,16 +168,14 @@ class SimulatedCleaner:
             await asyncio.sleep(LOOK_S)
 
     def _failed(self, failure: Failure, look: CleaningCheck, began_s: float) -> Failure:
-        """A log that was cut meanwhile is not what the job says: the broker believes no failure of it.
-
-        It sets the log aside for a while after a failure of the disk, which has refused something then.
-        """
+        """A log that was cut meanwhile is not what the job says: the broker believes no failure of it."""
         files, events = self.node.files, self.simulation.events
         events.add(f"a cleaning fails: {failure.kind}: {failure.text}")
         events.count(f"cleanings failed: {failure.kind}")
         is_damaged = failure.kind == DAMAGED and not files.has_dropped and look.is_unchanged()
-        is_unexplained = failure.kind == STORAGE and not files.is_failing and files.refused_s < began_s
-        if failure.kind == FAULT or is_damaged or is_unexplained:
+        if files.is_failing or files.refused_s >= began_s:
+            self.simulation.failures_of_disks.append(failure)
+        if failure.kind == FAULT or is_damaged:
             self.simulation.promises.broken("no-error", f"a cleaning fails: {failure.text}")
         return failure
 

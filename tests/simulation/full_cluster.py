@@ -435,9 +435,11 @@ class FullCluster(Simulation):
                 self.promises.coordinators.look(node.name, broker.groups, broker.partitions)
 
     def _clean_failed(self, cleaning: Compaction, log: Log, failure: Failure) -> None:
-        """A broker sets a log aside for a while: its disk has to be at fault."""
-        is_explained = any(one is failure for one in self.failures_of_disks)
-        if failure.kind == STORAGE and isinstance(log.files, SimulatedFiles) and not is_explained:
+        """A broker sets a log aside for a while: its disk has to be at fault, or was during the cleaning."""
+        files = log.files
+        is_failing = isinstance(files, SimulatedFiles) and files.is_failing
+        is_explained = is_failing or any(one is failure for one in self.failures_of_disks)
+        if failure.kind == STORAGE and not is_explained:
             self.promises.broken("no-error", f"a log is not compacted for a while: {failure.text}")
         CLEAN_FAILED(cleaning, log, failure)
 

@@ -442,6 +442,24 @@ def test_an_epoch_that_begins_later_by_its_file_is_believed(
     assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([0, 1, 2], [0, 20, 30])
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_after_a_power_cut_the_leader_epochs_of_unsynced_batches_are_those_of_the_batches(
+    log_of: MakeLog, batch: MakeBatch, directory: str, lost: bool
+) -> None:
+    """The log was cut at 2 and followed an earlier leader; the cut brought back the file of before."""
+    log = log_of(SMALL)
+    for base, epoch in ((0, 0), (2, 1), (4, 1)):
+        log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
+    file = Path(directory, "leader-epoch-checkpoint")
+    file.write_bytes(b"0\n2\n0 0\n3 2\n")
+    again, warnings = opening(directory, recovery_point=2, lost_unsynced=lost)
+    assert again.end_offset == 6
+    expected = ([0, 1], [0, 2]) if lost else ([0, 3], [0, 2])
+    assert (again.leader_epochs.epochs, again.leader_epochs.starts) == expected
+    assert (b"1 2" in file.read_bytes()) == lost
+    assert len(warnings) == (not lost)
+
+
 def test_batches_without_a_leader_epoch_are_not_looked_through_for_one(
     log_of: MakeLog, batch: MakeBatch, directory: str
 ) -> None:

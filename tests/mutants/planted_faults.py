@@ -1048,6 +1048,17 @@ CONTROLLER: Final = (
         "A broker that has yet to hear of its loss does not get in sync.",
     ),
     Fault(
+        "older-epochs-believed-after-power-cut",
+        "log/recovery.py",
+        "        if self.lost_unsynced:\n            # A power cut may have brought back",
+        "        if False:\n            # A power cut may have brought back",
+        "After a power cut the leader epochs of what was not synced are read from the batches.",
+        reason="A log has to be cut and to follow an earlier leader, and two power cuts have to leave the"
+        " batches, and not the epochs: one of some thousand seeds does that.",
+        test="log/test_log_recovery.py::"
+        "test_after_a_power_cut_the_leader_epochs_of_unsynced_batches_are_those_of_the_batches",
+    ),
+    Fault(
         "deleted-topic-taken-for-refusal",
         "broker/isr_changes.py",
         '            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)\n',

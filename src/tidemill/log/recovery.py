@@ -375,21 +375,26 @@ class Opening:
     def _take_epochs(self, runs: list[EpochRun]) -> None:
         """Takes over the leader epochs that the file does not know yet, from the batches."""
         believed, others = in_order(runs)
-        changed = False
+        known = self.leader_epochs
+        before = list(known.epochs), list(known.starts)
+        if self.lost_unsynced:
+            # A power cut may have brought back an older file, with epochs whose records were cut since.
+            known.truncate_end(int(self.recovery_point), save=False)
         for run in believed:
             epoch, start, _ = run
-            if epoch > self.leader_epochs.latest:
-                self.leader_epochs.assign(epoch, start, save=False)
-                changed = True
-            elif not self.leader_epochs.may_begin(epoch, start):
+            if epoch > known.latest:
+                known.assign(epoch, start, save=False)
+            elif not known.may_begin(epoch, start):
                 others.append(run)
         for epoch, start, _ in others:
             self.warnings.append(
                 f"{self.directory}: the batch at offset {start} says that it is of leader epoch {epoch}, "
                 "others and the leader epochs' file say otherwise: it is not believed"
             )
-        if changed:
-            self.leader_epochs.save()
+        # A full disk is not written to without need: its logs can be read all the same.
+        if (known.epochs, known.starts) != before:
+            known.save()
+        known.unsaved = False
 
     def _resumption(self, segment: Segment) -> Resumption | None:
         """From where in the segment of the recovery point the check begins; None: at its first byte."""

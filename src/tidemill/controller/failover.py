@@ -6,8 +6,9 @@ session ended: a broker whose process is gone (it refuses connections) leads not
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.controller.broker_changes import log_broker_changes
@@ -141,41 +142,48 @@ class Failover:
         restart the broker may be able to use them, and it gets its partitions anew.
         Raises StoreError, NOT_CONTROLLER.
         """
-        office = self._office
-        async with office.changing():
-            if not await self._is_present(broker_id, epoch):
-                return
-            plans = await with_pauses(
-                planning_failed_replicas(
-                    office.image, broker_id, _by_topic(failed), office.policies.of, office.stopping()
-                )
-            )
-            office.check_active()
+        async with self._reported(planning_failed_replicas, broker_id, epoch, failed) as plans:
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
-                await office.change_offline(plans)
+                await self._office.change_offline(plans)
 
     async def replicas_served(self, broker_id: int, epoch: int, served: Sequence[tuple[bytes, int]]) -> None:
         """Takes partitions (by topic id) of a broker as online: they were offline, and it serves them again.
 
-        A replica that could not be made on a full disk, for instance, is made once there is room. ``epoch``
-        is that of the registration in which the broker reported them. Apache Kafka's controller does the same
-        with the answers to LeaderAndIsr.
+        A replica that could not be made, as the directory of a former topic was in its way, is made with a
+        later command, for instance. ``epoch`` is that of the registration in which the broker reported them.
+        Apache Kafka's controller does the same with the answers to LeaderAndIsr.
         Raises StoreError, NOT_CONTROLLER.
+        """
+        async with self._reported(planning_served_replicas, broker_id, epoch, served) as plans:
+            if plans:
+                logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
+                await self._office.change(plans)
+
+    @contextlib.asynccontextmanager
+    async def _reported(
+        self,
+        planning: Callable[..., Generator[None, None, list[Plan]]],
+        broker_id: int,
+        epoch: int,
+        partitions: Sequence[tuple[bytes, int]],
+    ) -> AsyncIterator[list[Plan]]:
+        """A change with the plans for partitions that a broker reported in the registration with ``epoch``.
+
+        There are none if it has registered again: its replicas are online until it reports them.
         """
         office = self._office
         async with office.changing():
-            if not await self._is_present(broker_id, epoch):
-                return
-            plans = await with_pauses(
-                planning_served_replicas(
-                    office.image, broker_id, _by_topic(served), office.policies.of, office.stopping()
+            plans: list[Plan] = []
+            if await self._is_present(broker_id, epoch):
+                by_topic: dict[bytes, list[int]] = {}
+                for topic_id, number in partitions:
+                    by_topic.setdefault(topic_id, []).append(number)
+                plans = await with_pauses(
+                    planning(office.image, broker_id, by_topic, office.policies.of, office.stopping())
                 )
-            )
-            office.check_active()
-            if plans:
-                logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
-                await office.change(plans)
+                office.check_active()
+            yield plans
 
     async def _is_present(self, broker_id: int, epoch: int) -> bool:
         """Whether a report of the registration with ``epoch`` says something of the broker's present one."""
@@ -217,13 +225,6 @@ class Failover:
 def _mutable_part(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
     """The parts of a registration that a broker may change while it is registered."""
     return broker.endpoints, broker.lost
-
-
-def _by_topic(partitions: Sequence[tuple[bytes, int]]) -> dict[bytes, list[int]]:
-    by_topic: dict[bytes, list[int]] = {}
-    for topic_id, number in partitions:
-        by_topic.setdefault(topic_id, []).append(number)
-    return by_topic
 
 
 def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:

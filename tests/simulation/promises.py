@@ -1026,7 +1026,9 @@ class Promises:
         self._check_durable_start(place, offset, broker)
         if offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
-            log.deleted_by = set() if known is None else {known.leader, *known.holders.isr}
+            # The eligible were in sync when the broker answered: it waits for min.insync.replicas.
+            holders = known.holders if known is not None else None
+            log.deleted_by = set() if holders is None else {broker, *holders.isr, *holders.eligible}
 
     def _check_durable_start(self, place: Place, offset: int, broker: int) -> None:
         start = self.durable_start(place, broker)

@@ -1036,6 +1036,22 @@ def test_a_replica_that_missed_a_deletion_leads_only_when_all_that_have_it_repor
     assert checked.counts["excuse deleted-without"] == 1
 
 
+@pytest.mark.parametrize("min_isr", [1, 2])
+def test_an_eligible_replica_has_deleted_what_was_answered_as_it_left_the_in_sync_set(min_isr: int) -> None:
+    """The answer is given while enough are in sync, and comes after one of them has left."""
+    checked = Checked()
+    checked.promises.partitions[PLACE].holders.min_isr = min_isr
+    checked.written(1, 2)
+    checked.written(1)
+    checked.promises.delete_answered(PLACE, ID, 7, broker=1)
+    checked.now += 1
+    checked.written(2, leader=2, epoch=2)
+    found = [problem.partition(":")[0] for problem in checked.broken if "deleted" in problem]
+    assert found == ([] if min_isr == 2 else ["delete-records"])
+    checked.promises.start_told(PLACE, ID, 0, checked.now, 2)
+    assert any("starts at 0" in problem or "told" in problem for problem in checked.broken) == (min_isr == 2)
+
+
 # -- answers that name no topic id
 
 

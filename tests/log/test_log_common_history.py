@@ -300,3 +300,11 @@ def test_a_partition_that_cannot_be_read_takes_the_directory_of_its_copy_not_off
     assert logs.directories[1].failure == ""
     assert TopicPartition("t", 1) in logs.logs
     assert logs.distrusted <= {one.meta.directory_id for one in logs.directories[:1] if one.meta}
+
+
+def test_a_log_that_was_moved_stays_compacted_up_to_where_it_was() -> None:
+    """A follower whose log is cut before that has to fetch the removed records again; see follow_end."""
+    stage = Stage(4)
+    stage.log.clean_end = 3
+    moved = stage.swap()
+    assert moved.clean_end == 3

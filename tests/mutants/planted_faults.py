@@ -296,8 +296,8 @@ FOLLOWER: Final = (
     Fault(
         "truncates-to-high-watermark",
         "replication/fetcher.py",
-        "        if partition.log.leader_epochs.latest == NO_EPOCH:\n            partition.truncate_to(",
-        "        if True:\n            partition.truncate_to(",
+        "        if partition.log.leader_epochs.latest == NO_EPOCH:\n            # Compaction",
+        "        if True:\n            # Compaction",
         "A follower keeps what lies above its high watermark: that may be committed (KIP-101).",
     ),
     Fault(
@@ -336,6 +336,67 @@ FOLLOWER: Final = (
         "partition.begin_at(first, ",
         "partition.begin_at(end, ",
         "A follower behind the leader's log begins anew at the leader's start.",
+    ),
+    Fault(
+        "own-compaction-gaps-kept",
+        "replication/partition.py",
+        "            or end < log.clean_end\n",
+        "",
+        "A follower whose compacted log is cut below its clean end fetches all of it again.",
+        reason="It takes a recovery with a loss, a replica that had compacted further than the new leader's"
+        " end, a restart of it that forgets the high watermark, and a reader of a key whose newer value got"
+        " lost: one campaign of 3,800 seeds met the first two.",
+        test="replication/test_recovered_compacted_logs.py"
+        "::test_a_record_that_was_compacted_because_of_a_lost_one_is_fetched_again",
+    ),
+    Fault(
+        "fetched-compaction-gaps-kept",
+        "replication/partition.py",
+        "            or (log.config.compact and end < self.high_watermark)\n",
+        "",
+        "A follower whose compacted log is cut below its high watermark fetches all of it again.",
+        reason="As for own-compaction-gaps-kept, and the replica has fetched what another had compacted.",
+        test="replication/test_recovered_compacted_logs.py"
+        "::test_a_record_that_the_former_leader_had_compacted_is_fetched_again",
+    ),
+    Fault(
+        "compacted-messages-without-epochs-cut",
+        "replication/fetcher.py",
+        "                max(partition.high_watermark, partition.log.clean_end),\n",
+        "                partition.high_watermark,\n",
+        "A follower without leader epochs keeps what it has compacted: that is committed.",
+        reason="It takes messages of formats v0 and v1 alone, and a high watermark that was not written.",
+        test="replication/test_recovered_compacted_logs.py"
+        "::test_messages_without_leader_epochs_are_kept_as_far_as_they_are_compacted",
+    ),
+    Fault(
+        "gaps-of-retention-kept",
+        "replication/partition.py",
+        "            end < log.start_offset\n            or",
+        "            False\n            or",
+        "A follower whose log starts behind its leader's end fetches all of that log.",
+        reason="It takes a recovery with a loss of all that retention left.",
+        test="replication/test_recovered_compacted_logs.py"
+        "::test_a_record_that_retention_removed_before_the_loss_is_fetched_again",
+    ),
+    Fault(
+        "replica-in-sync-emptied",
+        "replication/partition.py",
+        "        if end >= log.end_offset or int(self.node_id) in self.isr:\n",
+        "        if end >= log.end_offset:\n",
+        "A replica in sync is not emptied to be fetched again.",
+        reason="No log is cut below the high watermark while a replica is in sync; this is a second lock.",
+        test="replication/test_recovered_compacted_logs.py"
+        "::test_a_replica_in_sync_keeps_the_committed_records_that_it_has",
+    ),
+    Fault(
+        "clean-end-forgotten-by-move",
+        "log/moves.py",
+        "        future.clean_end = source.clean_end\n",
+        "",
+        "A log that is moved to another directory stays clean up to where it was.",
+        reason="As for own-compaction-gaps-kept; else the log is compacted once more from its start.",
+        test="log/test_log_common_history.py::test_a_log_that_was_moved_stays_compacted_up_to_where_it_was",
     ),
     Fault(
         "first-batch-before-start-refused",
@@ -676,9 +737,9 @@ LOG: Final = (
     ),
     Fault(
         "former-leader-keeps-records-before-start",
-        "replication/fetcher.py",
-        "                if partition.log.start_offset < end <= found.log_start_offset:\n",
-        "                if False:\n",
+        "replication/partition.py",
+        "        if log.start_offset < end <= leader_start:\n",
+        "        if False:\n",
         "A former leader keeps nothing before the start of its leader's log.",
     ),
     Fault(

@@ -321,6 +321,8 @@ class FollowingPromise:
     def begins(self, partition: Partition, offset: int) -> None:
         """A follower forgets what it has, and begins at ``offset``."""
         leader = self._leader_of(partition)
+        if int(partition.node_id) in partition.isr and offset < partition.high_watermark:
+            self._broken("follows", partition, f"it is in sync {partition.isr}, and begins at {offset}")
         if leader is not None and offset > leader.log.start_offset:
             self._broken(
                 "follows", partition, f"it begins at {offset}, and its leader at {leader.log.start_offset}"
@@ -535,9 +537,9 @@ class FollowingPromise:
         return wrapped
 
     def _beginning(self, begin_at: Any) -> Any:
-        def wrapped(partition: Partition, offset: int, now_ms: int) -> None:
+        def wrapped(partition: Partition, offset: int, *of: Any) -> None:
             self.begins(partition, int(offset))
-            begin_at(partition, offset, now_ms)
+            begin_at(partition, offset, *of)
 
         return wrapped
 

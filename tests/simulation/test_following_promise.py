@@ -350,10 +350,16 @@ def test_where_a_leader_has_deleted_all_that_both_have_a_follower_may_cut_more(p
     assert pair.watch.common_end(pair.follower) == -1
 
 
-def test_a_follower_begins_where_its_leader_starts(pair: Pair) -> None:
-    pair.watch.begins(pair.follower, 0)
-    assert pair.found == ""
-    pair.watch.begins(pair.follower, 5)
+def test_a_follower_begins_where_its_leader_starts(alone: Pair) -> None:
+    alone.watch.begins(alone.follower, 0)
+    assert alone.found == ""
+    alone.watch.begins(alone.follower, 5)
+    assert alone.found == "follows"
+
+
+def test_a_follower_in_sync_keeps_what_is_committed(pair: Pair) -> None:
+    pair.follower.high_watermark = 5
+    pair.follower.begin_at(0, NOW)
     assert pair.found == "follows"
 
 

@@ -211,6 +211,7 @@ class Move:
         self.target.add(future)
         # A leader knows its epoch also before the first record of it: followers of earlier ones ask for it.
         future.leader_epochs.take_empty(source.leader_epochs, int(source.end_offset))
+        future.clean_end = source.clean_end
         logs.logs[self.key] = future
         source.closed = True
         source.release()

@@ -162,8 +162,9 @@ class LeaderFetcher:
     def follow(self, topic_id: bytes, partition: Partition, now_ms: i64, wall_ms: i64) -> None:
         """Begins to follow, in the epoch that ``partition`` is in. Raises StorageError."""
         if partition.log.leader_epochs.latest == NO_EPOCH:
+            # Compaction removes no record because of one that was not committed.
             partition.truncate_to(
-                partition.high_watermark,
+                max(partition.high_watermark, partition.log.clean_end),
                 wall_ms,
                 "no leader epoch is known here, and the leader may lack what lies above the high watermark",
             )
@@ -363,7 +364,7 @@ class LeaderFetcher:
         if log_end != refused_end or followed.leader_epoch != partition.leader_epoch:
             return
         if log_end > end:
-            partition.truncate_to(end, wall_ms, f"the leader's log ends at offset {end}")
+            partition.follow_end(end, first, wall_ms, f"the leader's log ends at offset {end}")
         elif log_end < first:
             partition.begin_at(first, wall_ms)
         else:
@@ -404,17 +405,13 @@ class LeaderFetcher:
         try:
             if found.diverging_end >= 0:
                 end = divergence(partition, found.diverging_epoch, found.diverging_end)
-                if partition.log.start_offset < end <= found.log_start_offset:
-                    # What is left would lie before the leader's start. Nobody knows whether it is what was
-                    # there: its producers must not be answered that their batches are known.
-                    partition.begin_at(found.log_start_offset, wall_ms)
-                else:
-                    partition.truncate_to(
-                        end,
-                        wall_ms,
-                        f"on the leader, broker {partition.leader}, leader epoch {found.diverging_epoch} ends"
-                        f" at offset {found.diverging_end}",
-                    )
+                partition.follow_end(
+                    end,
+                    found.log_start_offset,
+                    wall_ms,
+                    f"on the leader, broker {partition.leader}, leader epoch {found.diverging_epoch} ends"
+                    f" at offset {found.diverging_end}",
+                )
             else:
                 partition.append_from_leader(
                     data,

@@ -602,8 +602,48 @@ class Partition(Readable):
                 self._cut_unsynced = True
                 self._want_flush()
 
-    def begin_at(self, offset: i64, now_ms: i64) -> None:
-        """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
+    def follow_end(self, end: i64, leader_start: i64, now_ms: i64, reason: str) -> None:
+        """Cuts from ``end`` on what the leader does not have, whose log starts at ``leader_start``.
+
+        Everything is cut, to be fetched anew from the leader's start, where what would be left may lack
+        records that the leader has. Raises StorageError.
+        """
+        log = self.log
+        if log.start_offset < end <= leader_start:
+            # What is left would lie before the leader's start. Nobody knows whether it is what was there: its
+            # producers must not be answered that their batches are known.
+            self.begin_at(leader_start, now_ms)
+        elif self._may_lack_before(end):
+            self.begin_at(
+                leader_start,
+                now_ms,
+                f"{reason}; older ones that it has may have been compacted or deleted here because of those"
+                " that are cut, and all are fetched again",
+            )
+        else:
+            self.truncate_to(end, now_ms, reason)
+
+    def _may_lack_before(self, end: i64) -> bool:
+        """Whether this log may lack records before ``end`` that a leader has whose log ends there.
+
+        Compaction and retention remove records that are committed, and because of committed ones. Only a
+        leader that was elected although it may lack such records has a log that ends before them, and then no
+        other replica is in sync. What a follower fetched from a leader that compacts has the same gaps.
+        """
+        log = self.log
+        if end >= log.end_offset or int(self.node_id) in self.isr:
+            return False
+        return (
+            end < log.start_offset
+            or end < log.clean_end
+            or (log.config.compact and end < self.high_watermark)
+        )
+
+    def begin_at(self, offset: i64, now_ms: i64, reason: str = "") -> None:
+        """Forgets everything, and begins at ``offset``, where the leader's log starts. Raises StorageError.
+
+        ``reason``: why, unless the leader's log begins behind the end of this one.
+        """
         start: i64 = self.log.start_offset
         end: i64 = self.log.end_offset
         size: i64 = self.log.size_bytes
@@ -612,7 +652,7 @@ class Partition(Readable):
             self.log.truncate_fully(offset, now_ms)
         finally:
             if self.log.truncations != truncations:
-                self._report_cut(start, end, size, f"the leader's log starts at offset {offset}")
+                self._report_cut(start, end, size, reason or f"the leader's log starts at offset {offset}")
                 self.high_watermark = self._flushed_end = offset
                 self.note_move()
                 self.tell_news()

@@ -23,6 +23,7 @@ from tidemill.log.removals import Removals
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
+from tidemill.records.builder import build_batch
 from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
@@ -688,3 +689,19 @@ def test_a_log_whose_files_vanished_begins_anew_at_its_first_offset(batch: Calla
     files.kill()
     again = started(files).logs[key]
     assert (again.start_offset, again.end_offset) == (0, 3)
+
+
+def test_a_log_that_takes_a_batch_around_its_start_stays_compacted_up_to_there() -> None:
+    """A follower begins at its leader's start, which lies within a batch: what is before that was deleted."""
+    files, key = FaultyFiles(), TopicPartition("t", 0)
+    manager = started(files)
+    log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
+    log.append_as_follower(build_batch([(NOW, b"k", b"v", None)] * 30), NOW)
+    log.clean_end = 30
+    log.truncate_fully(23, NOW)
+    (directory,) = manager.directories
+    assert directory.cleaner_offsets.take()
+    directory.cleaner_offsets.write()
+    log.begin_within(19, NOW)
+    assert (log.start_offset, log.clean_end) == (23, 23)
+    assert not directory.overstates_clean_end(log), "it was written before, and nothing else is to be"

@@ -66,7 +66,7 @@ COMPACTION: Final = (
     Fault(
         "clean-end-survives-new-begin",
         "log/cutting.py",
-        "        self.clean_end = min(self.clean_end, base_offset)\n",
+        "        self.clean_end = min(self.clean_end, start_offset)\n",
         "",
         "What comes after a log has begun anew is dirty.",
         reason="What is clean is committed and synced: a follower begins anew before it only once records"

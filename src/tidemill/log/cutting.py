@@ -177,7 +177,7 @@ class CutStore(LogStore):
         self.start_offset = start_offset
         self.end_offset = start_offset
         self.recovery_point = min(self.recovery_point, base_offset)
-        self.clean_end = min(self.clean_end, base_offset)
+        self.clean_end = min(self.clean_end, start_offset)
         self.note_move()
         self._synced_position = 0
         self._limit_offset = -1

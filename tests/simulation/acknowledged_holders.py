@@ -52,8 +52,11 @@ class Holders:
         """
         before, after = set(self.isr), set(isr)
         if leader not in self.since and leader not in before and leader in after and self.is_hopeless:
-            # The partition recovers without those that are not trusted.
+            # The partition recovers without those that are not trusted. One of which nothing may be expected
+            # is elected as an eligible one, and the others stay eligible.
+            others = self.unsure - {leader} if leader in self.unsure else set()
             self.forget()
+            self.unsure, self.eligible = others, set(others)
         self.distrusted -= after - before
         if is_new_epoch:
             self.distrusted.discard(leader)

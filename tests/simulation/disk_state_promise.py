@@ -6,7 +6,7 @@ at which it does: a power cut at just that moment is rare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from log_inspection import log_directory
 from log_state_promise import headers_of
@@ -23,6 +23,7 @@ from tidemill.log.names import (
     RECORDS_LOST,
     offset_name,
     offset_of,
+    parse_future_directory,
     parse_partition_directory,
 )
 from tidemill.log.recovery import Opening
@@ -113,19 +114,21 @@ class DiskStatePromise:
                     "loss-told", f"{broker} opens {directory}, which has lost records, without a note"
                 )
 
-    def is_blank(self, files: SimulatedFiles) -> bool:
-        """Whether no broker has used a disk."""
-        return not files.stored_names(
-            DATA, lambda name: name == BOOT or bool(parse_partition_directory(name))
-        )
+    def is_blank(self, files: SimulatedFiles, path: str) -> bool:
+        """Whether no broker has used a data directory."""
 
-    def loaded(self, broker: str, files: SimulatedFiles, logs: LogManager, was_blank: bool) -> None:
-        """A process has opened all logs of its disk, which ``was_blank``."""
+        def is_of_a_broker(name: str) -> bool:
+            return name == BOOT or bool(parse_partition_directory(name) or parse_future_directory(name))
+
+        return not files.stored_names(path, is_of_a_broker)
+
+    def loaded(self, broker: str, files: SimulatedFiles, logs: LogManager, blank: Collection[str]) -> None:
+        """A process has opened all its logs; these data directories were ``blank``."""
         damaged = self._has_lost.pop(files, set())
         for directory in logs.working:
             if files.exists(directory.file(CLEAN_SHUTDOWN)):
                 self._broken("restart", f"{broker} runs, and its disk says that it has stopped in order")
-            if was_blank and not directory.is_blank:
+            if directory.path in blank and not directory.is_blank:
                 self._broken("loss-told", f"{broker} does not notice that {directory.path} is empty")
             is_distrusted = directory.meta is not None and directory.meta.directory_id in logs.distrusted
             if is_distrusted and not (directory.may_have_lost or directory.is_blank):

@@ -490,9 +490,11 @@ class FullCluster(Simulation):
             is_created = node is not None and node.version == 0
             # What a process that was killed has sent may come to the store when the next one runs.
             is_its_own = node is not None and self._process_of(node.owner) is machine.process
-            is_new = is_created and is_its_own and machine.stopping is None
+            # Nor does it say anything of the disk that has been put in meanwhile.
+            has_started = machine.stopping is None and machine.started_s >= machine.disk_since_s
+            is_new = is_created and is_its_own and has_started
             self.promises.registered(broker_id, lost, is_new=is_new)
-            if is_new and machine.started_s >= machine.disk_since_s:
+            if is_new:
                 self.controllers.registered(broker_id, lost)
             if node is not None and not is_created and lost.is_none:
                 if is_its_own:

@@ -637,9 +637,10 @@ class Simulation:
         if not isinstance(files, SimulatedFiles):
             LOAD_LOGS(logs, now_ms, config_of)
             return
-        was_blank = self.promises.disk_state.is_blank(files)
+        disk_state = self.promises.disk_state
+        blank = [one.path for one in logs.directories if disk_state.is_blank(files, one.path)]
         LOAD_LOGS(logs, now_ms, config_of)
-        self.promises.disk_state.loaded(self._name_of(files), files, logs, was_blank)
+        disk_state.loaded(self._name_of(files), files, logs, blank)
 
     def _expired_segments(
         self, log: Log, high_watermark: int, now_ms: int, policies: Iterable[Policy]

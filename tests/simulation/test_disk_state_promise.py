@@ -15,7 +15,15 @@ from tidemill.log.checkpoints import render_checkpoint
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.names import BOOT, CLEAN_SHUTDOWN, LOG, LOG_STARTS, RECORDS_LOST, offset_name
+from tidemill.log.names import (
+    BOOT,
+    CLEAN_SHUTDOWN,
+    LOG,
+    LOG_STARTS,
+    RECORDS_LOST,
+    future_directory,
+    offset_name,
+)
 from tidemill.log.recovery import Opening
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_batch
@@ -69,7 +77,7 @@ class Disk:
         }
         one = SimpleNamespace(**known | directory, file=lambda name: f"/data/{name}")
         logs = SimpleNamespace(working=[one], distrusted={"an id"}, damaged=directory.get("damaged", set()))
-        self.promise.loaded("broker-1", self.files, cast(LogManager, logs), was_blank)
+        self.promise.loaded("broker-1", self.files, cast(LogManager, logs), ["/data"] if was_blank else [])
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
@@ -117,11 +125,12 @@ def test_a_log_that_has_lost_something_is_noted_and_told(is_noted: bool, is_told
 
 def test_an_empty_disk_and_one_whose_sync_has_failed_are_told() -> None:
     disk = Disk(0)
-    assert not disk.promise.is_blank(disk.files)
+    assert not disk.promise.is_blank(disk.files, "/data")
     disk.loaded(was_blank=True)
     disk.loaded(meta=SimpleNamespace(directory_id="an id"))
     assert disk.broken == ["loss-told"] * 2
     disk.loaded(was_blank=True, is_blank=True)
+    disk.loaded(was_blank=True, path="/data2")
     disk.loaded(meta=SimpleNamespace(directory_id="an id"), may_have_lost=True)
     disk.loaded(meta=SimpleNamespace(directory_id="another"))
     assert len(disk.broken) == 2
@@ -130,9 +139,13 @@ def test_an_empty_disk_and_one_whose_sync_has_failed_are_told() -> None:
 def test_a_disk_is_blank_until_it_has_a_log_or_a_boot() -> None:
     disk = Disk()
     disk.files.remove("/data/t-0")
-    assert disk.promise.is_blank(disk.files)
+    assert disk.promise.is_blank(disk.files, "/data")
+    copy = f"/data/{future_directory(KEY)}"
+    disk.files.make_directory(copy)
+    assert not disk.promise.is_blank(disk.files, "/data"), "a log is on its way there"
+    disk.files.remove(copy)
     disk.files.replace(f"/data/{BOOT}", b"boot-0")
-    assert not disk.promise.is_blank(disk.files)
+    assert not disk.promise.is_blank(disk.files, "/data")
 
 
 def test_a_process_that_runs_has_no_mark_of_a_clean_stop() -> None:

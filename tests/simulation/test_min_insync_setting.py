@@ -12,6 +12,7 @@ from event_log import EventLog
 from min_insync_setting import DEFAULT_PATH
 from promises import ALL, Message, Promises, Sent, TopicSettings
 
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import ConfigNode
 from tidemill.model.configs import MIN_INSYNC
 
@@ -230,6 +231,24 @@ def test_a_replica_that_left_once_the_leader_had_read_a_raise_holds_what_was_com
     assert changed.broken == []
     assert changed.counts["excuse not-learnt"] == 0
     assert not changed.promises.may_forget(PLACE)
+
+
+def test_the_other_eligible_replicas_may_lack_the_same_once_one_of_them_was_elected() -> None:
+    """The leader had not read a raise yet, and loses its disk; then each of the eligible leads alone."""
+    changed = Changed()
+    changed.now = 20.0
+    changed.write(2)
+    changed.now = 21.0
+    changed.written(1)
+    changed.promises.replicas_lost(1, everything=True)
+    changed.promises.registered(1, LostReplicas(missing=True))
+    changed.promises.loss_read(1, LostReplicas(missing=True))
+    changed.now = 22.0
+    changed.promises.state_written(PLACE, 2, 2, (2,))
+    changed.now = 23.0
+    changed.promises.state_written(PLACE, 3, 3, (3,))
+    assert changed.broken == []
+    assert changed.counts["excuse not-learnt"] == 1
 
 
 def test_values_of_a_topic_that_was_deleted_excuse_nothing() -> None:

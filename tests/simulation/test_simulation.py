@@ -309,28 +309,30 @@ def test_a_disk_is_expected_to_have_only_what_was_acknowledged_while_it_was_ther
     cluster.loop.end(cluster.processes)
 
 
-@pytest.mark.parametrize(("is_next_started", "is_stopping"), [(False, False), (True, False), (False, True)])
-def test_what_a_process_that_is_killed_or_stops_has_registered_says_nothing_of_a_start(
-    is_next_started: bool, is_stopping: bool
-) -> None:
+@pytest.mark.parametrize("since", ["", "next started", "stops", "another disk"])
+def test_what_a_process_that_is_killed_or_stops_has_registered_says_nothing_of_a_start(since: str) -> None:
     cluster = FullCluster(1)
     node = cluster.node(1)
 
     async def register() -> None:
         store = await SimulatedStore.open(cluster.store, 6.0)
         await ensure_paths(store, ["/brokers", "/brokers/ids"])
+        await asyncio.sleep(0.1)
         writing = asyncio.create_task(store.transact([Create("/brokers/ids/1", BROKER, ephemeral=True)]))
         await asyncio.sleep(0)
-        if is_next_started:
+        if since == "next started":
             node.process = cluster.process(node.name)
-        if is_stopping:
+        elif since == "stops":
             node.stopping = cast(Server, object())
+        elif since == "another disk":
+            node.change_disk(node.files)
         await writing
 
     node.process = cluster.process(node.name)
+    node.started_s = cluster.loop.time()
     task = cluster.loop.create_task(register(), context=node.process.context)
     cluster.loop.run_until_complete(task)
-    assert cluster.promises.has_registered_since(1, -1.0) != (is_next_started or is_stopping)
+    assert cluster.promises.has_registered_since(1, -1.0) == (not since)
     cluster.loop.end(cluster.processes)
 
 

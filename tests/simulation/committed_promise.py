@@ -41,6 +41,16 @@ class Looked(NamedTuple):
     partitions: Sequence[Partition]
 
 
+class Change(NamedTuple):
+    """A replica that is not as it was when it was looked at last."""
+
+    marks: Marks
+    led: bool
+    """It leads, or led then."""
+    has_heard: bool
+    """Its high watermark has risen since."""
+
+
 class Doubt(NamedTuple):
     """A replica takes for committed what nobody has, since some time. ``leader``: a broker and its epoch."""
 
@@ -76,8 +86,8 @@ class CommittedPromise:
         changed = [
             (broker, *of) for broker, partition in replicas if (of := self._changed(broker, partition))
         ]
-        for broker, key, marks, led in sorted(changed, key=lambda one: not one[3]):
-            self._look_at(broker, key, marks, led)
+        for broker, key, change in sorted(changed, key=lambda one: not one[2].led):
+            self._look_at(broker, key, change)
         self._look_at_doubts(leaders)
         self._leaders = leaders
         self._looked_s = self._promises.now()
@@ -86,8 +96,8 @@ class CommittedPromise:
         """Up to where some leader has committed a partition."""
         return self._most.get((place, topic_id), 0)
 
-    def _changed(self, broker: int, partition: Partition) -> tuple[tuple[Place, bytes], Marks, bool] | None:
-        """How a replica is, if that is new, and whether it leads or led when it was looked at last."""
+    def _changed(self, broker: int, partition: Partition) -> tuple[tuple[Place, bytes], Change] | None:
+        """How a replica is, if that is new."""
         log = partition.log
         place, topic_id = _place(partition), log.topic_id
         marks = Marks(
@@ -101,10 +111,13 @@ class CommittedPromise:
         if before == marks:
             return None
         self._seen[broker, place, topic_id] = marks
-        return (place, topic_id), marks, marks.is_leader or (before is not None and before.is_leader)
+        led = marks.is_leader or (before is not None and before.is_leader)
+        has_heard = before is None or marks.high_watermark > before.high_watermark
+        return (place, topic_id), Change(marks, led, has_heard)
 
-    def _look_at(self, broker: int, key: tuple[Place, bytes], marks: Marks, led: bool) -> None:
+    def _look_at(self, broker: int, key: tuple[Place, bytes], change: Change) -> None:
         place, topic_id = key
+        marks = change.marks
         mark, most = marks.high_watermark, self.most(place, topic_id)
         if mark > marks.end:
             self._broken(f"{broker} takes {place} up to {mark} for committed, and has it up to {marks.end}")
@@ -112,10 +125,10 @@ class CommittedPromise:
             self._broken(
                 f"{place} starts at {marks.start} on its leader {broker}, and is committed up to {mark}"
             )
-        elif mark > most and led:
+        elif mark > most and change.led:
             self._most[key] = mark
             self._promises.committed(place, topic_id, marks.epoch, broker, mark, self._looked_s)
-        elif mark > max(most, marks.start) and key in self._leaders:
+        elif mark > max(most, marks.start) and change.has_heard and key in self._leaders:
             doubt = Doubt(mark, self._promises.now(), self._leaders[key])
             self._doubts.setdefault((broker, *key), doubt)
 

@@ -496,6 +496,20 @@ def test_a_leader_may_have_told_what_it_was_not_seen_with(later: Partition | Non
     assert looked_at(checked, b2=follower, **({} if later is None else {"b1": later})) == []
 
 
+def test_a_leader_that_is_gone_may_have_told_what_its_successor_has_not_committed_yet() -> None:
+    checked = Checked()
+    looked_at(checked, b1=replica(5, is_leader=True), b2=replica(5), b3=replica(5))
+    looked_at(checked, b2=replica(5), b3=replica(5))
+    looked_at(checked, b2=replica(5), b3=replica(6))
+    for end in (11, 12):
+        looked_at(checked, b2=replica(5, is_leader=True), b3=replica(6, end=end))
+        checked.now += DOUBT_S + 0.1
+    assert looked_at(checked, b2=replica(5, is_leader=True), b3=replica(6, end=12)) == []
+    looked_at(checked, b2=replica(5, is_leader=True), b3=replica(7, end=12))
+    checked.now += DOUBT_S + 0.1
+    assert looked_at(checked, b2=replica(5, is_leader=True), b3=replica(7, end=12)) == ["committed"]
+
+
 def test_a_log_does_not_start_above_what_is_committed() -> None:
     checked = Checked()
     assert looked_at(checked, b1=replica(5, start=5, is_leader=True)) == []

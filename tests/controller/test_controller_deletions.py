@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controller_office import Setting, in_office
@@ -151,5 +152,34 @@ def test_a_broker_that_is_taken_for_dead_is_not_unregistered_before_its_session_
         await setting.store.transact([Delete(BrokerNode.path(1))])
         await setting.controller.unregister_broker(1)
         assert "t" not in setting.controller.image.deleting
+
+    in_office(tmp_path, story)
+
+
+def test_a_broker_that_registers_while_it_is_unregistered_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its logs of the deleted topics would stay there."""
+
+    async def story(setting: Setting) -> None:
+        await with_dead_brokers(setting, 1)
+        exists = setting.store.exists
+
+        async def registering(path: str, *rest: Any, **named: Any) -> bool:
+            found = await exists(path, *rest, **named)
+            if path == BrokerNode.path(1) and not found:
+                data = BrokerNode.encode(BrokerRegistration(1, ()))
+                await setting.store.transact([Create(path, data, ephemeral=True)])
+            return found
+
+        monkeypatch.setattr(setting.store, "exists", registering)
+        with pytest.raises(KafkaError, match="is still registered") as refused:
+            await setting.controller.unregister_broker(1)
+        monkeypatch.undo()
+        assert refused.value.code == ErrorCode.INVALID_REQUEST
+        assert await setting.store.exists("/brokers/topics/t")
+        assert "t" in setting.controller.image.deleting
+        await setting.controller.replicas_deleted(1, [("t", setting.controller.image.deleting["t"].topic_id)])
+        assert await creation_error(setting) is None
 
     in_office(tmp_path, story)

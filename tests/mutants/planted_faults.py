@@ -1393,6 +1393,16 @@ ELECTIONS: Final = (
         "A new controller heeds the losses that are registered.",
     ),
     Fault(
+        "registered-meanwhile-not-waited-for",
+        "controller/shell.py",
+        "[*_unregistered(broker_id), operation]",
+        "[operation]",
+        "The deletion of a topic waits for a broker that registers while it is being unregistered.",
+        reason="A broker has to come back in the milliseconds between the controller's look and its write.",
+        test="controller/test_controller_deletions.py"
+        "::test_a_broker_that_registers_while_it_is_unregistered_is_waited_for",
+    ),
+    Fault(
         "policy-change-keeps-eligible",
         "controller/shell.py",
         "        operations = [*(one for part in emptied for one in part.operations), *plan.operations]\n",

@@ -483,6 +483,8 @@ class FullCluster(Simulation):
         """Somebody wrote to the store."""
         parts = path.split("/")
         if path.startswith("/brokers/ids/"):
+            if not data:
+                return  # The controller has looked whether the broker is registered.
             broker_id = int(parts[3])
             lost = BrokerNode.decode(broker_id, data).lost
             node = self.store.tree.get(path)

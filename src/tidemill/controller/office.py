@@ -687,9 +687,16 @@ class Office:
 
     async def attempt(self, operations: Iterable[Operation]) -> KafkaError | None:
         """Writes as the controller, in pieces, and says what went wrong in the protocol's terms."""
+        return await self._attempt_each(in_pieces(operations))
+
+    async def attempt_in_one(self, operations: Sequence[Operation]) -> KafkaError | None:
+        """As :meth:`attempt`, in one transaction: all or nothing."""
+        return await self._attempt_each([operations])
+
+    async def _attempt_each(self, transactions: Iterable[Sequence[Operation]]) -> KafkaError | None:
         try:
-            for piece in in_pieces(operations):
-                await self.write_operations(piece)
+            for operations in transactions:
+                await self.write_operations(operations)
         except BadVersion as error:
             if error.path == CONTROLLER_EPOCH:
                 return _other_controller()

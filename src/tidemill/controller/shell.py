@@ -60,6 +60,7 @@ from tidemill.coordination.port import (
     Create,
     Delete,
     Node,
+    Operation,
     SetData,
     Store,
     StoreError,
@@ -256,36 +257,35 @@ class Controller(Office):
         """Ends the wait of topic deletions for a dead broker that does not return.
 
         What it wrote holds for later controllers, too. Raises INVALID_REQUEST for a broker that is live or
-        still registered, NOT_CONTROLLER, StoreError.
+        still registered, also when it registers meanwhile; NOT_CONTROLLER, StoreError.
         """
         async with self.changing():
             await self.look_at_brokers()
             if broker_id in self._image.brokers:
                 raise KafkaError(f"broker {broker_id} is live. Stop it first.", ErrorCode.INVALID_REQUEST)
             if await self.store.exists(BrokerNode.path(broker_id)):
-                # Its process may live, and would keep its logs: it would never be sent the deletions.
-                raise KafkaError(
-                    f"broker {broker_id} cannot be reached, and is still registered. Stop it if it runs, and "
-                    "try again once its session has ended (zookeeper.session.timeout.ms).",
-                    ErrorCode.INVALID_REQUEST,
-                )
-            names = self._deletions.waiting_for(broker_id)
+                raise _still_registered(broker_id)
             before = self._image
             deleting = dict(before.deleting)
-            for name in names:
-                if name in deleting and self._deletions.awaited(name) != {broker_id}:
-                    renewed, operation = await with_pauses(
-                        planning_without(deleting[name], broker_id, self.broker_id)
-                    )
-                    error = await self.attempt([operation])
-                    if error is not None:
-                        raise error
-                    deleting[name] = renewed
+            unregistered = []
+            error = None
+            for name in self._deletions.waiting_for(broker_id):
+                if name not in deleting:
+                    continue
+                renewed, operation = await with_pauses(
+                    planning_without(deleting[name], broker_id, self.broker_id)
+                )
+                error = await self.attempt_in_one([*_unregistered(broker_id), operation])
+                if error is not None:
+                    break
+                deleting[name] = renewed
+                unregistered.append((name, renewed.topic_id))
             self._image = before.with_topics(deleting=deleting)
             await self._announce(Delta(before, self._image))
-            keys = [(name, deleting[name].topic_id) for name in names if name in deleting]
-            await self._confirm_deletion(broker_id, keys)
-            self._deletions.log_waits([name for name, _ in keys], self._image.brokers)
+            await self._confirm_deletion(broker_id, unregistered)
+            self._deletions.log_waits([name for name, _ in unregistered], self._image.brokers)
+            if error is not None:
+                raise _still_registered(broker_id) if _is_there(error) else error
 
     async def alter_configs(
         self, commands: Iterable[ConfigCommand], *, validate_only: bool = False
@@ -461,6 +461,21 @@ def _is_there(error: KafkaError | None) -> bool:
 
 def _is_missing(error: KafkaError | None) -> bool:
     return error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _unregistered(broker_id: int) -> list[Operation]:
+    """Changes nothing; fails its transaction if the broker is registered. ZooKeeper has no check for this."""
+    path = BrokerNode.path(broker_id)
+    return [Create(path), Delete(path)]
+
+
+def _still_registered(broker_id: int) -> KafkaError:
+    """Its process may live, and would keep its logs: it would never be sent the deletions."""
+    return KafkaError(
+        f"broker {broker_id} cannot be reached, and is still registered. Stop it if it runs, and "
+        "try again once its session has ended (zookeeper.session.timeout.ms).",
+        ErrorCode.INVALID_REQUEST,
+    )
 
 
 def _decided_only(name: str, item: Plan | KafkaError) -> Outcome:

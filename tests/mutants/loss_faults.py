@@ -110,14 +110,24 @@ LOSSES: Final = (
     ),
     Fault(
         "former-topics-missing-log-stays",
-        "replication/manager.py",
-        "        return is_first or is_reported or state.leader",
-        "        return is_first or state.leader",
+        "log/directories.py",
+        "        return self.may_rebuild(topic_partition) or topic_partition in self.of_deleted_topics",
+        "        return topic_partition in self.of_deleted_topics",
         "A replica that was reported missing begins empty over the log of a former topic.",
         reason="A replica that follows begins empty in any case: the only replica of a topic has to be"
         " away while the topic is deleted and made anew.",
         test="replication/test_replication_manager.py"
-        "::test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_the_controller_knows_of_it",
+        "::test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_it_cannot_have_records",
+    ),
+    Fault(
+        "log-of-deleted-topic-not-replaced",
+        "server/lost_replicas.py",
+        "    logs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)\n",
+        "",
+        "A log of a topic that was deleted before a start keeps no later topic of the name offline.",
+        reason="The topic has to be made again between the broker's start and its registration, while its"
+        " former session lasts.",
+        test="server/test_lost_replicas.py::test_logs_of_deleted_topics_are_known_for_what_they_are",
     ),
     Fault(
         "cut-log-not-synced-at-stop",

@@ -685,9 +685,9 @@ def test_a_leader_commits_nothing_by_less_than_its_topics_minimum_as_it_begins_t
     staged(test)
 
 
-@pytest.mark.parametrize("is_reported", [True, False])
-def test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_the_controller_knows_of_it(
-    is_reported: bool,
+@pytest.mark.parametrize("known", ["reported_missing", "of_deleted_topics", ""])
+def test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_it_cannot_have_records(
+    known: str,
 ) -> None:
     """Else the store may be an old one, and the log the right one."""
 
@@ -695,9 +695,10 @@ def test_a_leader_begins_empty_over_the_log_of_a_former_topic_where_the_controll
         key = TopicPartition("t", 0)
         stage.replicas.following = Leaders()
         stage.logs.create(key, b"o" * 16, LogConfig(), 0).append([made()], 0, 0)
-        stage.logs.reported_missing = frozenset({key} if is_reported else ())
+        if known:
+            setattr(stage.logs, known, frozenset({key}))
         states = [PartitionState(0, NODE, 1, (NODE,), (NODE,), 1)]
-        if is_reported:
+        if known:
             stage.replicas.put_topic("t", b"n" * 16, False, states, LogConfig())
             log = stage.partition("t").log
             assert (log.topic_id, int(log.end_offset)) == (b"n" * 16, 0)

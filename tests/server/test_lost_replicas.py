@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.image import TOPIC, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
@@ -19,7 +20,7 @@ from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
-from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.lost_replicas import note_deleted_topics, report_lost_replicas
 from tidemill.testing.files import FaultyFiles
 
 NODE = 1
@@ -119,6 +120,18 @@ def test_the_log_of_a_deleted_topic_of_this_name_is_not_the_replica(disks: tuple
     anew = image_of([1, 2], [1, 2], [2, 3], [2, 3], topic_id=bytes(range(50, 66)))
     lost = report_lost_replicas(anew, NODE, opened(*disks))
     assert lost.missing == {"t": frozenset({0, 1})}
+
+
+def test_logs_of_deleted_topics_are_known_for_what_they_are(disks: tuple[Path, Path]) -> None:
+    fill(disks)
+    manager = opened(*disks)
+    note_deleted_topics(image_of([1, 2], [1, 2]), manager)
+    assert manager.of_deleted_topics == frozenset()
+    problem = NodeFormatError("/brokers/topics/t", b"{", "no JSON")
+    note_deleted_topics(ClusterImage(unreadable={(TOPIC, "t"): problem}), manager)
+    assert manager.of_deleted_topics == frozenset()
+    note_deleted_topics(ClusterImage(), manager)
+    assert manager.of_deleted_topics == {TopicPartition("t", number) for number in range(4)}
 
 
 def test_a_topic_made_anew_while_a_former_disk_comes_back_begins_empty_there(

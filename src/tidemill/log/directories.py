@@ -198,6 +198,8 @@ class DataDirectories:
         """Logs that have lost records, as their opening found, until that was heeded."""
         self.reported_missing: frozenset[TopicPartition] = frozenset()
         """Partitions that were in no data directory at the start, as this broker has reported."""
+        self.of_deleted_topics: frozenset[TopicPartition] = frozenset()
+        """Logs of topics that the cluster did not have when this broker started."""
 
     @property
     def working(self) -> list[DataDirectory]:
@@ -364,6 +366,10 @@ class DataDirectories:
         leader, and not elected before.
         """
         return topic_partition in self.reported_missing
+
+    def may_replace(self, topic_partition: TopicPartition) -> bool:
+        """Whether this replica has no records, also where there is a log: that is of a former topic."""
+        return self.may_rebuild(topic_partition) or topic_partition in self.of_deleted_topics
 
     @property
     def may_have_lost(self) -> bool:

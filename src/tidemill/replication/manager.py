@@ -153,14 +153,14 @@ class ReplicaManager(PartitionEvents):
         """Whether this broker may begin with an empty log where one of another topic of the name lies.
 
         The leader has the records, or there are none yet, or this broker has reported that it has none: then
-        the controller counts on that. Otherwise the store may be what is wrong: an old state of it may have
-        been brought back.
+        the controller counts on that. Nor has it any of a topic that was made since it started. Otherwise the
+        store may be what is wrong: an old state of it may have been brought back.
         """
         if self.following is None:
             return False
         is_first = state.leader_epoch == 0 and state.partition_epoch == 0
-        is_reported = self.logs.may_rebuild(TopicPartition(topic, state.partition))
-        return is_first or is_reported or state.leader not in (self.node_id, -1)
+        has_none = self.logs.may_replace(TopicPartition(topic, state.partition))
+        return is_first or has_none or state.leader not in (self.node_id, -1)
 
     def _make(
         self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool, may_replace: bool

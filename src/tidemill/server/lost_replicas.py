@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from tidemill.coordination.image import ClusterImage
+from tidemill.coordination.image import TOPIC, ClusterImage
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.manager import LogManager
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -52,6 +52,15 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
     unsynced += sorted(logs.damaged.difference(unsynced))
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
+
+
+def note_deleted_topics(image: ClusterImage, logs: LogManager) -> None:
+    """Notes which logs are of topics that the cluster does not have; arguments as for the report.
+
+    A topic of the name that the broker hears of later was made since: it has no records here.
+    """
+    others = image.topics.keys() | image.unreadable_of(TOPIC).keys()
+    logs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)
 
 
 def _warn(image: ClusterImage, logs: LogManager) -> None:

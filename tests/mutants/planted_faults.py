@@ -1393,6 +1393,17 @@ ELECTIONS: Final = (
         "A new controller heeds the losses that are registered.",
     ),
     Fault(
+        "unsynced-committed-after-disk-failure",
+        "replication/partition.py",
+        "        end = self._own_end()\n        if self._alone and self.high_watermark < end:\n",
+        "        end = self._flushed_end if self._flushing else self.log.end_offset\n"
+        "        if self._alone and self.high_watermark < end:\n",
+        "A leader alone in sync commits nothing unsynced when its disk fails while a sync runs.",
+        reason="A sync has to end well in the moment after the disk of the only replica in sync has failed.",
+        test="replication/test_leading.py"
+        "::test_a_leader_whose_disk_failed_commits_nothing_more_than_its_last_sync",
+    ),
+    Fault(
         "registered-meanwhile-not-waited-for",
         "controller/shell.py",
         "[*_unregistered(broker_id), operation]",

@@ -273,6 +273,20 @@ def test_a_leader_counts_what_it_has_on_its_disk() -> None:
     assert partition.high_watermark == 1
 
 
+def test_a_leader_whose_disk_failed_commits_nothing_more_than_its_last_sync() -> None:
+    """Records came while the sync ran, and then the disk failed: none of them was synced."""
+    broker, partition = led((1,), LogConfig(flush_messages=1))
+    broker.write(0, b"a")
+    outcomes = wait(partition, 2)
+    broker.write(0, b"b")
+    partition.fail("the disk is broken")
+    partition.flushed(1, 1)
+    assert partition.high_watermark == 1
+    (error,) = outcomes
+    assert error is not None
+    assert error.code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
 def test_after_a_flush_nobody_is_waited_for_who_was_caught_up_too_long_ago() -> None:
     broker, partition = led((1, 2), LogConfig(flush_messages=1))
     partition.fetched_by(3, 0, 0, 1)

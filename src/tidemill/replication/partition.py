@@ -398,10 +398,11 @@ class Partition(Readable):
         else:
             self._commit(now_ms)
         self.flush_if_due()
-        if not self._flushing and self._alone and self.high_watermark < self.log.end_offset:
-            self._advance(self.log.end_offset, 0)
         # What came meanwhile, and wants no sync, waits no longer either.
-        self._wake_synced(end_offset if self._flushing else self.log.end_offset)
+        end = self._own_end()
+        if self._alone and self.high_watermark < end:
+            self._advance(end, 0)
+        self._wake_synced(end)
         if self.on_flushed is not None:
             self.on_flushed()
 

@@ -67,11 +67,9 @@ class Holders:
             self.eligible |= before - after
         self.eligible -= after
         for broker in sorted(after - before):
-            if broker in self.unreported:
-                continue
             if leader != broker and leader in before and leader in after:
                 self._join(broker, leader)
-            else:
+            elif broker not in self.unreported:
                 self.since.setdefault(broker, ALWAYS if is_first else now)
         if leader in after and leader not in self.unreported:
             self.since.setdefault(leader, now)
@@ -100,7 +98,10 @@ class Holders:
 
     def _join(self, broker: int, leader: int) -> None:
         since = self.since.get(leader, self.unreported.get(leader, NEVER))
-        if since < NEVER:
+        if broker in self.unreported:
+            # Its process goes on with what its disk has lost, and others get it from there.
+            self.unreported[broker] = since
+        elif since < NEVER:
             self.since[broker] = since
         else:
             self.since.pop(broker, None)

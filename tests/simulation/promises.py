@@ -168,9 +168,9 @@ EXCUSES = {
     "no more than wall clocks were wrong",
     "not-learnt": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, and the "
     "leader has not read it yet",
-    "cut-before": "follows: a process had cut the log, and was killed before the disk had that; epochs: an "
-    "epoch begins where the log ended when it was opened or cut, behind the last batch that compaction has "
-    "left",
+    "cut-before": "follows, restart: a process had cut the log, and was killed before the disk had that; "
+    "epochs: an epoch begins where the log ended when it was opened or cut, behind the last batch that "
+    "compaction has left",
     "late-fetch": "counted: a fetch of a process that is gone comes to a leader that knows of no later "
     "registration",
     "full-disk": "checkpoints: a full disk has refused a checkpoint, which is written once there is room",
@@ -343,6 +343,8 @@ class Promises:
         """Up to where a broker has a partition on its disk; -1 when it has nothing there."""
         self.started_s: Callable[[int], float | None] = lambda broker: None
         """Since when the process of a broker runs."""
+        self.has_opened: Callable[[int, Place], bool] = lambda broker, place: True
+        """Whether the process of a broker has opened the directories in which a log may lie."""
         self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
         self._ends: dict[tuple[str, LogKey], int] = {}
         self._leaders: dict[tuple[LogKey, int], int] = {}
@@ -629,8 +631,8 @@ class Promises:
         started_s = self.started_s(broker)
         for place, known in self.partitions.items():
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
-            if is_new and is_found and not lost.is_lost(*place):
-                # Its start has found nothing missing.
+            if is_new and is_found and not lost.is_lost(*place) and self.has_opened(broker, place):
+                # Its start has found nothing missing. A directory that it cannot open is read by a later one.
                 known.holders.unreported.pop(broker, None)
 
     def has_registered_since(self, broker: int, since_s: float) -> bool:

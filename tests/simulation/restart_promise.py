@@ -3,12 +3,14 @@
 What a log holds is noted when its process ends, as the system has it then, and compared with what the next
 process finds when it has opened the log. A killed process costs nothing. A power cut, or pages that the
 system drops after a failed sync, cost the end of a log: nothing stays that is behind what is gone, else a
-leader would go on behind a hole. A compacted log may lack records that compaction has taken: a start ends an
-exchange of segments that was begun.
+leader would go on behind a hole. They may also bring back what was cut a moment ago, in the place of what
+came then. A compacted log may lack records that compaction has taken: a start ends an exchange of segments
+that was begun.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -81,6 +83,8 @@ class RestartPromise:
             for base, data in batches_of(before.files)
             if base >= start and base not in after and (base < end or not before.may_lose)
         }
+        if before.may_lose:
+            gone = self._without_brought_back(gone, now)
         if not gone:
             return
         unexplained = list(gone)
@@ -98,6 +102,18 @@ class RestartPromise:
                 f"{directory} held offset {unexplained[0]} when its process ended, and not when it was"
                 f" opened: there it begins at {start}, and ends at {end}",
             )
+
+    def _without_brought_back(self, gone: Mapping[int, bytes], now: Mapping[str, bytes]) -> dict[int, bytes]:
+        """The batches in whose place there is none: those that were cut before may be there again."""
+        spans = sorted(spans_of(now))
+        left = {}
+        for base, data in gone.items():
+            at = bisect_right(spans, (base, base)) - 1
+            if at >= 0 and spans[at][1] >= base:
+                self._excused("cut-before")
+            else:
+                left[base] = data
+        return left
 
     def _unexplained(
         self, batches: Mapping[int, bytes], left: set[int], gone: Mapping[int, bytes], retention_ms: int
@@ -149,6 +165,14 @@ def exchanged(files: Mapping[str, bytes]) -> set[int]:
 def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
     """Whether both are of the same topic id: a topic may be made anew in a directory of the same name."""
     return one.get(PARTITION_METADATA) == other.get(PARTITION_METADATA)
+
+
+def spans_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, int]]:
+    """The first and last offsets of the whole batches in the segments of a log."""
+    for name, data in files.items():
+        if offset_of(name, LOG) >= 0:
+            for base, last, _ in whole_batches(data):
+                yield base, last
 
 
 def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:

@@ -51,6 +51,7 @@ from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
 from tidemill.log.retention import Policy, expired_segments
 from tidemill.model.errors import TidemillError
+from tidemill.model.types import TopicPartition
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
 from tidemill.replication.follower_start import FollowerStart
@@ -253,6 +254,7 @@ class Simulation:
             self.node(broker).files, f"{place[0]}-{place[1]}"
         )
         self.promises.started_s = self._started_s
+        self.promises.has_opened = self._has_opened
         self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
         self.following = FollowingPromise(self.promises, self._find, self._registered)
         self.phases = ChangePhases(self.loop.time)
@@ -547,6 +549,14 @@ class Simulation:
         if not node.is_running:
             return None
         return node.started_s if node.server is not None else self.loop.time()
+
+    def _has_opened(self, node_id: int, place: Place) -> bool:
+        node = self.node(node_id)
+        replicas = opened_replicas(node.server or node.starting)
+        if replicas is None:
+            return True
+        logs = replicas.logs
+        return len(logs.working) == len(logs.directories) or TopicPartition(*place) in logs.logs
 
     def _stop(self) -> None:
         self.loop.call_soon(self._raise, context=WORLD)

@@ -319,16 +319,17 @@ def test_a_report_of_losses_excuses_nothing_of_a_topic_that_was_made_since(
     assert checked.waits_for_operator() != is_since
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_only_a_new_registration_tells_what_a_start_has_found(is_new: bool) -> None:
+@pytest.mark.parametrize(("is_new", "has_opened"), [(True, True), (False, True), (True, False)])
+def test_only_a_new_registration_tells_what_a_start_has_found(is_new: bool, has_opened: bool) -> None:
     checked = Checked()
+    checked.promises.has_opened = lambda broker, place: has_opened
     checked.promises.replicas_lost(3, everything=True)
     checked.now += 1.0
     started_s = checked.now
     checked.promises.started_s = lambda _: started_s
     checked.promises.registered(3, LostReplicas(), is_new=is_new)
     checked.written(1, 2, 3, leader=3, epoch=2)
-    expected = ["election: 3 leads ('t', 0), and lacks what [1, 2] hold"] if is_new else []
+    expected = ["election: 3 leads ('t', 0), and lacks what [1, 2] hold"] if is_new and has_opened else []
     assert checked.broken == expected
 
 
@@ -853,6 +854,18 @@ def test_a_power_cut_takes_the_end_of_a_log_and_a_kill_nothing(
     one.promise.process_ends(one.files, may_lose=may_lose)
     one.holds(left)
     assert one.opened(end) == found
+
+
+@pytest.mark.parametrize(("may_lose", "found"), [(True, []), (False, ["restart"])])
+def test_a_power_cut_may_bring_back_what_was_cut_and_a_kill_may_not(may_lose: bool, found: list[str]) -> None:
+    one = Restarted()
+    one.holds({0: b"a", 1: b"b", 2: b"c"})
+    one.promise.process_ends(one.files, may_lose=may_lose)
+    one.holds({0: b"a"})
+    both = [(0, b"k", b"former", None), (0, b"k", b"former", None)]
+    batch = build_batch(both, base_offset=1)
+    one.files.open(f"/data/t-0/{offset_name(0, LOG)}", create=True).append([batch])
+    assert one.opened(3) == found
 
 
 def test_a_log_that_two_processes_did_not_open_is_compared_with_what_the_first_left() -> None:

@@ -191,6 +191,16 @@ def test_a_replica_that_a_leader_asked_for_before_its_loss_has_what_the_leader_h
     assert holders.better_than(1) == []
 
 
+def test_a_replica_whose_disk_lost_something_has_it_as_long_as_its_process_runs() -> None:
+    holders = held(1)
+    holders.state_written(20.0, 1, [1, 2])
+    holders.lost(3)
+    holders.state_written(30.0, 1, [1, 2, 3], is_new_epoch=False)
+    holders.state_written(40.0, 3, [2, 3])
+    holders.state_written(50.0, 3, [2, 3, 1], is_new_epoch=False)
+    assert holders.since == {2: ALWAYS, 1: ALWAYS}
+
+
 def test_a_replica_that_gets_in_sync_with_a_leader_whose_loss_was_read_lacks_what_that_lacks() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1, 3])

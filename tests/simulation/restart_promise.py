@@ -105,7 +105,7 @@ class RestartPromise:
 
     def _without_brought_back(self, gone: Mapping[int, bytes], now: Mapping[str, bytes]) -> dict[int, bytes]:
         """The batches in whose place there is none: those that were cut before may be there again."""
-        spans = sorted(spans_of(now))
+        spans = sorted((base, last) for base, last, _ in whole_batches_of(now))
         left = {}
         for base, data in gone.items():
             at = bisect_right(spans, (base, base)) - 1
@@ -167,20 +167,16 @@ def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
     return one.get(PARTITION_METADATA) == other.get(PARTITION_METADATA)
 
 
-def spans_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, int]]:
-    """The first and last offsets of the whole batches in the segments of a log."""
+def whole_batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """The whole batches in the segments of a log, with their first and last offsets."""
     for name, data in files.items():
-        if offset_of(name, LOG) >= 0:
-            for base, last, _ in whole_batches(data):
-                yield base, last
+        if offset_of(name.removesuffix(SWAP), LOG) >= 0:
+            yield from whole_batches(data)
 
 
 def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
-    """The whole batches in the segments of a log, with their base offsets."""
-    for name, data in files.items():
-        if offset_of(name.removesuffix(SWAP), LOG) >= 0:
-            for base, _, batch in whole_batches(data):
-                yield base, batch
+    """The same by their first offsets."""
+    return ((base, batch) for base, _, batch in whole_batches_of(files))
 
 
 def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, int]]:

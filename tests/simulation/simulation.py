@@ -75,7 +75,7 @@ REST_S = 60.0
 """The cluster comes to rest within this time after the last step forward of a replica or consumer, once
 nothing breaks any more."""
 REST_S_MAX = 1800.0
-"""And within this time in any case: one that reads tens of thousands of records in small fetches needs it."""
+"""And within this time in any case: a consumer may have to read thousands of records in small fetches."""
 OPERATOR_S = 10.0
 """After so long a partition that has lost all of its records gets a leader by an operator."""
 ON_DUTY_S = 0.5

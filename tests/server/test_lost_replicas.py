@@ -20,7 +20,7 @@ from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
-from tidemill.server.lost_replicas import note_deleted_topics, report_lost_replicas
+from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.testing.files import FaultyFiles
 
 NODE = 1
@@ -125,12 +125,11 @@ def test_the_log_of_a_deleted_topic_of_this_name_is_not_the_replica(disks: tuple
 def test_logs_of_deleted_topics_are_known_for_what_they_are(disks: tuple[Path, Path]) -> None:
     fill(disks)
     manager = opened(*disks)
-    note_deleted_topics(image_of([1, 2], [1, 2]), manager)
-    assert manager.of_deleted_topics == frozenset()
     problem = NodeFormatError("/brokers/topics/t", b"{", "no JSON")
-    note_deleted_topics(ClusterImage(unreadable={(TOPIC, "t"): problem}), manager)
-    assert manager.of_deleted_topics == frozenset()
-    note_deleted_topics(ClusterImage(), manager)
+    for image in (image_of([1, 2], [1, 2]), ClusterImage(unreadable={(TOPIC, "t"): problem})):
+        report_lost_replicas(image, NODE, manager)
+        assert manager.of_deleted_topics == frozenset()
+    report_lost_replicas(ClusterImage(), NODE, manager)
     assert manager.of_deleted_topics == {TopicPartition("t", number) for number in range(4)}
 
 

@@ -153,8 +153,8 @@ class ReplicaManager(PartitionEvents):
         """Whether this broker may begin with an empty log where one of another topic of the name lies.
 
         The leader has the records, or there are none yet, or this broker has reported that it has none: then
-        the controller counts on that. Nor has it any of a topic that was made since it started. Otherwise the
-        store may be what is wrong: an old state of it may have been brought back.
+        the controller counts on that. This broker has no records of a topic that was created after its start.
+        Otherwise the store may be what is wrong: an old state of it may have been brought back.
         """
         if self.following is None:
             return False

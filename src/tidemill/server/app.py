@@ -54,7 +54,7 @@ from tidemill.net.memory import Memory
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
-from tidemill.server.lost_replicas import note_deleted_topics, report_lost_replicas
+from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.policies import policies_of, selection_of
 from tidemill.server.seat import Seat, take_seat
 from tidemill.server.store import open_store
@@ -276,7 +276,6 @@ class BrokerServer:
             endpoints.append(Endpoint(listener.name, listener.protocol, told.host, told.port or port))
         self._endpoints = tuple(endpoints)
         lost = report_lost_replicas(broker.metadata.image, broker.node_id, broker.logs)
-        note_deleted_topics(broker.metadata.image, broker.logs)
         return BrokerRegistration(
             broker.node_id,
             self._endpoints,

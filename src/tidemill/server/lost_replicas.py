@@ -25,7 +25,12 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     without others stays offline where a directory is new, for its disk may only not be mounted. A replica in
     a directory that was not in use at the broker's last start counts as ``missing``: this is not the log that
     was in sync.
+
+    Logs of topics that the cluster does not have are noted in ``logs.of_deleted_topics``: this broker has no
+    records of a topic that is created under such a name after its start.
     """
+    others = image.topics.keys() | image.unreadable_of(TOPIC).keys()
+    logs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)
     if logs.is_blank:
         logs.reported_missing = frozenset(_assigned(image, node_id))
         _warn(image, logs)
@@ -52,15 +57,6 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
     unsynced += sorted(logs.damaged.difference(unsynced))
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
-
-
-def note_deleted_topics(image: ClusterImage, logs: LogManager) -> None:
-    """Notes which logs are of topics that the cluster does not have; arguments as for the report.
-
-    A topic of the name that the broker hears of later was made since: it has no records here.
-    """
-    others = image.topics.keys() | image.unreadable_of(TOPIC).keys()
-    logs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)
 
 
 def _warn(image: ClusterImage, logs: LogManager) -> None:

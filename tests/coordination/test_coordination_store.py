@@ -140,6 +140,27 @@ def test_a_transaction_is_done_whole_or_not_at_all(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
+def test_a_transaction_may_depend_on_a_node_that_is_not_there(sessions: Sessions) -> None:
+    """Each operation sees those before: what is created goes again, and leaves nothing."""
+
+    async def story() -> None:
+        async with sessions() as (one, two):
+            await one.transact([Create("/a", b"1"), Create("/ids")])
+            without = [Create("/ids/7"), Delete("/ids/7")]
+            await one.transact([*without, SetData("/a", b"2")])
+            assert await one.children("/ids") == []
+            await two.transact([Create("/ids/7", b"x", ephemeral=True)])
+            with pytest.raises(NodeExists) as caught:
+                await one.transact([*without, SetData("/a", b"3")])
+            assert caught.value.path == "/ids/7"
+            there, node = await one.get("/ids/7"), await one.get("/a")
+            assert there is not None
+            assert node is not None
+            assert (there.data, node.data) == (b"x", b"2")
+
+    asyncio.run(story())
+
+
 def test_operations_of_a_transaction_see_those_before(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):

@@ -1406,7 +1406,7 @@ ELECTIONS: Final = (
     Fault(
         "registered-meanwhile-not-waited-for",
         "controller/shell.py",
-        "[*_unregistered(broker_id), operation]",
+        "[*_absence_check(broker_id), operation]",
         "[operation]",
         "The deletion of a topic waits for a broker that registers while it is being unregistered.",
         reason="A broker has to come back in the milliseconds between the controller's look and its write.",

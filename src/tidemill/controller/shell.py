@@ -256,8 +256,8 @@ class Controller(Office):
     async def unregister_broker(self, broker_id: int) -> None:
         """Ends the wait of topic deletions for a dead broker that does not return.
 
-        What it wrote holds for later controllers, too. Raises INVALID_REQUEST for a broker that is live or
-        still registered, also when it registers meanwhile; NOT_CONTROLLER, StoreError.
+        What it wrote holds for later controllers, too. Raises INVALID_REQUEST for a broker that is live,
+        still registered, or registered again before the write; NOT_CONTROLLER, StoreError.
         """
         async with self.changing():
             await self.look_at_brokers()
@@ -275,7 +275,7 @@ class Controller(Office):
                 renewed, operation = await with_pauses(
                     planning_without(deleting[name], broker_id, self.broker_id)
                 )
-                error = await self.attempt_in_one([*_unregistered(broker_id), operation])
+                error = await self.attempt_in_one([*_absence_check(broker_id), operation])
                 if error is not None:
                     break
                 deleting[name] = renewed
@@ -463,14 +463,17 @@ def _is_missing(error: KafkaError | None) -> bool:
     return error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _unregistered(broker_id: int) -> list[Operation]:
-    """Changes nothing; fails its transaction if the broker is registered. ZooKeeper has no check for this."""
+def _absence_check(broker_id: int) -> list[Operation]:
+    """Operations that change nothing, and that fail their transaction if the broker is registered.
+
+    ZooKeeper has a check for nodes that exist only.
+    """
     path = BrokerNode.path(broker_id)
     return [Create(path), Delete(path)]
 
 
 def _still_registered(broker_id: int) -> KafkaError:
-    """Its process may live, and would keep its logs: it would never be sent the deletions."""
+    """The refusal to unregister a broker whose process may run: the deletions would never be sent to it."""
     return KafkaError(
         f"broker {broker_id} cannot be reached, and is still registered. Stop it if it runs, and "
         "try again once its session has ended (zookeeper.session.timeout.ms).",

@@ -21,7 +21,7 @@ from paths_bench import (
 )
 from replica_stage import Broker
 
-from tidemill.broker.handlers.list_offsets import look_up
+from tidemill.broker.handlers.list_offsets import EARLIEST, look_up
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
@@ -167,6 +167,21 @@ def test_an_epoch_that_the_leader_never_saw_is_out_of_range(bench: Bench) -> Non
     response = follower.client.answer(FETCH, 18)
     _, out_of_range, _ = follower.fetcher.answer(response, 0)
     assert out_of_range == [partition]
+
+
+@pytest.mark.parametrize(("replica", "epoch"), [(FOLLOWER, 3), (-1, 5)])
+def test_a_follower_is_told_the_epoch_of_the_last_record_of_an_emptied_log(
+    bench: Bench, replica: int, epoch: int
+) -> None:
+    partition = bench.partition()
+    partition.become(NODE, 3, (NODE,), (NODE,), 0, 0)
+    data = batch(b"a", b"b")
+    partition.append([parse_batch(data, 0, len(data))], 1, 0)
+    partition.log.advance_start(2)
+    partition.become(NODE, 5, (NODE,), (NODE,), 0, 0)
+    wanted = ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=EARLIEST)
+    answer = look_up(partition, wanted, ListOffsetsRequest(replica_id=replica), 9, None)
+    assert (answer.offset, answer.leader_epoch) == (2, epoch)
 
 
 def test_a_broker_without_a_replica_is_no_follower(bench: Bench) -> None:

@@ -27,6 +27,7 @@ from tidemill.replication.fetcher import TRANSIENT, FetchLimits, Trouble
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.fetch import FetchResponse
+from tidemill.wire.messages.list_offsets import ListOffsetsPartitionResponse
 from tidemill.wire.schema import encode
 
 FOLLOWER = 2
@@ -278,9 +279,10 @@ def test_a_leader_that_does_not_say_where_its_log_begins_is_asked_again(
     caplog.set_level("INFO")
     asked: list[int] = []
 
-    async def unsaid_at_first(loop: LeaderLoop, link: Link, which: Any, timestamp: int) -> dict[Any, int]:
+    async def unsaid_at_first(loop: LeaderLoop, link: Link, which: Any, timestamp: int) -> dict[Any, Any]:
         asked.append(timestamp)
-        return {("t", 0): 1 if timestamp == EARLIEST else 2} if len(asked) > 2 else {}
+        said = ListOffsetsPartitionResponse(offset=1 if timestamp == EARLIEST else 2)
+        return {("t", 0): said} if len(asked) > 2 else {}
 
     monkeypatch.setattr(LeaderLoop, "_offsets", unsaid_at_first)
     leader = stage.bench.partition("t", 0)

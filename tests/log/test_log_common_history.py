@@ -9,6 +9,7 @@ import pytest
 
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull
+from tidemill.log.leader_epochs import LeaderEpochs
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move, begin_move, interrupted_moves
@@ -241,8 +242,25 @@ def test_a_copy_of_what_was_deleted_begins_anew(how: str) -> None:
     stage.go_on(how)
     moved = stage.swap()
     assert (moved.start_offset, moved.end_offset) == (4, 6)
-    assert (moved.leader_epochs.epochs, moved.leader_epochs.starts) == ([2], [4])
+    assert (moved.leader_epochs.epochs, moved.leader_epochs.starts) == ([2], [3])
     assert content(moved) == content(stage.log)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_copy_of_an_emptied_log_knows_the_epoch_of_its_last_record(how: str) -> None:
+    stage = Stage(4)
+    stage.receive(4, 6, 2)
+    stage.log.advance_start(6)
+    for checkpoint in stage.logs.log_checkpoints(stage.logs.directories):
+        if checkpoint.take():
+            checkpoint.write()
+    stage.go_on(how)
+    moved = stage.swap()
+    moved.close(NOW)
+    epochs = LeaderEpochs(stage.files, moved.leader_epochs.path)
+    epochs.load()
+    assert (moved.start_offset, moved.end_offset) == (6, 6)
+    assert (epochs.epochs, epochs.starts) == ([2], [5])
 
 
 @pytest.mark.parametrize("seed", range(40))

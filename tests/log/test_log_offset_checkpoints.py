@@ -376,6 +376,7 @@ def test_a_start_in_a_file_whose_name_could_not_be_synced_takes_nothing_of_the_n
     former = made(manager, 0)
     for _ in range(3):
         append(former)
+    former.flush(NOW)
     write(manager)
     former.advance_start(6)
     files.fail("sync_directory", "/data", errno.EMFILE)

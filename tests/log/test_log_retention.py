@@ -106,7 +106,7 @@ def test_records_deleted_by_request_take_whole_segments_along(log_of: MakeLog, b
     assert not log.advance_start(7)
     log.remove_segments(expired_segments(log, log.end_offset, NOW), NOW)
     assert (log.start_offset, log.segments[0].base_offset) == (7, 6)
-    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 4], [7, 30])
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 4], [6, 30])
 
 
 def test_a_policy_plugs_in(log_of: MakeLog, batch: MakeBatch) -> None:

@@ -161,10 +161,12 @@ def test_epochs_follow_truncation_at_both_ends(files: FaultyFiles) -> None:
     cache.truncate_end(200)
     assert cache.starts == [10, 100]
     cache.truncate_start(50)
-    assert (cache.epochs, cache.starts) == ([1, 3], [50, 100])
+    assert (cache.epochs, cache.starts) == ([1, 3], [49, 100])
     cache.truncate_start(100)
+    assert (cache.epochs, cache.starts) == ([1, 3], [99, 100])
+    assert [cache.epoch_of(offset) for offset in (98, 99, 100, 500)] == [-1, 1, 3, 3]
+    cache.truncate_start(101)
     assert (cache.epochs, cache.starts) == ([3], [100])
-    assert [cache.epoch_of(offset) for offset in (99, 100, 500)] == [-1, 3, 3]
 
 
 def test_an_epoch_that_begins_earlier_replaces_what_was_truncated(files: FaultyFiles) -> None:

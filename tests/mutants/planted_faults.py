@@ -593,9 +593,27 @@ LOG: Final = (
     Fault(
         "epochs-below-start-kept",
         "log/leader_epochs.py",
-        "        del self.epochs[:gone], self.starts[:gone]\n        self.starts[0] = offset\n",
-        "        del self.epochs[: gone + 1], self.starts[: gone + 1]\n",
+        "            del self.epochs[:gone], self.starts[:gone]\n            self.starts[0] = first\n",
+        "            del self.epochs[: gone + 1], self.starts[: gone + 1]\n",
         "The epoch in which the log's start lies is kept, and begins there.",
+    ),
+    Fault(
+        "emptied-log-forgets-its-epoch",
+        "log/leader_epochs.py",
+        "        first = max(offset - 1, 0)\n",
+        "        first = offset\n",
+        "The leader epoch of the last record is known also when that is deleted.",
+    ),
+    Fault(
+        "new-replica-of-an-emptied-log-lacks-its-epoch",
+        "log/log.py",
+        "            self._begin_epoch(leader_epoch, self.start_offset - 1)\n",
+        "            pass\n",
+        "A replica that begins where an emptied log ends takes the epoch of the last record from its leader.",
+        reason="Its log has to be compared with one of a replica that missed much, after all others were lost"
+        " and before anything is written.",
+        test="replication/test_fetcher.py::"
+        "test_a_new_follower_of_an_emptied_log_knows_the_epoch_of_its_last_record",
     ),
     Fault(
         "epoch-end-off-by-one-epoch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.replication.fetcher import Answered, LeaderFetcher
+from tidemill.replication.fetcher import Answered, LeaderFetcher, LeadersLog
 from tidemill.replication.partition import Partition
 from tidemill.wire.messages.fetch import FetchRequest, FetchResponse
 from tidemill.wire.schema import decode, encode
@@ -51,9 +51,11 @@ class MessageFetcher:
         """The connection broke."""
         self.fetcher.lost()
 
-    def found(self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int) -> None:
+    def found(
+        self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int, first_epoch: int = -1
+    ) -> None:
         """The leader told where its log is."""
-        self.fetcher.found(partition, topic_id, first, end, now_ms, now_ms)
+        self.fetcher.found(partition, topic_id, LeadersLog(first, first_epoch, end), now_ms, now_ms)
 
     def not_found(self, partition: Partition, topic_id: bytes, now_ms: int) -> None:
         """The leader did not tell where its log is."""

@@ -280,8 +280,11 @@ def test_a_former_leader_keeps_nothing_before_the_start_of_its_leader() -> None:
     pair.one.partitions[0].log.advance_start(4)
     pair.one.write(0, b"2")
     pair.start(2)
-    for _ in range(3):
-        pair.round()
+    request = pair.fetcher.request(0)
+    assert request is not None
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    pair.fetcher.found(partition, TOPIC, 4, 5, 0, first_epoch=2)
+    pair.round()
     pair.same()
     assert (former.log.start_offset, former.log.end_offset) == (4, 5)
     pair.two.become(FOLLOWER, 3, (FOLLOWER,))
@@ -302,6 +305,71 @@ def test_a_follower_behind_the_start_of_its_leader_begins_anew() -> None:
     pair.round()
     assert (partition.log.start_offset, partition.log.end_offset) == (6, 10)
     assert partition.high_watermark == 10
+
+
+def emptied_leader(epoch: int) -> Pair:
+    """The leader has deleted ten records, the last of them of epoch 1, and leads in ``epoch``."""
+    pair = Pair()
+    pair.one.become(LEADER, 0, (LEADER,))
+    pair.one.write(0, *(b"%d" % number for number in range(6)))
+    pair.one.become(LEADER, 1, (LEADER,))
+    pair.one.write(0, *(b"%d" % number for number in range(4)))
+    pair.one.partitions[0].log.advance_start(10)
+    pair.start(epoch)
+    return pair
+
+
+def last_epoch(partition: Partition) -> int:
+    return int(partition.log.leader_epochs.epoch_of(int(partition.log.end_offset) - 1))
+
+
+def test_a_new_follower_of_an_emptied_log_knows_the_epoch_of_its_last_record() -> None:
+    pair = emptied_leader(4)
+    request = pair.fetcher.request(0)
+    assert request is not None
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    assert last_epoch(pair.one.partitions[0]) == 1
+    pair.fetcher.found(partition, TOPIC, 10, 10, 0, first_epoch=1)
+    pair.now_ms = BACKOFF_MS
+    pair.round()
+    assert (partition.log.start_offset, partition.log.end_offset, last_epoch(partition)) == (10, 10, 1)
+    pair.one.write(0, b"next")
+    pair.round()
+    pair.same()
+    assert partition.log.leader_epochs.epochs == [1, 4]
+
+
+def test_a_follower_that_begins_anew_for_another_reason_asks_for_that_epoch() -> None:
+    """Its own records of epoch 2 are not the leader's, and what is left lies before the leader's start."""
+    pair = emptied_leader(4)
+    pair.two.become(FOLLOWER, 0, (FOLLOWER,))
+    pair.two.write(0, b"0", b"1")
+    pair.two.become(FOLLOWER, 2, (FOLLOWER,))
+    pair.two.write(0, b"other")
+    pair.start(4)
+    request = pair.fetcher.request(0)
+    assert request is not None
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    assert (partition.log.start_offset, partition.log.end_offset) == (10, 10)
+    assert pair.fetcher.request(0) is None, "it waits for the answer"
+    pair.fetcher.found(partition, TOPIC, 10, 10, 0, first_epoch=1)
+    assert last_epoch(partition) == 1
+    pair.round()
+    pair.one.write(0, b"next")
+    pair.round()
+    pair.same()
+
+
+def test_a_follower_of_a_log_with_records_learns_its_epochs_from_them() -> None:
+    pair = emptied_leader(4)
+    pair.one.write(0, b"next")
+    request = pair.fetcher.request(0)
+    assert request is not None
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    pair.fetcher.found(partition, TOPIC, 10, 11, 0, first_epoch=4)
+    pair.now_ms = BACKOFF_MS
+    pair.round()
+    assert (partition.log.leader_epochs.epochs, partition.log.leader_epochs.starts) == ([4], [10])
 
 
 @pytest.mark.parametrize("was_behind", [False, True])

@@ -11,6 +11,7 @@ import pytest
 from cluster_stage import Stage, cluster, cut_power, produce, stored, until
 
 from tidemill.cli.main import run
+from tidemill.client import TopicPartition
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -19,6 +20,9 @@ SETTINGS = {
     "zookeeper__session__timeout__ms": "2000",
     "replica__lag__time__max__ms": "2000",
     "auto__leader__rebalance__enable": "false",
+    "log__retention__check__interval__ms": "300",
+    "log__initial__task__delay__ms": "300",
+    "log__segment__delete__delay__ms": "300",
 }
 
 _numbers = itertools.count()
@@ -70,6 +74,34 @@ def is_told(stage: Stage, topic: str, leader: int) -> bool:
     return any(
         " WARNING " in line and told in line and "may lack committed records" in line for line in lines
     )
+
+
+def is_emptied(broker: Broker, topic: str, end: int) -> bool:
+    """Whether no file with records of the topic is left."""
+    names = {path.name for path in Path(broker.data_dir, f"{topic}-0").iterdir()}
+    return {name for name in names if ".log" in name} == {f"{end:020d}.log"}
+
+
+def test_replicas_whose_records_were_all_deleted_count_more_than_one_that_missed_that(
+    stage: Stage, topic: str
+) -> None:
+    """Broker 3 has records that were deleted while it was down. The others, without any, lost their power."""
+    make(stage, topic, [1, 2, 3], 2)
+    produce(stage, topic, range(300))
+    stage.until_in_sync(topic, [1, 2, 3])
+    stage.brokers[3].kill()
+    stage.until_in_sync(topic, [1, 2])
+    produce(stage, topic, range(300, 500))
+    with stage.admin(1, 2) as admin:
+        assert admin.delete_records({TopicPartition(topic, 0): 500}) == {TopicPartition(topic, 0): 500}
+    for number in (1, 2):
+        until(lambda number=number: is_emptied(stage.brokers[number], topic, 500), "the files of records go")
+        cut_power(stage.brokers[number])
+    for number in (3, 2, 1):
+        stage.brokers[number].start()
+    stage.until_in_sync(topic, [1, 2, 3])
+    assert stored(stage, topic) == []
+    assert produce(stage, topic, range(1)) == [500], "no offset is given out twice"
 
 
 def test_the_last_in_sync_replica_comes_back_empty_and_nothing_is_lost(stage: Stage, topic: str) -> None:

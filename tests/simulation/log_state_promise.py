@@ -133,6 +133,8 @@ class LogStatePromise:
         """By partition the batches that were seen, by leader epoch and offset: checksum, and whose it was."""
         self._ends: dict[Log, set[int]] = {}
         """Where a log ended when it was opened, and after each cut."""
+        self._last_epochs: dict[tuple[int, str], tuple[int, int]] = {}
+        """By disk and directory where a log with records ended, and the leader epoch of its last record."""
 
     def opened(self, broker: str, log: Log) -> None:
         """A process has opened a log."""
@@ -151,6 +153,7 @@ class LogStatePromise:
                 continue
             self._seen[id(log)] = now
             self._check_order(broker, now)
+            self._check_last_epoch(broker, log)
             if seen is None:
                 continue
             if now.end > seen.end:
@@ -166,6 +169,7 @@ class LogStatePromise:
     def cut(self, broker: str, log: Log) -> None:
         """Checks a log that was just cut, or was to be cut where it ends."""
         self._ends.setdefault(log, set()).add(int(log.end_offset))
+        self.begins_anew(log)
         if log.closed or log.has_unfinished_cut:
             return
         self._check_order(broker, Seen.of(log))
@@ -177,6 +181,10 @@ class LogStatePromise:
                 f" {log.end_offset}",
             )
         self.check(broker, log)
+
+    def begins_anew(self, log: Log) -> None:
+        """A log begins anew, ends elsewhere or has lost records: its last record is not what it was."""
+        self._last_epochs.pop((id(log.files), log.directory), None)
 
     def _check_order(self, broker: str, now: Seen) -> None:
         """Nothing is known of what lies behind the end of a log."""
@@ -241,6 +249,7 @@ class LogStatePromise:
         self._check_holes(broker, log, batches)
         self._check_same(broker, log, batches)
         self._check_epochs(broker, log, batches)
+        self._check_last_epoch(broker, log)
         self._check_producers(broker, log, batches)
         self._check_recovery_point(broker, log)
 
@@ -308,6 +317,22 @@ class LogStatePromise:
                     f" {begins.get(epoch)} (known: {_epochs(log)})",
                 )
                 return
+
+    def _check_last_epoch(self, broker: str, log: Log) -> None:
+        """Also when it is deleted the epoch of the last record is known: elections compare logs by it."""
+        key = id(log.files), log.directory
+        end = int(log.end_offset)
+        epoch = log.leader_epochs.epoch_of(end - 1)
+        if log.start_offset < end:
+            self._last_epochs[key] = end, epoch
+            return
+        known_end, known = self._last_epochs.get(key, (-1, -1))
+        if known_end == end and known != epoch:
+            self._broken(
+                "epochs",
+                f"{broker} has deleted all of {_name(log)}, whose last record was of epoch {known}, and knows"
+                f" {_epochs(log)}",
+            )
 
     def _check_begin(self, broker: str, log: Log) -> None:
         """Also in a copy of a compacted log an epoch begins where the log ended before."""

@@ -83,6 +83,7 @@ ON_DUTY_S = 0.5
 CUT_DOUBTFUL = FollowerStart._cut_doubtful
 OPEN_LOG = Opening.open
 TRUNCATE_TO = CutStore.truncate_to
+TRUNCATE_FULLY = CutStore.truncate_fully
 LOAD_LOGS = LogManager.load
 EXPIRED_SEGMENTS = expired_segments
 WITH_THREADS = (closing, loading, manager)
@@ -364,6 +365,7 @@ class Simulation:
                 mock.patch.object(LogManager, "load", lambda *of: self._load_logs(*of)),
                 mock.patch.object(manager, "expired_segments", self._expired_segments),
                 mock.patch.object(CutStore, "truncate_to", lambda *of: self._truncate_to(*of)),
+                mock.patch.object(CutStore, "truncate_fully", lambda *of: self._truncate_fully(*of)),
                 mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
                 *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
                 *self.patches(),
@@ -638,6 +640,8 @@ class Simulation:
             self.promises.restart.opened(files, log)
             self.following.opened(log)
             self.promises.disk_state.opened(self._name_of(files), opening, log, segments)
+            if opening.has_lost:
+                self.promises.log_state.begins_anew(log)
             self.promises.log_state.opened(self._name_of(files), log)
         return log
 
@@ -673,6 +677,11 @@ class Simulation:
         if isinstance(log.files, SimulatedFiles):
             self.promises.log_state.cut(self._name_of(log.files), log)
         return was_cut
+
+    def _truncate_fully(self, log: Log, offset: int, now_ms: int) -> None:
+        """A process has a log begin anew."""
+        self.promises.log_state.begins_anew(log)
+        TRUNCATE_FULLY(log, offset, now_ms)
 
     def _name_of(self, files: SimulatedFiles) -> str:
         return next((node.name for node in self.nodes if node.files is files), "a broker")

@@ -538,3 +538,24 @@ def test_the_epoch_that_is_the_latest_again_after_a_cut_may_begin_behind_what_co
     kept.append(4, 7)
     kept.look()
     assert checked == [kept.log]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_an_emptied_log_that_forgets_the_epoch_of_its_last_record_is_found(is_forgotten: bool) -> None:
+    kept = Kept()
+    kept.look()
+    kept.log.advance_start(5)
+    if is_forgotten:
+        kept.log.leader_epochs.truncate_end(-1)
+    kept.look(log_start_offset=5)
+    text = "broker-1 has deleted all of t-0, whose last record was of epoch 5, and knows {}"
+    assert kept.broken == ([f"epochs: {text}"] if is_forgotten else [])
+
+
+def test_a_log_that_begins_anew_has_another_last_record() -> None:
+    kept = Kept()
+    kept.look()
+    kept.promise.begins_anew(kept.log)
+    kept.log.truncate_fully(5, NOW)
+    kept.look()
+    assert kept.broken == []

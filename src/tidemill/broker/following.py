@@ -17,13 +17,14 @@ from collections.abc import Awaitable, Callable
 from tidemill.model.errors import ProtocolError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.net.link import Link, LinkError
-from tidemill.replication.fetcher import Answered, FetchLimits, LeaderFetcher, Trouble
+from tidemill.replication.fetcher import Answered, FetchLimits, LeaderFetcher, LeadersLog, Trouble
 from tidemill.replication.follows import Follows
 from tidemill.replication.partition import Partition
 from tidemill.replication.throttle import Throttle
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.list_offsets import (
     ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
@@ -233,10 +234,11 @@ class LeaderLoop:
                 self.fetcher.not_found(partition, partition.log.topic_id, self._clock.monotonic_ms())
                 continue
             before = int(partition.log.end_offset)
+            first, end = firsts[key].offset, ends[key].offset
+            leaders = LeadersLog(first, firsts[key].leader_epoch, end)
             try:
-                topic_id, first, end = partition.log.topic_id, firsts[key], ends[key]
                 now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-                self.fetcher.found(partition, topic_id, first, end, now_ms, wall_ms)
+                self.fetcher.found(partition, partition.log.topic_id, leaders, now_ms, wall_ms)
             except StorageError as problem:
                 self._meet(Trouble(partition, str(problem), problem))
             if partition.log.end_offset != before:
@@ -245,14 +247,14 @@ class LeaderLoop:
                     "%s ended at %d, the leader's log holds %d to %d: it goes on at %d",
                     _name(partition),
                     before,
-                    firsts[key],
-                    ends[key],
+                    first,
+                    end,
                     partition.log.end_offset,
                 )
 
     async def _offsets(
         self, link: Link, partitions: list[Partition], timestamp: int
-    ) -> dict[tuple[str, int], int]:
+    ) -> dict[tuple[str, int], ListOffsetsPartitionResponse]:
         topics: dict[str, ListOffsetsTopic] = {}
         for partition in partitions:
             topic = topics.setdefault(partition.topic, ListOffsetsTopic(name=partition.topic, partitions=[]))
@@ -267,7 +269,7 @@ class LeaderLoop:
         version = link.version_of(ApiKey.LIST_OFFSETS, *LIST_OFFSETS_VERSIONS)
         answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, self.fetcher.limits.patience_ms / 1000)
         return {
-            (topic.name, one.partition_index): one.offset
+            (topic.name, one.partition_index): one
             for topic in answer.topics
             for one in topic.partitions
             if one.error_code == 0

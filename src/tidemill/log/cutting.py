@@ -168,6 +168,7 @@ class CutStore(LogStore):
     def _empty(self, base_offset: i64, start_offset: i64, now_ms: i64) -> None:
         self.finish_cut()
         self._settle_swap()
+        is_empty_there: bool = self.start_offset == start_offset == self.end_offset
         self._cut = Cut(self.segments, True, now_ms)
         segment = self._new_segment(base_offset)
         self.segments = [segment]
@@ -181,8 +182,8 @@ class CutStore(LogStore):
         self.note_move()
         self._synced_position = 0
         self._limit_offset = -1
-        self.leader_epochs.truncate_end(-1, save=False)
-        self._leader_epoch = -1
+        self.leader_epochs.truncate_end(int(start_offset) if is_empty_there else -1, save=False)
+        self._leader_epoch = self.leader_epochs.latest
         self.producer_state = ProducerState(self.producer_state.name)
         self.producer_state.end_offset = start_offset
         self.finish_cut()

@@ -3,15 +3,19 @@
 Text, one line each: the version ``0``, the number of entries, then ``<epoch> <start offset>`` per entry,
 both growing. A follower that comes back asks its leader where its last epoch ended, and cuts its log there.
 
+The first entry may begin at the offset before the log's start: the epoch of the last record that was deleted.
+A log that is emptied is compared with others by it, as long as it has no other record.
+
 The file is written without waiting for the disk: its entries are also in the batches, so recovery finds
-those that a power cut took, and a flush of the log syncs it.
+those that a power cut took. A flush of the log syncs it, and so does the checkpoint of log starts, before it
+calls records deleted.
 
 Source: KIP-101, KIP-279; Apache Kafka, ``LeaderEpochFileCache.java``, ``LeaderEpochCheckpointFile.java``.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
@@ -144,18 +148,44 @@ class LeaderEpochs:
             self.save_changed()
 
     def truncate_start(self, offset: int) -> None:
-        """Forgets the epochs that end at ``offset`` or before: the log begins there now.
+        """Forgets the epochs that end before the record in front of ``offset``: the log begins there now.
 
-        The file may know them longer, so that a full disk keeps no log from losing its begin: each start
-        forgets them again, and whatever is written next is without them.
+        The file may know them longer: each start forgets them again, and whatever is written next is without
+        them.
         """
-        gone = bisect_right(self.starts, offset) - 1
-        if gone < 0 or (gone == 0 and self.starts[0] == offset):
+        first = max(offset - 1, 0)
+        gone = bisect_right(self.starts, first) - 1
+        if gone >= 0:
+            del self.epochs[:gone], self.starts[:gone]
+            self.starts[0] = first
+
+    def fit(self, start: int, end: int) -> None:
+        """Forgets what a log from ``start`` to ``end`` does not have. Raises OSError.
+
+        Apache Kafka has the last epoch of an emptied log begin at its start.
+        """
+        at_end = self.epoch_of(end)
+        self.truncate_end(end, save=False)
+        if not self.epochs and 0 < start == end:
+            self.assign(at_end, start - 1, save=False)
+        self.save_changed()
+        self.truncate_start(start)
+
+    def sync(self) -> None:
+        """Has the disk take the file, in any thread, if it was written since. Raises OSError."""
+        changes = self.changes
+        if changes == self.synced:
             return
-        del self.epochs[:gone], self.starts[:gone]
-        self.starts[0] = offset
-        with contextlib.suppress(OSError):
-            self.save()
+        try:
+            file = self.files.open(self.path)
+        except FileNotFoundError:
+            return  # The partition was deleted, or moved to another directory.
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self.files.sync_directory(os.path.dirname(self.path))
+        self.synced = changes
 
     def save_changed(self) -> None:
         """Writes the file unless it has the same entries. Raises OSError."""

@@ -385,6 +385,19 @@ class Log(CutStore):
         if leader_epoch != self._leader_epoch:
             self.leader_epochs.assign(int(leader_epoch), int(self.end_offset), save=False)
 
+    def begin_after(self, leader_epoch: i64) -> None:
+        """Notes the epoch of the record before the start of an empty log, which its leader knows.
+
+        Raises StorageError.
+        """
+        if self.lacks_epoch:
+            self._begin_epoch(leader_epoch, self.start_offset - 1)
+
+    @property
+    def lacks_epoch(self) -> bool:
+        """Whether it has no records, but had some, and the epoch of the last one is not known."""
+        return 0 < self.start_offset == self.end_offset and self.leader_epochs.latest < 0
+
     def _begin_epoch(self, leader_epoch: i64, offset: i64) -> None:
         try:
             self.leader_epochs.assign(int(leader_epoch), int(offset))

@@ -112,6 +112,7 @@ class Move:
         if self.may_differ:
             self._rejoin(now_ms)
         future.advance_start(min(int(source.start_offset), int(future.end_offset)))
+        future.begin_after(source.leader_epochs.epoch_of(int(future.start_offset) - 1))
         offset = max(int(future.end_offset), int(source.start_offset))
         if offset >= source.end_offset:
             return None

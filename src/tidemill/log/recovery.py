@@ -138,8 +138,7 @@ class Opening:
             end = self.start_offset
         start = min(max(self.start_offset, segments[0].base_offset), end)
         find_earlier(self.leader_epochs, segments, start, end)
-        self.leader_epochs.truncate_end(end)
-        self.leader_epochs.truncate_start(start)
+        self.leader_epochs.fit(start, end)
         if self.producers.end_offset != end or self.clean:
             self.warnings += load_producers(
                 self.files, self.directory, segments, self.producers, start, end, self.now_ms
@@ -379,7 +378,7 @@ class Opening:
         before = list(known.epochs), list(known.starts)
         if self.lost_unsynced:
             # A power cut may have brought back an older file, with epochs whose records were cut since.
-            known.truncate_end(int(self.recovery_point), save=False)
+            known.truncate_end(max(int(self.recovery_point), self.start_offset), save=False)
         for run in believed:
             epoch, start, _ = run
             if epoch > known.latest:

@@ -89,6 +89,15 @@ class Answered(NamedTuple):
     refused: int = 0
 
 
+class LeadersLog(NamedTuple):
+    """From where to where a leader's log reaches."""
+
+    first: int
+    first_epoch: int
+    """Of the record at ``first``; of the one before where the log has no records, but had some."""
+    end: int
+
+
 class Followed(Told):
     """One partition, and what the leader was told of it."""
 
@@ -319,10 +328,15 @@ class LeaderFetcher:
                 continue
             if found.error == 0:
                 trouble = self._take(followed, found, data, now_ms, wall_ms)
+                lacks_epoch: bool = found.diverging_end >= 0 and followed.partition.log.lacks_epoch
+                if trouble is None and not lacks_epoch:
+                    continue
+                if result is None:
+                    result = Answered([], [])
                 if trouble is not None:
-                    if result is None:
-                        result = Answered([], [])
                     result.troubles.append(trouble)
+                else:
+                    self._locate(followed, now_ms, result)
                 continue
             if result is None:
                 result = Answered([], [])
@@ -348,9 +362,9 @@ class LeaderFetcher:
             followed.told_in = 0
 
     def found(
-        self, partition: Partition, topic_id: bytes, first: i64, end: i64, now_ms: i64, wall_ms: i64
+        self, partition: Partition, topic_id: bytes, leaders: LeadersLog, now_ms: i64, wall_ms: i64
     ) -> None:
-        """The leader's log reaches from ``first`` to ``end``: puts ours, which lay outside, where it belongs.
+        """The leader has told where its log is: puts ours, which lay outside, where it belongs.
 
         The answer is ignored where the partition has changed since the question. Raises StorageError.
         """
@@ -363,13 +377,17 @@ class LeaderFetcher:
         log_end: i64 = partition.log.end_offset
         if log_end != refused_end or followed.leader_epoch != partition.leader_epoch:
             return
+        first: i64 = leaders.first
+        end: i64 = leaders.end
         if log_end > end:
             partition.follow_end(end, first, wall_ms, f"the leader's log ends at offset {end}")
         elif log_end < first:
             partition.begin_at(first, wall_ms)
-        else:
+        elif not (partition.log.lacks_epoch and log_end == first):
             # The leader would refuse it again: what it misses there is not an offset, or has come meanwhile.
             return
+        if first == end == partition.log.start_offset:
+            partition.log.begin_after(leaders.first_epoch)
         del self._resting[followed.key]
         self._ask(followed, now_ms)
 
@@ -385,14 +403,17 @@ class LeaderFetcher:
         partition = followed.partition
         code = int(found.error)
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            result.out_of_range.append(partition)
-            # It rests until the leader has said where its log is.
-            self._rest(followed, now_ms, self._locate_ms)
-            followed.refused_end = partition.log.end_offset
+            self._locate(followed, now_ms, result)
             return
         name = ErrorCode(code).name if code in _CODES else str(code)
         result.troubles.append(Trouble(partition, f"the leader answers {name}", None, code in TRANSIENT))
         self._rest(followed, now_ms, SOON_MS if code in UNSETTLED else self._backoff_ms)
+
+    def _locate(self, followed: Followed, now_ms: i64, result: Answered) -> None:
+        """Has the leader asked where its log is; the partition rests until then."""
+        result.out_of_range.append(followed.partition)
+        self._rest(followed, now_ms, self._locate_ms)
+        followed.refused_end = followed.partition.log.end_offset
 
     def _take(
         self, followed: Followed, found: Found, data: bytes, now_ms: i64, wall_ms: i64

@@ -182,7 +182,10 @@ def look_up(
     if wanted.timestamp == LATEST and request.replica_id == DEBUGGING_REPLICA:
         epoch = partition.log.leader_epochs.latest
     if wanted.timestamp in (EARLIEST, EARLIEST_LOCAL):
-        epoch = partition.log.leader_epochs.epoch_of(offset)
+        is_emptied = 0 < offset == partition.log.end_offset
+        # A follower that begins at the end of an emptied log has no record that tells it the epoch.
+        before = 1 if is_emptied and request.replica_id >= 0 else 0
+        epoch = partition.log.leader_epochs.epoch_of(offset - before)
     return ListOffsetsPartitionResponse(timestamp=timestamp, offset=offset, leader_epoch=epoch)
 
 

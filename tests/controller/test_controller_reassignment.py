@@ -10,7 +10,7 @@ from controller_images import BROKERS, cluster, clusters, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.elections import ElectionPolicy
+from tidemill.controller.elections import ElectionPolicy, whole_replicas
 from tidemill.controller.reassignment import (
     Decisions,
     moves,
@@ -31,6 +31,11 @@ FIRST = TopicPartition("t", 0)
 def unclean(topic_image: TopicImage) -> ElectionPolicy:
     """A topic that rather loses records than waits."""
     return ElectionPolicy(unclean=True)
+
+
+def two(topic_image: TopicImage) -> ElectionPolicy:
+    """Commits take two replicas."""
+    return ElectionPolicy(min_insync_replicas=2)
 
 
 def wish(image: ClusterImage, replicas: Sequence[int] | None, **how: object) -> Decisions:
@@ -130,9 +135,10 @@ def test_to_cancel_is_to_go_back() -> None:
 
 def test_a_leader_that_a_cancelled_move_takes_the_replica_from_is_not_waited_for() -> None:
     """It deletes its log, so that a later move would bring it back empty."""
-    before = partition([1, 2], leader=1, isr=[1], adding=[1]).replaced(elr=[2])
-    after = only(cluster((1,), topic("t", before)), None)
-    assert (roles(after), after.elr) == (([2], [], [], -1, []), [2])
+    before = partition([1, 2, 3], leader=1, isr=[1], adding=[1]).replaced(elr=[2, 3])
+    ((back, _),) = wish(cluster((1,), topic("t", before)), None, policy_of=two).plans
+    after = back.partitions[0]
+    assert (roles(after), after.elr) == (([2, 3], [], [], -1, []), [2, 3])
     assert after.last_known_leader == NO_BROKER
 
 
@@ -142,12 +148,46 @@ def test_to_cancel_loses_nothing_unless_the_topic_allows_it() -> None:
     refused = wish(image, None)
     assert refused.plans == []
     assert refused.errors[FIRST].code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    assert "none has every committed record" in str(refused.errors[FIRST])
+    assert "only none would have every committed record" in str(refused.errors[FIRST])
     ((back, _),) = wish(image, None, policy_of=unclean).plans
     assert roles(back.partitions[0]) == ([1, 2], [], [], 2, [2])
     # Of two, the one with the better log leads, for which their brokers are asked first.
     ((back, _),) = wish(cluster((1, 2, 4), topic("t", moving)), None, policy_of=unclean).plans
     assert roles(back.partitions[0]) == ([1, 2], [], [], -1, [])
+
+
+@pytest.mark.parametrize("wished", [None, [1, 6, 7]])
+def test_a_move_that_is_stopped_or_replaced_keeps_as_many_whole_replicas_as_commits_took(
+    wished: list[int] | None,
+) -> None:
+    """The brokers of 2 and 3 are dead. With 4 and 5 the copies would go of which 1 has the only other one."""
+    moving = partition([1, 4, 5, 2, 3], isr=[1, 4, 5], leader=1, adding=[4, 5], removing=[2, 3])
+    image = cluster((1, 4, 5, 6, 7), topic("t", moving))
+    refused = wish(image, wished, policy_of=two)
+    assert refused.plans == []
+    error = refused.errors[FIRST]
+    assert error.code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "only 1 would have every committed record, and min.insync.replicas asks for 2" in str(error)
+    assert "keep others of 1, 4, 5" in str(error)
+    assert wish(image, wished, policy_of=unclean).errors == {}
+
+
+def test_a_move_that_had_too_few_whole_replicas_before_can_be_stopped() -> None:
+    moving = partition([1, 4, 2, 3], isr=[1], leader=1, adding=[4], removing=[3])
+    ((back, _),) = wish(cluster((1, 4), topic("t", moving)), None, policy_of=two).plans
+    assert roles(back.partitions[0]) == ([1, 2, 3], [], [], 1, [1])
+
+
+def test_eligible_replicas_count_where_a_move_is_stopped() -> None:
+    moving = partition([1, 4, 2, 3], isr=[1], leader=1, adding=[4], removing=[3]).replaced(elr=[2])
+    ((back, _),) = wish(cluster((1, 4), topic("t", moving)), None, policy_of=two).plans
+    assert (roles(back.partitions[0]), back.partitions[0].elr) == (([1, 2, 3], [], [], 1, [1]), [2])
+
+
+def test_a_topic_that_gets_more_replicas_can_go_back_to_one() -> None:
+    moving = partition([1, 2, 3], isr=[1, 2], leader=1, adding=[2, 3])
+    ((back, _),) = wish(cluster((1, 2, 3), topic("t", moving)), None, policy_of=two).plans
+    assert roles(back.partitions[0]) == ([1], [], [], 1, [1])
 
 
 def test_a_move_gives_the_lead_to_no_replica_that_cannot_be_read() -> None:
@@ -253,13 +293,19 @@ def test_an_administrators_node_keeps_what_is_under_way() -> None:
     assert write_wishes({}, 6) == Delete("/admin/reassign_partitions", 6)
 
 
-@given(clusters(), st.one_of(st.none(), st.lists(BROKERS, min_size=1, max_size=4)), st.booleans())
-def test_no_step_loses_a_record(image: ClusterImage, replicas: list[int] | None, is_unclean: bool) -> None:
+@given(
+    clusters(),
+    st.one_of(st.none(), st.lists(BROKERS, min_size=1, max_size=4)),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_no_step_loses_a_record(
+    image: ClusterImage, replicas: list[int] | None, is_unclean: bool, minimum: int
+) -> None:
     name = next(iter(image.topics))
     before = image.topics[name].partitions[0]
-    decisions = plan_reassignment(
-        image, {TopicPartition(name, 0): replicas}, policy_of=lambda topic: ElectionPolicy(is_unclean)
-    )
+    policy = ElectionPolicy(is_unclean, minimum)
+    decisions = plan_reassignment(image, {TopicPartition(name, 0): replicas}, policy_of=lambda topic: policy)
     if not decisions.plans:
         return
     ((changed, _),) = decisions.plans
@@ -269,6 +315,9 @@ def test_no_step_loses_a_record(image: ClusterImage, replicas: list[int] | None,
     assert set(after.adding) <= set(after.target)
     assert set(after.removing).isdisjoint(after.target)
     assert after.isr or after.elr or is_unclean, "some replica has all that is committed"
+    if not is_unclean:
+        least = min(len(whole_replicas(before, policy)), after.min_insync(minimum))
+        assert len({*after.isr, *after.elr}) >= least, "as many have it as commits take"
     assert {*after.isr, *after.elr} <= set(after.replicas)
     assert is_unclean or {*after.isr, *after.elr} <= {*before.isr, *before.elr}
     assert after.leader == -1 or (after.leader in after.isr and after.leader in image.brokers)

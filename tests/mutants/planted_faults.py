@@ -1331,8 +1331,8 @@ ELECTIONS: Final = (
     Fault(
         "loser-elected-from-the-eligible",
         "controller/elections.py",
-        "        whole = set(_whole(partition, policy)).difference(lost)\n",
-        "        whole = set(_whole(partition, policy))\n",
+        "        whole = set(whole_replicas(partition, policy)).difference(lost)\n",
+        "        whole = set(whole_replicas(partition, policy))\n",
         "A loss is heeded before anybody is elected.",
     ),
     Fault(
@@ -1639,6 +1639,16 @@ COORDINATION: Final = (
         reason="A move has to be cancelled, or replaced by another, after a replica that it adds got in"
         " sync.",
         test="controller/test_controller_reassignment.py::test_to_cancel_is_to_go_back",
+    ),
+    Fault(
+        "stopped-move-keeps-one-replica",
+        "controller/reassignment.py",
+        "    least = min(len(whole), moved.min_insync(policy.min_insync_replicas))\n",
+        "    least = min(len(whole), 1)\n",
+        "A move that is stopped keeps as many replicas with every committed record as commits take.",
+        reason="A move has to be stopped after replicas that it adds got in sync, while others have not.",
+        test="controller/test_controller_reassignment.py::"
+        "test_a_move_that_is_stopped_or_replaced_keeps_as_many_whole_replicas_as_commits_took",
     ),
 )
 

@@ -34,6 +34,7 @@ CLUSTER_EVENTS = (
     *("controllers", "group generations", "commits acknowledged", "commits of old generations refused"),
     *("commits sent again in a later generation", "brokers unregistered"),
     *("members that stand still", "topics made: u", "topic deletion done", "move done", "election done"),
+    "moves stopped or replaced",
     *("excuse needs-operator", "excuse former-coordinator"),
     *("cleanings done", "cleanings done while faults last", "cleanings ended by a change of the log"),
     *("records removed by cleanings", "tombstones removed", "cleaner processes killed"),

@@ -105,7 +105,9 @@ PROMISES = {
     "over the newest connection, and has done what it confirms; a controller repeats a command until it is "
     "answered, and then no more",
     "leader-epoch": "a follower is told offsets by a leader that is in its leader epoch, and by no other",
-    "redundancy": "a move drops a replica only when all replicas that stay are in sync",
+    "redundancy": "a move drops a replica only when all replicas that stay are in sync; one that is stopped "
+    "or replaced drops those that it has added only where as many with every committed record stay as "
+    "commits take, or as many as there were",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
     "assignment",
@@ -460,6 +462,8 @@ class Promises:
     def _assigned(
         self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
     ) -> None:
+        if not known.is_being_deleted:
+            self._check_stopped_move(place, known, replicas, adding)
         dropped = set(known.replicas) - set(replicas) - set(known.adding)
         if dropped and not known.is_being_deleted:
             late = set(replicas) - set(adding) - set(known.holders.isr)
@@ -471,6 +475,22 @@ class Promises:
                 )
         known.replicas, known.adding = replicas, adding
         known.holders.keep(replicas)
+
+    def _check_stopped_move(
+        self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
+    ) -> None:
+        if not set(known.adding) - set(replicas):
+            return
+        self.events.count("moves stopped or replaced")
+        whole = {*known.holders.isr, *known.holders.eligible} & known.holders.trusted
+        kept = whole & set(replicas)
+        least = min(len(whole), self.settings_of(place[0]).min_isr, len(replicas) - len(adding))
+        if len(kept) < least:
+            self.broken(
+                "redundancy",
+                f"{place} stops a move, and of {sorted(whole)} that have every committed record it keeps"
+                f" {sorted(kept)}, fewer than {least}",
+            )
 
     def deletion_began(self, topic: str) -> None:
         """The store has that the topic is to be deleted: its replicas go, one after the other."""

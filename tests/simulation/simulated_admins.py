@@ -40,6 +40,8 @@ CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION, DELETE_RECORDS_VERS
 ALTER_CONFIGS_VERSION, DELETE_BY_ID_VERSION = 1, 6
 UNREGISTERED = 0.3
 """The share of bursts of deletions in which a broker that is not registered is forgotten."""
+STOPPED, STOPPED_S_MEAN = 0.3, 0.2
+"""The share of moves that are stopped, and how long they go on."""
 BURST_S_MEAN = 0.001
 """Within such a time of each other requests of a burst are sent."""
 TIMEOUT_MS = 1000
@@ -122,9 +124,12 @@ class ClusterAdmin(Admin):
             return
         luck = self.random.random()
         if luck < 0.35:
+            partition = self.random.randrange(self.partitions)
             count = self.random.choice((1, 2, 2, 3, 3))
-            replicas = self.random.sample(self.brokers, count)
-            await self._move(self.random.randrange(self.partitions), replicas)
+            await self._move(partition, self.random.sample(self.brokers, count))
+            if self.random.random() < STOPPED:
+                await asyncio.sleep(self.random.expovariate(1 / STOPPED_S_MEAN))
+                await self._move(partition, None)
         elif luck < 0.5:
             await self._change(
                 "election asked", self.elect(self.topic, list(range(self.partitions)), PREFERRED)
@@ -150,7 +155,8 @@ class ClusterAdmin(Admin):
         self.changes += 1
         self.events.count(phase.replace(" asked", " done"))
 
-    async def _move(self, partition: int, replicas: list[int]) -> None:
+    async def _move(self, partition: int, replicas: list[int] | None) -> None:
+        """Moves a partition to other replicas, or stops its move (None)."""
         self.events.add(f"moves {self.topic}-{partition} to {replicas}")
         topic = ReassignableTopic(
             name=self.topic,

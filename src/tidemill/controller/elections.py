@@ -106,7 +106,7 @@ def _eligible(
     """The ELR beside ``isr``: empty as long as enough are in sync for commits."""
     if len(isr) >= partition.min_insync(policy.min_insync_replicas):
         return []
-    whole = _whole(partition, policy)
+    whole = whole_replicas(partition, policy)
     return [
         broker
         for broker in partition.replicas
@@ -114,7 +114,7 @@ def _eligible(
     ]
 
 
-def _whole(partition: PartitionImage, policy: ElectionPolicy) -> Collection[int]:
+def whole_replicas(partition: PartitionImage, policy: ElectionPolicy) -> Collection[int]:
     """The replicas that have every committed record: the in-sync set and the ELR.
 
     Without the ELR, where a leader commits by the in-sync set alone: somebody has lowered
@@ -229,7 +229,7 @@ def elect(
     if leader not in isr:
         leader = next((broker for broker in able if broker in isr), NO_BROKER)
     if leader == NO_BROKER:
-        whole = set(_whole(partition, policy)).difference(lost)
+        whole = set(whole_replicas(partition, policy)).difference(lost)
         leader = next((broker for broker in able if broker in whole), NO_BROKER)
         isr = isr if leader == NO_BROKER else [leader]
     if leader == NO_BROKER:

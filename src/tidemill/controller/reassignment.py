@@ -38,6 +38,7 @@ from tidemill.controller.elections import (
     is_able,
     next_state,
     plan_states,
+    whole_replicas,
 )
 from tidemill.controller.topics import Plan, shown
 from tidemill.coordination.image import NO_BROKER, ClusterImage, Delta, PartitionImage, TopicImage
@@ -224,19 +225,13 @@ def _moved(
     if (replicas, adding, removing) == before:
         return None
     isr = [broker for broker in partition.isr if broker in replicas]
-    eligible = [*partition.isr, *partition.elr]
-    if eligible and not any(broker in replicas for broker in eligible) and not policy.unclean:
-        # Only replicas that the present move has brought in are in sync, and they would have to go.
-        raise KafkaError(
-            f"of the replicas {shown(replicas)} none has every committed record, and records would be lost. "
-            f"Wait until one is in sync, or keep one of {shown(eligible)}.",
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-        )
     leader = _leader(image, partition, partition.leader, replicas, isr, stopping)
     moved = partition.replaced(replicas=replicas, isr=isr, adding=adding, removing=removing)
     done = _completed(image, moved, policy, stopping) if moved.is_moving else None
     if done is not None:
         return done
+    if not policy.unclean:
+        _check_redundancy(partition, moved, policy)
     if leader != NO_BROKER:
         return next_state(moved, leader, isr, policy, is_new_epoch=True)
     elected = elect(image, moved, policy, stopping=stopping)
@@ -244,6 +239,24 @@ def _moved(
         return moved  # It has no state yet.
     state = moved.replaced(partition_epoch=partition.partition_epoch + 1) if elected is None else elected
     return state.replaced(leader_epoch=partition.leader_epoch + 1)
+
+
+def _check_redundancy(before: PartitionImage, moved: PartitionImage, policy: ElectionPolicy) -> None:
+    """Raises where replicas that a move has brought in would go, and too few of the others have each record.
+
+    As many as ``min.insync.replicas`` have to stay, or as many as there are.
+    """
+    whole = sorted(whole_replicas(before, policy))
+    kept = [broker for broker in whole if broker in moved.replicas]
+    least = min(len(whole), moved.min_insync(policy.min_insync_replicas))
+    if len(kept) < least:
+        having = shown(kept) if kept else "none"
+        raise KafkaError(
+            f"of the replicas {shown(moved.replicas)} only {having} would have every committed record, and "
+            f"min.insync.replicas asks for {least}. Wait until more of them are in sync, or keep others of "
+            f"{shown(whole)}.",
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
 
 
 def _leader(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from log_inspection import log_directory
-from log_state_promise import headers_of
+from log_state_promise import headers_of, segments_of
 from simulated_disk import SimulatedFiles
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
@@ -169,7 +169,7 @@ class DiskStatePromise:
     def expired(self, broker: str, log: Log, count: int, high_watermark: int, now_ms: int) -> None:
         """Retention has chosen the first ``count`` segments of a log to go."""
         config = log.config
-        left = sum(int(one.size) for one in log.segments)
+        left = _committed_bytes(log, high_watermark)
         for at in range(count):
             one = log.segments[at]
             end = int(log.segments[at + 1].base_offset if at + 1 < len(log.segments) else log.end_offset)
@@ -188,3 +188,11 @@ class DiskStatePromise:
                 continue
             self._broken("retention", f"{broker} removes of {log.directory} {text}")
             return
+
+
+def _committed_bytes(log: Log, high_watermark: int) -> int:
+    """How many bytes the batches before the high watermark take."""
+    count = 0
+    for _, data in segments_of(log.files, log.directory):
+        count += max((one.end for one in headers_of(data) if one.last < high_watermark), default=0)
+    return count

@@ -79,7 +79,8 @@ PROMISES = {
     "sequence": "an idempotent producer whose records were all acknowledged is not refused",
     "log-start": "only DeleteRecords and retention move the start of a log",
     "delete-records": "records below an offset that DeleteRecords has answered are not read any more, "
-    "for as long as a replica is there that was in sync then, and has reported no loss since",
+    "for as long as a replica is there that was in sync then, and has reported no loss since; and the log "
+    "of no replica that is in sync then, or gets in sync with one of those, starts before that",
     "retention": "retention keeps the newest retention.bytes, and records that are younger than "
     "retention.ms; what it removes leaves the disk",
     "compaction": "compaction takes a record only when a newer one of its key is committed and on the disk, "
@@ -340,6 +341,8 @@ class Promises:
         self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
         """The log ends of a partition's running replicas, by broker."""
         self.durable_start: Callable[[Place, int], int] = lambda place, broker: -1
+        self.live_start: Callable[[Place, int], int] = lambda place, broker: -1
+        """Where the log of a broker that runs starts now; -1 where it has none."""
         """Where a power cut would leave the start of the log of a broker; -1 where it has none."""
         self.synced_end: Callable[[Place, int], int] = lambda place, broker: -1
         """Up to where a broker has a partition on its disk; -1 when it has nothing there."""
@@ -594,6 +597,7 @@ class Promises:
     ) -> None:
         """A replica gets in sync with the start of its leader. ``having_deleted`` might have led instead."""
         if leader in log.deleted_by:
+            self._check_has_deleted(place, int(log.deleted_to), set(isr) - log.deleted_by, "gets in sync")
             log.deleted_by.update(isr)
         elif leader >= 0 and log.deleted_to:
             if having_deleted:
@@ -1046,11 +1050,25 @@ class Promises:
             self.excused("former-leader")
             return
         self._check_durable_start(place, offset, broker)
+        if known is not None:
+            others = set(known.holders.isr) - {broker} - set(known.holders.unreported)
+            self._check_has_deleted(place, offset, others, "is in sync")
         if offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
             # The eligible were in sync when the broker answered: it waits for min.insync.replicas.
             holders = known.holders if known is not None else None
             log.deleted_by = set() if holders is None else {broker, *holders.isr, *holders.eligible}
+
+    def _check_has_deleted(self, place: Place, offset: int, brokers: Iterable[int], what: str) -> None:
+        """Whoever may be elected must not bring back what was deleted below ``offset``."""
+        for broker in sorted(brokers):
+            start = self.live_start(place, broker)
+            if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
+                self.broken(
+                    "delete-records",
+                    f"{broker} {what} for {place}, whose records below {offset} were deleted, and its log"
+                    f" starts at {start}",
+                )
 
     def _check_durable_start(self, place: Place, offset: int, broker: int) -> None:
         start = self.durable_start(place, broker)

@@ -251,6 +251,7 @@ class Simulation:
         self.promises.synced_end = lambda place, broker: synced_end(
             self.node(broker).files, f"{place[0]}-{place[1]}"
         )
+        self.promises.live_start = self._live_start
         self.promises.durable_start = lambda place, broker: durable_start(
             self.node(broker).files, f"{place[0]}-{place[1]}"
         )
@@ -538,6 +539,10 @@ class Simulation:
         node = self.node(node_id)
         replicas = opened_replicas(node.server or node.starting or node.stopping)
         return None if replicas is None else replicas.find(topic, index)
+
+    def _live_start(self, place: Place, node_id: int) -> int:
+        partition = self._find(node_id, *place)
+        return -1 if partition is None or partition.failed else int(partition.log.start_offset)
 
     def _registered(self, node_id: int, broker: int) -> int:
         """The epoch of the registration of ``broker`` that another broker knows; -1 where it knows none."""

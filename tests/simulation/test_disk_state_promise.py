@@ -167,12 +167,17 @@ def test_a_start_that_a_follower_has_told_holds_after_a_power_cut(start: int, is
     assert disk.broken == ["told-start"] * is_broken
 
 
+SEGMENT = build_batch([(40, b"k", b"v", None)])
+
+
 @pytest.mark.parametrize(
     ("config", "high_watermark", "start", "is_broken"),
     [
-        (LogConfig(retention_bytes=200), 15, 0, False),
-        (LogConfig(retention_bytes=201), 15, 0, True),
-        (LogConfig(retention_bytes=200), 4, 0, True),
+        (LogConfig(retention_bytes=2 * len(SEGMENT)), 15, 0, False),
+        (LogConfig(retention_bytes=2 * len(SEGMENT) + 1), 15, 0, True),
+        (LogConfig(retention_bytes=2 * len(SEGMENT)), 10, 0, True),
+        (LogConfig(retention_bytes=len(SEGMENT)), 10, 0, False),
+        (LogConfig(retention_bytes=2 * len(SEGMENT)), 4, 0, True),
         (LogConfig(retention_bytes=-1, retention_ms=50), 15, 0, False),
         (LogConfig(retention_bytes=-1, retention_ms=60), 15, 0, True),
         (LogConfig(retention_bytes=-1, retention_ms=-1), 15, 5, False),
@@ -188,7 +193,7 @@ def test_retention_takes_old_segments_and_those_above_the_size(
     for base in (0, 5, 10):
         data = build_batch([(40, b"k", b"v", None)], base_offset=base)
         disk.files.open(disk.segment(base), create=True).append([data])
-        segments.append(SimpleNamespace(base_offset=base, size=100))
+        segments.append(SimpleNamespace(base_offset=base, size=len(data)))
     log = SimpleNamespace(
         files=disk.files,
         directory="/data/t-0",

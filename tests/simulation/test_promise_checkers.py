@@ -754,6 +754,44 @@ def test_a_move_that_drops_a_replica_too_early_is_found_and_a_deletion_is_no_mov
     assert checked.broken == ([] if is_deleted else [expected])
 
 
+@pytest.mark.parametrize(("start", "is_found"), [(-1, False), (6, True), (7, False)])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_replica_in_sync_that_has_not_deleted_what_was_deleted_is_found(
+    start: int, is_late: bool, is_found: bool
+) -> None:
+    checked = Checked()
+    checked.promises.live_start = lambda place, broker: start if broker == 3 else 7
+    checked.promises.delete_tried(PLACE, ID, 7)
+    if is_late:
+        checked.written(1, 2)
+    checked.promises.delete_answered(PLACE, ID, 7, broker=1)
+    if is_late:
+        checked.written(1, 2, 3)
+    expected = (
+        f"delete-records: 3 {'gets' if is_late else 'is'} in sync for ('t', 0), whose records below 7 were"
+        f" deleted, and its log starts at {start}"
+    )
+    assert checked.broken == ([expected] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("isr", "min_isr", "is_found"), [((1, 4, 5), 2, True), ((1, 2, 4), 2, False), ((1, 4, 5), 1, False)]
+)
+def test_a_stopped_move_that_leaves_too_few_whole_replicas_is_found(
+    isr: tuple[int, ...], min_isr: int, is_found: bool
+) -> None:
+    checked = Checked()
+    checked.promises.min_isr_written("t", min_isr)
+    checked.promises.topic_written("t", ID, {0: [1, 4, 5, 2, 3]}, {0: [4, 5]}, {0: [2, 3]})
+    checked.written(*isr)
+    checked.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
+    expected = (
+        "redundancy: ('t', 0) stops a move, and of [1, 4, 5] that have every committed record it keeps [1],"
+        " fewer than 2"
+    )
+    assert checked.broken == ([expected] if is_found else [])
+
+
 def test_a_generation_that_nobody_was_assigned_in_may_come_again() -> None:
     """A coordinator that cannot write assignments forgets its generations with the next start."""
     promises = Checked().promises

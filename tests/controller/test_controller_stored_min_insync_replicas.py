@@ -99,6 +99,43 @@ def test_nobody_is_elected_without_what_a_leader_commits_by_a_minimum_that_it_al
     in_office(tmp_path, story)
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_topic_that_gets_the_minimum_which_it_has_from_the_cluster_keeps_its_eligible_leaders(
+    tmp_path: Path, is_told: bool
+) -> None:
+    """Nothing is committed otherwise than before. ``is_told``: the controller is asked to write it."""
+    minimum = {"min.insync.replicas": "2"}
+
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(2, is_default=True)
+        for broker in (2, 3):
+            await brokers.stop(broker)
+        assert brokers.members == (1, [1], [3])
+        if is_told:
+            alteration = Alteration("min.insync.replicas", AlterOperation.SET, "2")
+            command = ConfigCommand(ResourceType.TOPIC, "t", [alteration])
+            assert await brokers.controller.alter_configs([command]) == [None]
+        else:
+            path = ConfigNode.path("topics", "t")
+            node = await setting.store.get(path)
+            write = (
+                Create(path, ConfigNode.encode(minimum))
+                if node is None
+                else SetData(path, ConfigNode.encode(minimum))
+            )
+            await setting.store.transact([write])
+            await brokers.controller.take_settings({("topics", "t"): minimum})
+        assert brokers.controller.image.topics["t"].config == minimum
+        assert brokers.members == (1, [1], [3])
+        alteration = Alteration("min.insync.replicas", AlterOperation.SET, "1")
+        command = ConfigCommand(ResourceType.TOPIC, "t", [alteration])
+        assert await brokers.controller.alter_configs([command]) == [None]
+        assert brokers.members == (1, [1], [])
+
+    in_office(tmp_path, story)
+
+
 def test_a_new_controller_heeds_a_minimum_that_was_written_while_it_read_the_store(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
         brokers = Brokers(setting)

@@ -348,7 +348,12 @@ class ControllerPromise:
         path = operation.path
         old = written.before.get(path)
         before = _minimum_in(path, old.data) if old is not None else None
-        if before == _minimum_in(path, operation.data):
+        after = _minimum_in(path, operation.data)
+        defaults = self._tree().get(DEFAULTS)
+        if path != DEFAULTS and defaults is not None:
+            shared = _minimum_in(DEFAULTS, defaults.data)
+            before, after = (shared if one is None else one for one in (before, after))
+        if before == after:
             return
         name = path.rpartition("/")[2]
         if path == DEFAULTS and before is None:

@@ -74,11 +74,19 @@ def plan_min_insync_change(
     before: Mapping[str, str],
     after: Mapping[str, str],
 ) -> list[Plan]:
-    """Empties the ELR of ``topics`` if ``min.insync.replicas`` differs between these settings."""
+    """Empties the ELR of ``topics`` if ``min.insync.replicas`` differs between these settings.
+
+    Both are those that count for the topics: their own, else the cluster's (:func:`settings_that_count`).
+    """
     if before.get(MIN_INSYNC) == after.get(MIN_INSYNC):
         return []
     plans = [plan_policy_change(image, topic) for topic in topics]
     return [plan for plan in plans if plan.operations]
+
+
+def settings_that_count(image: ClusterImage, topic_settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The settings of a topic, and below them those of the cluster."""
+    return {**image.default_broker_config(), **topic_settings}
 
 
 def plan_default_min_insync_change(

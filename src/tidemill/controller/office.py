@@ -21,6 +21,7 @@ from tidemill.controller.election_settings import (
     fix_min_insync,
     plan_default_min_insync_change,
     plan_min_insync_change,
+    settings_that_count,
 )
 from tidemill.controller.elections import (
     NO_LOG_ENDS,
@@ -567,7 +568,12 @@ class Office:
         await self._announce(delta)
         plans = []
         for old, new in delta.reconfigured:
-            plans += plan_min_insync_change(self._image, [new], old.config, new.config)
+            plans += plan_min_insync_change(
+                self._image,
+                [new],
+                settings_that_count(before, old.config),
+                settings_that_count(self._image, new.config),
+            )
         if delta.broker_configs_changed:
             plans += plan_default_min_insync_change(
                 self._image, before.default_broker_config(), self._image.default_broker_config()

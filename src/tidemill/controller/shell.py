@@ -24,6 +24,7 @@ from tidemill.controller.deletions import Deletions, planning_without
 from tidemill.controller.election_settings import (
     plan_default_min_insync_change,
     plan_min_insync_change,
+    settings_that_count,
 )
 from tidemill.controller.leading import Leading
 from tidemill.controller.moving import Moves
@@ -363,7 +364,8 @@ class Controller(Office):
         image = self._image
         if plan.topic is not None:
             topic = image.topics[plan.topic.name]
-            return plan_min_insync_change(image, [topic], topic.config, plan.settings)
+            before = settings_that_count(image, topic.config)
+            return plan_min_insync_change(image, [topic], before, settings_that_count(image, plan.settings))
         if plan.broker == DEFAULT_ENTITY:
             return plan_default_min_insync_change(image, image.default_broker_config(), plan.settings)
         return []

@@ -1641,6 +1641,13 @@ COORDINATION: Final = (
         test="controller/test_controller_reassignment.py::test_to_cancel_is_to_go_back",
     ),
     Fault(
+        "stopped-move-keeps-new-replicas",
+        "coordination/image.py",
+        "        return [broker for broker in self.replicas if broker not in self.adding]\n",
+        "        return list(self.replicas)\n",
+        "A move that is stopped goes back to the replicas that there were before it.",
+    ),
+    Fault(
         "stopped-move-keeps-one-replica",
         "controller/reassignment.py",
         "    least = min(len(whole), moved.min_insync(policy.min_insync_replicas))\n",

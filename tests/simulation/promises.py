@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from acknowledged_holders import NEVER, Holders
 from asked_deletions import AskedDeletions
+from asked_moves import AskedMoves
 from commands_promise import CommandsPromise
 from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
@@ -109,6 +110,8 @@ PROMISES = {
     "redundancy": "a move drops a replica only when all replicas that stay are in sync; one that is stopped "
     "or replaced drops those that it has added only where as many with every committed record stay as "
     "commits take, or as many as there were",
+    "reassignment": "a partition is moved to the replicas that somebody asked for, or back where somebody "
+    "has stopped the move; what was granted last is so at rest",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
     "assignment",
@@ -380,6 +383,7 @@ class Promises:
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
         self.deletions = AskedDeletions()
+        self.moves = AskedMoves(self.broken)
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""
@@ -438,6 +442,8 @@ class Promises:
             if known is None or known.topic_id != topic_id:
                 known = self.partitions[place] = PartitionHistory(topic_id, Holders(1))
             self._assigned(place, known, tuple(brokers), tuple(adding.get(index, ())))
+            if not known.is_being_deleted:
+                self.moves.written(place, topic_id, brokers, adding.get(index, ()), removing.get(index, ()))
             known.removing = tuple(removing.get(index, ()))
             known.holders.min_isr = self._min_isr_of(place, known)
 

@@ -158,11 +158,14 @@ class ClusterAdmin(Admin):
     async def _move(self, partition: int, replicas: list[int] | None) -> None:
         """Moves a partition to other replicas, or stops its move (None)."""
         self.events.add(f"moves {self.topic}-{partition} to {replicas}")
+        place = self.topic, partition
+        self.promises.moves.asking(place, replicas)
         topic = ReassignableTopic(
             name=self.topic,
             partitions=[ReassignablePartition(partition_index=partition, replicas=replicas)],
         )
         await self._change("move asked", self._reassign(topic))
+        self.promises.moves.granted(place, replicas)
 
     async def _reassign(self, topic: ReassignableTopic) -> None:
         request = AlterPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=[topic])

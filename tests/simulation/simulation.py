@@ -440,6 +440,7 @@ class Simulation:
         self._mend()
         await self._come_to_rest()
         self._check_logs()
+        self.promises.moves.at_rest()
 
     def _look(self) -> None:
         now = self.loop.time()

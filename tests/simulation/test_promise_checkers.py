@@ -749,6 +749,7 @@ def test_a_move_that_drops_a_replica_too_early_is_found_and_a_deletion_is_no_mov
     if is_deleted:
         checked.promises.deletions.by_name("t")
         checked.promises.deletion_began("t")
+    checked.promises.moves.asking(PLACE, [1, 2])
     checked.promises.topic_written("t", ID, {0: [1, 2]}, {}, {})
     expected = "redundancy: ('t', 0) drops [3] of (1, 2, 3) while [2] are not in the in-sync set (1,)"
     assert checked.broken == ([] if is_deleted else [expected])
@@ -782,6 +783,8 @@ def test_a_stopped_move_that_leaves_too_few_whole_replicas_is_found(
 ) -> None:
     checked = Checked()
     checked.promises.min_isr_written("t", min_isr)
+    for wish in ([1, 4, 5], None):
+        checked.promises.moves.asking(PLACE, wish)
     checked.promises.topic_written("t", ID, {0: [1, 4, 5, 2, 3]}, {0: [4, 5]}, {0: [2, 3]})
     checked.written(*isr)
     checked.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})

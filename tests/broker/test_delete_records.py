@@ -21,6 +21,7 @@ from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.following import Following
 from tidemill.broker.handlers.delete_records import handle
 from tidemill.log.config import LogConfig
+from tidemill.log.directories import DataDirectory
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
@@ -105,6 +106,27 @@ def test_records_are_deleted_on_every_live_replica_when_the_answer_comes(
     assert answered(stage.bench, delete(stage.bench, -1)) == (0, 6)
     assert answered(stage.bench, delete(stage.bench, 2)) == (0, 6), "the least start there is"
     assert caplog.messages[0] == "records deleted: t-0 below 4 (by User:x, client 'cleaner', from 10.0.0.7)"
+
+
+def test_no_start_is_told_that_retention_has_moved_meanwhile_and_that_is_not_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench_in(tmp_path) as bench:
+        fill(bench)
+        partition = bench.partition("t", 0)
+        checkpoints = bench.manager.checkpoints
+        write = checkpoints.log_starts_in
+
+        async def write_while_retention_goes_on(directories: list[DataDirectory]) -> list[StorageError]:
+            problems = await write(directories)
+            partition.advance_start(5)
+            return problems
+
+        monkeypatch.setattr(checkpoints, "log_starts_in", write_while_retention_goes_on)
+        assert answered(bench, delete(bench, 4)) == (0, 4)
+        assert partition.low_watermark() == 5
+        monkeypatch.undo()
+        assert answered(bench, delete(bench, 4)) == (0, 5)
 
 
 def test_a_follower_whose_fetch_comes_just_after_the_deletion_is_told_at_once(tmp_path: Path) -> None:

@@ -426,37 +426,6 @@ def test_deleted_records_stay_deleted_when_the_power_fails_before_their_files_ar
     assert start().logs[key].start_offset == deleted_to
 
 
-def test_a_power_cut_right_after_a_deletion_takes_no_epoch_of_what_was_deleted(
-    batch: Callable[..., Batch],
-) -> None:
-    files = FaultyFiles()
-    start = failing_broker(files, "/data")
-    manager = start()
-    key = TopicPartition("t", 0)
-    log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
-    log.flush(NOW)
-    log.append([batch(2)], 3, NOW)
-    log.advance_start(2)
-    assert write_checkpoints(manager.start_offset_checkpoints()) == []
-    files.power_cut()
-    after = start().logs[key]
-    assert (after.start_offset, after.end_offset, after.leader_epochs.latest) == (2, 2, 3)
-
-
-def test_no_deletion_is_written_down_before_the_epochs_of_what_is_deleted(
-    batch: Callable[..., Batch],
-) -> None:
-    files = FaultyFiles()
-    manager = failing_broker(files, "/data")()
-    log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
-    log.append([batch(2)], 3, NOW)
-    log.advance_start(2)
-    files.fail("sync", "/data/t-0/leader-epoch-checkpoint")
-    (problem,) = write_checkpoints(manager.start_offset_checkpoints())
-    assert "leader-epoch-checkpoint" in str(problem)
-    assert not files.exists("/data/log-start-offset-checkpoint")
-
-
 def failing_broker(files: FaultyFiles, *paths: str) -> Callable[[], LogManager]:
     """Starts a broker over the data directories at ``paths``."""
 

@@ -133,8 +133,8 @@ class LogStatePromise:
         """By partition the batches that were seen, by leader epoch and offset: checksum, and whose it was."""
         self._ends: dict[Log, set[int]] = {}
         """Where a log ended when it was opened, and after each cut."""
-        self._last_epochs: dict[tuple[int, str], tuple[int, int]] = {}
-        """By disk and directory where a log with records ended, and the leader epoch of its last record."""
+        self._last_epochs: dict[str, dict[str, tuple[int, int]]] = {}
+        """By broker and directory where a log with records ended, and the leader epoch of its last record."""
 
     def opened(self, broker: str, log: Log) -> None:
         """A process has opened a log."""
@@ -169,7 +169,7 @@ class LogStatePromise:
     def cut(self, broker: str, log: Log) -> None:
         """Checks a log that was just cut, or was to be cut where it ends."""
         self._ends.setdefault(log, set()).add(int(log.end_offset))
-        self.begins_anew(log)
+        self.begins_anew(broker, log)
         if log.closed or log.has_unfinished_cut:
             return
         self._check_order(broker, Seen.of(log))
@@ -182,9 +182,13 @@ class LogStatePromise:
             )
         self.check(broker, log)
 
-    def begins_anew(self, log: Log) -> None:
-        """A log begins anew, ends elsewhere or has lost records: its last record is not what it was."""
-        self._last_epochs.pop((id(log.files), log.directory), None)
+    def begins_anew(self, broker: str, log: Log) -> None:
+        """A log begins anew, or ends elsewhere: its last record is not what it was."""
+        self._last_epochs.get(broker, {}).pop(log.directory, None)
+
+    def disk_lost(self, broker: str) -> None:
+        """A disk has lost what was not synced, or all: that may be the file of the epochs."""
+        self._last_epochs.pop(broker, None)
 
     def _check_order(self, broker: str, now: Seen) -> None:
         """Nothing is known of what lies behind the end of a log."""
@@ -320,13 +324,13 @@ class LogStatePromise:
 
     def _check_last_epoch(self, broker: str, log: Log) -> None:
         """Also when it is deleted the epoch of the last record is known: elections compare logs by it."""
-        key = id(log.files), log.directory
+        ends = self._last_epochs.setdefault(broker, {})
         end = int(log.end_offset)
         epoch = log.leader_epochs.epoch_of(end - 1)
         if log.start_offset < end:
-            self._last_epochs[key] = end, epoch
+            ends[log.directory] = end, epoch
             return
-        known_end, known = self._last_epochs.get(key, (-1, -1))
+        known_end, known = ends.get(log.directory, (-1, -1))
         if known_end == end and known != epoch:
             self._broken(
                 "epochs",

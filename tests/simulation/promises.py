@@ -453,6 +453,8 @@ class Promises:
 
     def min_isr_written(self, topic: str, min_isr: int) -> None:
         """The store has another ``min.insync.replicas`` for a topic, or its like from elsewhere."""
+        if self.settings_of(topic).min_isr == min_isr:
+            return
         self.settings[topic] = self.settings_of(topic)._replace(min_isr=min_isr)
         for place, known in self.partitions.items():
             if place[0] == topic:
@@ -624,6 +626,7 @@ class Promises:
 
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
         """A machine lost what was not synced, or everything."""
+        self.log_state.disk_lost(f"broker-{broker}")
         for place, known in self.partitions.items():
             if everything:
                 self.logs[*place, known.topic_id].deleted_by.discard(broker)
@@ -632,6 +635,7 @@ class Promises:
 
     def replica_lost(self, place: Place, broker: int) -> None:
         """One replica lost what was not synced."""
+        self.log_state.disk_lost(f"broker-{broker}")
         known = self.partitions.get(place)
         if known is not None:
             had_forgotten = known.holders.has_forgotten
@@ -1077,6 +1081,8 @@ class Promises:
                 )
 
     def _check_durable_start(self, place: Place, offset: int, broker: int) -> None:
+        if self.started_s(broker) is None:
+            return  # Its process has ended since it answered, and the machine may have another disk.
         start = self.durable_start(place, broker)
         if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
             self.broken(

@@ -646,8 +646,6 @@ class Simulation:
             self.promises.restart.opened(files, log)
             self.following.opened(log)
             self.promises.disk_state.opened(self._name_of(files), opening, log, segments)
-            if opening.has_lost:
-                self.promises.log_state.begins_anew(log)
             self.promises.log_state.opened(self._name_of(files), log)
         return log
 
@@ -686,7 +684,8 @@ class Simulation:
 
     def _truncate_fully(self, log: Log, offset: int, now_ms: int) -> None:
         """A process has a log begin anew."""
-        self.promises.log_state.begins_anew(log)
+        if isinstance(log.files, SimulatedFiles):
+            self.promises.log_state.begins_anew(self._name_of(log.files), log)
         TRUNCATE_FULLY(log, offset, now_ms)
 
     def _name_of(self, files: SimulatedFiles) -> str:

@@ -519,7 +519,6 @@ def test_a_log_does_not_start_above_what_is_committed() -> None:
 @pytest.mark.parametrize(("in_sync", "is_broken"), [((1, 2), True), ((1,), False)])
 def test_no_replica_is_eligible_beside_enough_in_sync(in_sync: tuple[int, ...], is_broken: bool) -> None:
     checked = Checked()
-    checked.promises.settings["t"] = TopicSettings(min_isr=2)
     checked.promises.min_isr_written("t", 2)
     checked.written(*in_sync)
     checked.promises.eligible_written(PLACE, [3])
@@ -555,7 +554,7 @@ def test_an_emptied_log_that_forgets_the_epoch_of_its_last_record_is_found(is_fo
 def test_a_log_that_begins_anew_has_another_last_record() -> None:
     kept = Kept()
     kept.look()
-    kept.promise.begins_anew(kept.log)
+    kept.promise.begins_anew("broker-1", kept.log)
     kept.log.truncate_fully(5, NOW)
     kept.look()
     assert kept.broken == []

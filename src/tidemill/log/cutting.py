@@ -163,12 +163,12 @@ class CutStore(LogStore):
 
         Then the log is as before; or it is empty but for its files (:attr:`_cut`).
         """
-        self._empty(offset, offset, now_ms)
+        self._empty(offset, offset, now_ms, -1)
 
-    def _empty(self, base_offset: i64, start_offset: i64, now_ms: i64) -> None:
+    def _empty(self, base_offset: i64, start_offset: i64, now_ms: i64, epochs_end: i64) -> None:
+        """``epochs_end``: epochs that begin before it stay known."""
         self.finish_cut()
         self._settle_swap()
-        is_empty_there: bool = self.start_offset == start_offset == self.end_offset
         self._cut = Cut(self.segments, True, now_ms)
         segment = self._new_segment(base_offset)
         self.segments = [segment]
@@ -182,7 +182,7 @@ class CutStore(LogStore):
         self.note_move()
         self._synced_position = 0
         self._limit_offset = -1
-        self.leader_epochs.truncate_end(int(start_offset) if is_empty_there else -1, save=False)
+        self.leader_epochs.truncate_end(int(epochs_end), save=False)
         self._leader_epoch = self.leader_epochs.latest
         self.producer_state = ProducerState(self.producer_state.name)
         self.producer_state.end_offset = start_offset
@@ -194,7 +194,7 @@ class CutStore(LogStore):
         A segment is named by the first offset in it. The log starts and ends where it did: what the batch
         holds before that was deleted. Raises StorageError.
         """
-        self._empty(base_offset, self.start_offset, now_ms)
+        self._empty(base_offset, self.start_offset, now_ms, self.start_offset)
 
     def skip_to(self, offset: i64, now_ms: i64) -> None:
         """Goes on at ``offset``, so that none below it is given out again. Raises StorageError.

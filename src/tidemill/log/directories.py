@@ -91,9 +91,7 @@ class DataDirectory:
         self._known_watermarks = high_watermarks
         self.recovery_points = OffsetCheckpoint(files, self.file(RECOVERY_POINTS), self._recovery_point)
         """Up to there a start takes a log for synced."""
-        self.start_offsets = OffsetCheckpoint(
-            files, self.file(LOG_STARTS), self._start_offset, self._sync_epochs
-        )
+        self.start_offsets = OffsetCheckpoint(files, self.file(LOG_STARTS), self._start_offset)
         """No start takes a log to begin before that. Also of a log that starts with its first segment: a
         power cut may bring those before it back."""
         self.high_watermarks = OffsetCheckpoint(files, self.file(HIGH_WATERMARKS), self._high_watermark)
@@ -141,12 +139,6 @@ class DataDirectory:
     def _start_offset(self, key: TopicPartition) -> int | None:
         log = self._find(key)
         return None if log is None or log.start_offset <= 0 else int(log.start_offset)
-
-    def _sync_epochs(self, key: TopicPartition) -> None:
-        """A power cut may take all records from the new start on: then no other file tells their epoch."""
-        log = self._find(key)
-        if log is not None:
-            log.leader_epochs.sync()
 
     def _high_watermark(self, key: TopicPartition) -> int | None:
         return self._known_watermarks.get(key) if key in self.logs else None

@@ -7,15 +7,13 @@ The first entry may begin at the offset before the log's start: the epoch of the
 A log that is emptied is compared with others by it, as long as it has no other record.
 
 The file is written without waiting for the disk: its entries are also in the batches, so recovery finds
-those that a power cut took. A flush of the log syncs it, and so does the checkpoint of log starts, before it
-calls records deleted.
+those that a power cut took, and a flush of the log syncs it.
 
 Source: KIP-101, KIP-279; Apache Kafka, ``LeaderEpochFileCache.java``, ``LeaderEpochCheckpointFile.java``.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
@@ -170,22 +168,6 @@ class LeaderEpochs:
             self.assign(at_end, start - 1, save=False)
         self.save_changed()
         self.truncate_start(start)
-
-    def sync(self) -> None:
-        """Has the disk take the file, in any thread, if it was written since. Raises OSError."""
-        changes = self.changes
-        if changes == self.synced:
-            return
-        try:
-            file = self.files.open(self.path)
-        except FileNotFoundError:
-            return  # The partition was deleted, or moved to another directory.
-        try:
-            file.sync()
-        finally:
-            file.close()
-        self.files.sync_directory(os.path.dirname(self.path))
-        self.synced = changes
 
     def save_changed(self) -> None:
         """Writes the file unless it has the same entries. Raises OSError."""

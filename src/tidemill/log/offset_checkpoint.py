@@ -22,23 +22,12 @@ from tidemill.model.types import TopicPartition
 
 
 class OffsetCheckpoint:
-    """One file. ``offset_of`` gives the offset that it is to hold of a partition, None for no line.
+    """One file. ``offset_of`` gives the offset that it is to hold of a partition, None for no line."""
 
-    ``prepare`` is called for each partition whose offset the file is about to get, in the thread that writes
-    it. It may raise OSError.
-    """
-
-    def __init__(
-        self,
-        files: Files,
-        path: str,
-        offset_of: Callable[[TopicPartition], int | None],
-        prepare: Callable[[TopicPartition], None] = lambda key: None,
-    ) -> None:
+    def __init__(self, files: Files, path: str, offset_of: Callable[[TopicPartition], int | None]) -> None:
         self.files = files
         self.path = path
         self._offset_of = offset_of
-        self._prepare = prepare
         self._lines: dict[TopicPartition, str] = {}
         """The lines of the file as it was written last, or read at the start. Replaced, never changed."""
         self._is_known = False
@@ -128,8 +117,6 @@ class OffsetCheckpoint:
                         del lines[key]
                     else:
                         lines[key] = _line(key, offset)
-                for key in changed:
-                    self._prepare_line(key)
                 try:
                     self.files.replace(self.path, render_checkpoint(list(lines.values())))
                 except OSError as problem:
@@ -143,12 +130,6 @@ class OffsetCheckpoint:
                 for key, offset in pending.items():
                     if self._pending[key] == offset:
                         del self._pending[key]
-
-    def _prepare_line(self, key: TopicPartition) -> None:
-        try:
-            self._prepare(key)
-        except OSError as problem:
-            raise storage_error("sync", problem.filename or self.path, problem) from problem
 
     def _differs(self, key: TopicPartition, offset: int | None) -> bool:
         """Whether the file has another line than that of ``offset``."""

@@ -134,4 +134,7 @@ async def _wait(broker: Broker, context: RequestContext, deletions: list[Deletio
             continue
         if not one.done.done():
             one.result.error_code = ErrorCode.REQUEST_TIMED_OUT
-        one.result.low_watermark = int(one.partition.low_watermark())
+        # Retention may have moved the start meanwhile: a power cut would bring what it took back.
+        directory = broker.logs.directory_of(one.partition.log)
+        written = directory.start_offsets.written(one.partition.log.topic_partition)
+        one.result.low_watermark = min(int(one.partition.low_watermark()), max(one.offset, written))

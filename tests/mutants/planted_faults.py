@@ -648,6 +648,13 @@ LOG: Final = (
         "A truncation is written to the checkpoint of recovery points before anything is appended.",
     ),
     Fault(
+        "removals-taken-and-not-written",
+        "replication/checkpoints.py",
+        "            await self._run(await with_pauses(taking))\n",
+        "            await with_pauses(taking)\n",
+        "A deletion is confirmed once no checkpoint on the disk has a line of the replica.",
+    ),
+    Fault(
         "recovery-point-on-disk-survives-recovery",
         "log/manager.py",
         "        self._write_lowered_checkpoints()\n",

@@ -14,7 +14,7 @@ from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, storage_error
 from tidemill.log.manager import LogManager
-from tidemill.log.names import LOG_STARTS
+from tidemill.log.names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.slices import AT_ONCE_MAX
@@ -524,6 +524,32 @@ def test_what_checkpoints_say_of_a_deleted_topic_does_not_count_for_the_next_of_
 
     staged(before, files)
     staged(after_a_crash, files)
+
+
+@pytest.mark.parametrize("is_power_cut", [False, True])
+def test_no_checkpoint_on_the_disk_names_a_deleted_topic_once_its_removal_was_written(
+    is_power_cut: bool,
+) -> None:
+    async def test(stage: Stage) -> None:
+        (old,) = stage.topic("first", config=LogConfig())
+        for _ in range(10):
+            await stage.append(old)
+        old.log.advance_start(9)
+        old.log.flush(0)
+        checkpoints = stage.replicas.checkpoints
+        await checkpoints.high_watermarks()
+        await checkpoints.recovery_points()
+        await checkpoints.log_starts()
+        key, names = TopicPartition("first", 0), (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS)
+        files = [f"/disk/a/{name}" for name in names]
+        assert [read_offsets(stage.files, one).get(key) for one in files] == [10, 9, 10]
+        list(stage.replicas.removing("first", bytes([1]) * 16))
+        await checkpoints.removals()
+        if is_power_cut:
+            stage.files.power_cut()
+        assert [read_offsets(stage.files, one).get(key) for one in files] == [None, None, None]
+
+    staged(test)
 
 
 def test_checkpoints_are_written_in_a_thread_and_one_after_the_other() -> None:

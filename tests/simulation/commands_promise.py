@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
+from log_inspection import has_line
+from simulated_disk import SimulatedFiles
+
 from tidemill.broker.channels import Channel
 from tidemill.broker.commanding import Command, Stop
 from tidemill.broker.commands import DURING_DELETION, UNNUMBERED, WHOLE_IMAGE, Commands, Key
@@ -124,8 +127,11 @@ class Queue:
 class CommandsPromise:
     """Looks at what brokers carry out, and at what controllers repeat."""
 
-    def __init__(self, broken: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, broken: Callable[[str, str], None], excused: Callable[[str], bool] = lambda name: True
+    ) -> None:
         self._broken = broken
+        self._excused = excused
         self.topic_gone: Callable[[Any, str, bytes], None] = lambda broker, topic, topic_id: None
         """Told of deletions that a broker has confirmed."""
         self._heard: dict[Commands, Heard] = {}
@@ -290,6 +296,25 @@ class CommandsPromise:
             has_log = (name, index) in deletes and broker.logs.get(TopicPartition(name, index)) is not None
             if broker.partitions.find(name, index) is not None or has_log:
                 self._tell_of(commands, f"confirms that {name}-{index} is let go, and has it")
+            elif (name, index) in deletes:
+                self._check_checkpoints(commands, TopicPartition(name, index))
+
+    def _check_checkpoints(self, commands: Commands, key: TopicPartition) -> None:
+        """No checkpoint on the disk has a line of a replica whose deletion a broker has confirmed.
+
+        After a crash it would count for the next partition of the name.
+        """
+        logs = commands._broker.logs
+        if not isinstance(logs.files, SimulatedFiles):
+            return
+        for directory in logs.working:
+            for one in (directory.recovery_points, directory.start_offsets, directory.high_watermarks):
+                if not has_line(logs.files, one.path, key):
+                    continue
+                if not getattr(one, "_is_known", True):
+                    self._excused("full-disk")
+                    continue
+                self._tell_of(commands, f"confirms that {key} is deleted, and {one.path} has a line of it")
 
     def _stop(self, commands: Commands, topic: str, state: Any) -> ErrorCode:
         known = commands._broker.partitions.find(topic, state.partition_index)

@@ -8,7 +8,9 @@ from typing import Any
 
 from simulated_disk import SimulatedFiles
 
+from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
 from tidemill.log.names import MOVED_TO
+from tidemill.model.types import TopicPartition
 from tidemill.records.checksum import crc32c
 from tidemill.records.reader import iter_stored
 from tidemill.replication.partition import Partition
@@ -46,6 +48,18 @@ def log_directory(names_in: Callable[[str], Collection[str]], partition: str) ->
     there = [path for one in DATA_DIRECTORIES if names_in(path := f"{one}/{partition}")]
     left = [path for path in there if MOVED_TO not in names_in(path)]
     return (left or there or [f"{DATA_DIRECTORIES[0]}/{partition}"])[0]
+
+
+def has_line(files: SimulatedFiles, path: str, topic_partition: TopicPartition) -> bool:
+    """Whether the checkpoint that a power cut would leave at ``path`` has a line of a partition."""
+    directory, _, name = path.rpartition("/")
+    if name not in files.durable_names(directory):
+        return False
+    try:
+        lines = parse_checkpoint(files.durable(path), 3, path)
+    except CheckpointDamaged:
+        return False
+    return any((topic, int(index)) == topic_partition for topic, index, _ in lines)
 
 
 def end_on_disk(files: SimulatedFiles, partition: str) -> int:

@@ -179,7 +179,8 @@ EXCUSES = {
     "compaction has left",
     "late-fetch": "counted: a fetch of a process that is gone comes to a leader that knows of no later "
     "registration",
-    "full-disk": "checkpoints: a full disk has refused a checkpoint, which is written once there is room",
+    "full-disk": "checkpoints, commands: a full disk has refused a checkpoint, which is written once there "
+    "is room",
     "slow-network": "progress: on a slow network fewer faults take a run to its cap",
     "needs-operator": "rest, progress: no replica is known to hold what was committed; an operator decides",
 }
@@ -377,7 +378,7 @@ class Promises:
         self.log_state = LogStatePromise(self.broken, self.excused)
         self.disk_state = DiskStatePromise(self.broken)
         self.commits = CommittedPromise(self)
-        self.commands = CommandsPromise(self.broken)
+        self.commands = CommandsPromise(self.broken, self.excused)
         self.coordinators = CoordinatorPromise(self.broken, self.excused)
         self.commands.topic_gone = self.coordinators.topic_gone
         self.deposed = DeposedLeaders()

@@ -10,11 +10,16 @@ from typing import Any, cast
 import commands_promise
 import pytest
 from commands_promise import CommandsPromise
+from simulated_disk import SimulatedFiles
+from simulated_loop import SimulatedLoop
 
 from tidemill.broker.channels import Channel
 from tidemill.broker.commanding import Command, Stop
 from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
 from tidemill.coordination.image import PartitionImage
+from tidemill.log.checkpoints import render_checkpoint
+from tidemill.log.directories import DataDirectory
+from tidemill.log.names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import LinkError
 from tidemill.wire.apis import ApiKey
@@ -58,7 +63,7 @@ def commands(*replicas: Any, registered: int = 10) -> Commands:
     broker = SimpleNamespace(
         node_id=NODE,
         partitions=partitions,
-        logs=SimpleNamespace(get=lambda key: None),
+        logs=SimpleNamespace(get=lambda key: None, files=None),
         metadata=SimpleNamespace(image=SimpleNamespace(topics=topics)),
     )
     return cast(Commands, Thing(_broker=broker, broker_epoch=registered, controller_epoch=0))
@@ -161,6 +166,30 @@ def test_a_broker_that_does_not_do_what_it_confirms_is_found(
     obey: Callable[..., list[str]], what: str, replicas: list[Any], body: Any, text: str
 ) -> None:
     assert any(text in one for one in obey(commands(*replicas), (what, body, 1)))
+
+
+@pytest.mark.parametrize("name", [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS])
+def test_a_deletion_that_is_confirmed_before_the_checkpoints_have_it_is_found(
+    obey: Callable[..., list[str]], name: str
+) -> None:
+    to = commands()
+    files = SimulatedFiles(cast(SimulatedLoop, SimpleNamespace(time=lambda: 0.0, is_in_job=False)))
+    files.make_directory("/data")
+    directory = DataDirectory(files, "/data", {})
+    cast(Any, to)._broker.logs = SimpleNamespace(get=lambda key: None, files=files, working=[directory])
+    wanted = ("_stop_replica", request(), 1)
+    files.replace(f"/data/{name}", render_checkpoint(["u 0 5"]))
+    assert obey(to, wanted) == []
+    files.replace(f"/data/{name}", render_checkpoint(["u 0 5", "t 0 7"]))
+    written = [directory.recovery_points, directory.start_offsets, directory.high_watermarks]
+    for one in written:
+        one._is_known = True
+    (found,) = obey(to, wanted)
+    assert f"/data/{name} has a line of it" in found
+    # A write that has failed is tried again.
+    for one in written:
+        one._is_known = False
+    assert obey(to, wanted) == []
 
 
 def test_a_replica_that_is_let_go_by_a_late_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,23 @@ def test_a_leader_that_still_asks_for_a_replica_that_has_lost_records_is_refused
     assert plan_broker_change(image, came=[2]) == [], "a broker that was only restarted has what it had"
 
 
+def test_a_leader_that_asks_for_a_replica_that_has_lost_records_once_more_is_refused() -> None:
+    """A follower that tells no broker epoch is asked for by any: only the version tells its lives apart."""
+    asked = IsrChange(1, EPOCH, VERSION, [(1, ANY_EPOCH), (2, ANY_EPOCH)])
+    known_as_lost = partition([1, 2], isr=[1]).replaced(lost_replicas=[2])
+    image = cluster((1, 2), topic("t", known_as_lost))
+    assert plan_isr_change(image, "t", image.topics["t"].partitions[0], asked, SAFE).isr == [1, 2]
+    (plan,) = plan_broker_change(image, came=[2], losses={2: UNSYNCED})
+    after = plan.topic.partitions[0]
+    assert (after.leader, after.isr, after.leader_epoch, after.lost_replicas) == (1, [1], EPOCH, [2])
+    # By then the broker has cleared the report, and registered nothing else.
+    with pytest.raises(KafkaError) as refused:
+        plan_isr_change(image, "t", after, asked, SAFE)
+    assert refused.value.code == ErrorCode.INVALID_UPDATE_VERSION
+    again = asked._replace(partition_epoch=after.partition_epoch)
+    assert plan_isr_change(image, "t", after, again, SAFE).isr == [1, 2]
+
+
 def test_topics_say_whether_they_rather_lose_records() -> None:
     image = cluster(
         (1,), topic("keep", partition([2, 1], isr=[2])), topic("lose", partition([2, 1], isr=[2]))

@@ -108,6 +108,18 @@ LEADER: Final = (
         "test_the_longest_log_leads_also_where_its_broker_came_while_the_store_did_not_answer",
     ),
     Fault(
+        "second-loss-keeps-the-version",
+        "controller/elections.py",
+        "    is_asked_for = any(broker in lost and broker not in partition.isr"
+        " for broker in partition.replicas)\n",
+        "    is_asked_for = False\n",
+        "A replica that reports a loss once more is not in sync by what its leader has asked before.",
+        reason="The followers of the simulator tell the epochs of their registrations, by which the former"
+        " life is refused; those that fetch with a version before 15 tell none.",
+        test="controller/test_controller_elections.py::"
+        "test_a_leader_that_asks_for_a_replica_that_has_lost_records_once_more_is_refused",
+    ),
+    Fault(
         "served-again-stays-offline",
         "controller/elections.py",
         "one.offline | {broker} if is_offline else one.offline - {broker}",

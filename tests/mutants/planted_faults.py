@@ -1641,6 +1641,13 @@ COORDINATION: Final = (
         test="broker/test_commands.py::test_a_topic_that_gets_an_id_is_not_taken_for_another",
     ),
     Fault(
+        "joined-broker-not-indexed",
+        "coordination/topic_index.py",
+        "            if new is not None:\n",
+        "            if new is not None and old is None:\n",
+        "A topic is found by each broker that has a replica of it, also by one that joins.",
+    ),
+    Fault(
         "registration-without-epoch",
         "coordination/loading.py",
         "BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)\n",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -42,6 +42,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.port import Check, Create, Operation, SetData
 from tidemill.coordination.port import Node as StoreNode
+from tidemill.coordination.topic_index import TopicIndex
 from tidemill.coordination.tree import Tree
 from tidemill.model.configs import MIN_INSYNC
 from tidemill.model.types import TopicPartition
@@ -114,6 +115,8 @@ class ControllerPromise:
         self._minds: dict[Process, Mind] = {}
         self._marked: dict[str, int] = {}
         """The marks of deletions that were in the store when the present controller began."""
+        self._indexes: dict[Process, TopicIndex] = {}
+        """What was looked at last of the topics that a process knows."""
         self._late: dict[tuple[Process, str, int], float] = {}
         """Leaders that do not count by what their brokers have read, and since when."""
         self._gone: dict[int, dict[Place, bytes]] = {}
@@ -266,6 +269,14 @@ class ControllerPromise:
                     else:
                         self._promises.excused("in-transition")
 
+    def look_at_index(self, broker: int, process: Process, image: ClusterImage) -> None:
+        """Compares the index of the topics that a broker knows with one that is made of them at once."""
+        index = image.topic_index
+        if self._indexes.get(process) is index:
+            return
+        self._indexes[process] = index
+        self._compare_index(f"broker {broker}", index)
+
     def look_at_leader(
         self, broker: int, process: Process, image: ClusterImage, partition: Partition
     ) -> None:
@@ -303,6 +314,7 @@ class ControllerPromise:
             node = self._tree().get(CONTROLLER_EPOCH)
             if node is not None and ControllerEpochNode.decode(node.data) == office._epoch:
                 mind.compared = office.image
+                self._compare_index("the controller", office.image.topic_index)
                 self._compare(office, process)
 
     # -- what follows from it
@@ -581,6 +593,12 @@ class ControllerPromise:
         for name, config in image.broker_configs.items():
             self._compare_settings(ConfigNode.path("brokers", name), config, office)
 
+    def _compare_index(self, whose: str, index: TopicIndex) -> None:
+        """An index that was changed topic by topic is what one made anew of them would be."""
+        for fault in _faults_of_index(index):
+            self._broken("image", f"{whose} knows {sorted(index.by_name)}, and {fault}")
+            return
+
     def _check_led(
         self, office: Office, topic: TopicImage, partition: PartitionImage, process: Process
     ) -> None:
@@ -664,6 +682,20 @@ class ControllerPromise:
 
 def _minimum_in(path: str, data: bytes) -> str | None:
     return ConfigNode.decode(path, data).get(MIN_INSYNC)
+
+
+def _faults_of_index(index: TopicIndex) -> Iterator[str]:
+    """What differs in an index from one that is made anew of the same topics."""
+    anew = TopicIndex(index.by_name)
+    for what in ("by_id", "moving", "leaderless", "eligible"):
+        known, right = getattr(index, what), getattr(anew, what)
+        if dict(known) != dict(right):
+            yield f"{what} has {list(known)}, and should have {list(right)}"
+    for broker in sorted({*index.by_broker, *anew.by_broker}):
+        # Nothing may be left of the topics of a broker.
+        has, should = sorted(index.by_broker.get(broker, ())), sorted(anew.by_broker.get(broker, ()))
+        if has != should:
+            yield f"by_broker has {has} on {broker}, and should have {should}"
 
 
 def _with_another_minimum(

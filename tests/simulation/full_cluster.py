@@ -583,6 +583,7 @@ class FullCluster(Simulation):
         for node in self.nodes:
             if node.server is not None and not node.process.paused:
                 image = node.server.image
+                self.controllers.look_at_index(node.node_id, node.process, image)
                 for partition in node.partitions:
                     if partition.is_leader and not partition.failed:
                         self.controllers.look_at_leader(node.node_id, node.process, image, partition)

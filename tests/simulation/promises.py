@@ -99,7 +99,7 @@ PROMISES = {
     "decision": "each state of a partition that a controller writes follows from the one before and from "
     "what it has read: who leads, who is in sync, eligible or lost, and which leader epoch it is",
     "image": "a controller knows of topics what is in the store; it and the leaders count by the settings "
-    "that they have read",
+    "that they have read; an index of topics is what one made anew of them would be",
     "losses": "a broker that starts with another disk reports the replicas that it had on the one before",
     "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
     "one",

@@ -28,6 +28,7 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.coordination.port import Check, Create, Operation, SetData
+from tidemill.coordination.topic_index import TopicIndex
 from tidemill.coordination.tree import Tree
 from tidemill.replication.partition import Partition
 
@@ -342,6 +343,44 @@ def test_a_leader_that_wants_another_number_of_replicas_is_found() -> None:
     store = Store()
     store.promise.look_at_leader(1, store.process, store.image, _leader(2, 3))
     assert store.found() == ["image"]
+
+
+def _index(**others: Any) -> TopicIndex:
+    """An index of a topic that another broker has joined; ``others`` is what it has that is not so."""
+    first = TopicImage("t", ID, (PartitionImage(0, 1, 4, [1, 2], [1]),), {}, 0)
+    joined = TopicImage("t", ID, (PartitionImage(0, 1, 4, [1, 3], [1]),), {}, 0)
+    index = TopicIndex({"t": first}).with_changes([joined])
+    for name, value in others.items():
+        setattr(index, name, value)
+    return index
+
+
+@pytest.mark.parametrize(
+    ("index", "found"),
+    [
+        (_index(), []),
+        (_index(by_broker={1: {"t": None}}), ["image"]),
+        (_index(by_broker={1: {"t": None}, 2: {"t": None}, 3: {"t": None}}), ["image"]),
+        (_index(by_id={}), ["image"]),
+        (_index(moving={"t": None}), ["image"]),
+        (_index(leaderless={"t": None}), ["image"]),
+        (_index(eligible={"t": None}), ["image"]),
+    ],
+)
+def test_an_index_that_differs_from_one_made_anew_is_found(index: TopicIndex, found: list[str]) -> None:
+    store = Store()
+    image = ClusterImage("", 1, 2, {}, index)
+    for _ in range(2):
+        store.promise.look_at_index(1, store.process, image)
+    assert store.found() == found
+
+
+def test_the_index_of_a_controller_is_compared_as_well() -> None:
+    store = Store()
+    assert store.looked() == []
+    image = store.image
+    image.topic_index.moving = {"t": None}
+    assert store.looked(image=image) == ["image"]
 
 
 def test_another_disk_has_to_be_reported() -> None:

@@ -12,6 +12,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
+from tidemill.log.names import START
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, check_crc
@@ -442,13 +443,30 @@ def test_a_gap_that_the_compaction_of_kafka_may_have_left_stays(batch: MakeBatch
     assert [part.to_bytes()[-9:-1] for part in batches(again)] == [*written[:2], *written[4:]]
 
 
+def test_no_hole_stays_in_a_directory_whose_mark_of_use_a_full_disk_kept_out(batch: MakeBatch) -> None:
+    again, written, left_over = after_a_cut_segment(
+        FaultyFiles(), batch, 1, 2, "compact", used=False, started_before=True
+    )
+    assert values(again) == written[:2]
+    assert left_over == again.end_offset
+
+
 def after_a_cut_segment(
-    files: FaultyFiles, batch: MakeBatch, left: int, more: int, policy: str, *, used: bool = True
+    files: FaultyFiles,
+    batch: MakeBatch,
+    left: int,
+    more: int,
+    policy: str,
+    *,
+    used: bool = True,
+    started_before: bool = False,
 ) -> tuple[Log, list[bytes], int]:
     """A log of three segments, opened after a power cut that left ``left`` of the second one's records."""
     manager = started(files)
     if used:
         manager.loss_heeded()
+    if started_before:
+        files.replace(manager.directories[0].file(START), b"1")
     log = manager.create(KEY, bytes(16), config(cleanup_policy=(policy,)), NOW)
     written = [append(log, batch, 0)]
     log.flush(NOW)

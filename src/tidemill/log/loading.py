@@ -43,6 +43,7 @@ from tidemill.log.names import (
     MOVED_TO,
     PARTITION_METADATA,
     RECORDS_LOST,
+    START,
     directory_to_delete,
     is_delete_directory,
     parse_future_directory,
@@ -344,7 +345,8 @@ class Loading:
             clean=directory.clean,
             names=place.names,
             lost_unsynced=directory.may_have_lost,
-            cleaned_behind_checkpoint=directory.was_used,
+            # A full disk may have kept out the mark that it was used.
+            cleaned_behind_checkpoint=directory.was_used or self.files.exists(directory.file(START)),
         )
         loading.openings.append(opening)
         opening.warnings += warnings

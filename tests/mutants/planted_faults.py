@@ -494,6 +494,13 @@ FOLLOWER: Final = (
         "A truncation is synced: a power cut could leave what was cut among what came after.",
     ),
     Fault(
+        "doubtful-log-cut-after-it-led",
+        "replication/manager.py",
+        "            self.doubtful.pop(partition.log.topic_partition, None)\n",
+        "            pass\n",
+        "A log with which the machine went down is cut to what was synced, unless its broker has led since.",
+    ),
+    Fault(
         "doubtful-log-not-cut",
         "replication/follower_start.py",
         "        if key in self.replicas.doubtful:\n",

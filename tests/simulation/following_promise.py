@@ -74,6 +74,8 @@ class FollowingPromise:
         """By broker the latest registration with which it has asked."""
         self._asked: set[Partition] = set()
         """The replicas that have told their leaders something."""
+        self._has_led: set[Partition] = set()
+        """The replicas that their processes have led."""
         self._truncations: dict[Log, int] = {}
         """How often a log had been cut when it was looked at whether the disk has that."""
         self._cut_before: dict[Log, set[str]] = {}
@@ -104,6 +106,7 @@ class FollowingPromise:
                     f"it is led by {partition.leader} now, and {len(waiting)} still wait for commits here",
                 )
             return
+        self._has_led.add(partition)
         if led_in != partition.leader_epoch:
             self._told[partition] = {}
             self._epochs[partition] = {}
@@ -316,6 +319,19 @@ class FollowingPromise:
                 partition,
                 f"its leader has epoch {found.diverging_epoch} up to {found.diverging_end}, and it is cut to"
                 f" {end} of epoch {latest}",
+            )
+
+    def cut_doubtful(self, partition: Partition, end: int) -> None:
+        """A follower has cut what the machine may not have synced; before that it ended at ``end``.
+
+        Once its process has led, the others follow its log as it is: only what differs is cut.
+        """
+        if partition in self._has_led:
+            self._broken(
+                "follows",
+                partition,
+                f"it is cut from {end} to {partition.log.end_offset} as after a power cut, and its process"
+                " has led since",
             )
 
     def begins(self, partition: Partition, offset: int) -> None:

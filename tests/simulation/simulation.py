@@ -698,6 +698,7 @@ class Simulation:
             CUT_DOUBTFUL(start, partition)
         finally:
             if int(partition.log.end_offset) < end:
+                self.following.cut_doubtful(partition, end)
                 self.promises.replica_cut((partition.topic, int(partition.index)), start.replicas.node_id)
 
     # -- clients

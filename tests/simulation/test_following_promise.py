@@ -94,6 +94,12 @@ class Pair:
         return self.checked.broken[0].partition(":")[0] if self.checked.broken else ""
 
 
+def lead_and_follow(pair: Pair) -> None:
+    """The follower leads for one epoch."""
+    pair.follower.become(FOLLOWER, EPOCH + 1, BOTH, BOTH, 2, 0)
+    pair.follower.become(LEADER, EPOCH + 2, BOTH, BOTH, 3, 0)
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     made = Pair()
@@ -478,3 +484,13 @@ def test_a_fetch_in_another_leader_epoch_is_not_served(pair: Pair) -> None:
     part.leader_epoch = EPOCH - 1
     pair.watch.looked_up(part)
     assert pair.found == "counted"
+
+
+def test_a_replica_that_has_led_and_is_cut_as_after_a_power_cut_is_found(pair: Pair) -> None:
+    pair.follower.log.truncate_to(4, NOW)
+    pair.watch.cut_doubtful(pair.follower, 5)
+    assert pair.found == ""
+    lead_and_follow(pair)
+    pair.watch.cut_doubtful(pair.follower, 5)
+    assert pair.found == "follows"
+    assert "it is cut from 5 to 4 as after a power cut" in pair.checked.broken[0]

@@ -122,7 +122,8 @@ PROMISES = {
     "equal": "at rest all replicas of a partition are equal, and no other broker has one",
     "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done, "
     "every partition owned by a living member of each group",
-    "progress": "producers are acknowledged unless faults prevent it",
+    "progress": "producers are acknowledged, and what administrators ask for is done, unless faults prevent "
+    "it",
     "no-error": "the program reports no fault of its own",
 }
 """What the cluster promises, by name."""

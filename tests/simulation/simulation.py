@@ -484,6 +484,11 @@ class Simulation:
     def _is_enough(self, begun_s: float) -> bool:
         if self.loop.time() - begun_s > CAP_S:
             return True
+        return self._is_done
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether producers and administrators have done what the run waits for."""
         return self.batches_acknowledged >= self.batches and self.changes() >= self._changes_wanted
 
     @property
@@ -502,8 +507,8 @@ class Simulation:
         return self._begun_s is not None and self.faults.quiet_from_s > self.loop.time()
 
     def _check_progress(self) -> None:
-        """A run that took until its cap had faults that explain it."""
-        if self.batches_acknowledged >= self.batches:
+        """A run that took until its cap had faults that explain it, also where only changes were missing."""
+        if self._is_done:
             return
         self.events.count("runs that took until their cap")
         share = self.faults.disturbed_s / CAP_S
@@ -514,8 +519,9 @@ class Simulation:
         elif share < DISTURBED_SHARE:
             self.promises.broken(
                 "progress",
-                f"{self.batches_acknowledged} batches were acknowledged within {CAP_S:.0f} s, and faults with"
-                f" the recovery from them take {share:.0%} of it",
+                f"{self.batches_acknowledged} of {self.batches} batches were acknowledged and"
+                f" {self.changes()} of {self._changes_wanted} changes made within {CAP_S:.0f} s, and faults"
+                f" with the recovery from them take {share:.0%} of it",
             )
             raise _Stopped
 

@@ -24,10 +24,12 @@ from code_faults import CODE_FAULTS
 from full_cluster import FullCluster
 from promises import EXCUSES, LEADER, PROMISES, Message, Sent, TopicSettings
 from replication_cluster import ReplicationCluster
-from simulated_admins import Admin
+from simulated_admins import Admin, RecordDeleter
+from simulated_faults import Faults
+from simulated_network import Weather
 from simulated_store import SimulatedStore
 
-from simulation import Server, Simulation
+from simulation import BATCHES, CAP_S, CHANGES, DISTURBED_SHARE, Server, Simulation, _Stopped
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
 from tidemill.coordination.port import Create, ensure_paths
 from tidemill.log.log import Log
@@ -284,6 +286,41 @@ def test_an_operator_asks_for_no_election_once_another_has_a_leader_elected(is_l
         cluster.loop.run_until_complete(wait())
     cluster.loop.end(cluster.processes)
     assert asked == ([] if is_late else cluster.addresses[:1])
+
+
+# -- runs that take until their cap
+
+
+@pytest.mark.parametrize(
+    ("batches", "changes", "disturbed_s", "waited_s", "violation"),
+    [
+        (BATCHES, CHANGES, 0.0, 0.0, ""),
+        (BATCHES - 1, CHANGES, 0.0, 0.0, "progress: 169 of 170 batches were acknowledged and 6 of 6 changes"),
+        (BATCHES, CHANGES - 1, 0.0, 0.0, "progress: 170 of 170 batches were acknowledged and 5 of 6 changes"),
+        (BATCHES, CHANGES - 1, DISTURBED_SHARE * CAP_S, 0.0, ""),
+        (BATCHES, CHANGES - 1, 0.0, DISTURBED_SHARE * CAP_S, ""),
+    ],
+)
+def test_a_cap_that_faults_do_not_explain_is_found_for_batches_and_for_changes(
+    batches: int, changes: int, disturbed_s: float, waited_s: float, violation: str
+) -> None:
+    cluster = FullCluster(1)
+    cluster.faults = cast(Faults, SimpleNamespace(disturbed_s=disturbed_s))
+    cluster._waited_s = waited_s
+    cluster.network.weather = Weather(0.001, 0.0, 0.0)
+    cluster.events.counts["batches acknowledged with acks=1"] = batches
+    cluster.deleters = [cast(RecordDeleter, object())]
+    with (
+        mock.patch.object(cluster, "changes", return_value=changes),
+        pytest.raises(_Stopped) if violation else nullcontext(),
+    ):
+        cluster._check_progress()
+    assert cluster.events.violation.startswith(violation)
+    assert bool(cluster.events.violation) == bool(violation)
+    took_long = (batches, changes) != (BATCHES, CHANGES)
+    assert cluster.events.counts.get("runs that took until their cap", 0) == took_long
+    assert cluster.events.counts.get("excuse needs-operator", 0) == (waited_s > 0)
+    cluster.loop.end(cluster.processes)
 
 
 # -- what a cluster knows of disks and processes

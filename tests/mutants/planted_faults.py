@@ -1674,6 +1674,27 @@ COORDINATION: Final = (
         test="controller/test_controller_reassignment.py::test_to_cancel_is_to_go_back",
     ),
     Fault(
+        "replica-joins-with-deleted-records",
+        "replication/replicas.py",
+        "        if follower.start_offset < log_start:\n",
+        "        if False:\n",
+        "A follower that has not deleted what its leader has does not get in sync.",
+    ),
+    Fault(
+        "unknown-start-not-waited-for",
+        "replication/replicas.py",
+        "            if follower.start_offset < least and is_alive(broker):\n",
+        "            if 0 <= follower.start_offset < least and is_alive(broker):\n",
+        "DeleteRecords waits for a live replica of which no start is known.",
+    ),
+    Fault(
+        "retention-counts-uncommitted-bytes",
+        "log/retention.py",
+        "    log_bytes = committed_bytes(log, high_watermark)\n",
+        "    log_bytes = int(log.size_bytes)\n",
+        "Records that are not committed take no committed ones away.",
+    ),
+    Fault(
         "stopped-move-keeps-new-replicas",
         "coordination/image.py",
         "        return [broker for broker in self.replicas if broker not in self.adding]\n",

@@ -90,6 +90,11 @@ class Stage:
         assert move is not None
         return move
 
+    def write_checkpoints(self) -> None:
+        for checkpoint in self.logs.log_checkpoints(self.logs.directories):
+            if checkpoint.take():
+                checkpoint.write()
+
     def go_on(self, how: str) -> Move:
         """Ends the move in one of three ways, and begins it once more."""
         if how == "asked again":
@@ -236,9 +241,7 @@ def test_a_copy_of_what_was_deleted_begins_anew(how: str) -> None:
     stage.log.truncate_to(2, NOW)
     stage.receive(2, 6, 2)
     stage.log.advance_start(4)
-    for checkpoint in stage.logs.log_checkpoints(stage.logs.directories):
-        if checkpoint.take():
-            checkpoint.write()
+    stage.write_checkpoints()
     stage.go_on(how)
     moved = stage.swap()
     assert (moved.start_offset, moved.end_offset) == (4, 6)
@@ -251,9 +254,7 @@ def test_the_copy_of_an_emptied_log_knows_the_epoch_of_its_last_record(how: str)
     stage = Stage(4)
     stage.receive(4, 6, 2)
     stage.log.advance_start(6)
-    for checkpoint in stage.logs.log_checkpoints(stage.logs.directories):
-        if checkpoint.take():
-            checkpoint.write()
+    stage.write_checkpoints()
     stage.go_on(how)
     moved = stage.swap()
     moved.close(NOW)

@@ -169,7 +169,7 @@ class LogStatePromise:
     def cut(self, broker: str, log: Log) -> None:
         """Checks a log that was just cut, or was to be cut where it ends."""
         self._ends.setdefault(log, set()).add(int(log.end_offset))
-        self.begins_anew(broker, log)
+        self.forget_last_epoch(broker, log.directory)
         if log.closed or log.has_unfinished_cut:
             return
         self._check_order(broker, Seen.of(log))
@@ -182,9 +182,11 @@ class LogStatePromise:
             )
         self.check(broker, log)
 
-    def begins_anew(self, broker: str, log: Log) -> None:
-        """A log begins anew, or ends elsewhere: its last record is not what it was."""
-        self._last_epochs.get(broker, {}).pop(log.directory, None)
+    def forget_last_epoch(self, broker: str, directory: str) -> None:
+        """A log begins anew, or ends elsewhere: its last record is not what it was. Or the disk may have lost
+        the file of its epochs.
+        """
+        self._last_epochs.get(broker, {}).pop(directory, None)
 
     def disk_lost(self, broker: str) -> None:
         """A disk has lost what was not synced, or all: that may be the file of the epochs."""

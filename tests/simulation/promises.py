@@ -57,7 +57,8 @@ PROMISES = {
     "loss-told": "a start that finds less than there was says so, and notes it before it cuts",
     "one-batch": "in a leader epoch an offset is written once: whichever replicas have that batch have the "
     "same",
-    "epochs": "a replica knows of each of its records in which leader epoch it was written",
+    "epochs": "a replica knows of each of its records in which leader epoch it was written; where all are "
+    "deleted, of the last one, unless a disk loses what was not synced",
     "producers": "a replica knows of each producer the last of its batches that it has, and no other",
     "eligible": "while a partition is led by enough replicas in sync for commits, none is eligible beside "
     "them",

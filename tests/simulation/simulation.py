@@ -46,7 +46,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.cutting import CutStore
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.names import LOG, offset_of
+from tidemill.log.names import LEADER_EPOCHS, LOG, offset_of
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
 from tidemill.log.retention import Policy, expired_segments
@@ -633,11 +633,14 @@ class Simulation:
 
     def sync_dropped(self, node: Node, path: str) -> None:
         """A sync has failed, and what it was to write never comes to the disk."""
-        if not path.endswith(".log"):
-            return  # Indexes are made anew, and checkpoints written again.
+        directory, _, name = path.rpartition("/")
+        if name == LEADER_EPOCHS:
+            self.promises.log_state.forget_last_epoch(node.name, directory)
+        if not name.endswith(LOG):
+            return  # Indexes are made anew, checkpoints written again, and leader epochs read from batches.
         self.events.add(f"*** {node.name} has lost what was not synced of {path}", "the world")
         self.events.count("syncs that dropped data")
-        topic, _, index = path.split("/")[-2].rpartition("-")
+        topic, _, index = directory.rpartition("/")[2].rpartition("-")
         if index.isdigit():
             self.promises.replica_lost((topic, int(index)), node.node_id)
 
@@ -691,7 +694,7 @@ class Simulation:
     def _truncate_fully(self, log: Log, offset: int, now_ms: int) -> None:
         """A process has a log begin anew."""
         if isinstance(log.files, SimulatedFiles):
-            self.promises.log_state.begins_anew(self._name_of(log.files), log)
+            self.promises.log_state.forget_last_epoch(self._name_of(log.files), log.directory)
         TRUNCATE_FULLY(log, offset, now_ms)
 
     def _name_of(self, files: SimulatedFiles) -> str:

@@ -554,7 +554,7 @@ def test_an_emptied_log_that_forgets_the_epoch_of_its_last_record_is_found(is_fo
 def test_a_log_that_begins_anew_has_another_last_record() -> None:
     kept = Kept()
     kept.look()
-    kept.promise.begins_anew("broker-1", kept.log)
+    kept.promise.forget_last_epoch("broker-1", kept.log.directory)
     kept.log.truncate_fully(5, NOW)
     kept.look()
     assert kept.broken == []

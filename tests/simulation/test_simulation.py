@@ -32,7 +32,14 @@ from simulated_store import SimulatedStore
 from simulation import BATCHES, CAP_S, CHANGES, DISTURBED_SHARE, Server, Simulation, _Stopped
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
 from tidemill.coordination.port import Create, ensure_paths
+from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
+from tidemill.log.names import LEADER_EPOCHS
+from tidemill.log.recovery import Opening
+from tidemill.log.removals import Removals
+from tidemill.model.errors import StorageError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.partition import Partition
 
@@ -353,6 +360,30 @@ def test_a_disk_is_expected_to_have_only_what_was_acknowledged_while_it_was_ther
     cluster.check_synced(node)
     expected = "flush: broker-1 has ('t', 0) up to 1 on its disk, and 1 was acknowledged"
     assert cluster.events.violation == ("" if is_former_disk else expected)
+    cluster.loop.end(cluster.processes)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_emptied_log_may_forget_its_last_epoch_only_where_the_disk_has_lost_that(is_lost: bool) -> None:
+    cluster = FullCluster(1)
+    node = cluster.node(1)
+    node.files.make_directory("/data/t-0")
+    opening = Opening(
+        node.files, "/data/t-0", TopicPartition("t", 0), LogConfig(), removals=Removals(), now_ms=0
+    )
+    log = opening.open()
+    batch = build_batch([(0, None, b"only", None)])
+    log.append([parse_batch(batch, 0, len(batch))], 5, 0)
+    cluster.promises.log_state.check(node.name, log)
+    log.advance_start(1)
+    if is_lost:
+        node.files.drop_syncs(LEADER_EPOCHS, 1)
+    with pytest.raises(StorageError) if is_lost else nullcontext():
+        log.flush(0)
+    log.leader_epochs.truncate_end(-1)
+    cluster.promises.log_state.check(node.name, log)
+    expected = "epochs: broker-1 has deleted all of t-0, whose last record was of epoch 5, and knows {}"
+    assert cluster.events.violation == ("" if is_lost else expected)
     cluster.loop.end(cluster.processes)
 
 

@@ -156,7 +156,8 @@ class LogStatePromise:
             self._check_last_epoch(broker, log)
             if seen is None:
                 continue
-            if now.end > seen.end:
+            # A log that begins anew goes on with its first record.
+            if now.end > seen.end and now.end > now.start:
                 self._check_checkpoints(broker, log, directories)
             # Where an earlier epoch is the latest again, compaction may have taken what was before it.
             if now.epoch > seen.epoch and log.config.compact:

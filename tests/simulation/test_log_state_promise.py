@@ -250,6 +250,19 @@ def test_before_a_log_goes_on_checkpoints_say_no_more_than_is(
     assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"] * is_broken
 
 
+def test_a_log_that_begins_anew_goes_on_with_its_first_record() -> None:
+    kept = Kept()
+    kept.look()
+    kept.log.truncate_to(2, NOW)
+    kept.look(recovery_points=5)
+    kept.log.truncate_fully(4, NOW)
+    kept.look(recovery_points=5)
+    assert kept.broken == [], "nothing was appended"
+    kept.append(4, 6)
+    kept.look(recovery_points=5)
+    assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"]
+
+
 def test_a_checkpoint_that_a_full_disk_refused_may_say_more() -> None:
     kept = Kept()
     kept.look()

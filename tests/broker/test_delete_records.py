@@ -206,7 +206,7 @@ def test_records_up_to_the_high_watermark_are_deleted(stage: Stage, offset: int,
     assert (partition.log.start_offset, partition.log.end_offset) == (start, 6)
 
 
-def test_a_replica_whose_broker_is_dead_is_not_waited_for(stage: Stage) -> None:
+def test_a_replica_whose_broker_is_dead_is_not_waited_for_once_it_is_not_in_sync(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6
     living = {NODE, FOLLOWER}
@@ -215,6 +215,8 @@ def test_a_replica_whose_broker_is_dead_is_not_waited_for(stage: Stage) -> None:
     assert is_waiting(stage.bench, task)
     living.discard(FOLLOWER)
     partition.follower_gone(FOLLOWER, 0)
+    assert is_waiting(stage.bench, task), "back before the controller has noticed, it could lead"
+    partition.become(NODE, int(partition.leader_epoch), REPLICAS, (NODE,), 1, 0)
     assert answered(stage.bench, task) == (0, 4)
     assert answered(stage.bench, delete(stage.bench, 5)) == (0, 5)
 

@@ -1683,8 +1683,8 @@ COORDINATION: Final = (
     Fault(
         "unknown-start-not-waited-for",
         "replication/replicas.py",
-        "            if follower.start_offset < least and is_alive(broker):\n",
-        "            if 0 <= follower.start_offset < least and is_alive(broker):\n",
+        "            if follower.start_offset < least and (\n",
+        "            if 0 <= follower.start_offset < least and (\n",
         "DeleteRecords waits for a live replica of which no start is known.",
     ),
     Fault(

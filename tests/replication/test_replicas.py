@@ -158,7 +158,17 @@ def test_the_start_is_the_least_of_all_live_replicas() -> None:
     replicas.fetched(2, 10, 3, 10, 0)
     assert replicas.start_offset(5, {1, 2, 3}.__contains__) == UNKNOWN
     assert replicas.start_offset(5, {1, 2}.__contains__) == 3
-    replicas.fetched(3, 10, 4, 10, 0)
-    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == 3
-    assert replicas.start_offset(5, {1, 3}.__contains__) == 4
+    replicas.fetched(3, 10, 2, 10, 0)
+    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == 2
+    assert replicas.start_offset(5, {1, 2}.__contains__) == 3
+
+
+def test_the_start_of_a_replica_in_sync_counts_before_the_leader_knows_that_it_lives() -> None:
+    replicas = led(isr=(1, 2))
+    replicas.fetched(2, 10, 3, 10, 0)
+    replicas.fetched(3, 10, 2, 10, 0)
+    assert replicas.start_offset(5, {1}.__contains__) == 3
+    replicas.pending = (1, 2, 3)
+    assert replicas.start_offset(5, {1}.__contains__) == 2
+    replicas.change((1, 2, 3), (1,), 9)
     assert replicas.start_offset(5, {1}.__contains__) == 5

@@ -263,9 +263,15 @@ class Replicas:
         return most
 
     def start_offset(self, own_start: i64, is_alive: Callable[[int], bool]) -> i64:
-        """The least log start of all live replicas, below which records are gone; -1: one is not known."""
+        """The least log start of all live replicas, below which records are gone; -1: one is not known.
+
+        Replicas in sync count whether or not this broker has learnt already that they live: one may have come
+        back, and lead next.
+        """
         least: i64 = own_start
         for broker, follower in self.followers.items():
-            if follower.start_offset < least and is_alive(broker):
+            if follower.start_offset < least and (
+                broker in self.isr or broker in self.pending or is_alive(broker)
+            ):
                 least = follower.start_offset
         return least

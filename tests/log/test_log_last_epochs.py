@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.log.retention import expired_segments
 from tidemill.records.batch import Batch
+from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
 MakeBatch = Callable[..., Batch]
@@ -97,6 +99,41 @@ def test_a_log_that_kafka_emptied_knows_it(log_of: MakeLog, batch: MakeBatch, di
     log = log_of(start_offset=6, clean=True)
     assert state(log) == (6, 6, 3)
     assert file.read_text() == "0\n1\n3 5\n"
+
+
+def emptied_after_a_kill(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> Log:
+    """The process that wrote the records was killed before it synced anything; the next one deleted them."""
+    log = log_of(files=files, directory="/data")
+    log.append([batch(6)], 3, NOW)
+    files.kill()
+    log = log_of({"retention_ms": 1000}, files=files, directory="/data", clean=False)
+    log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
+    return log
+
+
+def emptied_by_kafka(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> Log:
+    """The start writes the file anew."""
+    log = log_of({"retention_ms": 1000}, files=files, directory="/data")
+    log.append([batch(6)], 3, NOW)
+    log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
+    log.close(NOW)
+    files.replace(f"/data/{LEADER_EPOCHS}", b"0\n1\n3 6\n")
+    return log_of(files=files, directory="/data", start_offset=6, clean=True)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("empty", [emptied_after_a_kill, emptied_by_kafka])
+def test_a_power_cut_after_a_stop_in_order_does_not_take_it(
+    log_of: MakeLog, batch: MakeBatch, empty: Callable[..., Log], seed: int
+) -> None:
+    files = FaultyFiles()
+    files.make_directory("/data")
+    log = empty(log_of, batch, files)
+    assert state(log) == (6, 6, 3)
+    log.close(NOW)
+    files.sync_directory("/data")  # Names come to the disk unasked as well.
+    files.power_cut(Random(seed) if seed else None)
+    assert state(log_of(files=files, directory="/data", start_offset=6, clean=True)) == (6, 6, 3)
 
 
 def test_a_log_that_never_had_records_has_no_epoch(log_of: MakeLog, directory: str) -> None:

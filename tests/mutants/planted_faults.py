@@ -635,6 +635,16 @@ LOG: Final = (
         "test_a_new_follower_of_an_emptied_log_knows_the_epoch_of_its_last_record",
     ),
     Fault(
+        "epochs-of-a-killed-process-not-synced",
+        "log/recovery.py",
+        "            log.truncations += 1\n            self.leader_epochs.changes += 1\n",
+        "            log.truncations += 1\n",
+        "A stop in order syncs the leader epochs that a process wrote which was killed.",
+        reason="After the kill the log has to be emptied without a record of another epoch, and the broker to"
+        " stop in order, before its machine loses its power. Seen once in 3,600 seeds.",
+        test="log/test_log_last_epochs.py::test_a_power_cut_after_a_stop_in_order_does_not_take_it",
+    ),
+    Fault(
         "epoch-end-off-by-one-epoch",
         "log/leader_epochs.py",
         "        return self.epochs[above - 1], self.starts[above]\n",
@@ -721,7 +731,7 @@ LOG: Final = (
         "directory-not-synced",
         "log/store.py",
         "            self.names_changed != self.names_synced\n"
-        "            or self.leader_epochs.changes != self.leader_epochs.synced\n"
+        "            or self.leader_epochs.is_unsynced\n"
         "            or self.id_changed != self.id_synced\n",
         "            False\n",
         "A flush syncs the names of new segments.",

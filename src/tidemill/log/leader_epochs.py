@@ -37,7 +37,7 @@ class LeaderEpochs:
         self.epochs: list[int] = []
         self.starts: list[int] = []
         self.changes = 0
-        """Counts how often the file was written."""
+        """Counts how often the file was written, or may have been by a process that was killed."""
         self.synced = 0
         """What :attr:`changes` was when the file was synced last."""
         self.unsaved = False
@@ -60,6 +60,11 @@ class LeaderEpochs:
             epochs.append(epoch)
             starts.append(start)
         self.epochs, self.starts = epochs, starts
+
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether the disk may not have the file as it is."""
+        return self.changes != self.synced
 
     @property
     def latest(self) -> int:

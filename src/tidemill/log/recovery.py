@@ -165,6 +165,7 @@ class Opening:
         elif not is_new:
             # By a process that was killed, or just now, and the disk may not have that.
             log.truncations += 1
+            self.leader_epochs.changes += 1
         self.warnings += open_ones(self.producers)
         return log
 

@@ -396,7 +396,7 @@ class LogStore:
         job.epochs_changed = self.leader_epochs.changes
         job.sync_directory = (
             self.names_changed != self.names_synced
-            or self.leader_epochs.changes != self.leader_epochs.synced
+            or self.leader_epochs.is_unsynced
             or self.id_changed != self.id_synced
         )
         job.id_changed = int(self.id_changed)
@@ -429,7 +429,7 @@ class LogStore:
             at += 1
         job.base_offset = int(self.active.base_offset)
         job.position = int(self.active.size) if whole else 0
-        if self.leader_epochs.changes != self.leader_epochs.synced:
+        if self.leader_epochs.is_unsynced:
             job.add_path(self.leader_epochs.path)
         if self.names_changed != self.names_synced and self.producer_state.snapshot_offset >= 0:
             job.add_path(self._snapshot_path(self.producer_state.snapshot_offset))
@@ -524,7 +524,7 @@ class LogStore:
 
     def _is_settled(self) -> bool:
         is_same = self.names_synced == self.names_changed and self.id_synced == self.id_changed
-        return is_same and self.settled_end == self.end_offset
+        return is_same and self.settled_end == self.end_offset and not self.leader_epochs.is_unsynced
 
     def _is_untouched(self) -> bool:
         """Whether nothing was ever stored here: a power cut has nothing to take."""

@@ -204,6 +204,8 @@ class CleaningCheck:
         self.truncations = -1 if partition is None else int(partition.log.truncations)
         self._staying: set[int] = set()
         """The batches of the group that is exchanged."""
+        self._going: dict[int, bytes] = {}
+        """Its tombstones that go: their keys by offset."""
         self.start = 0 if partition is None else int(partition.log.start_offset)
         """Nobody can read what lies before it."""
         high_watermark = -1 if partition is None else int(partition.high_watermark)
@@ -234,12 +236,22 @@ class CleaningCheck:
         name = offset_name(base, LOG) + CLEANED
         data = self.files.stored(self.job.directory, lambda one: one == name).get(name, b"")
         self._staying = {header.base for header in headers_of(data)}
+        kept = {record.offset for record in _records(data)}
+        self._going = {
+            record.offset: record.key or b""
+            for one in group.old
+            for record in self.before.get(one, ())
+            if record.value is None and record.offset not in kept
+        }
         self.files.renamed = self._renamed
 
     def _renamed(self, old: str, new: str) -> None:
         # Only segments count: their indexes come and go with them.
         if not old.startswith(self.job.directory + "/") or LOG not in old or not self.is_unchanged():
             return
+        if new.endswith(LOG + SWAP):
+            # From here on a start goes on with the exchange.
+            self._report_removed(self._going)
         names = self.files.stored_names(self.job.directory, lambda name: True)
         unfinished = {name[:OFFSET_DIGITS] for name in names if name.endswith(CLEANED)}
 

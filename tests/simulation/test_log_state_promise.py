@@ -21,7 +21,7 @@ from tidemill.log.checkpoints import render_checkpoint
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories
 from tidemill.log.log import Log
-from tidemill.log.names import CLEANED, DELETED, LOG, MOVED_TO, RECOVERY_POINTS, offset_name
+from tidemill.log.names import CLEANED, DELETED, LOG, MOVED_TO, RECOVERY_POINTS, SWAP, offset_name
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.model.types import TopicPartition
@@ -53,7 +53,7 @@ class Kept:
         opening = Opening(self.files, "/data/t-0", key, LogConfig(), removals=Removals(), now_ms=NOW)
         return opening.open()
 
-    def append(self, sequence: int, epoch: int, value: bytes = b"v") -> None:
+    def append(self, sequence: int, epoch: int, value: bytes | None = b"v") -> None:
         data = build_batch(
             [(NOW, b"k", value, None)], producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence
         )
@@ -141,6 +141,26 @@ def test_a_cleaning_says_nothing_of_the_log_that_the_next_process_opens(is_same_
         partition.log.truncations = kept.log.truncations
     kept.files.rename(segment, segment + DELETED)
     assert bool(checked.broken) is is_same_process
+
+
+def test_tombstones_are_gone_once_a_start_would_end_the_exchange_that_takes_them() -> None:
+    kept, checked = Kept(), Checked()
+    checked.written(1)
+    segment = "/data/t-0/" + offset_name(0, LOG)
+    cleaned = kept.files.open(segment + CLEANED, create=True)
+    cleaned.append([kept.files.read(segment)])
+    kept.append(5, 5, None)
+    partition = SimpleNamespace(log=kept.log, high_watermark=6)
+    node = SimpleNamespace(name="broker-1", files=kept.files, all_partitions=[partition])
+    one = SimpleNamespace(base_offset=0)
+    job = SimpleNamespace(name="t-0", directory="/data/t-0", segments=[one], upper_bound=0)
+    world = SimpleNamespace(promises=checked.promises, node=lambda broker: node)
+    check = CleaningCheck(cast(Any, world), cast(Any, node), cast(Any, job))
+    check.watch(cast(Any, SimpleNamespace(old=(0,))))
+    removed = checked.promises.compaction._removed
+    assert not removed[PLACE]
+    kept.files.rename(segment + CLEANED, segment + SWAP)
+    assert removed[PLACE] == {5: b"k"}
 
 
 def forget_an_epoch(log: Log) -> None:

@@ -5,6 +5,7 @@ The leader may have read it, and commit by it, before the controller is told of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,34 @@ def test_a_client_that_changes_settings_overwrites_no_lower_minimum_before_it_is
         assert node is not None
         minimum = "2" if name == "min.insync.replicas" else "1"
         assert ConfigNode.decode(path, node.data)["min.insync.replicas"] == minimum
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize(("is_default", "is_cluster_altered"), [(False, False), (True, True), (True, False)])
+def test_a_lower_minimum_is_heeded_that_is_written_after_the_controller_has_looked_for_one(
+    tmp_path: Path, is_default: bool, is_cluster_altered: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(2, is_default=is_default)
+        for broker in (2, 3):
+            await brokers.stop(broker)
+        await brokers.start(3)
+        assert brokers.members == (1, [1], [3])
+        look = brokers.controller.take_other_min_insync
+
+        async def look_before_it_is_written(topics: Iterable[str]) -> bool:
+            found = await look(topics)
+            brokers.controller.take_other_min_insync = look  # type: ignore[method-assign]
+            await brokers.write_minimum(1, is_default=is_default)
+            return found
+
+        brokers.controller.take_other_min_insync = look_before_it_is_written  # type: ignore[method-assign]
+        kind, entity = (ResourceType.BROKER, "") if is_cluster_altered else (ResourceType.TOPIC, "t")
+        alteration = Alteration("min.insync.replicas", AlterOperation.SET, "2")
+        assert await brokers.controller.alter_configs([ConfigCommand(kind, entity, [alteration])]) == [None]
+        assert brokers.members == (1, [1], [])
 
     in_office(tmp_path, story)
 

@@ -703,19 +703,25 @@ class Office:
         try:
             for operations in transactions:
                 await self.write_operations(operations)
-        except BadVersion as error:
-            if error.path == CONTROLLER_EPOCH:
-                return _other_controller()
-            return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
-        except NodeExists as error:
-            return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
-        except NoNode as error:
-            return KafkaError(str(error), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        except ValueError as error:
-            return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
-        except StoreError as error:
-            return _refused(error)
+        except (StoreError, ValueError) as error:
+            return refusal_of(error)
         return None
+
+
+def refusal_of(error: StoreError | ValueError) -> KafkaError:
+    """What a client is answered when a change could not be written."""
+    match error:
+        case BadVersion(path=path) if path == CONTROLLER_EPOCH:
+            return _other_controller()
+        case BadVersion():
+            return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
+        case NodeExists():
+            return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
+        case NoNode():
+            return KafkaError(str(error), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        case StoreError():
+            return _refused(error)
+    return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
 
 
 def log_refused_deletions(topics: Iterable[str]) -> None:

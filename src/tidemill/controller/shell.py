@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from random import Random
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -29,7 +30,7 @@ from tidemill.controller.election_settings import (
 from tidemill.controller.leading import Leading
 from tidemill.controller.moving import Moves
 from tidemill.controller.names import TakenNames
-from tidemill.controller.office import ATTEMPTS, Announce, Office
+from tidemill.controller.office import ATTEMPTS, Announce, Office, refusal_of
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
@@ -57,7 +58,10 @@ from tidemill.coordination.nodes import (
     DeleteTopicNode,
     TopicNode,
 )
+from tidemill.coordination.pieces import in_pieces
 from tidemill.coordination.port import (
+    BadVersion,
+    Check,
     Create,
     Delete,
     Node,
@@ -293,25 +297,38 @@ class Controller(Office):
     ) -> list[KafkaError | None]:
         """Changes the settings of topics and brokers; the error of each, or None, in order."""
         errors: list[KafkaError | None] = []
-        async with self.changing():
-            for command in commands:
-                try:
-                    if not validate_only:
-                        # Else a lower value there would be overwritten, after commits by it.
-                        is_topic = command.resource_type == ResourceType.TOPIC
-                        await self.take_other_min_insync(
-                            [command.name] if is_topic else self._image.topic_index.eligible
-                        )
-                    plan = self._plan_config(command)
-                    if not validate_only:
-                        await self._carry_out_config(plan)
-                except KafkaError as error:
-                    errors.append(error.as_result())
-                except StoreError as problem:
-                    errors.append(KafkaError(str(problem), ErrorCode.KAFKA_STORAGE_ERROR))
-                else:
-                    errors.append(None)
+        for command in commands:
+            try:
+                await self.decided(partial(self._alter_config, command, validate_only))
+            except KafkaError as error:
+                errors.append(error.as_result())
+            except StoreError as problem:
+                errors.append(KafkaError(str(problem), ErrorCode.KAFKA_STORAGE_ERROR))
+            else:
+                errors.append(None)
         return errors
+
+    async def _alter_config(self, command: ConfigCommand, validate_only: bool) -> None:
+        """Changes settings. A lower minimum that somebody else wrote counts first: commits were made by it.
+
+        Raises BadVersion when that is written meanwhile.
+        """
+        if validate_only:
+            self._plan_config(command)
+            return
+        is_topic = command.resource_type == ResourceType.TOPIC
+        eligible = self._image.topic_index.eligible
+        checks: list[Operation] = []
+        if command.name in eligible if is_topic else eligible:
+            paths = [ConfigNode.path("brokers", DEFAULT_ENTITY)]
+            if is_topic:
+                paths.append(ConfigNode.path("topics", command.name))
+            nodes = await self.store.get_many(paths)
+            checks += [
+                Check(path, node.version) for path, node in zip(paths, nodes, strict=True) if node is not None
+            ]
+            await self.take_other_min_insync([command.name] if is_topic else eligible)
+        await self._carry_out_config(self._plan_config(command), checks)
 
     def _plan_config(self, command: ConfigCommand) -> ConfigPlan:
         config = self.config()
@@ -330,17 +347,21 @@ class Controller(Office):
             ErrorCode.INVALID_REQUEST,
         )
 
-    async def _carry_out_config(self, plan: ConfigPlan) -> None:
+    async def _carry_out_config(self, plan: ConfigPlan, checks: Sequence[Operation]) -> None:
         # First of all: where this is cut short, the ELR is empty and the setting as before, which is safe.
         emptied = self._emptied_by(plan)
-        operations = [*(one for part in emptied for one in part.operations), *plan.operations]
+        operations = [*checks, *(one for part in emptied for one in part.operations), *plan.operations]
         if self.store.session_timeout_s:  # Others share it, and have to hear of the change.
             kind, name = ("brokers", plan.broker or "") if plan.topic is None else ("topics", plan.topic.name)
             note = ConfigChangeNode.encode(kind, name)
             operations.append(Create(ConfigChangeNode.prefix, note, sequential=True))
-        error = await self.attempt(operations)
-        if error is not None:
-            raise error
+        try:
+            for piece in in_pieces(operations):
+                await self.write_operations(piece)
+        except BadVersion:
+            raise  # Somebody else has written meanwhile: it is decided again.
+        except (StoreError, ValueError) as problem:
+            raise refusal_of(problem) from None
         before = self._image
         topics = {part.topic.name: part.topic for part in emptied}
         if plan.topic is not None:

@@ -162,6 +162,20 @@ def test_whoever_waits_for_a_sync_that_hangs_is_told_later_and_what_it_dropped_i
     stage.run(story())
 
 
+def test_what_was_cut_before_a_sync_failed_is_not_there_again_when_the_disk_is_read(stage: Stage) -> None:
+    files = SimulatedFiles(stage.loop)
+    files.make_directory("/data")
+    one = files.open("/data/1.log", create=True)
+    one.append([b"kept, "])
+    one.append([b"and cut"])
+    one.truncate(6)
+    files.drop_syncs(".log", 1)
+    with pytest.raises(OSError, match="Input/output error"):
+        one.sync()
+    files.forget_written("/data/1.log")
+    assert files.read("/data/1.log") == bytes(6)
+
+
 def raise_error() -> None:
     raise OSError("broken")
 

@@ -96,8 +96,11 @@ class _Node:
         self.pending.clear()
 
     def drop(self) -> None:
-        """A sync failed: what it had to write counts as written."""
-        self.dropped += [(position, position + len(data)) for position, data in self.pending]
+        """A sync failed: what it had to write counts as written, but for what was cut since."""
+        size = len(self.current)
+        self.dropped += [
+            (position, min(position + len(data), size)) for position, data in self.pending if position < size
+        ]
         self.pending.clear()
 
     def forget_cached(self) -> None:

@@ -46,6 +46,14 @@ class Brokers:
         config = {} if is_default else settings
         await self.controller.create_topics([NewTopic("t", assignments={0: list(BROKERS)}, config=config)])
 
+    async def make_eligible(self, *, is_default: bool) -> None:
+        """Broker 3, which is back, is eligible beside the leader by a minimum of 2."""
+        await self.make_topic(2, is_default=is_default)
+        for broker in (2, 3):
+            await self.stop(broker)
+        await self.start(3)
+        assert self.members == (1, [1], [3])
+
     async def write_minimum(self, minimum: int, *, is_default: bool) -> None:
         """As an administrator's tool does; nobody has told the controller of it."""
         path = ConfigNode.path(*(("brokers", DEFAULT_ENTITY) if is_default else ("topics", "t")))
@@ -86,11 +94,7 @@ def test_nobody_is_elected_without_what_a_leader_commits_by_a_minimum_that_it_al
 ) -> None:
     async def story(setting: Setting) -> None:
         brokers = Brokers(setting)
-        await brokers.make_topic(2, is_default=is_default)
-        for broker in (2, 3):
-            await brokers.stop(broker)
-        assert brokers.members == (1, [1], [3])
-        await brokers.start(3)
+        await brokers.make_eligible(is_default=is_default)
         await brokers.write_minimum(1, is_default=is_default)
         await brokers.stop(1)
         assert brokers.members == (-1, [], [1])
@@ -184,11 +188,7 @@ def test_a_client_that_changes_settings_overwrites_no_lower_minimum_before_it_is
 ) -> None:
     async def story(setting: Setting) -> None:
         brokers = Brokers(setting)
-        await brokers.make_topic(2, is_default=is_default)
-        for broker in (2, 3):
-            await brokers.stop(broker)
-        assert brokers.members == (1, [1], [3])
-        await brokers.start(3)
+        await brokers.make_eligible(is_default=is_default)
         await brokers.write_minimum(1, is_default=is_default)
         value = "2" if name == "min.insync.replicas" else "false"
         kind, entity = (ResourceType.BROKER, "") if is_default else (ResourceType.TOPIC, "t")
@@ -210,11 +210,7 @@ def test_a_lower_minimum_is_heeded_that_is_written_after_the_controller_has_look
 ) -> None:
     async def story(setting: Setting) -> None:
         brokers = Brokers(setting)
-        await brokers.make_topic(2, is_default=is_default)
-        for broker in (2, 3):
-            await brokers.stop(broker)
-        await brokers.start(3)
-        assert brokers.members == (1, [1], [3])
+        await brokers.make_eligible(is_default=is_default)
         look = brokers.controller.take_other_min_insync
 
         async def look_before_it_is_written(topics: Iterable[str]) -> bool:

@@ -4,8 +4,8 @@
 
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
 client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
-Then comes what ``flat.py``, ``spark.py``, ``compaction.py`` and ``conversion.py`` measure, in the same table,
-and in one of its own what ``cluster.py`` does.
+Then comes what ``flat.py``, ``spark.py``, ``spark_streams.py``, ``compaction.py`` and ``conversion.py``
+measure, in the same table, and in one of its own what ``cluster.py`` does.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import compaction
 import conversion
 import flat
 import spark
+import spark_streams
 from peers import Figures, Kafka, Peer, Tidemill, end_in_order, load, warm_memory
 
 
@@ -177,6 +178,7 @@ def main() -> None:
         lines += flat_rows()
     if options.only in "spark":
         lines += spark_rows(options.quick)
+        lines += spark_streams.table_rows(spark_streams.ROWS // (4 if options.quick else 1))
     if options.only in "compaction":
         lines += compaction.every_row(1_000_000 if options.quick else compaction.ROWS, compaction.PARTITIONS)
     if options.only in "conversion":

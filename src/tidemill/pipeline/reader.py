@@ -17,6 +17,7 @@ from tidemill.pipeline.connect import borrowed, open_cluster
 from tidemill.pipeline.options import EARLIEST, SourceOptions
 from tidemill.pipeline.planning import OffsetRange, deleted, split_ranges
 from tidemill.pipeline.targets import look, report_losses, resolve_bound
+from tidemill.pipeline.worker_process import prepare_for_next_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +72,16 @@ def read_range(
     Where records were deleted after the planning: DataLoss, or with ``failOnDataLoss=false`` a warning, and
     the rest.
     """
-    if not isinstance(task, OffsetRange):
-        return  # Spark's stand-in for a plan without any range
+    try:
+        if isinstance(task, OffsetRange):  # Else it is Spark's stand-in for a plan without any range.
+            yield from _read_range(options, columns, task)
+    finally:
+        prepare_for_next_task()
+
+
+def _read_range(
+    options: SourceOptions, columns: tuple[tuple[str, bool], ...], task: OffsetRange
+) -> Iterator[pa.RecordBatch]:
     builder = BatchBuilder(columns, task.topic, task.partition, options.batch_rows)
     start, tries = task.start, 0
     with borrowed(options.client) as cluster:

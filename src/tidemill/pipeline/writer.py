@@ -32,6 +32,7 @@ from pyspark.sql.datasource import (
 from tidemill.model.errors import ConfigError, InvalidRecord
 from tidemill.pipeline.columns import TYPES
 from tidemill.pipeline.options import SinkOptions
+from tidemill.pipeline.worker_process import prepare_for_next_task
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -83,7 +84,10 @@ class _Writing:
         self._columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return send_batches(self._options, self._columns, iterator)
+        try:
+            return send_batches(self._options, self._columns, iterator)
+        finally:
+            prepare_for_next_task()
 
 
 class TidemillWriter(_Writing, DataSourceArrowWriter):

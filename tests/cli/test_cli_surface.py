@@ -148,7 +148,14 @@ def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
     assert json.loads(outcome.stdout)["warnings"] == [
         f"{file}:2: there is no key before the value; a line is KEY=VALUE"
     ]
-    for setting in ("zookeeper.connect=host:port", "tidemill.store=zookeeper", "tidemill.log.level=loud"):
+    for setting in (
+        "zookeeper.connect=host:port",
+        "tidemill.store=zookeeper",
+        "tidemill.log.level=loud",
+        "authorizer.class.name=kafka.security.authorizer.AclAuthorizer",
+        "allow.everyone.if.no.acl.found=false",
+        "listeners=SASL_PLAINTEXT://:0",
+    ):
         checked = subprocess.run(
             [sys.executable, "-m", "tidemill", "config", "check", "--set", setting],
             capture_output=True,

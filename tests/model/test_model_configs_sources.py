@@ -303,6 +303,61 @@ def test_keys_that_contradict_one_another_are_refused(settings: dict[str, str], 
     assert hint in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}, ""),
+        ({"super.users": "User:admin"}, ""),
+        ({"allow.everyone.if.no.acl.found": "False"}, ""),
+        ({"security.inter.broker.protocol": "SASL_SSL"}, ""),
+        (
+            {"listeners": "SASL_SSL://:9092", "sasl.enabled.mechanisms": "PLAIN"},
+            "sasl.enabled.mechanisms=PLAIN",
+        ),
+        ({"listeners": "PLAINTEXT://:9092,SSL://:9093"}, ""),
+        (
+            {"listeners": "IN://:9092", "listener.security.protocol.map": "IN:SASL_PLAINTEXT"},
+            "listener.security.protocol.map=IN:SASL_PLAINTEXT",
+        ),
+    ],
+)
+def test_a_configuration_that_asks_for_access_control_is_refused(settings: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BrokerConfig.of(settings)
+    text = str(caught.value)
+    name, value = next(iter(settings.items()))
+    assert f"{name}={value}" in text
+    assert key in text
+    assert f"(--set {name})" in text
+    assert "on a network that you trust" in text
+
+
+def test_what_holds_decides_whether_access_control_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("authorizer.class.name=kafka.security.authorizer.AclAuthorizer\nsuper.users=User:a\n")
+    with pytest.raises(ConfigError, match=r"authorizer\.class\.name=kafka.*server\.properties:1"):
+        BrokerConfig.from_sources(str(file))
+    open_again = ("authorizer.class.name=", "super.users=")
+    assert BrokerConfig.from_sources(str(file), open_again).warnings == ()
+    with pytest.raises(ConfigError, match=r"super\.users=User:b.*environment TIDEMILL_SUPER_USERS"):
+        BrokerConfig.from_sources(environment={"TIDEMILL_SUPER_USERS": "User:b"})
+
+
+def test_access_keys_that_ask_for_nothing_are_accepted() -> None:
+    config = BrokerConfig.of(
+        {
+            "allow.everyone.if.no.acl.found": "true",
+            "security.inter.broker.protocol": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:SASL_SSL,PLAINTEXT:PLAINTEXT",
+        }
+    )
+    assert config.warnings == ()
+    assert any(note.startswith("allow.everyone.if.no.acl.found is accepted") for note in config.notes)
+
+
 def test_a_listener_may_have_values_of_its_own() -> None:
     config = BrokerConfig.of({"listener.name.Plaintext.max.connections": "5", "max.connections": "9"})
     assert config.listener_value("PLAINTEXT", "max.connections") == 5

@@ -24,6 +24,13 @@ neighbour; a value that does not parse, or is out of range, stops the start. One
 wrote to the store, of a topic or of brokers, is told as an error instead: the default holds, and no record is
 deleted by it, until the setting is mended. Keys can be set for one listener as `listener.name.NAME.KEY`.
 
+A configuration that asks for access control stops the start, as it is not served yet, and a broker that
+passed it over would be open to everybody: `authorizer.class.name`, `super.users`,
+`allow.everyone.if.no.acl.found=false`, `security.inter.broker.protocol` other than PLAINTEXT, and listeners
+that speak SSL, SASL_PLAINTEXT or SASL_SSL, by their own name or by `listener.security.protocol.map`. The
+error names key, value and next step. Keys of TLS and SASL without such a listener (`sasl.enabled.mechanisms`,
+`ssl.keystore.location`, ...) have no effect, as in Kafka.
+
 "Changes" says when a key can change: at a restart (read-only), on one broker while it runs (per-broker), on
 all brokers at once (cluster-wide).
 """

@@ -86,6 +86,7 @@ class BrokerConfig(Config):
             if not equals or not key.strip():
                 raise ConfigError(f"--set {text}: it must be KEY=VALUE, as in --set log.dirs=/some/dir")
             gathered.add(key.strip(), value, f"--set {key.strip()}", layer="--set")
+        gathered.check_access()
         config = cls(
             gathered.settings,
             listener_values=gathered.listener_values,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SERVED = ("PLAINTEXT",)
 ANY_HOST = ("", "0.0.0.0", "::")
+PROTOCOL_MAP = "listener.security.protocol.map"
+MECHANISMS = "sasl.enabled.mechanisms"
 
 
 class Listener(NamedTuple):
@@ -55,15 +57,27 @@ def parse_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
     _refuse_repetition("listeners", found)
     for listener in found:
         if listener.protocol not in SERVED:
-            raise ConfigError(
-                f"listeners={','.join(texts)}: {listener.name} speaks {listener.protocol}, which comes "
-                "with a later version; only PLAINTEXT listeners are served"
-            )
+            raise _not_served(config, ",".join(texts), listener)
     if not found:
         raise ConfigError(
             f"listeners={','.join(texts)}: at least one is needed, as in PLAINTEXT://127.0.0.1:9092"
         )
     return tuple(found)
+
+
+def _not_served(config: BrokerConfig, listeners: str, listener: Listener) -> ConfigError:
+    asks = f"{listener.name} speaks {listener.protocol}"
+    given = ""
+    if listener.name != listener.protocol:
+        given = f"{PROTOCOL_MAP}={config.str(PROTOCOL_MAP)}"
+    if listener.protocol.startswith("SASL") and config.is_set(MECHANISMS):
+        given += f"{' and ' if given else ''}{MECHANISMS}={','.join(config.list(MECHANISMS))}"
+    return ConfigError(
+        f"listeners={listeners}: {asks}{f' ({given})' if given else ''}, which comes with a later version; "
+        "only PLAINTEXT listeners are served. Make it PLAINTEXT to run a broker that is open to everybody "
+        "who reaches its port, on a network that you trust; until TLS and SASL are served, keep a cluster "
+        f"that needs them on Apache Kafka ({config.provenance('listeners')})"
+    )
 
 
 def advertised_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
@@ -132,7 +146,7 @@ def _name(text: str) -> str:
 
 def _protocol_map(config: BrokerConfig) -> dict[str, str]:
     """Protocol by listener name. The protocols' own names always stand for themselves."""
-    key = "listener.security.protocol.map"
+    key = PROTOCOL_MAP
     text = config.str(key)
     protocols = {name: name for name in PROTOCOLS}
     for part in (part.strip() for part in text.split(",")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.model.configs.access import AUTHORIZER_OPTIONS, check_access
 from tidemill.model.configs.tables import BROKER_KEYS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.topic import near
 from tidemill.model.configs.values import Setting
@@ -23,6 +24,8 @@ class Gathered:
     def __init__(self) -> None:
         self.settings: dict[str, Setting] = {}
         self.listener_values: dict[str, Setting] = {}
+        self.authorizer_options: dict[str, Setting] = {}
+        """What Kafka's authorizer would be told: these are no keys of a broker."""
         self.warnings: list[str] = []
         self._layers: dict[str, str] = {}
 
@@ -30,6 +33,9 @@ class Gathered:
         """One setting. ``layer`` is its source: within one source a key that comes twice is odd."""
         if name.startswith(LISTENER_PREFIX):
             self._add_listener_value(name, text, provenance)
+            return
+        if name in AUTHORIZER_OPTIONS:
+            self.authorizer_options[name] = Setting(text.strip(), text.strip(), provenance)
             return
         key = BROKER_KEYS.get(name)
         if key is None:
@@ -52,7 +58,7 @@ class Gathered:
         """One environment variable that begins with the prefix."""
         name = variable[len(ENVIRONMENT_PREFIX) :].lower().replace("_", ".")
         for candidate in (name, f"tidemill.{name}"):
-            if candidate in BROKER_KEYS:
+            if candidate in BROKER_KEYS or candidate in AUTHORIZER_OPTIONS:
                 self.add(candidate, text, f"environment {variable}", layer="environment")
                 return
         hint = near(name, BROKER_KEYS)
@@ -60,9 +66,17 @@ class Gathered:
             f"environment {variable}: {name} is no key of the broker, and without effect{hint}"
         )
 
+    def check_access(self) -> None:
+        """Raises ConfigError where the settings that hold ask for access control."""
+        check_access(self.settings, self.authorizer_options)
+
     def notes(self) -> list[str]:
         """One line for each key that was set and has no effect."""
-        return [
+        options = [
+            f"{name} is accepted; no effect: there is no authorizer ({setting.provenance})"
+            for name, setting in self.authorizer_options.items()
+        ]
+        return options + [
             f"{name} is accepted and {BROKER_KEYS[name].effect} ({setting.provenance})"
             if BROKER_KEYS[name].effect.startswith("comes")
             else f"{name} is accepted; {BROKER_KEYS[name].effect} ({setting.provenance})"
@@ -89,7 +103,11 @@ class Gathered:
 
 def is_known(name: str) -> bool:
     """Whether a broker may be given a key of this name; what a listener's own key means is not looked at."""
-    return name in BROKER_KEYS or name.startswith((LISTENER_PREFIX, *PLUGIN_PREFIXES))
+    return (
+        name in BROKER_KEYS
+        or name in AUTHORIZER_OPTIONS
+        or name.startswith((LISTENER_PREFIX, *PLUGIN_PREFIXES))
+    )
 
 
 def unknown(name: str, provenance: str, *, is_refused: bool = False) -> str:

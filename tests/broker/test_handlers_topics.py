@@ -677,7 +677,8 @@ def test_a_topics_settings_are_described(tmp_path: Path, version: int) -> None:
             (result,) = (await broker.ask(request, version)).results
             assert (result.error_code, result.resource_type, result.resource_name) == (0, TOPIC, "t")
             configs = {config.name: config for config in result.configs}
-            assert set(configs) == {name for name in TOPIC_KEYS if not name.startswith("internal.")}
+            hidden = {"message.timestamp.difference.max.ms", "internal.segment.bytes"}  # They have no value.
+            assert set(configs) == set(TOPIC_KEYS) - hidden
             retention, segment, policy = (
                 configs[name] for name in ("retention.ms", "segment.bytes", "cleanup.policy")
             )
@@ -725,6 +726,20 @@ def test_a_brokers_settings_are_described(tmp_path: Path) -> None:
             assert (empty.error_code, empty.configs) == (0, [])
 
     run(story())
+
+
+def test_a_former_name_is_described_of_a_topic_that_set_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            made = await broker.ask(new_topics("t", message_timestamp_difference_max_ms="5"), 7)
+            name = "message.timestamp.difference.max.ms"
+            assert [one.value for one in made.topics[0].configs if one.name == name] == ["5"]
+            (result,) = (await broker.ask(describe(TOPIC, "t", name), 4)).results
+            assert [(one.name, one.value, one.config_source) for one in result.configs] == [(name, "5", 1)]
+            plain = await broker.ask(new_topics("u"), 7)
+            assert name not in [one.name for one in plain.topics[0].configs]
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("include_synonyms", [False, True])

@@ -126,6 +126,79 @@ def test_confluent_configs(admin: AdminClient, new_topic: NewTopic) -> None:
     assert broker["log.dirs"].is_read_only
 
 
+def test_all_settings_of_a_topic_can_be_read_and_written_back(
+    admin: AdminClient, kafka_admin: KafkaAdminClient, new_topic: NewTopic
+) -> None:
+    from confluent_kafka.admin import (
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        ConfigSource,
+        ResourceType,
+    )
+    from kafka.admin import ConfigResource as KafkaResource
+    from kafka.admin import ConfigResourceType
+
+    name = new_topic(**{"retention.ms": 70_000})
+    topic = ConfigResource(ResourceType.TOPIC, name)
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = admin.describe_configs([topic])[topic].result(TIMEOUT_S)
+        return found
+
+    before = read()
+    assert "message.timestamp.difference.max.ms" not in before
+    assert all(entry.value is not None for entry in before.values())
+    values = {key: entry.value for key, entry in before.items()}
+
+    one_by_one = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in values.items()
+    ]
+    written = ConfigResource(ResourceType.TOPIC, name, incremental_configs=one_by_one)
+    admin.incremental_alter_configs([written])[written].result(TIMEOUT_S)
+    after = read()
+    assert {key: entry.value for key, entry in after.items()} == values
+    assert {entry.source for entry in after.values()} == {ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
+
+    whole = ConfigResource(ResourceType.TOPIC, name, set_config=values)
+    with pytest.warns(DeprecationWarning, match="alter_configs"):
+        changed = admin.alter_configs([whole])[whole]
+    changed.result(TIMEOUT_S)
+    assert {key: entry.value for key, entry in read().items()} == values
+
+    asked = KafkaResource(ConfigResourceType.TOPIC, name)
+    told = kafka_admin.describe_configs([asked], config_filter="all")["topic"][name]
+    again = {key: entry["value"] for key, entry in told.items()}
+    kafka_admin.alter_configs(
+        [KafkaResource(ConfigResourceType.TOPIC, name, configs=again)], incremental=False
+    )
+    assert {key: entry.value for key, entry in read().items()} == values
+
+
+def test_the_minimum_in_sync_set_of_a_topic_is_the_clusters(admin: AdminClient, new_topic: NewTopic) -> None:
+    """As Apache Kafka 4.3.1 tells it, whose clusters have one value for all topics (KIP-966)."""
+    from confluent_kafka.admin import (
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        ConfigSource,
+        ResourceType,
+    )
+
+    name = new_topic()
+    topic = ConfigResource(ResourceType.TOPIC, name)
+
+    def read() -> Any:
+        return admin.describe_configs([topic])[topic].result(TIMEOUT_S)["min.insync.replicas"]
+
+    inherited = read()
+    assert (inherited.value, inherited.source) == ("1", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG.value)
+    entry = ConfigEntry("min.insync.replicas", "2", incremental_operation=AlterConfigOpType.SET)
+    own = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+    admin.incremental_alter_configs([own])[own].result(TIMEOUT_S)
+    assert read().source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+
+
 def test_confluent_groups(admin: AdminClient, bootstrap: str, new_topic: NewTopic, new_name: NewName) -> None:
     from confluent_kafka import ConsumerGroupState
 

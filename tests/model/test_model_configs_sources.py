@@ -391,6 +391,29 @@ def test_run_time_values_go_before_all_others_and_come_off_again() -> None:
     assert changed.topic_config().int("retention.ms") == 50
 
 
+def test_a_topics_minimum_in_sync_set_is_told_as_the_clusters() -> None:
+    """As Apache Kafka 4.3.1: of a topic it is never the value of one broker's file alone."""
+    key = "min.insync.replicas"
+    plain = BrokerConfig.of()
+    assert [(one.value, one.source) for one in plain.topic_config().synonyms(key)] == [
+        ("1", DYNAMIC_DEFAULT_BROKER),
+        ("1", DEFAULT),
+    ]
+    filed = BrokerConfig.of({key: "2"})
+    assert [(one.value, one.source) for one in filed.topic_config().synonyms(key)] == [
+        ("2", DYNAMIC_DEFAULT_BROKER),
+        ("2", STATIC_BROKER),
+        ("1", DEFAULT),
+    ]
+    shared = filed.with_overrides(cluster={key: "3"}).topic_config()
+    assert [(one.value, one.source) for one in shared.synonyms(key)][:2] == [
+        ("3", DYNAMIC_DEFAULT_BROKER),
+        ("2", STATIC_BROKER),
+    ]
+    own = filed.topic_config({key: "1"})
+    assert (own.source(key), own.synonyms(key)[1].source) == (DYNAMIC_TOPIC, DYNAMIC_DEFAULT_BROKER)
+
+
 def test_a_topic_has_its_own_values_over_the_brokers() -> None:
     config = BrokerConfig.of({"log.segment.bytes": "2000000"})
     topic = config.topic_config({"retention.ms": "-1", "cleanup.policy": "compact,delete", "gone.key": "1"})

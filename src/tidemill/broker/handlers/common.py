@@ -11,7 +11,7 @@ from tidemill.broker.context import RequestContext
 from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.controller.configs import ResourceType
 from tidemill.coordination.port import StoreError
-from tidemill.model.configs import Key
+from tidemill.model.configs import TOPIC_KEYS, Key, TopicConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import cut_short
 from tidemill.model.topic_names import name_problem
@@ -118,6 +118,15 @@ def internal_resource(context: RequestContext, resource_type: int, name: str) ->
 def shown_keys(keys: Mapping[str, Key]) -> list[Key]:
     """The keys that clients see: those of Kafka's own tests (``internal.*``) are left out."""
     return [key for name, key in keys.items() if not name.startswith("internal.")]
+
+
+def shown_topic_keys(config: TopicConfig) -> list[Key]:
+    """The keys of a topic that clients see: those that have a value.
+
+    Programs write back what they have read, and a null value is refused. A former name, which has a value
+    only where somebody set it, is left out where nobody did; Kafka 4 does not know it.
+    """
+    return [key for key in shown_keys(TOPIC_KEYS) if config.get(key.name) is not None]
 
 
 def check_setting_count(count: int) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.admin_log import note_each
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import check_setting_count, external_text, shown_keys, within
+from tidemill.broker.handlers.common import check_setting_count, external_text, shown_topic_keys, within
 from tidemill.controller.command_parts import Outcome
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
 from tidemill.coordination.image import TopicImage
-from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
+from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.create_topics import (
@@ -130,7 +130,7 @@ class Shown:
                 config_source=config.source(key.name),
                 is_sensitive=key.sensitive,
             )
-            for key in shown_keys(TOPIC_KEYS)
+            for key in shown_topic_keys(config)
         ]
 
 

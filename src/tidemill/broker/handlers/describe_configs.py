@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker import loggers
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import external_text, shown_keys
+from tidemill.broker.handlers.common import external_text, shown_keys, shown_topic_keys
 from tidemill.controller.configs import ResourceType, check_own_broker
 from tidemill.controller.names import check_name
 from tidemill.controller.topics import unknown_topic
-from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, Key, Synonym
+from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, Key, Synonym
 from tidemill.model.configs.keys import READ_ONLY, STRING
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.describe_configs import (
@@ -130,7 +130,7 @@ def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
     config = broker.config.topic_config(topic.config)
     return [
         _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
-        for key in shown_keys(TOPIC_KEYS)
+        for key in shown_topic_keys(config)
     ]
 
 

@@ -6,15 +6,23 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tidemill.model.configs.formats import magic_of
-from tidemill.model.configs.keys import CLUSTER_WIDE, LONG_MAX, READ_ONLY, Value
+from tidemill.model.configs.keys import CLUSTER_WIDE, LONG_MAX, MIN_INSYNC, READ_ONLY, Value
 from tidemill.model.configs.tables import BROKER_KEYS, BROKER_SYNONYMS, TOPIC_KEYS, TOPIC_SYNONYMS
-from tidemill.model.configs.values import DEFAULT, DYNAMIC_TOPIC, Config, Synonym
+from tidemill.model.configs.values import (
+    DEFAULT,
+    DYNAMIC_BROKER,
+    DYNAMIC_DEFAULT_BROKER,
+    DYNAMIC_TOPIC,
+    Config,
+    Synonym,
+)
 from tidemill.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.model.configs.broker import BrokerConfig
 
 
+AT_RUN_TIME = (DYNAMIC_BROKER, DYNAMIC_DEFAULT_BROKER)
 ZSTD_MAGIC_MIN = 2
 """The message format in which zstd exists."""
 
@@ -85,9 +93,21 @@ class TopicConfig(Config):
         if key in self.overrides:
             found.append(Synonym(key, self.rendered(key), DYNAMIC_TOPIC))
         if key in TOPIC_SYNONYMS:
-            found.extend(self.broker.synonyms(TOPIC_SYNONYMS[key]))
+            found.extend(self._inherited(key))
         elif TOPIC_KEYS[key].default is not None:
             found.append(Synonym(key, TOPIC_KEYS[key].render(TOPIC_KEYS[key].default), DEFAULT))
+        return found
+
+    def _inherited(self, key: str) -> list[Synonym]:
+        """The places in the broker's settings that hold a value for the topic key.
+
+        ``min.insync.replicas`` is one value for the cluster (KIP-966). Where the store has none, the cluster
+        is this broker alone, and its configuration says what is the cluster's. Apache Kafka 4.3.1 tells the
+        same of a topic.
+        """
+        found = self.broker.synonyms(TOPIC_SYNONYMS[key])
+        if key == MIN_INSYNC and not any(one.source in AT_RUN_TIME for one in found):
+            found.insert(0, Synonym(key, self.broker.rendered(key), DYNAMIC_DEFAULT_BROKER))
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,22 @@ def java_jars() -> str:
     goal = "dependency:copy-dependencies"
     install(directory, pom, "mvn", "-q", "-B", "-f", str(pom), goal, f"-DoutputDirectory={directory}")
     return f"{directory}/*"
+
+
+@pytest.fixture(scope="session")
+def released() -> Callable[[str], Path]:
+    """Brings a release of a Python package by pip, as ``name==version``, to a directory of its own."""
+
+    def bring(requirement: str) -> Path:
+        directory = BUILD / "python" / requirement.replace("==", "-")
+        directory.mkdir(parents=True, exist_ok=True)
+        wanted = directory / "wanted.txt"
+        wanted.write_text(f"{requirement}\n", "utf-8")
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps")
+        install(directory, wanted, *pip, "--target", str(directory), "--requirement", str(wanted))
+        return directory
+
+    return bring
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.client_software import ClientSoftware
 from tidemill.model.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Broker:
     producer_ids: ProducerIds
     node_id: int
     cluster_id: str
+
+    def __init__(self) -> None:
+        self.client_software = ClientSoftware()
 
     def partition(self, topic: str, index: int) -> Partition:
         """A partition that this broker has. UNKNOWN_TOPIC_OR_PARTITION when it has not."""

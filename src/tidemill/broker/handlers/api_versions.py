@@ -1,7 +1,8 @@
 """ApiVersions: what this broker speaks.
 
 A version of the request that is unknown is answered in version 0, with the versions of ApiVersions, so that
-the client can ask again.
+the client can ask again. Some clients are told less than this broker speaks: see
+:mod:`tidemill.broker.client_software`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,16 @@ def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest)
         if not SOFTWARE.fullmatch(name) or not SOFTWARE.fullmatch(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         context.peer.software_name, context.peer.software_version = name, version
+    fetch_max = broker.client_software.fetch_version_max(
+        context.peer, context.client_id, APIS[ApiKey.FETCH].last
+    )
     return ApiVersionsResponse(
         api_keys=[
-            ApiVersion(api_key=api.key, min_version=api.announced_min, max_version=api.last)
+            ApiVersion(
+                api_key=api.key,
+                min_version=api.announced_min,
+                max_version=fetch_max if api.key == ApiKey.FETCH else api.last,
+            )
             for api in APIS.values()
         ],
         # A range that begins at 0 can be read from version 4 on only.

@@ -64,7 +64,8 @@ TOPIC: tuple[Row, ...] = (
     ("message.downconversion.enable", BOOLEAN, True, "", CLUSTER_WIDE, YES,
      "Whether records are converted for clients that know only older message formats."),
     ("message.format.version", STRING, "3.0-IV1", MESSAGE_FORMAT, CLUSTER_WIDE, YES,
-     "Message format on disk, as the Kafka version that brought it: to 0.9 v0, 0.10 v1, from 0.11 v2."),
+     "Message format on disk, as the Kafka version that brought it: to 0.9 v0, 0.10 v1, from 0.11 v2. Some "
+     "releases of librdkafka misread v0 and v1: see operations.md."),
     ("message.timestamp.after.max.ms", LONG, 3_600_000, "0..", CLUSTER_WIDE, YES,
      "How far a record's time may lie after the broker's."),
     ("message.timestamp.before.max.ms", LONG, LONG_MAX, "0..", CLUSTER_WIDE, YES,

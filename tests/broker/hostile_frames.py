@@ -9,11 +9,10 @@ from typing import Any
 
 from wire_values import message_of
 
-from tidemill.broker.registry import APIS
 from tidemill.records import batch as layout
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.checksum import crc32c
-from tidemill.wire.apis import API, request_class
+from tidemill.wire.apis import API, ApiSpec, request_class
 from tidemill.wire.codegen import carries
 from tidemill.wire.header import encode_request
 from tidemill.wire.schema import Struct
@@ -31,7 +30,7 @@ class Stranger:
         self.random = random.Random(f"{seed}")
         self.topic = topic
         self.topic_id = topic_id
-        self.versions = [(api.key, version) for api in APIS.values() for version in _versions(api)]
+        self.versions = [(key, version) for key, spec in API.items() for version in _versions(spec)]
         self.valid: list[bytes] = []
 
     def frame(self) -> bytes:
@@ -241,8 +240,9 @@ def produce_frame(
     return encode_request(PRODUCE, version, correlation_id, "stranger", request)
 
 
-def _versions(api: Any) -> range:
-    return range(api.first, api.last + 1)
+def _versions(spec: ApiSpec) -> range:
+    """All that are known: what is not served is refused by a handler, too."""
+    return range(spec.version_min, spec.version_max + 1)
 
 
 def _wrap(value: int, bits: int) -> int:

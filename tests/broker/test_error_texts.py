@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.broker.error_texts import TEXTS_CHARACTERS_MAX, bound_texts
-from tidemill.broker.registry import APIS
-from tidemill.wire.apis import response_class
+from tidemill.wire.apis import API, response_class
 from tidemill.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsResponse,
     ReassignablePartitionResponse,
@@ -64,7 +63,7 @@ def test_responses_with_few_errors_or_none_stay_as_they_are() -> None:
     bound_texts(ListGroupsResponse())
 
 
-@pytest.mark.parametrize("key", sorted(APIS))
+@pytest.mark.parametrize("key", sorted(API))
 def test_a_text_of_every_response_may_be_left_out(key: int) -> None:
     """Where a text may not be null in some version, it cannot be taken out."""
     classes = [response_class(key)]

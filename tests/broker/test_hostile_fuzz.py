@@ -18,7 +18,7 @@ from hostile_peers import Peer, burst, check_log, honest_client, make_topic, see
 from tidemill.broker.registry import APIS
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
-from tidemill.wire.apis import ApiKey
+from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_response
 from tidemill.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 
@@ -120,7 +120,7 @@ def test_a_broker_that_strangers_wrote_to_starts_again(broker: Broker) -> None:
         check_log(visited)
 
 
-def test_apis_and_versions_that_are_not_served_end_their_connection(broker: Broker) -> None:
+def test_requests_that_nobody_can_read_end_their_connection(broker: Broker) -> None:
     with under_attack(broker, 30):
         for api in APIS.values():
             for version in {api.first - 1, api.last + 1, -1, 32767, -32768} - {0}:
@@ -134,7 +134,7 @@ def test_apis_and_versions_that_are_not_served_end_their_connection(broker: Brok
                         assert [one.api_key for one in response.api_keys] == [18]
                     else:
                         assert peer.is_closed(), (api.key, version)
-        for key in (-1, 4, 5, 6, 17, 24, 28, 36, 40, 68, 99, 127, 128, 200, 32767, -32768):
+        for key in (-1, max(API) + 1, 99, 127, 128, 200, 32767, -32768):
             with Peer(broker) as peer:
                 peer.socket.sendall(framed(struct.pack(">hhih", key, 0, 7, -1) + b"\0" * 8))
                 assert peer.is_closed(), key

@@ -86,6 +86,7 @@ def same(ours: Any, theirs: Any, path: str) -> None:
     """Fails where a value of ours differs from the plain one of theirs."""
     if isinstance(ours, Struct):
         for name, value in theirs.items():
+            name = name.rstrip("_")  # kio keeps clear of Python's own names.
             attribute = name if hasattr(ours, name) else f"{name}_ms"
             same(getattr(ours, attribute), value, f"{path}.{attribute}")
     elif isinstance(ours, list):

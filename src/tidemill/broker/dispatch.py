@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.broker.context import Peer, RequestContext
 from tidemill.broker.error_texts import bound_texts, bound_texts_in_slices
 from tidemill.broker.handlers.common import going_on
-from tidemill.broker.registry import APIS, Api
+from tidemill.broker.registry import APIS, Api, api_for
 from tidemill.broker.request_slices import Lane
 from tidemill.controller.configs import ResourceType
 from tidemill.coordination.port import StoreUnavailable
@@ -83,19 +83,13 @@ class Dispatch:
         correlation_id: int,
     ) -> None:
         """Answers one request, or closes its connection by raising ProtocolError."""
-        api = APIS.get(api_key)
-        if api is None:
-            raise ProtocolError(f"API key {api_key} (version {version}) is not served here")
-        if not api.first <= version <= api.last:
-            if api_key != ApiKey.API_VERSIONS:
-                raise ProtocolError(
-                    f"{ApiKey(api_key).name} version {version} is not served here,"
-                    f" versions {api.first} to {api.last} are"
-                )
+        served = APIS.get(api_key)
+        if api_key == ApiKey.API_VERSIONS and served and not served.first <= version <= served.last:
             from tidemill.broker.handlers.api_versions import unsupported
 
             connection.reply_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, unsupported()))
             return
+        api = api_for(api_key, version)
         header = parse_request_header(data, start, end)
         peer: Peer = connection.context
         context = RequestContext(peer, header.client_id, api_key, version, correlation_id, connection)

@@ -1,7 +1,7 @@
 """Which APIs this broker speaks, in which versions, and where their handlers are.
 
 A handler module is imported with the first request of its API. What ApiVersions announces is derived from
-this table.
+this table. What is described in :mod:`tidemill.wire.apis`, and is not in it, is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from typing import Any, Final
+
+from tidemill.model.errors import ProtocolError
+from tidemill.wire.apis import API
 
 
 class Api:
@@ -82,13 +85,40 @@ _APIS: Final = (
     Api(45, "alter_partition_reassignments", 0, 1, to_controller=True),
     Api(46, "list_partition_reassignments", 0, 0, to_controller=True),
     Api(47, "offset_delete", 0, 0),
+    Api(48, "describe_client_quotas", 0, 1),
+    Api(50, "describe_user_scram_credentials", 0, 0),
     Api(56, "alter_partition", 3, 3),
+    Api(57, "update_features", 0, 2),
     Api(58, "envelope", 0, 0),
     Api(60, "describe_cluster", 0, 2),
     Api(61, "describe_producers", 0, 0),
     Api(64, "unregister_broker", 0, 0, to_controller=True),
+    Api(74, "list_config_resources", 0, 1),
     Api(75, "describe_topic_partitions", 0, 0),
 )
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _APIS}
-"""Every API that is answered, by its key."""
+"""Every API that is served, by its key."""
+
+_refused: dict[int, Api] = {}
+
+
+def api_for(key: int, version: int) -> Api:
+    """Who answers a request: the API's handler, or the one that refuses what is known and not served.
+
+    Raises ProtocolError for a request that nobody can read, as its key or version is unknown.
+    """
+    api = APIS.get(key)
+    if api is not None and api.first <= version <= api.last:
+        return api
+    spec = API.get(key)
+    if spec is None:
+        raise ProtocolError(f"{key} is no API key of this protocol (version {version} was asked for)")
+    if not spec.version_min <= version <= spec.version_max:
+        raise ProtocolError(
+            f"{spec.name} has no version {version} here: {spec.version_min} to {spec.version_max} are known"
+        )
+    refused = _refused.get(key)
+    if refused is None:
+        refused = _refused[key] = Api(key, "not_served", spec.version_min, spec.version_max)
+    return refused

@@ -1,8 +1,8 @@
 """The table of APIs: key, name, module, versions that the message classes describe, and header versions.
 
-The versions reach from the oldest that Kafka 3.9 serves to the newest of Kafka 4.3. Which of them a broker
-handles and announces is the broker's business. Share groups, streams groups and the Raft quorum's own APIs
-are not described.
+Every API of Kafka 3.9 and 4.3 is described, in the versions from the oldest that Kafka 3.9 serves to the
+newest of Kafka 4.3. Which of them a broker handles and announces is the broker's business; those of share
+groups, streams groups and the Raft quorum are here so that a broker can refuse them in their own terms.
 
 Source: the message definitions that Kafka's clients carry; KIP-482 for the headers.
 """
@@ -71,22 +71,47 @@ class ApiKey(IntEnum):
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    VOTE = 52
+    BEGIN_QUORUM_EPOCH = 53
+    END_QUORUM_EPOCH = 54
     DESCRIBE_QUORUM = 55
     ALTER_PARTITION = 56
     UPDATE_FEATURES = 57
     ENVELOPE = 58
+    FETCH_SNAPSHOT = 59
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    BROKER_REGISTRATION = 62
+    BROKER_HEARTBEAT = 63
     UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     ALLOCATE_PRODUCER_IDS = 67
     CONSUMER_GROUP_HEARTBEAT = 68
     CONSUMER_GROUP_DESCRIBE = 69
+    CONTROLLER_REGISTRATION = 70
     GET_TELEMETRY_SUBSCRIPTIONS = 71
     PUSH_TELEMETRY = 72
+    ASSIGN_REPLICAS_TO_DIRS = 73
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_GROUP_HEARTBEAT = 76
+    SHARE_GROUP_DESCRIBE = 77
+    SHARE_FETCH = 78
+    SHARE_ACKNOWLEDGE = 79
+    ADD_RAFT_VOTER = 80
+    REMOVE_RAFT_VOTER = 81
+    UPDATE_RAFT_VOTER = 82
+    INITIALIZE_SHARE_GROUP_STATE = 83
+    READ_SHARE_GROUP_STATE = 84
+    WRITE_SHARE_GROUP_STATE = 85
+    DELETE_SHARE_GROUP_STATE = 86
+    READ_SHARE_GROUP_STATE_SUMMARY = 87
+    STREAMS_GROUP_HEARTBEAT = 88
+    STREAMS_GROUP_DESCRIBE = 89
+    DESCRIBE_SHARE_GROUP_OFFSETS = 90
+    ALTER_SHARE_GROUP_OFFSETS = 91
+    DELETE_SHARE_GROUP_OFFSETS = 92
 
 
 class ApiSpec(NamedTuple):
@@ -192,12 +217,18 @@ API: dict[int, ApiSpec] = {
             0,
             0,
         ),
+        ApiSpec(ApiKey.VOTE, "Vote", "vote", 0, 2, 0),
+        ApiSpec(ApiKey.BEGIN_QUORUM_EPOCH, "BeginQuorumEpoch", "begin_quorum_epoch", 0, 1, 1),
+        ApiSpec(ApiKey.END_QUORUM_EPOCH, "EndQuorumEpoch", "end_quorum_epoch", 0, 1, 1),
         ApiSpec(ApiKey.DESCRIBE_QUORUM, "DescribeQuorum", "describe_quorum", 0, 2, 0),
         ApiSpec(ApiKey.ALTER_PARTITION, "AlterPartition", "alter_partition", 0, 3, 0),
         ApiSpec(ApiKey.UPDATE_FEATURES, "UpdateFeatures", "update_features", 0, 2, 0),
         ApiSpec(ApiKey.ENVELOPE, "Envelope", "envelope", 0, 0, 0),
+        ApiSpec(ApiKey.FETCH_SNAPSHOT, "FetchSnapshot", "fetch_snapshot", 0, 1, 0),
         ApiSpec(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", "describe_cluster", 0, 2, 0),
         ApiSpec(ApiKey.DESCRIBE_PRODUCERS, "DescribeProducers", "describe_producers", 0, 0, 0),
+        ApiSpec(ApiKey.BROKER_REGISTRATION, "BrokerRegistration", "broker_registration", 0, 4, 0),
+        ApiSpec(ApiKey.BROKER_HEARTBEAT, "BrokerHeartbeat", "broker_heartbeat", 0, 2, 0),
         ApiSpec(ApiKey.UNREGISTER_BROKER, "UnregisterBroker", "unregister_broker", 0, 0, 0),
         ApiSpec(ApiKey.DESCRIBE_TRANSACTIONS, "DescribeTransactions", "describe_transactions", 0, 0, 0),
         ApiSpec(ApiKey.LIST_TRANSACTIONS, "ListTransactions", "list_transactions", 0, 2, 0),
@@ -206,6 +237,7 @@ API: dict[int, ApiSpec] = {
             ApiKey.CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1, 0
         ),
         ApiSpec(ApiKey.CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe", "consumer_group_describe", 0, 1, 0),
+        ApiSpec(ApiKey.CONTROLLER_REGISTRATION, "ControllerRegistration", "controller_registration", 0, 0, 0),
         ApiSpec(
             ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
             "GetTelemetrySubscriptions",
@@ -215,9 +247,59 @@ API: dict[int, ApiSpec] = {
             0,
         ),
         ApiSpec(ApiKey.PUSH_TELEMETRY, "PushTelemetry", "push_telemetry", 0, 0, 0),
+        ApiSpec(ApiKey.ASSIGN_REPLICAS_TO_DIRS, "AssignReplicasToDirs", "assign_replicas_to_dirs", 0, 0, 0),
         ApiSpec(ApiKey.LIST_CONFIG_RESOURCES, "ListConfigResources", "list_config_resources", 0, 1, 0),
         ApiSpec(
             ApiKey.DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0, 0
+        ),
+        ApiSpec(ApiKey.SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", "share_group_heartbeat", 1, 1, 0),
+        ApiSpec(ApiKey.SHARE_GROUP_DESCRIBE, "ShareGroupDescribe", "share_group_describe", 1, 1, 0),
+        ApiSpec(ApiKey.SHARE_FETCH, "ShareFetch", "share_fetch", 1, 2, 0),
+        ApiSpec(ApiKey.SHARE_ACKNOWLEDGE, "ShareAcknowledge", "share_acknowledge", 1, 2, 0),
+        ApiSpec(ApiKey.ADD_RAFT_VOTER, "AddRaftVoter", "add_raft_voter", 0, 1, 0),
+        ApiSpec(ApiKey.REMOVE_RAFT_VOTER, "RemoveRaftVoter", "remove_raft_voter", 0, 0, 0),
+        ApiSpec(ApiKey.UPDATE_RAFT_VOTER, "UpdateRaftVoter", "update_raft_voter", 0, 0, 0),
+        ApiSpec(
+            ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+            "InitializeShareGroupState",
+            "initialize_share_group_state",
+            0,
+            0,
+            0,
+        ),
+        ApiSpec(ApiKey.READ_SHARE_GROUP_STATE, "ReadShareGroupState", "read_share_group_state", 0, 0, 0),
+        ApiSpec(ApiKey.WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", "write_share_group_state", 0, 1, 0),
+        ApiSpec(
+            ApiKey.DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", "delete_share_group_state", 0, 0, 0
+        ),
+        ApiSpec(
+            ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+            "ReadShareGroupStateSummary",
+            "read_share_group_state_summary",
+            0,
+            1,
+            0,
+        ),
+        ApiSpec(ApiKey.STREAMS_GROUP_HEARTBEAT, "StreamsGroupHeartbeat", "streams_group_heartbeat", 0, 0, 0),
+        ApiSpec(ApiKey.STREAMS_GROUP_DESCRIBE, "StreamsGroupDescribe", "streams_group_describe", 0, 0, 0),
+        ApiSpec(
+            ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+            "DescribeShareGroupOffsets",
+            "describe_share_group_offsets",
+            0,
+            1,
+            0,
+        ),
+        ApiSpec(
+            ApiKey.ALTER_SHARE_GROUP_OFFSETS, "AlterShareGroupOffsets", "alter_share_group_offsets", 0, 0, 0
+        ),
+        ApiSpec(
+            ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+            "DeleteShareGroupOffsets",
+            "delete_share_group_offsets",
+            0,
+            0,
+            0,
         ),
     )
 }

@@ -1,0 +1,70 @@
+"""BeginQuorumEpoch (key 53): a new leader of the Raft quorum tells its voters."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, STRING, UINT16, UUID, Struct, field
+
+
+class BeginQuorumEpochRequestPartitionData(Struct):
+    """One partition."""
+
+    partition_index: int = field(INT32)
+    voter_directory_id: bytes = field(UUID, "1+", ignorable=True)
+    leader_id: int = field(INT32)
+    leader_epoch: int = field(INT32)
+
+
+class BeginQuorumEpochRequestTopicData(Struct):
+    """One topic's partitions."""
+
+    topic_name: str = field(STRING)
+    partitions: list[BeginQuorumEpochRequestPartitionData] = field([BeginQuorumEpochRequestPartitionData])
+
+
+class LeaderEndpoint(Struct):
+    """Where the leader is reached."""
+
+    name: str = field(STRING, "1+")
+    host: str = field(STRING, "1+")
+    port: int = field(UINT16, "1+")
+
+
+class BeginQuorumEpochRequest(Struct, versions="0-1", flexible="1+"):
+    """Tells a voter who leads, and since which epoch."""
+
+    cluster_id: str | None = field(STRING, nullable="0+", default=None)
+    voter_id: int = field(INT32, "1+", default=-1, ignorable=True)
+    topics: list[BeginQuorumEpochRequestTopicData] = field([BeginQuorumEpochRequestTopicData])
+    leader_endpoints: list[LeaderEndpoint] = field([LeaderEndpoint], "1+", ignorable=True)
+
+
+class BeginQuorumEpochResponsePartitionData(Struct):
+    """One partition."""
+
+    partition_index: int = field(INT32)
+    error_code: int = field(INT16)
+    leader_id: int = field(INT32)
+    leader_epoch: int = field(INT32)
+
+
+class BeginQuorumEpochResponseTopicData(Struct):
+    """One topic's partitions."""
+
+    topic_name: str = field(STRING)
+    partitions: list[BeginQuorumEpochResponsePartitionData] = field([BeginQuorumEpochResponsePartitionData])
+
+
+class NodeEndpoint(Struct):
+    """Where a node is reached."""
+
+    node_id: int = field(INT32, "1+")
+    host: str = field(STRING, "1+")
+    port: int = field(UINT16, "1+")
+
+
+class BeginQuorumEpochResponse(Struct, versions="0-1", flexible="1+"):
+    """Whether the voter takes that leader."""
+
+    error_code: int = field(INT16)
+    topics: list[BeginQuorumEpochResponseTopicData] = field([BeginQuorumEpochResponseTopicData])
+    node_endpoints: list[NodeEndpoint] = field([NodeEndpoint], "1+", tag=0)

@@ -1,0 +1,40 @@
+"""ControllerRegistration (key 70): a controller registers with the active one of a KRaft cluster."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UINT16, UUID, Struct, field
+
+
+class Listener(Struct):
+    """Where it is reached."""
+
+    name: str = field(STRING)
+    host: str = field(STRING)
+    port: int = field(UINT16)
+    security_protocol: int = field(INT16)
+
+
+class Feature(Struct):
+    """Levels of a feature that it can run."""
+
+    name: str = field(STRING)
+    min_supported_version: int = field(INT16)
+    max_supported_version: int = field(INT16)
+
+
+class ControllerRegistrationRequest(Struct, versions="0", flexible="0+"):
+    """A controller and what it can do."""
+
+    controller_id: int = field(INT32)
+    incarnation_id: bytes = field(UUID)
+    zk_migration_ready: bool = field(BOOL)
+    listeners: list[Listener] = field([Listener])
+    features: list[Feature] = field([Feature])
+
+
+class ControllerRegistrationResponse(Struct, versions="0", flexible="0+"):
+    """Whether it is registered."""
+
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+")

@@ -1,0 +1,48 @@
+"""InitializeShareGroupState (key 83): a group coordinator begins the state of share partitions (KIP-932)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, INT64, STRING, UUID, Struct, field
+
+
+class PartitionData(Struct):
+    """One partition."""
+
+    partition: int = field(INT32)
+    state_epoch: int = field(INT32)
+    start_offset: int = field(INT64)
+
+
+class InitializeStateData(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[PartitionData] = field([PartitionData])
+
+
+class InitializeShareGroupStateRequest(Struct, versions="0", flexible="0+"):
+    """Where each partition begins."""
+
+    group_id: str = field(STRING)
+    topics: list[InitializeStateData] = field([InitializeStateData])
+
+
+class PartitionResult(Struct):
+    """What became of one partition."""
+
+    partition: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+", default=None)
+
+
+class InitializeStateResult(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[PartitionResult] = field([PartitionResult])
+
+
+class InitializeShareGroupStateResponse(Struct, versions="0", flexible="0+"):
+    """What became of each partition."""
+
+    results: list[InitializeStateResult] = field([InitializeStateResult])

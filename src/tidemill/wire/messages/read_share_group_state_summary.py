@@ -1,0 +1,51 @@
+"""ReadShareGroupStateSummary (key 87): a group coordinator reads where share partitions are (KIP-932)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, INT64, STRING, UUID, Struct, field
+
+
+class PartitionData(Struct):
+    """One partition."""
+
+    partition: int = field(INT32)
+    leader_epoch: int = field(INT32)
+
+
+class ReadStateSummaryData(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[PartitionData] = field([PartitionData])
+
+
+class ReadShareGroupStateSummaryRequest(Struct, versions="0-1", flexible="0+"):
+    """The partitions."""
+
+    group_id: str = field(STRING)
+    topics: list[ReadStateSummaryData] = field([ReadStateSummaryData])
+
+
+class PartitionResult(Struct):
+    """What became of one partition."""
+
+    partition: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+", default=None)
+    state_epoch: int = field(INT32)
+    leader_epoch: int = field(INT32)
+    start_offset: int = field(INT64)
+    delivery_complete_count: int = field(INT32, "1+", default=-1, ignorable=True)
+
+
+class ReadStateSummaryResult(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[PartitionResult] = field([PartitionResult])
+
+
+class ReadShareGroupStateSummaryResponse(Struct, versions="0-1", flexible="0+"):
+    """Where each of them is."""
+
+    results: list[ReadStateSummaryResult] = field([ReadStateSummaryResult])

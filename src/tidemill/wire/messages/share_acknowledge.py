@@ -1,0 +1,80 @@
+"""ShareAcknowledge (key 79): a member of a share group acknowledges records (KIP-932)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, INT64, STRING, UUID, Struct, field
+
+
+class AcknowledgementBatch(Struct):
+    """What became of a range of records."""
+
+    first_offset: int = field(INT64)
+    last_offset: int = field(INT64)
+    acknowledge_types: list[int] = field([INT8])
+
+
+class AcknowledgePartition(Struct):
+    """One partition's acknowledgements."""
+
+    partition_index: int = field(INT32)
+    acknowledgement_batches: list[AcknowledgementBatch] = field([AcknowledgementBatch])
+
+
+class AcknowledgeTopic(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[AcknowledgePartition] = field([AcknowledgePartition])
+
+
+class ShareAcknowledgeRequest(Struct, versions="1-2", flexible="0+"):
+    """What is acknowledged."""
+
+    group_id: str | None = field(STRING, nullable="0+", default=None)
+    member_id: str | None = field(STRING, nullable="0+")
+    share_session_epoch: int = field(INT32)
+    is_renew_ack: bool = field(BOOL, "2+")
+    topics: list[AcknowledgeTopic] = field([AcknowledgeTopic])
+
+
+class LeaderIdAndEpoch(Struct):
+    """Who leads, and since which epoch."""
+
+    leader_id: int = field(INT32)
+    leader_epoch: int = field(INT32)
+
+
+class PartitionData(Struct):
+    """One partition."""
+
+    partition_index: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+", default=None)
+    current_leader: LeaderIdAndEpoch = field(LeaderIdAndEpoch)
+
+
+class ShareAcknowledgeTopicResponse(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[PartitionData] = field([PartitionData])
+
+
+class NodeEndpoint(Struct):
+    """Where a node is reached."""
+
+    node_id: int = field(INT32)
+    host: str = field(STRING)
+    port: int = field(INT32)
+    rack: str | None = field(STRING, nullable="0+", default=None)
+
+
+class ShareAcknowledgeResponse(Struct, versions="1-2", flexible="0+"):
+    """Whether that was taken."""
+
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+", default=None)
+    acquisition_lock_timeout_ms: int = field(INT32, "2+", ignorable=True)
+    responses: list[ShareAcknowledgeTopicResponse] = field([ShareAcknowledgeTopicResponse])
+    node_endpoints: list[NodeEndpoint] = field([NodeEndpoint])

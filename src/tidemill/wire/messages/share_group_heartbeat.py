@@ -1,0 +1,40 @@
+"""ShareGroupHeartbeat (key 76): a member of a share group says that it lives (KIP-932)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
+
+
+class ShareGroupHeartbeatRequest(Struct, versions="1", flexible="0+"):
+    """A member, and the topics that it wants."""
+
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+    member_epoch: int = field(INT32)
+    rack_id: str | None = field(STRING, nullable="0+", default=None)
+    subscribed_topic_names: list[str] | None = field([STRING], nullable="0+", default=None)
+
+
+class TopicPartitions(Struct):
+    """One topic's partitions."""
+
+    topic_id: bytes = field(UUID)
+    partitions: list[int] = field([INT32])
+
+
+class Assignment(Struct):
+    """What a member has."""
+
+    topic_partitions: list[TopicPartitions] = field([TopicPartitions])
+
+
+class ShareGroupHeartbeatResponse(Struct, versions="1", flexible="0+"):
+    """The member's epoch and assignment."""
+
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+", default=None)
+    member_id: str | None = field(STRING, nullable="0+", default=None)
+    member_epoch: int = field(INT32)
+    heartbeat_interval_ms: int = field(INT32)
+    assignment: Assignment | None = field(Assignment, nullable="0+", default=None)

@@ -39,7 +39,7 @@ def test_the_tables_are_those_of_the_page(page: str, tmp_path: Path) -> None:
 
 def test_the_example_is_a_cluster(page: str, tmp_path: Path) -> None:
     nodes = re.findall(r"^\| `(/[^`]*)` \| `([^`]*)` \|$", page, re.MULTILINE)
-    assert len(nodes) == 8
+    assert len(nodes) == 9
 
     async def story() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
@@ -68,6 +68,7 @@ def test_the_example_is_a_cluster(page: str, tmp_path: Path) -> None:
         assert [(p.leader, p.replicas, p.isr) for p in topic.partitions] == [(1, [1], [1])] * 2
         assert topic.config == {"retention.ms": "86400000"}
         assert image.default_broker_config() == {"log.retention.ms": "604800000"}
+        assert image.group_config("billing") == {"consumer.session.timeout.ms": "50000"}
 
     asyncio.run(story())
     fill_parents()

@@ -1,8 +1,8 @@
 """Settings that others wrote to the store: every broker reads them again when it is told that they changed.
 
-Whoever changes settings of a topic or broker writes a numbered note of it. A broker that sees a gap in the
-numbers or a note that it cannot read, or was without a session for a while, reads everything again: brokers
-must not disagree about the settings of a topic.
+Whoever changes settings of a topic, broker or group writes a numbered note of it. A broker that sees a gap in
+the numbers or a note that it cannot read, or was without a session for a while, reads everything again:
+brokers must not disagree about the settings of a topic.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from tidemill.broker.broker import Broker
 from tidemill.controller.watching import Watching
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.loading import load_settings
+from tidemill.coordination.loading import group_names, load_settings
 from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
 from tidemill.coordination.port import Delete, Node, NoNode, Watch
 from tidemill.model.errors import ErrorCode, KafkaError
 
 log = logging.getLogger("tidemill.broker")
 
-KINDS = ("topics", "brokers")
+KINDS = ("topics", "brokers", "groups")
 NOTES_KEPT = 100
 """Older notes are removed by the controller."""
 
@@ -63,11 +63,11 @@ class SettingsWatch:
         notes = {_number(name): name for name in await store.children(CONFIG_CHANGES)}
         last = max(notes, default=-1)
         if self._seen is None or (notes and min(notes) > self._seen + 1):
-            entities = self._all_entities()
+            entities = await self._all_entities()
         else:
             paths = [f"{CONFIG_CHANGES}/{notes[number]}" for number in sorted(notes) if number > self._seen]
             changed = [_entity_of(node) for node in await store.get_many(paths)]
-            entities = self._all_entities() if None in changed else {}
+            entities = await self._all_entities() if None in changed else {}
             entities |= dict.fromkeys(entity for entity in changed if entity is not None)
         await self._watch_unreadable()
         entities |= dict.fromkeys(self._unreadable)
@@ -100,11 +100,14 @@ class SettingsWatch:
                     path, lambda _: self._watching.want([CONFIG_CHANGES])
                 )
 
-    def _all_entities(self) -> dict[Entity, None]:
+    async def _all_entities(self) -> dict[Entity, None]:
         image = self._broker.metadata.image
         topics = (*image.topics, *self._broker.commands.topics_without_metadata())
         entities: dict[Entity, None] = {("topics", name): None for name in topics}
         entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}
+        # Of groups the store alone knows all.
+        groups = (*image.group_configs, *await group_names(self._broker.store))
+        entities |= {("groups", name): None for name in groups}
         return entities | {("brokers", str(self._broker.node_id)): None}
 
     async def _take(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
@@ -158,4 +161,4 @@ def _entity_of(note: Node | None) -> Entity | None:
     if kind in KINDS and (not name or "/" in name):  # Names of users and clients have more parts.
         log.error("all settings are read again: a note of changed settings names %s/%s", kind, name)
         return None
-    return kind, name
+    return kind, ConfigNode.name(kind, name)

@@ -31,6 +31,9 @@ that speak SSL, SASL_PLAINTEXT or SASL_SSL, by their own name or by `listener.se
 error names key, value and next step. Keys of TLS and SASL without such a listener (`sasl.enabled.mechanisms`,
 `ssl.keystore.location`, ...) have no effect, as in Kafka.
 
+Group keys (of one group: `kafka-configs --entity-type groups`) are checked against the brokers'
+`group.*.min.*` and `group.*.max.*`, kept, and told; they take effect with the group protocols that need them.
+
 "Changes" says when a key can change: at a restart (read-only), on one broker while it runs (per-broker), on
 all brokers at once (cluster-wide).
 """

@@ -12,22 +12,28 @@ from typing import NamedTuple
 from tidemill.controller.names import check_name
 from tidemill.controller.topics import missing_topic, write_config
 from tidemill.coordination.image import ClusterImage, TopicImage
-from tidemill.coordination.nodes import DEFAULT_ENTITY
-from tidemill.coordination.port import Operation
+from tidemill.coordination.nodes import DEFAULT_ENTITY, ConfigNode
+from tidemill.coordination.port import Delete, Operation
 from tidemill.model.configs import (
     BROKER_KEYS,
+    GROUP_KEYS,
     MIN_INSYNC,
     TOPIC_KEYS,
     BrokerConfig,
     Config,
+    GroupConfig,
     Key,
     check_broker_settings,
+    check_group_settings,
     check_settings_together,
     check_topic_settings,
 )
 from tidemill.model.configs.keys import LIST
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
 
+GROUP_NAME_CHARACTERS_MAX = 1000
+GROUPS_MAX = 100_000
+"""Groups with settings: every broker holds them in memory, and a group need not exist to have some."""
 BROKER_ID_DIGITS_MAX = 10
 """Python refuses to read numbers of thousands of digits."""
 
@@ -61,12 +67,23 @@ class Alteration(NamedTuple):
 
 
 class ConfigPlan(NamedTuple):
-    """What to write for one resource: ``topic`` is a topic's new image, ``broker`` a broker's node name."""
+    """What to write for one resource.
+
+    ``topic`` is a topic's new image, ``broker`` a broker's node name, ``group`` a group: one of them.
+    """
 
     operations: list[Operation]
     settings: Mapping[str, str]
     topic: TopicImage | None = None
     broker: str | None = None
+    group: str | None = None
+
+    @property
+    def entity(self) -> tuple[str, str]:
+        """Kind and name of the resource, as the store has them."""
+        if self.topic is not None:
+            return "topics", self.topic.name
+        return ("groups", self.group) if self.group is not None else ("brokers", self.broker or "")
 
 
 def replacement(settings: Sequence[tuple[str, str | None]]) -> dict[str, str]:
@@ -189,6 +206,48 @@ def plan_broker_config(
         raise KafkaError(str(error), ErrorCode.INVALID_REQUEST) from None
     operation = write_config("brokers", entity, result, entity in image.broker_configs)
     return ConfigPlan([operation], result, broker=entity)
+
+
+def plan_group_config(
+    image: ClusterImage,
+    name: str,
+    config: BrokerConfig,
+    alterations: Sequence[Alteration] | None,
+    settings: Sequence[tuple[str, str | None]] = (),
+    *,
+    has_node: bool = False,
+) -> ConfigPlan:
+    """Changes the settings of a group, which need not exist.
+
+    ``config`` is what holds on this broker; ``has_node``: the store has a node for the group's settings.
+    """
+    if not name:
+        raise KafkaError("settings of all groups are not possible: name one", ErrorCode.INVALID_REQUEST)
+    if len(name) > GROUP_NAME_CHARACTERS_MAX:
+        raise KafkaError(
+            f"the name of the group has {len(name)} characters: {GROUP_NAME_CHARACTERS_MAX} are allowed",
+            ErrorCode.INVALID_REQUEST,
+        )
+    current = image.group_config(name)
+    if alterations is None:
+        result = touched = replacement(settings)
+    else:
+        result, touched = altered(current, GroupConfig(config, current), GROUP_KEYS, alterations)
+    try:
+        check_group_settings(touched, result, config)
+    except ConfigError as error:
+        raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
+    if not has_node and len(image.group_configs) >= GROUPS_MAX:
+        raise KafkaError(
+            f"{GROUPS_MAX} groups have settings: reset those of groups that are gone",
+            ErrorCode.POLICY_VIOLATION,
+        )
+    operations: list[Operation] = []
+    if result:
+        operations.append(write_config("groups", name, result, has_node))
+    elif has_node:
+        operations.append(Delete(ConfigNode.path("groups", name)))
+    return ConfigPlan(operations, result, group=name)
 
 
 def _keep_min_insync(

@@ -37,6 +37,7 @@ from tidemill.controller.stored_min_insync_replicas import read_other_min_insync
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
+    GROUP_SETTINGS,
     REGISTRATION,
     SETTINGS,
     TOPIC,
@@ -747,7 +748,12 @@ def _refused(error: StoreError) -> KafkaError:
     return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
 
 
-_PLACES = {TOPIC: "brokers/topics", REGISTRATION: "brokers/ids", SETTINGS: SETTINGS}
+_PLACES = {
+    TOPIC: "brokers/topics",
+    REGISTRATION: "brokers/ids",
+    SETTINGS: SETTINGS,
+    GROUP_SETTINGS: GROUP_SETTINGS,
+}
 
 
 def _set_aside(kind: str, name: str) -> str:
@@ -759,6 +765,8 @@ def _set_aside(kind: str, name: str) -> str:
         )
     if kind == REGISTRATION:
         return f"Until then broker {name} is taken for one that does not live, unless it was known before."
+    if kind == GROUP_SETTINGS:
+        return f"Until then group {name} has the settings of the brokers."
     return (
         f"Until then defaults hold for the settings of brokers ({name}), and nothing is deleted by its age."
     )

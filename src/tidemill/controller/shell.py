@@ -19,6 +19,7 @@ from tidemill.controller.configs import (
     ConfigPlan,
     ResourceType,
     plan_broker_config,
+    plan_group_config,
     plan_topic_config,
 )
 from tidemill.controller.deletions import Deletions, planning_without
@@ -317,7 +318,9 @@ class Controller(Office):
             self._plan_config(command)
             return
         is_topic = command.resource_type == ResourceType.TOPIC
-        eligible = self._image.topic_index.eligible
+        # Of no group's settings depends who is eligible.
+        is_group = command.resource_type == ResourceType.GROUP
+        eligible = () if is_group else self._image.topic_index.eligible
         checks: list[Operation] = []
         if command.name in eligible if is_topic else eligible:
             paths = [ConfigNode.path("brokers", DEFAULT_ENTITY)]
@@ -328,9 +331,13 @@ class Controller(Office):
                 Check(path, node.version) for path, node in zip(paths, nodes, strict=True) if node is not None
             ]
             await self.take_other_min_insync([command.name] if is_topic else eligible)
-        await self._carry_out_config(self._plan_config(command), checks)
+        # Of groups the image has only those that have settings; others may have left a node without any.
+        has_node = is_group and bool(command.name)
+        if has_node:
+            has_node = await self.store.exists(ConfigNode.path("groups", command.name))
+        await self._carry_out_config(self._plan_config(command, has_node=has_node), checks)
 
-    def _plan_config(self, command: ConfigCommand) -> ConfigPlan:
+    def _plan_config(self, command: ConfigCommand, *, has_node: bool = False) -> ConfigPlan:
         config = self.config()
         if command.resource_type == ResourceType.TOPIC:
             return plan_topic_config(self._image, command.name, config, command.alterations, command.settings)
@@ -341,9 +348,14 @@ class Controller(Office):
             return plan_broker_config(
                 self._image, command.name, self.broker_id, config, command.alterations, command.settings
             )
+        if command.resource_type == ResourceType.GROUP:
+            return plan_group_config(
+                self._image, command.name, config, command.alterations, command.settings, has_node=has_node
+            )
         raise KafkaError(
             f"settings of resource type {command.resource_type} cannot be changed: topics "
-            f"({ResourceType.TOPIC:d}) and brokers ({ResourceType.BROKER:d}) have some",
+            f"({ResourceType.TOPIC:d}), brokers ({ResourceType.BROKER:d}) and groups "
+            f"({ResourceType.GROUP:d}) have some",
             ErrorCode.INVALID_REQUEST,
         )
 
@@ -352,8 +364,7 @@ class Controller(Office):
         emptied = self._emptied_by(plan)
         operations = [*checks, *(one for part in emptied for one in part.operations), *plan.operations]
         if self.store.session_timeout_s:  # Others share it, and have to hear of the change.
-            kind, name = ("brokers", plan.broker or "") if plan.topic is None else ("topics", plan.topic.name)
-            note = ConfigChangeNode.encode(kind, name)
+            note = ConfigChangeNode.encode(*plan.entity)
             operations.append(Create(ConfigChangeNode.prefix, note, sequential=True))
         try:
             for piece in in_pieces(operations):
@@ -368,8 +379,10 @@ class Controller(Office):
             topic = topics.get(plan.topic.name, plan.topic)
             topics[topic.name] = plan.topic.with_partitions(topic.partitions)
         self._image = before.with_topics(topics.values())
-        if plan.topic is None:
-            self._image = self._image.with_broker_config(plan.broker or "", plan.settings)
+        if plan.broker is not None:
+            self._image = self._image.with_broker_config(plan.broker, plan.settings)
+        if plan.group is not None:
+            self._image = self._image.with_group_config(plan.group, plan.settings)
         delta = Delta.between(before, self._image)
         await self._announce(delta)
         try:

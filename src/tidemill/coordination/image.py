@@ -31,6 +31,7 @@ NO_BROKER = -1
 Entity = tuple[str, str]
 """Kind and name: ("topics", "t"), ("ids", "1") of a registration, ("config/brokers", "1")."""
 TOPIC, REGISTRATION, SETTINGS = "topics", "ids", "config/brokers"
+GROUP_SETTINGS = "config/groups"
 
 
 class PartitionImage:
@@ -221,6 +222,7 @@ class ClusterImage:
         "controller_epoch",
         "controller_id",
         "deleting",
+        "group_configs",
         "topic_index",
         "topics",
         "topics_by_id",
@@ -237,6 +239,7 @@ class ClusterImage:
         broker_configs: Mapping[str, Mapping[str, str]] | None = None,
         deleting: Mapping[str, TopicImage] | None = None,
         unreadable: Mapping[Entity, NodeFormatError] | None = None,
+        group_configs: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.cluster_id = cluster_id
         self.controller_id = controller_id
@@ -249,6 +252,8 @@ class ClusterImage:
         self.topics_by_id: Mapping[bytes, TopicImage] = index.by_id
         self.broker_configs: Mapping[str, Mapping[str, str]] = broker_configs or {}
         """What was set at run time: by broker id (as text), and for all under ``<default>``."""
+        self.group_configs: Mapping[str, Mapping[str, str]] = group_configs or {}
+        """What was set for groups, by group: of those for which something is set."""
         self.deleting: Mapping[str, TopicImage] = deleting or {}
         """Topics whose deletion has begun; nobody sees them any more."""
         self.unreadable: Mapping[Entity, NodeFormatError] = unreadable or {}
@@ -341,6 +346,20 @@ class ClusterImage:
             self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, configs=configs
         )
 
+    def group_config(self, group: str) -> Mapping[str, str]:
+        """What was set for this group."""
+        return self.group_configs.get(group, {})
+
+    def with_group_config(self, group: str, config: Mapping[str, str]) -> ClusterImage:
+        """The same with other settings of one group."""
+        return self._changed(
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            groups=_with_group(self.group_configs, group, config),
+        )
+
     def other_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> list[Entity]:
         """Those of ``settings``, by kind and name, that :meth:`with_settings` would change."""
         found = []
@@ -348,6 +367,10 @@ class ClusterImage:
             topic = self.topics.get(name) if kind == "topics" else None
             if topic is not None:
                 is_other = dict(topic.config) != dict(config)
+            elif kind == "groups":
+                is_other = (
+                    dict(self.group_config(name)) != dict(config) or (GROUP_SETTINGS, name) in self.unreadable
+                )
             else:
                 is_other = kind == "brokers" and (
                     dict(self.broker_configs.get(name, {})) != dict(config)
@@ -358,9 +381,10 @@ class ClusterImage:
         return found
 
     def with_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> ClusterImage:
-        """The same with other settings of topics and brokers, by kind and name. Itself when none is other."""
+        """The same with other settings, by kind and name. Itself when none is other."""
         changed = []
         brokers = dict(self.broker_configs)
+        groups = self.group_configs
         for (kind, name), config in settings.items():
             topic = self.topics.get(name) if kind == "topics" else None
             if topic is not None and dict(topic.config) != dict(config):
@@ -376,11 +400,18 @@ class ClusterImage:
                 )
             elif kind == "brokers" and dict(brokers.get(name, {})) != dict(config):
                 brokers[name] = config
+            elif kind == "groups" and dict(self.group_config(name)) != dict(config):
+                groups = _with_group(groups, name, config)
         still = self.unreadable
-        if any((SETTINGS, name) in still for kind, name in settings if kind == "brokers"):
-            read = {(SETTINGS, name) for kind, name in settings if kind == "brokers"}
+        read = {(f"config/{kind}", name) for kind, name in settings if kind != "topics"}
+        if read & still.keys():
             still = {entity: problem for entity, problem in still.items() if entity not in read}
-        if not changed and brokers == dict(self.broker_configs) and still is self.unreadable:
+        if (
+            not changed
+            and brokers == dict(self.broker_configs)
+            and groups is self.group_configs
+            and still is self.unreadable
+        ):
             return self
         return self._changed(
             self.cluster_id,
@@ -390,6 +421,7 @@ class ClusterImage:
             self.topic_index.with_changes(changed) if changed else None,
             configs=brokers,
             unreadable=still,
+            groups=groups,
         )
 
     def _changed(
@@ -402,6 +434,7 @@ class ClusterImage:
         deleting: Mapping[str, TopicImage] | None = None,
         configs: Mapping[str, Mapping[str, str]] | None = None,
         unreadable: Mapping[Entity, NodeFormatError] | None = None,
+        groups: Mapping[str, Mapping[str, str]] | None = None,
     ) -> ClusterImage:
         return ClusterImage(
             cluster_id,
@@ -412,7 +445,17 @@ class ClusterImage:
             self.broker_configs if configs is None else configs,
             self.deleting if deleting is None else deleting,
             self.unreadable if unreadable is None else unreadable,
+            self.group_configs if groups is None else groups,
         )
+
+
+def _with_group(
+    groups: Mapping[str, Mapping[str, str]], name: str, config: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    changed = {group: settings for group, settings in groups.items() if group != name}
+    if config:
+        changed[name] = config
+    return changed
 
 
 class Delta:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tidemill.coordination.encoding import INT32_MAX, NodeFormatError
 from tidemill.coordination.image import (
+    GROUP_SETTINGS,
     NO_BROKER,
     REGISTRATION,
     SETTINGS,
@@ -56,6 +57,7 @@ async def load_image(store: Store, known: Mapping[int, BrokerImage] | None = Non
     bad_topics: Unreadable = {}
     bad_brokers: Unreadable = {}
     bad_settings: Unreadable = {}
+    bad_groups: Unreadable = {}
     topics = await load_topics(store, await _children(store, TOPICS), bad_topics)
     deleting = {}
     for name in await _children(store, DELETE_TOPICS):
@@ -70,8 +72,14 @@ async def load_image(store: Store, known: Mapping[int, BrokerImage] | None = Non
         topics,
         await _load_broker_configs(store, bad_settings),
         deleting,
+        group_configs=await _load_group_configs(store, bad_groups),
     )
-    for kind, found in ((TOPIC, bad_topics), (REGISTRATION, bad_brokers), (SETTINGS, bad_settings)):
+    for kind, found in (
+        (TOPIC, bad_topics),
+        (REGISTRATION, bad_brokers),
+        (SETTINGS, bad_settings),
+        (GROUP_SETTINGS, bad_groups),
+    ):
         if found:
             image = image.with_unreadable(kind, found)
     return image
@@ -124,6 +132,26 @@ async def _load_broker_configs(store: Store, unreadable: Unreadable) -> dict[str
             except NodeFormatError as problem:
                 unreadable[name] = problem
                 configs[name] = all_brokers_unreadable()
+    return configs
+
+
+async def group_names(store: Store) -> list[str]:
+    """The groups for which the store has settings."""
+    return [ConfigNode.name("groups", node) for node in await _children(store, f"/{GROUP_SETTINGS}")]
+
+
+async def _load_group_configs(store: Store, unreadable: Unreadable) -> dict[str, dict[str, str]]:
+    names = await group_names(store)
+    paths = [ConfigNode.path("groups", name) for name in names]
+    configs = {}
+    for name, path, node in zip(names, paths, await store.get_many(paths), strict=True):
+        try:
+            settings = ConfigNode.decode(path, node.data) if node is not None else {}
+        except NodeFormatError as problem:
+            unreadable[name] = problem
+        else:
+            if settings:
+                configs[name] = settings
     return configs
 
 

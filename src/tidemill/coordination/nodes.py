@@ -62,7 +62,7 @@ LOG_DIR_EVENTS = "/log_dir_event_notification"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 CONSUMERS = "/consumers"
 
-CONFIG_KINDS = ("topics", "brokers", "clients", "users", "ips")
+CONFIG_KINDS = ("topics", "brokers", "clients", "users", "ips", "groups")
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """By their numbers in the protocol."""
 PORT_MAX = 65_535
@@ -368,14 +368,20 @@ _NO_SETTINGS = write_json({"version": 1, "config": {}})
 
 
 class ConfigNode:
-    """/config/KIND/NAME: the values that were set for one topic, broker, client, user or address."""
+    """/config/KIND/NAME: the values that were set for one topic, broker, client, user, address or group."""
 
     @staticmethod
     def path(kind: str, name: str) -> str:
-        """Where the values are; names of users and clients are percent-encoded, as Kafka does."""
+        """Where the values are; names of users, clients and groups are percent-encoded, as Kafka does."""
+        return f"/config/{ConfigNode.entity(kind, name)}"
+
+    @staticmethod
+    def entity(kind: str, name: str) -> str:
+        """The path below /config, as notes of changes name it."""
         if name == DEFAULT_ENTITY or kind in ("topics", "brokers"):
-            return f"/config/{kind}/{name}"
-        return f"/config/{kind}/{quote(name, safe='')}"
+            return f"{kind}/{name}"
+        # ZooKeeper has no nodes whose names are dots alone.
+        return f"{kind}/{quote(name, safe='') if name.strip('.') else name.replace('.', '%2E')}"
 
     @staticmethod
     def name(kind: str, node_name: str) -> str:
@@ -416,7 +422,7 @@ class ConfigChangeNode:
     @staticmethod
     def encode(kind: str, name: str) -> bytes:
         """Version 2."""
-        return write_json({"version": 2, "entity_path": f"{kind}/{name}"})
+        return write_json({"version": 2, "entity_path": ConfigNode.entity(kind, name)})
 
     @staticmethod
     def decode(data: bytes) -> str:

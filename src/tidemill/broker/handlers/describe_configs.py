@@ -10,7 +10,7 @@ from tidemill.broker.handlers.common import external_text, shown_keys, shown_top
 from tidemill.controller.configs import ResourceType, check_own_broker
 from tidemill.controller.names import check_name
 from tidemill.controller.topics import unknown_topic
-from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, Key, Synonym
+from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, GroupConfig, Key, Synonym
 from tidemill.model.configs.keys import READ_ONLY, STRING
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.describe_configs import (
@@ -118,7 +118,7 @@ def _entries(
     if kind == ResourceType.GROUP:
         if not name:
             raise KafkaError("a group has a name", ErrorCode.INVALID_REQUEST)
-        return [_of_group(broker, key) for key in GROUP_KEYS.values()]
+        return _of_group(broker, name)
     raise KafkaError(f"resources of type {kind} have no settings here", ErrorCode.INVALID_REQUEST)
 
 
@@ -134,12 +134,12 @@ def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
     ]
 
 
-def _of_group(broker: Broker, key: Key) -> DescribeConfigsResourceResult:
-    """A group has no settings of its own yet: the broker's hold, named with ``group.`` before."""
-    broker_key = f"group.{key.name}"
-    if broker_key in BROKER_KEYS:
-        return _entry(key, broker.config.rendered(broker_key), broker.config.synonyms(broker_key), False)
-    return _entry(key, key.render(key.default), [], False)
+def _of_group(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
+    config = GroupConfig(broker.config, broker.metadata.image.group_config(name))
+    return [
+        _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
+        for key in GROUP_KEYS.values()
+    ]
 
 
 def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:

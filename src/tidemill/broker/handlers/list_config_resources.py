@@ -55,6 +55,8 @@ def _names(broker: Broker, context: RequestContext, kind: ResourceType) -> Itera
     image = broker.metadata.image
     if kind == ResourceType.TOPIC:
         return map(context.external_name, image.topics)
+    if kind == ResourceType.GROUP:
+        return image.group_configs
     if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         return map(str, image.brokers)
     return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.model.configs.broker import BrokerConfig
+from tidemill.model.configs.group import GroupConfig, check_group_settings
 from tidemill.model.configs.keys import MIN_INSYNC, Key, Value
 from tidemill.model.configs.listeners import Listener
 from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
@@ -26,6 +27,7 @@ __all__ = [
     "TOPIC_KEYS",
     "BrokerConfig",
     "Config",
+    "GroupConfig",
     "Key",
     "Listener",
     "Synonym",
@@ -35,6 +37,7 @@ __all__ = [
     "all_unreadable",
     "brokers_while_unreadable",
     "check_broker_settings",
+    "check_group_settings",
     "check_settings_together",
     "check_topic_settings",
     "topic_synonyms",

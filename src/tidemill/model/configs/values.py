@@ -8,6 +8,7 @@ from tidemill.model.configs.keys import Value
 from tidemill.model.errors import ConfigError
 
 DYNAMIC_TOPIC, DYNAMIC_BROKER, DYNAMIC_DEFAULT_BROKER, STATIC_BROKER, DEFAULT = 1, 2, 3, 4, 5
+DYNAMIC_GROUP = 8
 """Where a value comes from, with the numbers that DescribeConfigs gives them."""
 
 

@@ -1,4 +1,4 @@
-"""franz-go: see go/franz_test.go for what it does."""
+"""Clients in Go: see go/franz_test.go for what franz-go does, go/unasked_test.go for sarama and kafka-go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tidemill.testing import Broker
 
 
-def test_franz_go(extra_broker: Broker, go_tests: Path) -> None:
+def test_clients_in_go(extra_broker: Broker, go_tests: Path) -> None:
     outcome = subprocess.run(
         [str(go_tests), "-test.v", "-test.count=1"],
         env={**os.environ, "BOOTSTRAP": extra_broker.bootstrap},

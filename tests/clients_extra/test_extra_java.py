@@ -217,6 +217,37 @@ def test_kafka_verifiable_producer_and_consumer(
     assert all(one["success"] for one in committed)
 
 
+def test_kafka_configs_of_groups(tool: Tool, server: tuple[str, str]) -> None:
+    """Set, told, refused beyond the broker's bounds, listed and reset, by Apache Kafka's own tool."""
+    group = f"configured-{next(_numbers)}"
+    key = "consumer.session.timeout.ms"
+    of_group = (*server, "--entity-type", "groups", "--entity-name", group)
+    configs = "kafka.admin.ConfigCommand"
+    tool(configs, *of_group, "--alter", "--add-config", f"{key}=50000")
+    told = tool(configs, *of_group, "--describe").out
+    assert f"{key}=50000 sensitive=false synonyms={{DYNAMIC_GROUP_CONFIG:{key}=50000" in told
+    refused = tool(configs, *of_group, "--alter", "--add-config", f"{key}=1000", code=1)
+    assert "at least group.consumer.min.session.timeout.ms, which is 45000" in refused.out + refused.err
+    everyone = tool(configs, *server, "--entity-type", "groups", "--describe").out
+    assert f"for group {group} are" in everyone  # It asks ListConfigResources for their names.
+    tool(configs, *of_group, "--alter", "--delete-config", key)
+    assert "DYNAMIC_GROUP_CONFIG" not in tool(configs, *of_group, "--describe").out
+
+
+def test_kafka_tools_of_features_quorum_and_metrics(tool: Tool, server: tuple[str, str]) -> None:
+    metrics = tool(f"{TOOLS}.ClientMetricsCommand", *server, "--list")
+    assert metrics.out.strip() == ""
+    wanted = ("upgrade", "--feature", "transaction.version=2")
+    features = tool(f"{TOOLS}.FeatureCommand", *server, *wanted, code=1)
+    said = features.out + features.err
+    assert "transaction.version cannot have the level 2" in said, said
+    described = tool(f"{TOOLS}.FeatureCommand", *server, "describe")
+    levels = r"Feature: transaction.version\s+SupportedMinVersion: 0\s+SupportedMaxVersion: 0"
+    assert re.search(levels, described.out), described.out
+    quorum = tool(f"{TOOLS}.MetadataQuorumCommand", *server, "describe", "--status", code=1)
+    assert "does not support DESCRIBE_QUORUM" in quorum.out + quorum.err
+
+
 def test_what_it_lacks_is_said_clearly(
     tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]
 ) -> None:

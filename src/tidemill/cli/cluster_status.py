@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FAILED = 1
 CONTROLLER_S = 3.0
+STORES_S = 5.0
+"""How long all brokers together may take to say whether their store answers."""
 NOTICED_S = 3.0
 """How long a cluster may take to notice that a process has ended, before it is shown as it says."""
 
@@ -40,7 +42,11 @@ Examples:
   tidemill cluster status --json | jq '.under_replicated[].topic'
   tidemill cluster status --check             for scripts and monitors""",
 )
-@click.option("--check", is_flag=True, help="Exit code 1 unless every replica of every partition is in sync.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit code 1 unless every replica of every partition is in sync, and brokers reach their store.",
+)
 @json_option
 @local_cluster_options
 def status(check: bool, as_json: bool, target: Target, local: LocalCluster | None) -> int:
@@ -56,8 +62,18 @@ def status(check: bool, as_json: bool, target: Target, local: LocalCluster | Non
         print_json(found)
     else:
         _print(found)
-    well = not (found["under_replicated"] or found["offline"] or found.get("unnoticed"))
-    return FAILED if check and not well else 0
+    return FAILED if check and not _is_well(found) else 0
+
+
+def _is_well(found: Mapping[str, Any]) -> bool:
+    troubles = ("under_replicated", "offline", "unnoticed", "without_store")
+    return not any(found.get(one) for one in troubles) and not _is_zookeeper_down(found)
+
+
+def _is_zookeeper_down(found: Mapping[str, Any]) -> bool:
+    """Whether the ZooKeeper that belongs to the cluster of this machine has ended."""
+    zookeeper = found.get("zookeeper")
+    return zookeeper is not None and zookeeper.get("pid", 0) is None
 
 
 def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
@@ -97,6 +113,10 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
         "partitions": len(partitions),
         "under_replicated": [_named(name, one) for name, one in partitions if one.under_replicated],
         "offline": [_named(name, one) for name, one in partitions if one.leader < 0],
+        "without_store": [
+            {"broker": number, "seconds": round(seconds, 3)}
+            for number, seconds in admin.silent_stores(timeout=STORES_S).items()
+        ],
         "moving": None if cluster.controller_id in unnoticed else _moving(admin),
         **({"unnoticed": unnoticed, "zookeeper": _zookeeper(local, running)} if local is not None else {}),
     }
@@ -194,10 +214,10 @@ def _print(found: dict[str, Any]) -> None:
     text = {"address", "rack", "state", "controller"}
     print_table(columns, rows, right=[one for one in columns if one not in text], empty="no brokers")
     if not on_terminal():
+        _print_store(found, to_stderr=True)  # The table is for programs.
         return
     click.echo()
-    if "zookeeper" in found and found["zookeeper"].get("pid", 0) is None:
-        click.secho("ZooKeeper is down: 'tidemill cluster start zookeeper' starts it", fg="red")
+    _print_store(found)
     for one in found["brokers"]:
         if one.get("pid") is not None and not one["living"]:
             click.secho(
@@ -214,7 +234,7 @@ def _print(found: dict[str, Any]) -> None:
     if found["moving"] is None:
         click.secho("no controller answers: topics cannot be changed, and nobody is elected", fg="red")
     total = f"{counted(found['partitions'], 'partition')} of {counted(found['topics'], 'topic')}"
-    if found["under_replicated"] or found["offline"] or found.get("unnoticed"):
+    if not _is_well(found):
         click.echo(total)
         _print_partitions("offline", found["offline"], "red")
         _print_partitions("under-replicated", found["under_replicated"], "yellow")
@@ -224,6 +244,27 @@ def _print(found: dict[str, Any]) -> None:
         click.echo(
             f"on the move: {counted(found['moving'], 'partition')}; 'tidemill reassign list' shows more"
         )
+
+
+def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
+    """Says so when ZooKeeper is gone, or brokers do not reach it."""
+    if _is_zookeeper_down(found):
+        click.secho(
+            "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it", fg="red", err=to_stderr
+        )
+    without = found.get("without_store")
+    if not without:
+        return
+    named = ", ".join(str(one["broker"]) for one in without[:NAMED_MAX])
+    more = f" and {len(without) - NAMED_MAX} more" if len(without) > NAMED_MAX else ""
+    longest = max(one["seconds"] for one in without)
+    click.secho(
+        f"{'broker' if len(without) == 1 else 'brokers'} {named}{more} without the coordination store for "
+        f"{longest:.1f} s: nobody is elected, and topics and settings cannot be changed until it answers; "
+        "start ZooKeeper, or mend the network",
+        fg="red",
+        err=to_stderr,
+    )
 
 
 def _print_partitions(what: str, partitions: list[dict[str, Any]], colour: str) -> None:

@@ -24,7 +24,7 @@ from tidemill.client.admin_moves import MoveAdmin
 from tidemill.client.admin_topics import HIGH_WATERMARK, TopicAdmin
 from tidemill.client.admin_types import BrokerDescription, ClusterDescription, LogDirectory, ReplicaSize
 from tidemill.client.cluster import CONTROL
-from tidemill.client.errors import check, code_of
+from tidemill.client.errors import BrokerUnreachable, RequestTimeout, check, code_of
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_log_dirs
 from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
@@ -50,6 +50,29 @@ class Admin(TopicAdmin, ConfigAdmin, GroupAdmin, MoveAdmin):
         self._cluster.refresh(deadline)
         brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in self._cluster.nodes.values()]
         return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, sorted(brokers))
+
+    def silent_stores(self, timeout: float | None = None) -> dict[int, float]:
+        """The brokers whose coordination store (ZooKeeper) does not answer, and for how many seconds.
+
+        Every broker is asked, for each has a connection to the store of its own. Brokers that do not answer
+        themselves, and those of Apache Kafka, which do not say it, are left out.
+        """
+        deadline = self._deadline(timeout)
+        self._cluster.refresh(deadline)
+        found: dict[int, float] = {}
+        for broker_id in sorted(self._cluster.nodes):
+            try:
+                connection = self._cluster.connection(broker_id, CONTROL, deadline)
+                if not connection.supports(ApiKey.DESCRIBE_CLUSTER):
+                    continue
+                # One broker that stands still must not take the time of all others.
+                patience = min(grace(deadline), self.config.seconds("request.timeout.ms"))
+                answer = connection.call(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), timeout=patience)
+            except (BrokerUnreachable, RequestTimeout):
+                continue
+            if answer.store_silent_ms > 0:
+                found[broker_id] = answer.store_silent_ms / 1000
+        return found
 
     def describe_log_dirs(
         self, brokers: Iterable[int] | None = None, timeout: float | None = None

@@ -13,6 +13,8 @@ from tidemill.model.types import TopicPartition
 
 log = logging.getLogger("tidemill.replication")
 
+ROOM_BYTES_LEAST: Final = 1024 * 1024
+"""A directory with less room stays full until something was written to it: a batch may have as many bytes."""
 FULL_TOLD_S: Final = 10.0
 """A disk that stays full is told of so often."""
 TOLD_PATHS_MAX: Final = 10_000
@@ -26,6 +28,8 @@ class FullDisks:
         self._logs = logs
         self._clock = clock
         self._told: dict[str, float] = {}
+        self._ends: dict[str, int] = {}
+        """Of directories of which nobody was refused lately, the ends of all logs together."""
 
     def refused(self, path: str, problem: DiskFull) -> None:
         """Appends to the data directory at ``path`` found no room."""
@@ -53,9 +57,31 @@ class FullDisks:
             log.error("%s", text)
 
     def forget_old(self) -> None:
-        """Forgets directories of which nobody was refused lately."""
+        """Forgets directories of which nobody was refused lately, and which have room or took something.
+
+        Without the second a disk would count as well as soon as its producers have given up.
+        """
         now = self._clock.monotonic()
         for path, last in list(self.since.items()):
-            if now - last >= 2 * FULL_TOLD_S:
+            if now - last < 2 * FULL_TOLD_S:
+                self._ends.pop(path, None)
+                continue
+            ends = self._ends_in(path)
+            if self._has_room(path) or self._ends.setdefault(path, ends) != ends:
                 del self.since[path]
+                self._ends.pop(path, None)
                 log.info("nothing was refused for want of room in %s lately", path)
+
+    def _ends_in(self, path: str) -> int:
+        return sum(
+            int(one.end_offset)
+            for directory in self._logs.directories
+            if directory.path == path
+            for one in directory.logs.values()
+        )
+
+    def _has_room(self, path: str) -> bool:
+        try:
+            return int(self._logs.files.free_bytes(path)) >= ROOM_BYTES_LEAST
+        except OSError:
+            return True  # Its disk has more than a want of room, which others tell.

@@ -264,6 +264,8 @@ class BrokerServer:
         self.dispatch.on_closed = self.acceptor.closed
         self.group_lags: Any = None
         """Where there is somebody to tell them."""
+        self.free_space: Any = None
+        """The same."""
 
     def _registration(self) -> BrokerRegistration:
         broker = self.broker
@@ -375,10 +377,13 @@ class BrokerServer:
         self._every(starts_s, starts_s, partitions.checkpoints.log_starts)
         self._every(IDLE_S, IDLE_S, self._reap)
         if config.int("tidemill.metrics.port") >= 0:
+            from tidemill.server import free_space
             from tidemill.server.group_lags import LOOK_S, GroupLags
 
             self.group_lags = GroupLags(self.broker)
             self._every(LOOK_S, LOOK_S, self.group_lags.look)
+            self.free_space = free_space.FreeSpace(self.broker.logs, self._syncers)
+            self._every(0, free_space.LOOK_S, self.free_space.look)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:
             self._every(idle_ms / 1000, idle_ms / 1000, self._sweep)
@@ -461,14 +466,30 @@ class BrokerServer:
         """Whether the broker serves, and what it says of itself."""
         if not self._started:
             return False, {"reason": "starting"}
-        failed = [one.path for one in self.broker.logs.directories if one.failure]
+        broker = self.broker
+        failed = [one.path for one in broker.logs.directories if one.failure]
+        full = list(broker.partitions.full)
+        silent_s = broker.store_contact.silent_ms / 1000
+        reasons = []
+        if failed:
+            reasons.append(f"failed data directories: {', '.join(failed)}")
+        if full:
+            reasons.append(f"full data directories, which refuse produces: {', '.join(full)}")
+        if silent_s:
+            reasons.append(
+                f"the coordination store has not answered for {silent_s:.1f} s: no leader is elected, and no "
+                "topic or setting can be changed"
+            )
         details: dict[str, Any] = {
-            "cluster_id": self.broker.cluster_id,
-            "broker_id": self.broker.node_id,
+            "cluster_id": broker.cluster_id,
+            "broker_id": broker.node_id,
             "failed_directories": failed,
-            "full_directories": list(self.broker.partitions.full),
+            "full_directories": full,
+            "store_silent_s": round(silent_s, 3),
         }
-        return not failed, details
+        if reasons:
+            details["reason"] = "; ".join(reasons)
+        return not reasons, details
 
     def metrics(self) -> Iterable[Any]:
         """The broker's metric families, read when they are asked for."""

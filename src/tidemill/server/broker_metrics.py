@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PARTITIONS_A_TURN: Final = 200
 """Walked in one turn of the loop: about a millisecond."""
 METADATA_A_TURN: Final = 5_000
+UNDER_MIN_ISR_NAMED_MAX: Final = 10_000
+"""Partitions under their minimum that have a series of their own."""
 
 
 class Held:
@@ -27,6 +29,8 @@ class Held:
         self.partitions = 0
         self.leaders = 0
         self.under_replicated = 0
+        self.under_min_isr: list[tuple[str, int]] = []
+        self.at_min_isr = 0
         self.failed: set[tuple[str, int]] = set()
         self.offline = 0
         self.moving = 0
@@ -39,6 +43,10 @@ class Held:
         self.partitions += 1
         self.leaders += one.is_leader
         self.under_replicated += one.is_under_replicated
+        if one.is_leader and one.is_under_min_isr:
+            self.under_min_isr.append((one.topic, int(one.index)))
+        elif one.is_leader and len(one.isr) == one.min_insync:
+            self.at_min_isr += 1
         self.waiting_appends += one.waiting_appends
         if one.failed:
             self.failed.add((one.topic, int(one.index)))
@@ -55,6 +63,9 @@ def families(server: BrokerServer) -> Iterator[Family | None]:
     yield from _metadata(server, held)
     yield from _waiting(server, held)
     yield from _cluster(server, held)
+    yield from _min_isr(held)
+    yield from _store(server)
+    yield from _directories(server)
     yield from _moves(server, held)
     yield from _compaction(server)
 
@@ -249,8 +260,6 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds that syncs of logs took.")
     flushes.add(broker.partitions.flushing.times)
     yield flushes
-    failed = sum(bool(one.failure) for one in broker.logs.directories)
-    yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
     yield gauge("tidemill_groups", "Groups coordinated here.", broker.groups.group_count())
     yield counter("tidemill_group_rebalances", "Assignments handed out.", broker.groups.rebalances)
     yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)
@@ -258,6 +267,65 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     for group, topic, lag in server.group_lags.lags() if server.group_lags is not None else ():
         lags.add(lag, group=group, topic=topic)
     yield lags
+
+
+def _min_isr(held: Held) -> Iterator[Family]:
+    """Kafka's UnderMinIsrPartitionCount, AtMinIsrPartitionCount, and UnderMinIsr of partitions."""
+    yield gauge(
+        "tidemill_under_min_isr_partitions",
+        "Partitions led here with fewer in-sync replicas than min.insync.replicas: acks=all is refused.",
+        len(held.under_min_isr),
+    )
+    yield gauge(
+        "tidemill_at_min_isr_partitions",
+        "Partitions led here with as many in-sync replicas as min.insync.replicas: none may be lost.",
+        held.at_min_isr,
+    )
+    each = gauge(
+        "tidemill_partition_under_min_isr",
+        "1 for each partition led here that is under min.insync.replicas; others have no series.",
+    )
+    for topic, index in held.under_min_isr[:UNDER_MIN_ISR_NAMED_MAX]:
+        each.add(1, topic=topic, partition=str(index))
+    yield each
+
+
+def _store(server: BrokerServer) -> Iterator[Family]:
+    contact = server.broker.store_contact
+    yield gauge(
+        "tidemill_store_silent_seconds",
+        "Seconds since the coordination store last answered; 0 while it answers.",
+        contact.silent_ms / 1000,
+    )
+    yield counter(
+        "tidemill_store_interruptions",
+        "Times that the coordination store stopped to answer.",
+        contact.interruptions,
+    )
+    yield counter(
+        "tidemill_store_session_expirations",
+        "Sessions with the coordination store that ended: the broker registered again.",
+        contact.expirations,
+    )
+
+
+def _directories(server: BrokerServer) -> Iterator[Family]:
+    broker = server.broker
+    failed = sum(bool(one.failure) for one in broker.logs.directories)
+    yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
+    full = gauge(
+        "tidemill_full_log_directories",
+        "Data directories that refuse writes for want of room.",
+        len(broker.partitions.full),
+    )
+    yield full
+    free = gauge("tidemill_log_directory_free_bytes", "Bytes left on the file system of a data directory.")
+    total = gauge("tidemill_log_directory_total_bytes", "Bytes of the file system of a data directory.")
+    for path, space in (server.free_space.by_directory if server.free_space is not None else {}).items():
+        free.add(space.free_bytes, directory=path)
+        total.add(space.total_bytes, directory=path)
+    yield free
+    yield total
 
 
 def _moves(server: BrokerServer, held: Held) -> Iterator[Family]:

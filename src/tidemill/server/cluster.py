@@ -198,6 +198,7 @@ class Cluster(Seat, Hears):
 
     def session_lost(self) -> None:
         """Leads nothing any more that others may lead by now."""
+        super().session_lost()
         if self._silence is not None:
             self._silence.ends(is_lost=True)
         self._link.stop()
@@ -205,11 +206,13 @@ class Cluster(Seat, Hears):
 
     def store_silent(self) -> None:
         """Looks from now on whether the other brokers are silent as well."""
+        super().store_silent()
         if self._silence is not None:
             self._silence.begins()
 
     def store_back(self) -> None:
         """Leads again what was left meanwhile."""
+        super().store_back()
         if self._silence is not None:
             self._silence.ends(is_lost=False)
 

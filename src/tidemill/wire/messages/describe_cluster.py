@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
+from typing import Final
+
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, INT64, STRING, Struct, field
+
+STORE_SILENT_TAG: Final = 0x54696D
+"""``Tim``. Clients skip tags that they do not know (KIP-482)."""
 
 
 class DescribeClusterRequest(Struct, versions="0-2", flexible="0+"):
@@ -35,3 +40,6 @@ class DescribeClusterResponse(Struct, versions="0-2", flexible="0+"):
     brokers: list[DescribeClusterBroker] = field([DescribeClusterBroker])
     # bit set by operation code; the default says that it was not asked for
     cluster_authorized_operations: int = field(INT32, default=-(2**31))
+    # Tidemill's own, far from the tags that Kafka gives out: since when the coordination store of this broker
+    # has not answered; not sent while it answers
+    store_silent_ms: int = field(INT64, default=0, tag=STORE_SILENT_TAG)

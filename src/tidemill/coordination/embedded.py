@@ -166,6 +166,10 @@ def explain(path: str, error: Exception) -> StoreError:
     )
 
 
+database_class: type[Database] = Database
+"""What opens the file; tests put one in its place whose disk is full."""
+
+
 class _Pending:
     """A transaction on its way to the disk."""
 
@@ -180,7 +184,7 @@ class Engine:
     """The tree, its file, and the sessions that share them."""
 
     def __init__(self, path: str) -> None:
-        self._database = Database(path)
+        self._database = database_class(path)
         try:
             self.tree = self._database.load()
         except StoreError:

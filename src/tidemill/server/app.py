@@ -49,6 +49,7 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.configs.listeners import ANY_HOST
 from tidemill.model.errors import ConfigError
+from tidemill.model.ports import Files
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.replication.manager import ReplicaManager
@@ -77,6 +78,10 @@ SHORTEST_PERIOD_S = 0.1
 """Kafka's keys allow an interval of 0; the loop has other things to do."""
 
 
+make_files: Callable[[], Files] = SystemFiles
+"""What makes the file port; tests put one in its place whose disk is full or slow."""
+
+
 class BrokerServer:
     """One broker: ``await start()``, and ``await stop()`` when it is to end.
 
@@ -90,7 +95,7 @@ class BrokerServer:
         self.broker = Broker()
         self.broker.config = config
         self.broker.clock = SystemClock()
-        self.broker.files = SystemFiles()
+        self.broker.files = make_files()
         self._sockets: list[tuple[ConfiguredListener, list[socket.socket]]] = []
         self._upkeep: list[asyncio.Task[None]] = []
         self._syncers = ThreadPoolExecutor(2, thread_name_prefix="sync")

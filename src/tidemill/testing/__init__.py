@@ -1,9 +1,12 @@
-"""Real brokers for tests: a context manager, and fixtures for pytest.
+"""Real brokers for tests: context managers, and fixtures for pytest.
 
-    from tidemill.testing import Broker
+    from tidemill.testing import Broker, Cluster
 
     with Broker() as broker:
         producer = Producer(broker.bootstrap)
+
+    with Cluster(3) as cluster:
+        cluster.leader("topic").kill()
 
 The pytest plugin (:mod:`tidemill.testing.plugin`) loads by itself once tidemill is installed.
 """
@@ -15,14 +18,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidemill.testing.broker import Broker as Broker
     from tidemill.testing.broker import BrokerFailed as BrokerFailed
+    from tidemill.testing.cluster import Cluster as Cluster
+    from tidemill.testing.store import StoreServer as StoreServer
 
-__all__ = ["Broker", "BrokerFailed"]
+_MODULES = {"Broker": "broker", "BrokerFailed": "broker", "Cluster": "cluster", "StoreServer": "store"}
+
+__all__ = ["Broker", "BrokerFailed", "Cluster", "StoreServer"]
 
 
 def __getattr__(name: str) -> object:
     # The plugin loads in every pytest run of everybody who has this package: it must cost next to nothing.
-    if name in __all__:
-        from tidemill.testing import broker
+    if name in _MODULES:
+        import importlib
 
-        return getattr(broker, name)
+        return getattr(importlib.import_module(f"tidemill.testing.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,15 @@
-"""Fixtures for pytest: a real broker, there in a fraction of a second.
+"""Fixtures for pytest: a real broker, there in a fraction of a second, and a cluster of them.
 
-``tidemill_broker``          a broker of the test's own
-``tidemill_session_broker``  one broker for all tests of the session
-``tidemill_topic``           the name of a fresh topic on the session's broker
-``tidemill_topics``          makes such topics: ``tidemill_topics(partitions=3)``
-``tidemill_config``          broker keys for both; override it in a conftest.py
+``tidemill_broker``           a broker of the test's own
+``tidemill_faulty_broker``    the same, whose link, answers and disk can be made to fail
+``tidemill_session_broker``   one broker for all tests of the session
+``tidemill_topic``            the name of a fresh topic on the session's broker
+``tidemill_topics``           makes such topics: ``tidemill_topics(partitions=3)``
+``tidemill_config``           broker keys for these; override it in a conftest.py
+``tidemill_cluster``          three brokers of the test's own
+``tidemill_session_cluster``  three brokers for all tests of the session; faults are mended after each test
+``tidemill_cluster_size``     how many brokers these have; override it in a conftest.py
+``tidemill_cluster_config``   broker keys for these
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tidemill.testing.broker import Broker
+    from tidemill.testing.cluster import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +39,55 @@ def tidemill_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Broker]:
 
     with Broker(tidemill_config) as broker:
         yield broker
+
+
+@pytest.fixture
+def tidemill_faulty_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Broker]:
+    """A broker of the test's own with ``faults=True``: its link, answers and disk can be made to fail."""
+    from tidemill.testing.broker import Broker
+
+    with Broker(tidemill_config, faults=True) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def tidemill_cluster_size() -> int:
+    """How many brokers the fixtures' clusters have: to be overridden."""
+    return 3
+
+
+@pytest.fixture(scope="session")
+def tidemill_cluster_config() -> Mapping[str, Any]:
+    """Keys of all brokers of the fixtures' clusters: to be overridden."""
+    return {}
+
+
+@pytest.fixture
+def tidemill_cluster(
+    tidemill_cluster_size: int, tidemill_cluster_config: Mapping[str, Any]
+) -> Iterator[Cluster]:
+    """Brokers of the test's own, on a store of their own."""
+    from tidemill.testing.cluster import Cluster
+
+    with Cluster(tidemill_cluster_size, tidemill_cluster_config) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def _tidemill_cluster_of_session(
+    tidemill_cluster_size: int, tidemill_cluster_config: Mapping[str, Any]
+) -> Iterator[Cluster]:
+    from tidemill.testing.cluster import Cluster
+
+    with Cluster(tidemill_cluster_size, tidemill_cluster_config) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def tidemill_session_cluster(_tidemill_cluster_of_session: Cluster) -> Iterator[Cluster]:
+    """One cluster for the whole session; after each test all faults are mended, and it is waited for."""
+    yield _tidemill_cluster_of_session
+    _tidemill_cluster_of_session.mend()
 
 
 @pytest.fixture(scope="session")

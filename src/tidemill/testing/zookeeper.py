@@ -70,7 +70,7 @@ class ZooKeeper:
         Raises ZooKeeperFailed, and ZooKeeperMissing without PySpark or Java.
         """
         for _ in range(1 if self.port else PORTS_TRIED_MAX):
-            port = self.port or _free_ports(1)[0]
+            port = self.port or free_ports(1)[0]
             self.launch(port)
             if self._wait_ready(port):
                 self.port = port
@@ -171,11 +171,11 @@ class Ensemble:
 
     def __init__(self, count: int = 3) -> None:
         self._count = count
-        self.servers = self._with_free_ports()
+        self.servers = self._withfree_ports()
 
-    def _with_free_ports(self) -> list[ZooKeeper]:
+    def _withfree_ports(self) -> list[ZooKeeper]:
         count = self._count
-        ports = _free_ports(3 * count)
+        ports = free_ports(3 * count)
         settings = {"initLimit": "50", "syncLimit": "50", "standaloneEnabled": "false"}
         for number in range(count):
             peer, election = ports[3 * number : 3 * number + 2]
@@ -203,7 +203,7 @@ class Ensemble:
                 if not tries_left or not isinstance(error, ZooKeeperFailed):
                     raise
                 # Another program may have taken one of the ports.
-                self.servers = self._with_free_ports()
+                self.servers = self._withfree_ports()
         return self
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class Ensemble:
         self.close()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """So many different ports that nobody listens on now."""
     with contextlib.ExitStack() as probes:
         # All are held until the last one is found: a port that was let go may be given again.

@@ -1,0 +1,561 @@
+"""A coordination store that speaks ZooKeeper's protocol: sessions, nodes, watches; no input or output.
+
+What brokers and ZooKeeper's clients use is there: sessions with timeouts, ephemeral and sequential nodes,
+transactions, one-shot and persistent watches. What is not: access lists (they are taken and not kept),
+containers, nodes with a time to live, quotas, SASL. Such requests are answered UNIMPLEMENTED.
+
+A frame is ``INT32 size`` and so many bytes; strings and byte strings have an ``INT32`` length, -1 for null.
+
+========  ===================================================================================================
+request   INT32 xid (-2 ping, -4 login, -8 watches again), INT32 operation, its fields
+answer    INT32 xid, INT64 zxid, INT32 error; without an error the fields of the operation
+event     the same with xid -1, then INT32 kind (1 to 4), INT32 state (3: connected), STRING path
+connect   INT32 version, INT64 last zxid seen, INT32 timeout in ms, INT64 session, BYTES password, BOOL
+answer    INT32 version, INT32 timeout in ms (0: the session has expired), INT64 session, BYTES, BOOL
+========  ===================================================================================================
+
+Source: ``zookeeper.jute``, ``DataTree.java`` and ``FinalRequestProcessor.java`` of ZooKeeper 3.9.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import Final
+
+from tidemill.coordination.port import (
+    BadVersion,
+    Check,
+    Create,
+    Delete,
+    Event,
+    EventKind,
+    NoChildren,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    OperationError,
+    Result,
+    SetData,
+    check_path,
+    parent_of,
+)
+from tidemill.coordination.tree import Tree
+
+FRAME_BYTES_MAX: Final = 1024 * 1024 - 1
+"""``jute.maxbuffer``: the connection of whoever sends more is closed."""
+SESSION_MS_LEAST: Final = 200
+SESSION_MS_MOST: Final = 60_000
+OPERATIONS_MAX: Final = 100_000
+"""Of one transaction; a frame has no room for more."""
+PASSWORD: Final = bytes(16)
+
+NOTIFICATION_XID: Final = -1
+CONNECTED_STATE: Final = 3
+
+
+class Op(IntEnum):
+    """Operations, by ZooKeeper's numbers."""
+
+    CREATE = 1
+    DELETE = 2
+    EXISTS = 3
+    GET_DATA = 4
+    SET_DATA = 5
+    GET_ACL = 6
+    GET_CHILDREN = 8
+    SYNC = 9
+    PING = 11
+    GET_CHILDREN2 = 12
+    CHECK = 13
+    MULTI = 14
+    CREATE2 = 15
+    CHECK_WATCHES = 17
+    REMOVE_WATCHES = 18
+    MULTI_READ = 22
+    AUTH = 100
+    SET_WATCHES = 101
+    SET_WATCHES2 = 105
+    ADD_WATCH = 106
+    CREATE_SESSION = -10
+    CLOSE_SESSION = -11
+
+
+WRITES: Final = frozenset({Op.CREATE, Op.DELETE, Op.SET_DATA, Op.MULTI, Op.CREATE2, Op.CLOSE_SESSION})
+"""What changes the tree, and has to be in the journal."""
+
+
+class Code(IntEnum):
+    """Errors, by ZooKeeper's numbers."""
+
+    OK = 0
+    RUNTIME_INCONSISTENCY = -2
+    MARSHALLING_ERROR = -5
+    UNIMPLEMENTED = -6
+    BAD_ARGUMENTS = -8
+    NO_NODE = -101
+    BAD_VERSION = -103
+    NO_CHILDREN_FOR_EPHEMERALS = -108
+    NODE_EXISTS = -110
+    NOT_EMPTY = -111
+    NO_WATCHER = -121
+
+
+_CODES: Final[dict[type[OperationError], Code]] = {
+    NoNode: Code.NO_NODE,
+    BadVersion: Code.BAD_VERSION,
+    NoChildren: Code.NO_CHILDREN_FOR_EPHEMERALS,
+    NodeExists: Code.NODE_EXISTS,
+    NotEmpty: Code.NOT_EMPTY,
+}
+_KINDS: Final = {
+    EventKind.CREATED: 1,
+    EventKind.DELETED: 2,
+    EventKind.DATA_CHANGED: 3,
+    EventKind.CHILDREN_CHANGED: 4,
+}
+_SHORT: Final = struct.Struct(">i")
+_REPLY: Final = struct.Struct(">iqi")
+_EVENT: Final = struct.Struct(">iqiii")
+_MULTI: Final = struct.Struct(">iBi")
+_STAT: Final = struct.Struct(">qqqqiiiqiiq")
+_VERSION_POSITION: Final = 4 * 8
+"""Behind the two transactions and the two times."""
+_MULTI_END: Final = _MULTI.pack(-1, True, -1)
+_EPHEMERAL, _SEQUENTIAL = 1, 2
+_RECURSIVE = 1
+_CHILD_WATCHES, _DATA_WATCHES = 1, 2
+_OPEN_ACL: Final = struct.pack(">ii", 1, 31) + b"\0\0\0\x05world" + b"\0\0\0\x06anyone"
+
+
+class BadFrame(Exception):
+    """The bytes are no request of ZooKeeper's protocol."""
+
+
+class Refused(Exception):
+    """A request is answered with an error."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class Reader:
+    """Takes fields from a frame; BadFrame where it ends too early."""
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self.data = data
+        self.position = position
+
+    def _take(self, count: int) -> bytes:
+        end = self.position + count
+        if count < 0 or end > len(self.data):
+            raise BadFrame(f"a field of {count} bytes at {self.position}, of {len(self.data)}")
+        taken = self.data[self.position : end]
+        self.position = end
+        return taken
+
+    def int32(self) -> int:
+        """A whole number of four bytes."""
+        return int.from_bytes(self._take(4), "big", signed=True)
+
+    def int64(self) -> int:
+        """A whole number of eight bytes."""
+        return int.from_bytes(self._take(8), "big", signed=True)
+
+    def boolean(self) -> bool:
+        """One byte."""
+        return self._take(1) != b"\0"
+
+    def buffer(self) -> bytes:
+        """A byte string; an empty one for null."""
+        count = self.int32()
+        return self._take(count) if count > 0 else b""
+
+    def text(self) -> str:
+        """A string."""
+        try:
+            return self.buffer().decode()
+        except UnicodeDecodeError:
+            raise BadFrame("a string is not UTF-8") from None
+
+    def texts(self) -> list[str]:
+        """A list of strings, each of four bytes at least."""
+        count = self.int32()
+        if count > len(self.data) // 4:
+            raise BadFrame(f"a list of {count} strings in {len(self.data)} bytes")
+        return [self.text() for _ in range(count)]
+
+    def skip_acl(self) -> None:
+        """An access list."""
+        for _ in range(self.int32()):
+            self.int32()
+            self.text()
+            self.text()
+
+
+def text_bytes(text: str) -> bytes:
+    """A string as a field."""
+    return buffer_bytes(text.encode())
+
+
+def buffer_bytes(data: bytes) -> bytes:
+    """A byte string as a field."""
+    return _SHORT.pack(len(data)) + data
+
+
+class Watches:
+    """The watches of one connection; they end with it."""
+
+    def __init__(self) -> None:
+        self.data: set[str] = set()
+        """Told once of a node's data and being."""
+        self.children: set[str] = set()
+        """Told once of a node's children and end."""
+        self.persistent: set[str] = set()
+        self.recursive: set[str] = set()
+
+    def take(self, event: Event) -> bool:
+        """Whether the connection is told of an event; one-shot watches are used up by that."""
+        path, kind = event.path, event.kind
+        told = path in self.persistent
+        if kind is not EventKind.CHILDREN_CHANGED:
+            told = told or any(path in self.recursive for path in _with_parents(path))
+            if path in self.data:
+                self.data.discard(path)
+                told = True
+        if kind in (EventKind.CHILDREN_CHANGED, EventKind.DELETED) and path in self.children:
+            self.children.discard(path)
+            told = True
+        return told
+
+    def remove(self, path: str, kind: int) -> bool:
+        """Ends watches of a path: 1 of its children, 2 of its data, 3 all; False when there are none."""
+        sets = [self.data] if kind == _DATA_WATCHES else [self.children] if kind == _CHILD_WATCHES else []
+        found = False
+        for one in sets or (self.data, self.children, self.persistent, self.recursive):
+            found = found or path in one
+            one.discard(path)
+        return found
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    yield path
+    while path != "/":
+        path = parent_of(path)
+        yield path
+
+
+class Facts:
+    """What a stat says of a node beside what the tree knows."""
+
+    __slots__ = ("changed_at_ms", "changed_in", "children_changed_in", "children_version", "made_at_ms")
+
+    def __init__(self, transaction: int, now_ms: int) -> None:
+        self.changed_in = transaction
+        self.made_at_ms = now_ms
+        self.changed_at_ms = now_ms
+        self.children_version = 0
+        self.children_changed_in = transaction
+
+
+class Session:
+    """A client's session; it outlives its connection."""
+
+    def __init__(self, session_id: int, timeout_ms: int) -> None:
+        self.session_id = session_id
+        self.timeout_ms = timeout_ms
+        self.watches = Watches()
+        self.send: Callable[[bytes], None] | None = None
+        """Sends a frame over its connection, while there is one."""
+
+
+class StoreCore:
+    """The tree and its sessions. :meth:`request` answers a frame; ``now_ms`` is wall time."""
+
+    def __init__(self) -> None:
+        self.tree = Tree()
+        self.sessions: dict[int, Session] = {}
+        self._facts: dict[str, Facts] = {"/": Facts(0, 0)}
+        self._next_session = 0x7469_6400_0000_0001
+
+    @property
+    def transaction(self) -> int:
+        """The id of the last transaction: ZooKeeper's zxid."""
+        return self.tree.last_id
+
+    # Sessions
+
+    def open_session(self, timeout_ms: int) -> Session:
+        """Begins a session; its timeout is brought into the bounds."""
+        timeout_ms = min(max(timeout_ms, SESSION_MS_LEAST), SESSION_MS_MOST)
+        session = Session(self._next_session, timeout_ms)
+        self._next_session += 1
+        self.sessions[session.session_id] = session
+        return session
+
+    def end_session(self, session: Session, now_ms: int) -> None:
+        """Ends a session: its ephemeral nodes vanish."""
+        if self.sessions.pop(session.session_id, None) is None:
+            return
+        session.watches = Watches()
+        owned = self.tree.owned_by(session.session_id)
+        if owned:
+            self._apply([Delete(path) for path in owned], session, now_ms)
+
+    # Requests
+
+    def request(self, session: Session, frame: bytes, now_ms: int) -> bytes:
+        """The answer to a request. BadFrame when it is none."""
+        reader = Reader(frame)
+        xid, number = reader.int32(), reader.int32()
+        try:
+            body = self._carry_out(session, number, reader, now_ms)
+        except Refused as refusal:
+            return _REPLY.pack(xid, self.transaction, refusal.code)
+        return _REPLY.pack(xid, self.transaction, Code.OK) + body
+
+    def _carry_out(self, session: Session, number: int, reader: Reader, now_ms: int) -> bytes:
+        if number in (Op.CREATE, Op.CREATE2, Op.DELETE, Op.SET_DATA, Op.MULTI):
+            return self._write(session, Op(number), reader, now_ms)
+        if number in (Op.PING, Op.AUTH):
+            return b""
+        if number == Op.SYNC:
+            return text_bytes(reader.text())
+        if number == Op.CLOSE_SESSION:
+            self.end_session(session, now_ms)
+            return b""
+        if number == Op.MULTI_READ:
+            return self._read_many(session, reader)
+        if number in (Op.SET_WATCHES, Op.SET_WATCHES2):
+            self._watch_again(session, reader, with_persistent=number == Op.SET_WATCHES2)
+            return b""
+        if number in (Op.ADD_WATCH, Op.REMOVE_WATCHES, Op.CHECK_WATCHES):
+            return self._change_watch(session, number, reader)
+        return self._read(session, number, reader)
+
+    def _read(self, session: Session, number: int, reader: Reader) -> bytes:
+        if number not in (Op.EXISTS, Op.GET_DATA, Op.GET_CHILDREN, Op.GET_CHILDREN2, Op.GET_ACL):
+            raise Refused(Code.UNIMPLEMENTED)
+        path = _checked(reader.text())
+        watches = number != Op.GET_ACL and reader.boolean()
+        node = self.tree.get(path)
+        if node is None:
+            if number == Op.EXISTS and watches:
+                session.watches.data.add(path)
+            raise Refused(Code.NO_NODE)
+        if watches:
+            has_children = number in (Op.GET_CHILDREN, Op.GET_CHILDREN2)
+            (session.watches.children if has_children else session.watches.data).add(path)
+        stat = self._stat(path)
+        if number == Op.EXISTS:
+            return stat
+        if number == Op.GET_DATA:
+            return buffer_bytes(node.data) + stat
+        if number == Op.GET_ACL:
+            return _OPEN_ACL + stat
+        names = self.tree.children(path)
+        listed = _SHORT.pack(len(names)) + b"".join(map(text_bytes, names))
+        return listed + stat if number == Op.GET_CHILDREN2 else listed
+
+    def _stat(self, path: str) -> bytes:
+        node = self.tree.get(path)
+        if node is None:
+            raise Refused(Code.NO_NODE)
+        facts = self._facts[path]
+        return _STAT.pack(
+            node.creation_id,
+            facts.changed_in,
+            facts.made_at_ms,
+            facts.changed_at_ms,
+            node.version,
+            facts.children_version,
+            0,
+            node.owner,
+            len(node.data),
+            len(self.tree.children(path)),
+            facts.children_changed_in,
+        )
+
+    def _read_many(self, session: Session, reader: Reader) -> bytes:
+        parts = []
+        for number in _operations(reader):
+            try:
+                body = self._read(session, number, reader)
+            except Refused as refusal:
+                parts.append(_error_part(refusal.code))
+            else:
+                parts.append(_MULTI.pack(number, False, Code.OK) + body)
+        return b"".join((*parts, _MULTI_END))
+
+    # Changes
+
+    def _write(self, session: Session, op: Op, reader: Reader, now_ms: int) -> bytes:
+        if op is Op.MULTI:
+            return self._transact(session, reader, now_ms)
+        operation = _operation(op, reader)
+        try:
+            (result,) = self._apply([operation], session, now_ms)
+        except OperationError as error:
+            raise Refused(_code_of(error)) from None
+        return self._written(op, result)
+
+    def _transact(self, session: Session, reader: Reader, now_ms: int) -> bytes:
+        numbers: list[int] = []
+        operations: list[Operation] = []
+        for number in _operations(reader):
+            numbers.append(number)
+            operations.append(_operation(number, reader))
+        try:
+            results = self._apply(operations, session, now_ms)
+        except OperationError as error:
+            codes = [Code.OK] * error.index + [_code_of(error)]
+            codes += [Code.RUNTIME_INCONSISTENCY] * (len(operations) - len(codes))
+            return b"".join((*map(_error_part, codes), _MULTI_END))
+        parts = [
+            _MULTI.pack(number, False, Code.OK) + self._written(number, result)
+            for number, result in zip(numbers, results, strict=True)
+        ]
+        return b"".join((*parts, _MULTI_END))
+
+    def _written(self, number: int, result: Result) -> bytes:
+        """The answer to one change.
+
+        Its version is that after the change. The rest of the stat is that after the transaction; of a node
+        that a later operation removed it is empty.
+        """
+        if number in (Op.DELETE, Op.CHECK):
+            return b""
+        stat = bytearray(self._stat(result.path) if self.tree.get(result.path) is not None else _STAT.size)
+        _SHORT.pack_into(stat, _VERSION_POSITION, result.version)
+        if number == Op.SET_DATA:
+            return bytes(stat)
+        return text_bytes(result.path) + (bytes(stat) if number == Op.CREATE2 else b"")
+
+    def _apply(self, operations: Sequence[Operation], session: Session, now_ms: int) -> list[Result]:
+        """Makes changes, and tells their events. Raises OperationError, Refused for what makes no sense."""
+        try:
+            applied = self.tree.apply(operations, session.session_id)
+        except ValueError:
+            raise Refused(Code.BAD_ARGUMENTS) from None
+        for event in applied.events:
+            self._note(event, now_ms)
+        for event in applied.events:
+            self._tell(event)
+        return applied.results
+
+    def _note(self, event: Event, now_ms: int) -> None:
+        if event.kind is EventKind.CREATED:
+            self._facts[event.path] = Facts(self.transaction, now_ms)
+        elif event.kind is EventKind.DELETED:
+            self._facts.pop(event.path, None)
+        elif (facts := self._facts.get(event.path)) is not None:
+            if event.kind is EventKind.DATA_CHANGED:
+                facts.changed_in, facts.changed_at_ms = self.transaction, now_ms
+            else:
+                facts.children_version += 1
+                facts.children_changed_in = self.transaction
+
+    # Watches
+
+    def _tell(self, event: Event) -> None:
+        for session in self.sessions.values():
+            if session.watches.take(event):
+                self._notify(session, event)
+
+    def _notify(self, session: Session, event: Event) -> None:
+        if session.send is not None:
+            head = _EVENT.pack(
+                NOTIFICATION_XID, self.transaction, Code.OK, _KINDS[event.kind], CONNECTED_STATE
+            )
+            session.send(head + text_bytes(event.path))
+
+    def _change_watch(self, session: Session, number: int, reader: Reader) -> bytes:
+        path = _checked(reader.text())
+        argument = reader.int32()
+        watches = session.watches
+        if number == Op.ADD_WATCH:
+            (watches.recursive if argument == _RECURSIVE else watches.persistent).add(path)
+            return _SHORT.pack(Code.OK)
+        if number == Op.REMOVE_WATCHES:
+            if not watches.remove(path, argument):
+                raise Refused(Code.NO_WATCHER)
+        elif path not in watches.data | watches.children | watches.persistent | watches.recursive:
+            raise Refused(Code.NO_WATCHER)
+        return b""
+
+    def _watch_again(self, session: Session, reader: Reader, *, with_persistent: bool) -> None:
+        """Sets the watches of a former connection; what happened since then is told at once."""
+        since = reader.int64()
+        data, exist, children = reader.texts(), reader.texts(), reader.texts()
+        if with_persistent:
+            session.watches.persistent.update(reader.texts())
+            session.watches.recursive.update(reader.texts())
+        for path in data:
+            if path not in self._facts:
+                self._notify(session, Event(EventKind.DELETED, path))
+            elif self._facts[path].changed_in > since:
+                self._notify(session, Event(EventKind.DATA_CHANGED, path))
+            else:
+                session.watches.data.add(path)
+        for path in exist:
+            if path in self._facts:
+                self._notify(session, Event(EventKind.CREATED, path))
+            else:
+                session.watches.data.add(path)
+        for path in children:
+            if path not in self._facts:
+                self._notify(session, Event(EventKind.DELETED, path))
+            elif self._facts[path].children_changed_in > since:
+                self._notify(session, Event(EventKind.CHILDREN_CHANGED, path))
+            else:
+                session.watches.children.add(path)
+
+
+def _operations(reader: Reader) -> Iterator[int]:
+    """The numbers of a transaction's operations; who walks them takes the fields of each."""
+    for _ in range(OPERATIONS_MAX):
+        number = reader.int32()
+        is_end = reader.boolean()
+        reader.int32()
+        if is_end:
+            return
+        yield number
+    raise BadFrame(f"a transaction of more than {OPERATIONS_MAX} operations")
+
+
+def _operation(number: int, reader: Reader) -> Operation:
+    if number in (Op.CREATE, Op.CREATE2):
+        path, data = reader.text(), reader.buffer()
+        reader.skip_acl()
+        flags = reader.int32()
+        if flags not in range(_EPHEMERAL + _SEQUENTIAL + 1):
+            raise Refused(Code.UNIMPLEMENTED)
+        is_sequential = bool(flags & _SEQUENTIAL)
+        _checked(f"{path}0" if is_sequential else path)
+        return Create(path, data, bool(flags & _EPHEMERAL), is_sequential)
+    if number == Op.SET_DATA:
+        return SetData(_checked(reader.text()), reader.buffer(), reader.int32())
+    if number == Op.DELETE:
+        return Delete(_checked(reader.text()), reader.int32())
+    if number == Op.CHECK:
+        return Check(_checked(reader.text()), reader.int32())
+    raise Refused(Code.UNIMPLEMENTED)
+
+
+def _checked(path: str) -> str:
+    try:
+        check_path(path)
+    except ValueError:
+        raise Refused(Code.BAD_ARGUMENTS) from None
+    return path
+
+
+def _code_of(error: OperationError) -> Code:
+    return _CODES.get(type(error), Code.RUNTIME_INCONSISTENCY)
+
+
+def _error_part(code: Code) -> bytes:
+    return _MULTI.pack(-1, False, code) + _SHORT.pack(code)

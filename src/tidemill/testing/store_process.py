@@ -1,0 +1,302 @@
+"""The process of a store for tests: ``python -m tidemill.testing.store_process JOURNAL [PORT]``.
+
+It listens on 127.0.0.1, says on standard output on which port, and ends with its standard input. Changes are
+written to the journal before they are answered, and not synced: they outlive a kill of the process, not the
+machine. A start reads the journal; sessions live on, with their whole timeout ahead of them.
+
+========  ===============================================================================
+entry     INT32 size of what follows
+          INT64 session, INT64 wall time in ms, then the request as it came
+========  ===============================================================================
+
+A begin of a session is a request of operation -10 with its timeout as INT32, its end one of -11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tidemill.testing.store_core import (
+    FRAME_BYTES_MAX,
+    PASSWORD,
+    WRITES,
+    BadFrame,
+    Op,
+    Reader,
+    Session,
+    StoreCore,
+    Watches,
+    buffer_bytes,
+)
+
+TICK_S: Final = 0.05
+LATE_S: Final = 0.5
+"""A tick that comes so late tells that the process stood still: sessions must not pay for that."""
+BACKLOG: Final = 128
+_SIZE: Final = struct.Struct(">i")
+_ENTRY: Final = struct.Struct(">iqq")
+_BEGIN: Final = struct.Struct(">iii")
+_CONNECTED: Final = struct.Struct(">iiq")
+_WORDS: Final = {
+    b"ruok": b"imok",
+    b"srvr": b"Zookeeper version: Tidemill's store for tests\nMode: standalone\n",
+}
+
+
+class Journal:
+    """Requests that changed the tree, in their order."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND, 0o600)
+
+    def entries(self) -> Iterator[tuple[int, int, bytes]]:
+        """Session, time and request of each entry. A torn one at the end is cut off."""
+        with open(self._descriptor, "rb", closefd=False) as file:
+            data = file.read()
+        position = 0
+        while position + _ENTRY.size <= len(data):
+            size, session_id, now_ms = _ENTRY.unpack_from(data, position)
+            end = position + _SIZE.size + size
+            if end > len(data):
+                break
+            yield session_id, now_ms, data[position + _ENTRY.size : end]
+            position = end
+        os.ftruncate(self._descriptor, position)
+
+    def append(self, session_id: int, now_ms: int, request: bytes) -> None:
+        """Adds an entry; returns once the system has it."""
+        os.write(self._descriptor, _ENTRY.pack(16 + len(request), session_id, now_ms) + request)
+
+
+class Server:
+    """The store with its connections."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.core = StoreCore()
+        self.journal = journal
+        self._ends: dict[int, float] = {}
+        """When each session ends, unless it is heard of."""
+        self._last_tick = time.monotonic()
+
+    def restore(self) -> None:
+        """Does again what the journal holds."""
+        for session_id, now_ms, request in self.journal.entries():
+            reader = Reader(request, 4)
+            operation = reader.int32()
+            if operation == Op.CREATE_SESSION:
+                self.core.open_session(reader.int32())
+                continue
+            session = self.core.sessions.get(session_id)
+            if session is not None:
+                self.core.request(session, request, now_ms)
+        for session in self.core.sessions.values():
+            session.watches = Watches()
+            self.heard_of(session)
+
+    def heard_of(self, session: Session) -> None:
+        """A session lives for its timeout from now on."""
+        self._ends[session.session_id] = time.monotonic() + session.timeout_ms / 1000
+
+    def open_session(self, timeout_ms: int) -> Session:
+        """A new session."""
+        session = self.core.open_session(timeout_ms)
+        request = _BEGIN.pack(0, Op.CREATE_SESSION, session.timeout_ms)
+        self.journal.append(session.session_id, wall_ms(), request)
+        self.heard_of(session)
+        return session
+
+    def request(self, session: Session, frame: bytes) -> bytes:
+        """Journals and carries out a request; its answer."""
+        now_ms = wall_ms()
+        if len(frame) >= 8 and int.from_bytes(frame[4:8], "big", signed=True) in WRITES:
+            self.journal.append(session.session_id, now_ms, frame)
+        return self.core.request(session, frame, now_ms)
+
+    def expire_due(self) -> list[Session]:
+        """Ends the sessions that were silent for too long, and returns them."""
+        now = time.monotonic()
+        late_s = now - self._last_tick - TICK_S
+        self._last_tick = now
+        if late_s > LATE_S:
+            for session_id in self._ends:
+                self._ends[session_id] += late_s
+        ended = []
+        for session_id, end in list(self._ends.items()):
+            session = self.core.sessions.get(session_id)
+            if session is None:
+                del self._ends[session_id]
+            elif end < now:
+                del self._ends[session_id]
+                self.end(session)
+                ended.append(session)
+        return ended
+
+    def end(self, session: Session) -> None:
+        """Ends a session."""
+        self.request(session, _SIZE.pack(0) + _SIZE.pack(Op.CLOSE_SESSION))
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection: one frame after the other."""
+
+    def __init__(self, server: Server, by_session: dict[int, Connection]) -> None:
+        self._server = server
+        self._by_session = by_session
+        self._received = bytearray()
+        self._session: Session | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Takes the transport."""
+        if isinstance(transport, asyncio.Transport):
+            self.transport = transport
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        """The session lives on for its timeout."""
+        self.transport = None
+        session = self._session
+        if session is not None and self._by_session.get(session.session_id) is self:
+            del self._by_session[session.session_id]
+            session.send = None
+            session.watches = Watches()
+
+    def data_received(self, data: bytes) -> None:
+        """Handles every whole frame."""
+        self._received += data
+        try:
+            self._handle_frames()
+        except BadFrame as problem:
+            print(f"a connection is closed: {problem}", file=sys.stderr, flush=True)  # noqa: T201
+            self.close()
+
+    def _handle_frames(self) -> None:
+        received = self._received
+        while self.transport is not None and len(received) >= 4:
+            if self._session is None and (word := _WORDS.get(bytes(received[:4]))) is not None:
+                self.transport.write(word)
+                self.close()
+                return
+            (size,) = _SIZE.unpack_from(received)
+            if not 0 <= size <= FRAME_BYTES_MAX:
+                raise BadFrame(f"a frame of {size} bytes")
+            if len(received) < 4 + size:
+                return
+            frame = bytes(received[4 : 4 + size])
+            del received[: 4 + size]
+            if self._session is None:
+                self._connect(frame)
+            else:
+                self._answer(self._session, frame)
+
+    def _connect(self, frame: bytes) -> None:
+        reader = Reader(frame)
+        reader.int32()
+        seen, timeout_ms, session_id = reader.int64(), reader.int32(), reader.int64()
+        if seen > self._server.core.transaction:
+            raise BadFrame("the client has seen a later state than this store has")
+        if session_id == 0:
+            session = self._server.open_session(timeout_ms)
+        else:
+            found = self._server.core.sessions.get(session_id)
+            if found is None:
+                self.send(_CONNECTED.pack(0, 0, 0) + buffer_bytes(PASSWORD) + b"\0")
+                self.close()
+                return
+            session = found
+            former = self._by_session.get(session_id)
+            if former is not None:
+                former.close()  # The client has moved.
+        self._session = session
+        self._by_session[session.session_id] = self
+        session.watches = Watches()
+        session.send = self.send
+        self._server.heard_of(session)
+        self.send(_CONNECTED.pack(0, session.timeout_ms, session.session_id) + buffer_bytes(PASSWORD) + b"\0")
+
+    def _answer(self, session: Session, frame: bytes) -> None:
+        if self._by_session.get(session.session_id) is not self:
+            self.close()
+            return
+        self._server.heard_of(session)
+        self.send(self._server.request(session, frame))
+        if session.session_id not in self._server.core.sessions:
+            self.close()
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame."""
+        if self.transport is not None:
+            self.transport.write(_SIZE.pack(len(frame)) + frame)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+
+
+async def serve(journal_path: str, port: int) -> None:
+    """Serves until standard input ends."""
+    loop = asyncio.get_running_loop()
+    server = Server(Journal(journal_path))
+    server.restore()
+    by_session: dict[int, Connection] = {}
+    listening = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+    listener = await loop.create_server(lambda: Connection(server, by_session), sock=listening)
+    print(json.dumps({"port": listening.getsockname()[1]}), flush=True)  # noqa: T201
+    stopping = asyncio.Event()
+    loop.add_reader(0, _look_at_input, loop, stopping, server, by_session)
+    try:
+        while not stopping.is_set():
+            for session in server.expire_due():
+                found = by_session.get(session.session_id)
+                if found is not None:
+                    found.close()
+            try:
+                await asyncio.wait_for(stopping.wait(), TICK_S)
+            except TimeoutError:
+                continue
+    finally:
+        listener.close()
+
+
+def _look_at_input(
+    loop: asyncio.AbstractEventLoop,
+    stopping: asyncio.Event,
+    server: Server,
+    by_session: dict[int, Connection],
+) -> None:
+    """A line names sessions that are to end (null: all); the end of the input ends the process."""
+    data = os.read(0, 65536)
+    if not data:
+        loop.remove_reader(0)
+        stopping.set()
+        return
+    for line in data.splitlines():
+        command: dict[str, Any] = json.loads(line)
+        wanted = command.get("sessions")
+        ended = [
+            one for one in list(server.core.sessions.values()) if wanted is None or one.session_id in wanted
+        ]
+        for session in ended:
+            server.end(session)
+            found = by_session.get(session.session_id)
+            if found is not None:
+                found.close()
+        print(json.dumps({"expired": [one.session_id for one in ended]}), flush=True)  # noqa: T201
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -24,6 +24,7 @@ from tidemill.coordination.port import (
 )
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.testing import StoreServer
 
 PATHS = ("/a", "/b", "/a/x", "/a/y", "/b/x", "/a/x/deep")
 TRANSACTIONS = 150
@@ -82,11 +83,28 @@ async def told(store: Store, seed: int) -> list[object]:
     return story
 
 
+@pytest.fixture(scope="module")
+def store_for_tests() -> Iterator[StoreServer]:
+    with StoreServer() as server:
+        yield server
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_engines_agree(seed: int, zookeeper: Callable[..., ZooKeeperSettings], tmp_path: Path) -> None:
+    agree(seed, zookeeper(), tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_store_for_tests_agrees(seed: int, store_for_tests: StoreServer, tmp_path: Path) -> None:
+    agree(seed, ZooKeeperSettings(store_for_tests.address, f"/seed-{seed}"), tmp_path)
+
+
+def agree(seed: int, settings: ZooKeeperSettings, tmp_path: Path) -> None:
+    """Fails where a server tells another story than the embedded store."""
+
     async def both() -> None:
         embedded = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-        other = await ZooKeeperStore.open(zookeeper())
+        other = await ZooKeeperStore.open(settings)
         try:
             expected = await told(embedded, seed)
             found = await told(other, seed)

@@ -211,6 +211,8 @@ class DiskDatabase(Database):
         """As a commit; refused where there is no room, slow where syncs are."""
         meter = Meter(self.state)
         if meter.left() == 0:
-            raise explain(self.path, sqlite3.OperationalError("database or disk is full"))
+            full = sqlite3.OperationalError("database or disk is full")
+            full.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise explain(self.path, full)
         meter.sync()
         super().commit(rows, last_id)

@@ -123,6 +123,8 @@ _MULTI: Final = struct.Struct(">iBi")
 _STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _VERSION_POSITION: Final = 4 * 8
 """Behind the two transactions and the two times."""
+_LENGTH_POSITION: Final = _VERSION_POSITION + 3 * 4 + 8
+"""Behind the three versions and the owner."""
 _MULTI_END: Final = _MULTI.pack(-1, True, -1)
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _RECURSIVE = 1
@@ -400,7 +402,7 @@ class StoreCore:
             (result,) = self._apply([operation], session, now_ms)
         except OperationError as error:
             raise Refused(_code_of(error)) from None
-        return self._written(op, result)
+        return self._written(op, operation, result)
 
     def _transact(self, session: Session, reader: Reader, now_ms: int) -> bytes:
         numbers: list[int] = []
@@ -415,21 +417,22 @@ class StoreCore:
             codes += [Code.RUNTIME_INCONSISTENCY] * (len(operations) - len(codes))
             return b"".join((*map(_error_part, codes), _MULTI_END))
         parts = [
-            _MULTI.pack(number, False, Code.OK) + self._written(number, result)
-            for number, result in zip(numbers, results, strict=True)
+            _MULTI.pack(number, False, Code.OK) + self._written(number, operation, result)
+            for number, operation, result in zip(numbers, operations, results, strict=True)
         ]
         return b"".join((*parts, _MULTI_END))
 
-    def _written(self, number: int, result: Result) -> bytes:
+    def _written(self, number: int, operation: Operation, result: Result) -> bytes:
         """The answer to one change.
 
-        Its version is that after the change. The rest of the stat is that after the transaction; of a node
-        that a later operation removed it is empty.
+        Version and length are those after the change. The rest of the stat is that after the transaction; of
+        a node that a later operation removed it is empty.
         """
-        if number in (Op.DELETE, Op.CHECK):
+        if not isinstance(operation, Create | SetData):
             return b""
         stat = bytearray(self._stat(result.path) if self.tree.get(result.path) is not None else _STAT.size)
         _SHORT.pack_into(stat, _VERSION_POSITION, result.version)
+        _SHORT.pack_into(stat, _LENGTH_POSITION, len(operation.data))
         if number == Op.SET_DATA:
             return bytes(stat)
         return text_bytes(result.path) + (bytes(stat) if number == Op.CREATE2 else b"")

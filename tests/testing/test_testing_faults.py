@@ -1,0 +1,498 @@
+"""Faults that test authors ask for, as real clients see them on one broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer as LibrdkafkaConsumer
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Producer as LibrdkafkaProducer
+from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client.parser import text_string_to_metric_families
+
+from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client.errors import ClientError
+from tidemill.model.errors import ConfigError, ErrorCode
+from tidemill.testing import Broker, BrokerFailed
+from tidemill.testing.child import ChildFailed
+
+WAIT_S = 30.0
+KAFKA_PYTHON = """
+import json, sys
+from kafka import KafkaProducer
+
+producer = KafkaProducer(bootstrap_servers=sys.argv[1], acks="all", retries=0, client_id="picked")
+try:
+    producer.send("topic", b"x").get(20)
+    print(json.dumps("stored"))
+except Exception as problem:
+    print(json.dumps(type(problem).__name__))
+"""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Broker]:
+    """A broker with a metrics port; each test gets it mended."""
+    with Broker({"tidemill.metrics.port": 0}, faults=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(shared: Broker) -> Iterator[Broker]:
+    yield shared
+    shared.mend()
+
+
+_numbers = iter(range(10_000))
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    name = f"topic-{next(_numbers)}"
+    with Admin(broker.bootstrap) as admin:
+        admin.create_topic(name)
+    return name
+
+
+def librdkafka(broker: Broker, **more: Any) -> LibrdkafkaProducer:
+    keys = {key.replace("__", "."): value for key, value in more.items()}
+    return LibrdkafkaProducer(
+        {"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0, **keys}
+    )
+
+
+def outcome(producer: LibrdkafkaProducer, topic: str, value: bytes = b"x") -> str:
+    """What librdkafka says of one message: ``stored``, or the error's name."""
+    told: list[str] = []
+    producer.produce(
+        topic, value, on_delivery=lambda error, _: told.append(error.name() if error else "stored")
+    )
+    assert producer.flush(WAIT_S) == 0
+    return told[0]
+
+
+def stored(broker: Broker, topic: str) -> list[bytes | None]:
+    with Consumer(broker.bootstrap, enable_auto_commit=False) as consumer:
+        item = TopicPartition(topic, 0)
+        consumer.assign([item])
+        consumer.seek_to_beginning(item)
+        (end,) = consumer.end_offsets([item]).values()
+        found: list[bytes | None] = []
+        while len(found) < end:
+            found += [record.value for record in consumer.poll(5.0)]
+        return found
+
+
+def health(broker: Broker) -> tuple[int, dict[str, Any]]:
+    try:
+        url = f"http://127.0.0.1:{broker.metrics_port}/healthz"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)
+
+
+def metric(broker: Broker, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    (value,) = [one.value for family in families for one in family.samples if one.name == name]
+    return value
+
+
+# Pauses
+
+
+def test_clients_of_a_paused_broker_time_out_and_go_on_when_it_resumes(broker: Broker, topic: str) -> None:
+    producer = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
+    assert outcome(producer, topic, b"before") == "stored"
+    broker.pause()
+    assert outcome(producer, topic, b"paused") == "_MSG_TIMED_OUT"
+    broker.resume()
+    assert outcome(librdkafka(broker), topic, b"after") == "stored"
+    # A request that timed out was sent all the same, and is carried out.
+    assert stored(broker, topic)[-1] == b"after"
+
+
+def test_a_paused_broker_can_be_stopped_and_killed() -> None:
+    with Broker() as plain:
+        plain.pause()
+        assert plain.stop() == 0
+        plain.start()
+        plain.pause()
+        plain.kill()
+        plain.start()
+        plain.resume()
+        assert plain.running
+
+
+# Links
+
+
+@pytest.mark.parametrize("how", ["silent", "reset"])
+def test_a_cut_link_stops_clients_and_a_healed_one_lets_them_go_on(
+    broker: Broker, topic: str, how: str
+) -> None:
+    quick = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
+    patient = librdkafka(broker)
+    assert outcome(quick, topic) == "stored"
+    assert outcome(patient, topic) == "stored"
+    broker.cut(how)
+    assert outcome(quick, topic, b"lost") == "_MSG_TIMED_OUT"
+    with pytest.raises(ClientError), Admin(broker.bootstrap, request_timeout_ms=500) as admin:
+        admin.describe_cluster(timeout=1.0)
+    told: list[Any] = []
+    patient.produce(topic, b"late", on_delivery=lambda error, _: told.append(error))
+    assert patient.flush(0.5) == 1
+    broker.heal()
+    assert patient.flush(WAIT_S) == 0
+    assert told == [None]
+    assert b"late" in stored(broker, topic)
+
+
+def test_a_silent_cut_is_not_noticed_before_a_timeout_and_a_reset_is_at_once(broker: Broker) -> None:
+    for how, least_s, most_s in (("silent", 0.9, 60.0), ("reset", 0.0, 0.8)):
+        with Admin(broker.bootstrap, request_timeout_ms=1000, retry_backoff_ms=50) as admin:
+            admin.describe_cluster()
+            broker.cut(how)
+            began = time.monotonic()
+            with pytest.raises(ClientError):
+                admin.describe_cluster(timeout=0.5)
+            took_s = time.monotonic() - began
+            broker.heal()
+        assert least_s <= took_s <= most_s, (how, took_s)
+
+
+def test_a_killed_broker_refuses_connections_and_serves_them_again_at_its_address(
+    broker: Broker, topic: str
+) -> None:
+    address = broker.bootstrap
+    assert outcome(librdkafka(broker), topic, b"1") == "stored"
+    broker.kill()
+    host, port = address.split(":")
+    with pytest.raises(ConnectionRefusedError):
+        _connect(host, int(port))
+    broker.start()
+    assert broker.bootstrap == address
+    _connect(host, int(port))
+    assert outcome(librdkafka(broker), topic, b"2") == "stored"
+    assert stored(broker, topic) == [b"1", b"2"]
+
+
+def _connect(host: str, port: int) -> None:
+    import socket
+
+    socket.create_connection((host, port), 5).close()
+
+
+# Errors in answers
+
+
+def test_librdkafka_sends_again_what_was_refused_and_nothing_is_stored_twice(
+    broker: Broker, topic: str
+) -> None:
+    with broker.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER", 3) as injected:
+        producer = librdkafka(broker, enable__idempotence=True)
+        told: list[Any] = []
+        for number in range(20):
+            producer.produce(topic, b"%d" % number, on_delivery=lambda error, _: told.append(error))
+            producer.poll(0)
+        assert producer.flush(WAIT_S) == 0
+        assert told == [None] * 20
+        assert injected.left == 0
+    assert stored(broker, topic) == [b"%d" % number for number in range(20)]
+
+
+def test_an_error_that_is_final_reaches_the_caller_once(broker: Broker, topic: str) -> None:
+    broker.fail_next("Produce", "TOPIC_AUTHORIZATION_FAILED")
+    # A producer of its own each: librdkafka keeps such a topic in mind.
+    assert outcome(librdkafka(broker), topic, b"refused") == "TOPIC_AUTHORIZATION_FAILED"
+    assert outcome(librdkafka(broker), topic, b"taken") == "stored"
+    assert stored(broker, topic) == [b"taken"]
+
+
+def test_a_produce_that_was_carried_out_is_stored_though_its_answer_tells_of_an_error(
+    broker: Broker, topic: str
+) -> None:
+    broker.fail_next("Produce", ErrorCode.REQUEST_TIMED_OUT, carried_out=True)
+    assert outcome(librdkafka(broker, enable__idempotence=False), topic, b"twice") == "stored"
+    # It was sent again after the error, and this producer has no sequences to find that out by.
+    assert stored(broker, topic) == [b"twice", b"twice"]
+    broker.fail_next("Produce", ErrorCode.REQUEST_TIMED_OUT, carried_out=True)
+    assert outcome(librdkafka(broker, enable__idempotence=True), topic, b"once") == "stored"
+    assert stored(broker, topic) == [b"twice", b"twice", b"once"]
+
+
+def test_errors_meet_only_the_client_that_is_named(broker: Broker) -> None:
+    with Admin(broker.bootstrap) as admin:
+        admin.create_topic("topic")
+    injected = broker.fail_next("Produce", "INVALID_REQUIRED_ACKS", 100, client_id="picked")
+    assert outcome(librdkafka(broker, client__id="other"), "topic") == "stored"
+    command = [sys.executable, "-W", "ignore", "-c", KAFKA_PYTHON, broker.bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == "InvalidRequiredAcksError"
+    assert injected.left < 100
+    injected.cancel()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == "stored"
+
+
+def test_a_consumer_sees_errors_in_fetches_also_of_a_session(broker: Broker, topic: str) -> None:
+    with Producer(broker.bootstrap) as producer:
+        for number in range(3):
+            producer.send(topic, b"%d" % number)
+    consumer = LibrdkafkaConsumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    seen = [message.value() for message in consumer.consume(3, WAIT_S)]
+    assert seen == [b"0", b"1", b"2"]
+    broker.fail_next("Fetch", "TOPIC_AUTHORIZATION_FAILED")
+    problem = _next_error(consumer)
+    assert problem.name() == "TOPIC_AUTHORIZATION_FAILED"
+    consumer.close()
+    # This client has a fetch session: while nothing comes, its answers name no partition.
+    with Consumer(broker.bootstrap, enable_auto_commit=False) as own:
+        own.assign([TopicPartition(topic, 0)])
+        own.seek(TopicPartition(topic, 0), 3)
+        assert not list(own.poll(0.5))
+        injected = broker.fail_next("Fetch", "NOT_LEADER_OR_FOLLOWER", 2)
+        deadline = time.monotonic() + WAIT_S
+        while injected.left and time.monotonic() < deadline:
+            own.poll(0.2)
+        assert injected.left == 0
+        with Producer(broker.bootstrap) as producer:
+            producer.send(topic, b"3").result(10)
+        assert [record.value for record in own.poll(10.0)] == [b"3"]
+
+
+def _next_error(consumer: LibrdkafkaConsumer) -> KafkaError:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        problem = message.error() if message is not None else None
+        if problem is not None:
+            return problem
+    raise AssertionError("no error came")
+
+
+def test_administration_sees_errors_and_nothing_is_made(broker: Broker) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    broker.fail_next("CreateTopics", "POLICY_VIOLATION")
+    with pytest.raises(KafkaException, match="POLICY_VIOLATION"):
+        admin.create_topics([NewTopic("refused", 1, 1)])["refused"].result(WAIT_S)
+    assert "refused" not in admin.list_topics(timeout=10).topics
+    broker.fail_next("CreateTopics", "REQUEST_TIMED_OUT", carried_out=True)
+    with pytest.raises(KafkaException, match="TIMED_OUT"):
+        admin.create_topics([NewTopic("made", 1, 1)])["made"].result(WAIT_S)
+    assert "made" in admin.list_topics(timeout=10).topics
+    with Admin(broker.bootstrap) as own:
+        broker.fail_next("DescribeCluster", "CLUSTER_AUTHORIZATION_FAILED")
+        with pytest.raises(ClientError, match="CLUSTER_AUTHORIZATION_FAILED"):
+            own.describe_cluster()
+
+
+def test_a_group_goes_on_after_its_coordinator_was_not_available(broker: Broker, topic: str) -> None:
+    with Producer(broker.bootstrap) as producer:
+        producer.send(topic, b"x")
+    with (
+        broker.fail_next("FindCoordinator", "COORDINATOR_NOT_AVAILABLE", 2) as found,
+        broker.fail_next("JoinGroup", "COORDINATOR_LOAD_IN_PROGRESS") as joined,
+        broker.fail_next("OffsetCommit", "NOT_COORDINATOR") as committed,
+    ):
+        with Consumer(broker.bootstrap, group_id="group", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe([topic])
+            deadline = time.monotonic() + WAIT_S
+            read: list[Any] = []
+            while not read and time.monotonic() < deadline:
+                read += list(consumer.poll(1.0))
+            assert [record.value for record in read] == [b"x"]
+            consumer.commit()
+        assert (found.left, joined.left, committed.left) == (0, 0, 0)
+    with Admin(broker.bootstrap) as admin:
+        assert admin.group_offsets("group")[TopicPartition(topic, 0)].offset == 1
+
+
+def test_names_that_do_not_exist_are_refused_with_the_nearest_ones(broker: Broker) -> None:
+    with pytest.raises(ValueError, match="'Produse' is no API of the protocol; did you mean Produce"):
+        broker.fail_next("Produse", "NOT_LEADER_OR_FOLLOWER")
+    with pytest.raises(ValueError, match="did you mean NOT_LEADER_OR_FOLLOWER"):
+        broker.fail_next("Produce", "NOT_LEADER_OR_FOLOWER")
+    with pytest.raises(ValueError, match="is no error"):
+        broker.fail_next("Produce", 0)
+    with pytest.raises(ValueError, match="times=0"):
+        broker.fail_next("Produce", 6, 0)
+    with pytest.raises(ValueError, match="silent, reset"):
+        broker.cut("cable")
+
+
+# Disks
+
+
+def test_a_full_disk_refuses_produces_is_told_by_the_health_page_and_frees_itself(
+    broker: Broker, topic: str
+) -> None:
+    assert outcome(librdkafka(broker), topic, b"before") == "stored"
+    assert health(broker)[0] == 200
+    broker.disk.fill()
+    refused = librdkafka(broker, delivery__timeout__ms=2000, request__timeout__ms=1000)
+    assert outcome(refused, topic, b"no room") == "_MSG_TIMED_OUT"
+    status, told = health(broker)
+    assert (status, told["full_directories"]) == (503, [broker.data_dir])
+    assert "refuse produces" in told["reason"]
+    assert metric(broker, "tidemill_full_log_directories") == 1
+    # What was stored can be read all the same.
+    assert stored(broker, topic) == [b"before"]
+    broker.disk.free()
+    assert outcome(librdkafka(broker), topic, b"after") == "stored"
+    assert stored(broker, topic) == [b"before", b"after"]
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_is_told_after_its_producers_have_given_up(broker: Broker, topic: str) -> None:
+    broker.disk.fill()
+    refused = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
+    assert outcome(refused, topic) == "_MSG_TIMED_OUT"
+    del refused
+    time.sleep(22)  # After 20 s without a refusal the broker looks whether there is room.
+    assert health(broker)[0] == 503
+    broker.disk.free()
+    deadline = time.monotonic() + WAIT_S
+    while health(broker)[0] != 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert health(broker)[0] == 200
+
+
+def test_a_disk_with_some_room_takes_what_fits(broker: Broker, topic: str) -> None:
+    assert outcome(librdkafka(broker), topic, b"before") == "stored"
+    broker.disk.fill(free_bytes=20_000)
+    quick = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
+    assert outcome(quick, topic, bytes(1000)) == "stored"
+    assert outcome(quick, topic, bytes(50_000)) == "_MSG_TIMED_OUT"
+
+
+def test_no_topic_can_be_made_on_a_full_disk(broker: Broker) -> None:
+    broker.disk.fill()
+    with Admin(broker.bootstrap) as admin:
+        with pytest.raises(ClientError, match="_ERROR"):
+            admin.create_topic("no-room", timeout=5.0)
+        broker.disk.free()
+        admin.create_topic("no-room")
+
+
+def test_a_slow_disk_holds_what_has_to_be_synced_and_nothing_else(broker: Broker) -> None:
+    with Admin(broker.bootstrap) as admin:
+        admin.create_topic("synced", configs={"flush.messages": "1"})
+        admin.create_topic("plain")
+    producer = librdkafka(broker)
+    assert outcome(producer, "synced") == outcome(producer, "plain") == "stored"
+    broker.disk.slow_down(sync_s=1.0)
+    began = time.monotonic()
+    assert outcome(producer, "plain") == "stored"
+    plain_s = time.monotonic() - began
+    began = time.monotonic()
+    assert outcome(producer, "synced") == "stored"
+    assert time.monotonic() - began >= 1.0 > plain_s
+    broker.disk.speed_up()
+    began = time.monotonic()
+    assert outcome(producer, "synced") == "stored"
+    assert time.monotonic() - began < 1.0
+
+
+def test_slow_writes_hold_all_clients_and_slow_reads_their_own(broker: Broker, topic: str) -> None:
+    producer = librdkafka(broker)
+    assert outcome(producer, topic) == "stored"
+    broker.disk.slow_down(write_s=0.7)
+    began = time.monotonic()
+    assert outcome(producer, topic) == "stored"
+    assert time.monotonic() - began >= 0.7
+    broker.disk.slow_down(read_s=0.7)
+    began = time.monotonic()
+    assert len(stored(broker, topic)) == 2
+    assert time.monotonic() - began >= 0.7
+
+
+def test_a_full_disk_stays_full_over_a_restart(broker: Broker, topic: str) -> None:
+    broker.disk.fill()
+    broker.kill()
+    with pytest.raises(BrokerFailed, match=r"coordination\.db could not be written: the disk is full"):
+        broker.start()
+    broker.disk.free()
+    broker.start()
+    assert outcome(librdkafka(broker), topic) == "stored"
+
+
+# The tools themselves
+
+
+def test_faults_of_a_broker_without_them_are_refused_with_the_next_step() -> None:
+    with Broker() as plain:
+        for do in (plain.cut, plain.heal, lambda: plain.fail_next("Fetch", 1), lambda: plain.disk):
+            with pytest.raises(BrokerFailed, match=r"needs Broker\(faults=True\)"):
+                do()
+
+
+def test_a_broker_with_faults_cannot_have_listeners_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"listeners: a broker with faults listens where its links lead"):
+        Broker({"listeners": "PLAINTEXT://127.0.0.1:0"}, faults=True)
+    with pytest.raises(ConfigError, match="port=9092"):
+        Broker(port=9092, faults=True)
+
+
+def test_nothing_of_the_tools_stays_behind() -> None:
+    with Broker(faults=True) as broker:
+        network = broker._links.network  # type: ignore[union-attr]
+        pid = network._child.pid
+        directory = Path(broker.data_dir).parent
+        assert directory.is_dir()
+    assert not directory.exists()
+    assert not Path(network._directory).exists()
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ChildFailed, match="does not run"):
+        broker.cut()
+
+
+def test_the_tools_end_with_the_process_that_started_them() -> None:
+    code = (
+        "import os\nfrom tidemill.testing import Broker\nbroker = Broker(faults=True).start()\n"
+        "print(broker.pid, broker._links.network._child.pid, flush=True)\nos._exit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    pids = [int(word) for word in done.stdout.split()]
+    deadline = time.monotonic() + 20
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_lives(pid) for pid in pids)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_large_messages_of_many_clients_pass_the_links_unharmed(broker: Broker, topic: str) -> None:
+    values = [bytes([65 + number]) * 700_000 for number in range(8)]
+
+    def write(part: list[bytes]) -> None:
+        with Producer(broker.bootstrap) as producer:
+            for value in part:
+                producer.send(topic, value)
+
+    threads = [threading.Thread(target=write, args=(values[number::4],)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(value or b"" for value in stored(broker, topic)) == values

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -342,5 +344,16 @@ def test_the_fixtures_work_in_a_users_suite(pytester: pytest.Pytester) -> None:
                 injected.wait(1)
         """
     )
+    outcome = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
+    outcome.assert_outcomes(passed=4)
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_on_testing_pass(pytester: pytest.Pytester) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    examples = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 4
+    for number, example in enumerate(examples):
+        pytester.makepyfile(**{f"test_example_{number}": example})
     outcome = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     outcome.assert_outcomes(passed=4)

@@ -54,6 +54,7 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.server.health import health_of
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
 from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.policies import policies_of, selection_of
@@ -471,30 +472,7 @@ class BrokerServer:
         """Whether the broker serves, and what it says of itself."""
         if not self._started:
             return False, {"reason": "starting"}
-        broker = self.broker
-        failed = [one.path for one in broker.logs.directories if one.failure]
-        full = list(broker.partitions.full)
-        silent_s = broker.store_contact.silent_ms / 1000
-        reasons = []
-        if failed:
-            reasons.append(f"failed data directories: {', '.join(failed)}")
-        if full:
-            reasons.append(f"full data directories, which refuse produces: {', '.join(full)}")
-        if silent_s:
-            reasons.append(
-                f"the coordination store has not answered for {silent_s:.1f} s: no leader is elected, and no "
-                "topic or setting can be changed"
-            )
-        details: dict[str, Any] = {
-            "cluster_id": broker.cluster_id,
-            "broker_id": broker.node_id,
-            "failed_directories": failed,
-            "full_directories": full,
-            "store_silent_s": round(silent_s, 3),
-        }
-        if reasons:
-            details["reason"] = "; ".join(reasons)
-        return not reasons, details
+        return health_of(self.broker)
 
     def metrics(self) -> Iterable[Any]:
         """The broker's metric families, read when they are asked for."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import socket
@@ -34,6 +33,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tidemill.model.errors import ErrorCode
+from tidemill.testing.commands import carry_out
 from tidemill.testing.frames import Exchange, Rule, Rules
 from tidemill.wire.apis import ApiKey
 
@@ -457,30 +457,7 @@ class Network:
 
 async def serve() -> None:
     """Carries out commands until standard input ends."""
-    loop = asyncio.get_running_loop()
-    network = Network()
-    stopping = asyncio.Event()
-    received = bytearray()
-
-    def on_input() -> None:
-        data = os.read(0, 65536)
-        if not data:
-            loop.remove_reader(0)
-            stopping.set()
-            return
-        received.extend(data)
-        while b"\n" in received:
-            line, _, rest = bytes(received).partition(b"\n")
-            received[:] = rest
-            try:
-                answer = network.do(json.loads(line))
-            except Exception as problem:  # noqa: BLE001 - whoever asked is told
-                answer = {"error": f"{type(problem).__name__}: {problem}"}
-            print(json.dumps(answer), flush=True)  # noqa: T201
-
-    loop.add_reader(0, on_input)
-    print(json.dumps({"pid": os.getpid()}), flush=True)  # noqa: T201
-    await stopping.wait()
+    await carry_out({"pid": os.getpid()}, Network().do)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,15 @@ What brokers and ZooKeeper's clients use is there: sessions with timeouts, ephem
 transactions, one-shot and persistent watches. What is not: access lists (they are taken and not kept),
 containers, nodes with a time to live, quotas, SASL. Such requests are answered UNIMPLEMENTED.
 
-A frame is ``INT32 size`` and so many bytes; strings and byte strings have an ``INT32`` length, -1 for null.
+The frames are in :mod:`tidemill.testing.store_frames`.
 
-========  ===================================================================================================
-request   INT32 xid (-2 ping, -4 login, -8 watches again), INT32 operation, its fields
-answer    INT32 xid, INT64 zxid, INT32 error; without an error the fields of the operation
-event     the same with xid -1, then INT32 kind (1 to 4), INT32 state (3: connected), STRING path
-connect   INT32 version, INT64 last zxid seen, INT32 timeout in ms, INT64 session, BYTES password, BOOL
-answer    INT32 version, INT32 timeout in ms (0: the session has expired), INT64 session, BYTES, BOOL
-========  ===================================================================================================
-
-Source: ``zookeeper.jute``, ``DataTree.java`` and ``FinalRequestProcessor.java`` of ZooKeeper 3.9.
+Source: ``DataTree.java`` and ``FinalRequestProcessor.java`` of ZooKeeper 3.9.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from enum import IntEnum
 from typing import Final
 
 from tidemill.coordination.port import (
@@ -43,65 +34,28 @@ from tidemill.coordination.port import (
     parent_of,
 )
 from tidemill.coordination.tree import Tree
+from tidemill.testing.store_frames import (
+    CONNECTED_STATE,
+    EVENT,
+    INT32,
+    MULTI,
+    MULTI_END,
+    NOTIFICATION_XID,
+    REPLY,
+    STAT,
+    BadFrame,
+    Code,
+    Op,
+    Reader,
+    Refused,
+    buffer_bytes,
+    text_bytes,
+)
 
-FRAME_BYTES_MAX: Final = 1024 * 1024 - 1
-"""``jute.maxbuffer``: the connection of whoever sends more is closed."""
 SESSION_MS_LEAST: Final = 200
 SESSION_MS_MOST: Final = 60_000
 OPERATIONS_MAX: Final = 100_000
 """Of one transaction; a frame has no room for more."""
-PASSWORD: Final = bytes(16)
-
-NOTIFICATION_XID: Final = -1
-CONNECTED_STATE: Final = 3
-
-
-class Op(IntEnum):
-    """Operations, by ZooKeeper's numbers."""
-
-    CREATE = 1
-    DELETE = 2
-    EXISTS = 3
-    GET_DATA = 4
-    SET_DATA = 5
-    GET_ACL = 6
-    GET_CHILDREN = 8
-    SYNC = 9
-    PING = 11
-    GET_CHILDREN2 = 12
-    CHECK = 13
-    MULTI = 14
-    CREATE2 = 15
-    CHECK_WATCHES = 17
-    REMOVE_WATCHES = 18
-    MULTI_READ = 22
-    AUTH = 100
-    SET_WATCHES = 101
-    SET_WATCHES2 = 105
-    ADD_WATCH = 106
-    CREATE_SESSION = -10
-    CLOSE_SESSION = -11
-
-
-WRITES: Final = frozenset({Op.CREATE, Op.DELETE, Op.SET_DATA, Op.MULTI, Op.CREATE2, Op.CLOSE_SESSION})
-"""What changes the tree, and has to be in the journal."""
-
-
-class Code(IntEnum):
-    """Errors, by ZooKeeper's numbers."""
-
-    OK = 0
-    RUNTIME_INCONSISTENCY = -2
-    MARSHALLING_ERROR = -5
-    UNIMPLEMENTED = -6
-    BAD_ARGUMENTS = -8
-    NO_NODE = -101
-    BAD_VERSION = -103
-    NO_CHILDREN_FOR_EPHEMERALS = -108
-    NODE_EXISTS = -110
-    NOT_EMPTY = -111
-    NO_WATCHER = -121
-
 
 _CODES: Final[dict[type[OperationError], Code]] = {
     NoNode: Code.NO_NODE,
@@ -116,96 +70,14 @@ _KINDS: Final = {
     EventKind.DATA_CHANGED: 3,
     EventKind.CHILDREN_CHANGED: 4,
 }
-_SHORT: Final = struct.Struct(">i")
-_REPLY: Final = struct.Struct(">iqi")
-_EVENT: Final = struct.Struct(">iqiii")
-_MULTI: Final = struct.Struct(">iBi")
-_STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _VERSION_POSITION: Final = 4 * 8
 """Behind the two transactions and the two times."""
 _LENGTH_POSITION: Final = _VERSION_POSITION + 3 * 4 + 8
 """Behind the three versions and the owner."""
-_MULTI_END: Final = _MULTI.pack(-1, True, -1)
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _RECURSIVE = 1
 _CHILD_WATCHES, _DATA_WATCHES = 1, 2
 _OPEN_ACL: Final = struct.pack(">ii", 1, 31) + b"\0\0\0\x05world" + b"\0\0\0\x06anyone"
-
-
-class BadFrame(Exception):
-    """The bytes are no request of ZooKeeper's protocol."""
-
-
-class Refused(Exception):
-    """A request is answered with an error."""
-
-    def __init__(self, code: Code) -> None:
-        super().__init__(code.name)
-        self.code = code
-
-
-class Reader:
-    """Takes fields from a frame; BadFrame where it ends too early."""
-
-    def __init__(self, data: bytes, position: int = 0) -> None:
-        self.data = data
-        self.position = position
-
-    def _take(self, count: int) -> bytes:
-        end = self.position + count
-        if count < 0 or end > len(self.data):
-            raise BadFrame(f"a field of {count} bytes at {self.position}, of {len(self.data)}")
-        taken = self.data[self.position : end]
-        self.position = end
-        return taken
-
-    def int32(self) -> int:
-        """A whole number of four bytes."""
-        return int.from_bytes(self._take(4), "big", signed=True)
-
-    def int64(self) -> int:
-        """A whole number of eight bytes."""
-        return int.from_bytes(self._take(8), "big", signed=True)
-
-    def boolean(self) -> bool:
-        """One byte."""
-        return self._take(1) != b"\0"
-
-    def buffer(self) -> bytes:
-        """A byte string; an empty one for null."""
-        count = self.int32()
-        return self._take(count) if count > 0 else b""
-
-    def text(self) -> str:
-        """A string."""
-        try:
-            return self.buffer().decode()
-        except UnicodeDecodeError:
-            raise BadFrame("a string is not UTF-8") from None
-
-    def texts(self) -> list[str]:
-        """A list of strings, each of four bytes at least."""
-        count = self.int32()
-        if count > len(self.data) // 4:
-            raise BadFrame(f"a list of {count} strings in {len(self.data)} bytes")
-        return [self.text() for _ in range(count)]
-
-    def skip_acl(self) -> None:
-        """An access list."""
-        for _ in range(self.int32()):
-            self.int32()
-            self.text()
-            self.text()
-
-
-def text_bytes(text: str) -> bytes:
-    """A string as a field."""
-    return buffer_bytes(text.encode())
-
-
-def buffer_bytes(data: bytes) -> bytes:
-    """A byte string as a field."""
-    return _SHORT.pack(len(data)) + data
 
 
 class Watches:
@@ -316,8 +188,8 @@ class StoreCore:
         try:
             body = self._carry_out(session, number, reader, now_ms)
         except Refused as refusal:
-            return _REPLY.pack(xid, self.transaction, refusal.code)
-        return _REPLY.pack(xid, self.transaction, Code.OK) + body
+            return REPLY.pack(xid, self.transaction, refusal.code)
+        return REPLY.pack(xid, self.transaction, Code.OK) + body
 
     def _carry_out(self, session: Session, number: int, reader: Reader, now_ms: int) -> bytes:
         if number in (Op.CREATE, Op.CREATE2, Op.DELETE, Op.SET_DATA, Op.MULTI):
@@ -359,7 +231,7 @@ class StoreCore:
         if number == Op.GET_ACL:
             return _OPEN_ACL + stat
         names = self.tree.children(path)
-        listed = _SHORT.pack(len(names)) + b"".join(map(text_bytes, names))
+        listed = INT32.pack(len(names)) + b"".join(map(text_bytes, names))
         return listed + stat if number == Op.GET_CHILDREN2 else listed
 
     def _stat(self, path: str) -> bytes:
@@ -367,7 +239,7 @@ class StoreCore:
         if node is None:
             raise Refused(Code.NO_NODE)
         facts = self._facts[path]
-        return _STAT.pack(
+        return STAT.pack(
             node.creation_id,
             facts.changed_in,
             facts.made_at_ms,
@@ -389,8 +261,8 @@ class StoreCore:
             except Refused as refusal:
                 parts.append(_error_part(refusal.code))
             else:
-                parts.append(_MULTI.pack(number, False, Code.OK) + body)
-        return b"".join((*parts, _MULTI_END))
+                parts.append(MULTI.pack(number, False, Code.OK) + body)
+        return b"".join((*parts, MULTI_END))
 
     # Changes
 
@@ -415,12 +287,12 @@ class StoreCore:
         except OperationError as error:
             codes = [Code.OK] * error.index + [_code_of(error)]
             codes += [Code.RUNTIME_INCONSISTENCY] * (len(operations) - len(codes))
-            return b"".join((*map(_error_part, codes), _MULTI_END))
+            return b"".join((*map(_error_part, codes), MULTI_END))
         parts = [
-            _MULTI.pack(number, False, Code.OK) + self._written(number, operation, result)
+            MULTI.pack(number, False, Code.OK) + self._written(number, operation, result)
             for number, operation, result in zip(numbers, operations, results, strict=True)
         ]
-        return b"".join((*parts, _MULTI_END))
+        return b"".join((*parts, MULTI_END))
 
     def _written(self, number: int, operation: Operation, result: Result) -> bytes:
         """The answer to one change.
@@ -430,9 +302,9 @@ class StoreCore:
         """
         if not isinstance(operation, Create | SetData):
             return b""
-        stat = bytearray(self._stat(result.path) if self.tree.get(result.path) is not None else _STAT.size)
-        _SHORT.pack_into(stat, _VERSION_POSITION, result.version)
-        _SHORT.pack_into(stat, _LENGTH_POSITION, len(operation.data))
+        stat = bytearray(self._stat(result.path) if self.tree.get(result.path) is not None else STAT.size)
+        INT32.pack_into(stat, _VERSION_POSITION, result.version)
+        INT32.pack_into(stat, _LENGTH_POSITION, len(operation.data))
         if number == Op.SET_DATA:
             return bytes(stat)
         return text_bytes(result.path) + (bytes(stat) if number == Op.CREATE2 else b"")
@@ -470,7 +342,7 @@ class StoreCore:
 
     def _notify(self, session: Session, event: Event) -> None:
         if session.send is not None:
-            head = _EVENT.pack(
+            head = EVENT.pack(
                 NOTIFICATION_XID, self.transaction, Code.OK, _KINDS[event.kind], CONNECTED_STATE
             )
             session.send(head + text_bytes(event.path))
@@ -481,7 +353,7 @@ class StoreCore:
         watches = session.watches
         if number == Op.ADD_WATCH:
             (watches.recursive if argument == _RECURSIVE else watches.persistent).add(path)
-            return _SHORT.pack(Code.OK)
+            return INT32.pack(Code.OK)
         if number == Op.REMOVE_WATCHES:
             if not watches.remove(path, argument):
                 raise Refused(Code.NO_WATCHER)
@@ -561,4 +433,4 @@ def _code_of(error: OperationError) -> Code:
 
 
 def _error_part(code: Code) -> bytes:
-    return _MULTI.pack(-1, False, code) + _SHORT.pack(code)
+    return MULTI.pack(-1, False, code) + INT32.pack(code)

@@ -15,7 +15,6 @@ A begin of a session is a request of operation -10 with its timeout as INT32, it
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import struct
@@ -24,16 +23,15 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tidemill.testing.store_core import (
+from tidemill.testing.commands import carry_out
+from tidemill.testing.store_core import Session, StoreCore, Watches
+from tidemill.testing.store_frames import (
     FRAME_BYTES_MAX,
     PASSWORD,
     WRITES,
     BadFrame,
     Op,
     Reader,
-    Session,
-    StoreCore,
-    Watches,
     buffer_bytes,
 )
 
@@ -174,7 +172,7 @@ class Connection(asyncio.Protocol):
         try:
             self._handle_frames()
         except BadFrame as problem:
-            print(f"a connection is closed: {problem}", file=sys.stderr, flush=True)  # noqa: T201
+            sys.stderr.write(f"a connection is closed: {problem}\n")
             self.close()
 
     def _handle_frames(self) -> None:
@@ -243,54 +241,40 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(journal_path: str, port: int) -> None:
-    """Serves until standard input ends."""
+    """Serves until standard input ends. A command names sessions that are to end (null: all)."""
     loop = asyncio.get_running_loop()
     server = Server(Journal(journal_path))
     server.restore()
     by_session: dict[int, Connection] = {}
     listening = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
     listener = await loop.create_server(lambda: Connection(server, by_session), sock=listening)
-    print(json.dumps({"port": listening.getsockname()[1]}), flush=True)  # noqa: T201
-    stopping = asyncio.Event()
-    loop.add_reader(0, _look_at_input, loop, stopping, server, by_session)
-    try:
-        while not stopping.is_set():
-            for session in server.expire_due():
-                found = by_session.get(session.session_id)
-                if found is not None:
-                    found.close()
-            try:
-                await asyncio.wait_for(stopping.wait(), TICK_S)
-            except TimeoutError:
-                continue
-    finally:
-        listener.close()
 
-
-def _look_at_input(
-    loop: asyncio.AbstractEventLoop,
-    stopping: asyncio.Event,
-    server: Server,
-    by_session: dict[int, Connection],
-) -> None:
-    """A line names sessions that are to end (null: all); the end of the input ends the process."""
-    data = os.read(0, 65536)
-    if not data:
-        loop.remove_reader(0)
-        stopping.set()
-        return
-    for line in data.splitlines():
-        command: dict[str, Any] = json.loads(line)
-        wanted = command.get("sessions")
-        ended = [
-            one for one in list(server.core.sessions.values()) if wanted is None or one.session_id in wanted
-        ]
+    def close(ended: list[Session]) -> None:
         for session in ended:
-            server.end(session)
             found = by_session.get(session.session_id)
             if found is not None:
                 found.close()
-        print(json.dumps({"expired": [one.session_id for one in ended]}), flush=True)  # noqa: T201
+
+    def expire(command: dict[str, Any]) -> dict[str, Any]:
+        wanted = command["sessions"]
+        living = list(server.core.sessions.values())
+        ended = [one for one in living if wanted is None or one.session_id in wanted]
+        for session in ended:
+            server.end(session)
+        close(ended)
+        return {"expired": [one.session_id for one in ended]}
+
+    async def look() -> None:
+        while True:
+            close(server.expire_due())
+            await asyncio.sleep(TICK_S)
+
+    looking = loop.create_task(look())
+    try:
+        await carry_out({"port": listening.getsockname()[1]}, expire)
+    finally:
+        looking.cancel()
+        listener.close()
 
 
 def wall_ms() -> int:

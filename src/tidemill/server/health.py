@@ -1,0 +1,34 @@
+"""What ``/healthz`` answers for a broker that has started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.broker.broker import Broker
+
+
+def health_of(broker: Broker) -> tuple[bool, dict[str, Any]]:
+    """Whether the broker serves all that it should, and what it says of itself, with the reason if not."""
+    failed = [one.path for one in broker.logs.directories if one.failure]
+    full = list(broker.partitions.full)
+    silent_s = broker.store_contact.silent_ms / 1000
+    reasons = []
+    if failed:
+        reasons.append(f"failed data directories: {', '.join(failed)}")
+    if full:
+        reasons.append(f"full data directories, which refuse produces: {', '.join(full)}")
+    if silent_s:
+        reasons.append(
+            f"the coordination store has not answered for {silent_s:.1f} s: no leader is elected, and no "
+            "topic or setting can be changed"
+        )
+    details: dict[str, Any] = {
+        "cluster_id": broker.cluster_id,
+        "broker_id": broker.node_id,
+        "failed_directories": failed,
+        "full_directories": full,
+        "store_silent_s": round(silent_s, 3),
+    }
+    if reasons:
+        details["reason"] = "; ".join(reasons)
+    return not reasons, details

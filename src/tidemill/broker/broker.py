@@ -10,6 +10,7 @@ from tidemill.model.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from tidemill.broker.carrying_out import CarryingOut
     from tidemill.broker.controller_link import ControllerLink
+    from tidemill.broker.held_answers import HeldAnswers
     from tidemill.broker.metadata import MetadataCache
     from tidemill.broker.store_contact import StoreContact
     from tidemill.broker.throttling import Throttling
@@ -40,6 +41,8 @@ class Broker:
     failover: Failover
     controller_link: ControllerLink | None = None
     """None for a broker without others."""
+    held_answers: HeldAnswers | None = None
+    """The same."""
     commands: CarryingOut
     throttling: Throttling | None = None
     """The same."""

@@ -25,7 +25,7 @@ from tidemill.broker.commanding import (
     served_again,
 )
 from tidemill.broker.commands import Key
-from tidemill.broker.reaching import RETRY_S, reach
+from tidemill.broker.reaching import REFUSED_TIMES, RETRY_S, reach
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
 from tidemill.model.slices import with_pauses
@@ -47,6 +47,9 @@ ELSEWHERE = frozenset({ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER})
 
 STOP_AGAIN_S, STOP_AGAIN_S_MAX = 1.0, 30.0
 """The first and the longest pause before a StopReplica is repeated that the broker could not carry out."""
+
+REFUSALS_COUNT_S = 5.0
+"""For so long the refusals that this broker met before it took the office count for the channel."""
 
 Connect = Callable[[BrokerImage], Awaitable[Link]]
 
@@ -81,10 +84,20 @@ class Channel:
     """One broker, in one registration."""
 
     def __init__(
-        self, to: BrokerImage, listener: str, connect: Connect, hears: Hears, patience_s: float
+        self,
+        to: BrokerImage,
+        listener: str,
+        connect: Connect,
+        hears: Hears,
+        patience_s: float,
+        refused: int = 0,
     ) -> None:
-        """``patience_s``: how long an answer may take. A broker that hangs is left to its session."""
+        """``patience_s``: how long an answer may take. A broker that hangs is left to its session.
+
+        ``refused``: how often the broker has refused connections just before.
+        """
         self.to = to
+        self._refused_before = refused
         self._patience_s = patience_s
         self.is_dead = False
         """Nobody listens where the broker was; it is tried all the same."""
@@ -154,7 +167,8 @@ class Channel:
                 await asyncio.sleep(RETRY_S)
 
     async def _reach(self) -> Link:
-        link = await reach(lambda: self._connect(self.to), self._has_ended, self._is_stopping)
+        refused, self._refused_before = self._refused_before, 0
+        link = await reach(lambda: self._connect(self.to), self._has_ended, self._is_stopping, refused)
         try:
             if self.is_dead and not await self._is_it(link):
                 raise LinkError(f"{link.name}: another broker has its address")
@@ -310,7 +324,20 @@ class Channels:
         self._connect = connect
         self._hears = hears
         self._channels: dict[int, Channel] = {}
+        self._refusing: dict[int, float] = {}
+        """Brokers that refused connections before the office was taken: until when that counts."""
         self._is_in_office = False
+
+    def refuses(self, broker_id: int) -> None:
+        """A broker has just refused connections as often as one that has ended.
+
+        If this broker takes the office, one more refusal tells that the other has ended.
+        """
+        self._refusing[broker_id] = asyncio.get_running_loop().time() + REFUSALS_COUNT_S
+
+    def _refusals(self, broker_id: int) -> int:
+        until = self._refusing.pop(broker_id, 0.0)
+        return REFUSED_TIMES - 1 if asyncio.get_running_loop().time() < until else 0
 
     def start(self) -> None:
         """The office is taken."""
@@ -357,7 +384,12 @@ class Channels:
             known = self._channels.get(broker_id)
             if known is None:
                 self._channels[broker_id] = Channel(
-                    broker, self._listener, self._connect, self._hears, self._patience_s
+                    broker,
+                    self._listener,
+                    self._connect,
+                    self._hears,
+                    self._patience_s,
+                    self._refusals(broker_id),
                 )
             else:
                 known.to = broker

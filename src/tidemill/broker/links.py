@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from tidemill.broker.broker import Broker
 from tidemill.coordination.image import BrokerImage
 from tidemill.coordination.nodes import BrokerNode
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import BrokerConfig
-from tidemill.net.link import Link, LinkError
+from tidemill.net.link import Link, LinkError, LinkRefused
 
 PLAINTEXT = "PLAINTEXT"
 
@@ -26,11 +28,22 @@ def inter_broker_listener(config: BrokerConfig) -> str:
     return (fitting or [one.name for one in listeners])[0]
 
 
+class LinkWatch:
+    """Receives what connections tell about the brokers at their other end."""
+
+    def broken(self, broker_id: int) -> None:
+        """The broker closed or reset a connection, or refused one: its process may have ended."""
+
+    def reached(self, broker_id: int) -> None:
+        """The broker took a connection."""
+
+
 class Links:
     """Opens connections to the other brokers of the cluster."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, watch: LinkWatch | None = None) -> None:
         self._broker = broker
+        self._watch = watch
 
     @property
     def listener(self) -> str:
@@ -79,4 +92,19 @@ class Links:
             )
         client_id = f"broker-{self._broker.node_id}"
         patience_s = self._broker.config.int("socket.connection.setup.timeout.ms") / 1000
-        return await Link.open(to.broker_id, endpoint.host, endpoint.port, client_id, patience_s)
+        opening = Link.open(to.broker_id, endpoint.host, endpoint.port, client_id, patience_s)
+        return await (opening if self._watch is None else _watched(opening, to.broker_id, self._watch))
+
+
+async def _watched(opening: Awaitable[Link], broker_id: int, watch: LinkWatch) -> Link:
+    """The link that is being opened; ``watch`` is told of it. Raises LinkError."""
+    try:
+        link = await opening
+    except LinkRefused:
+        watch.broken(broker_id)
+        raise
+    watch.reached(broker_id)
+    link.on_broken = lambda: watch.broken(broker_id)
+    if link.is_broken:
+        watch.broken(broker_id)
+    return link

@@ -20,10 +20,12 @@ Listener = Callable[[Delta], Awaitable[None] | None]
 class MetadataCache:
     """The newest image. Look-ups are dictionary hits; an image that was taken out never changes."""
 
-    __slots__ = ("_listeners", "image")
+    __slots__ = ("_listeners", "departed", "image")
 
     def __init__(self, image: ClusterImage | None = None) -> None:
         self.image = image if image is not None else ClusterImage()
+        self.departed: dict[int, BrokerImage] = {}
+        """Brokers that live no more, and that clients are still told of; see docs/decisions/held-answers.md."""
         self._listeners: list[Listener] = []
 
     @property
@@ -70,6 +72,10 @@ class MetadataCache:
 
     async def publish(self, delta: Delta) -> None:
         """Makes ``delta.image`` the current one, and tells the listeners."""
+        living = delta.image.brokers
+        self.departed |= {one: known for one, known in self.image.brokers.items() if one not in living}
+        for broker_id in [one for one in self.departed if one in living]:
+            del self.departed[broker_id]
         self.image = delta.image
         for listener in self._listeners:
             try:

@@ -24,12 +24,13 @@ async def reach(
     connect: Callable[[], Awaitable[Link]],
     dead: Callable[[], None],
     is_stopping: Callable[[], bool] = lambda: False,
+    refused: int = 0,
 ) -> Link:
     """A connection. ``dead`` is called when the broker is found to have ended; it is tried all the same.
 
     ``is_stopping``: whether the broker has announced its stop. A failure is then logged at INFO.
+    ``refused``: how often the broker has refused connections just before.
     """
-    refused = 0
     while True:
         try:
             return await connect()

@@ -98,7 +98,11 @@ class Link:
         self.closed = ""
         """Why it has ended; empty while it lives."""
         self.versions: dict[int, tuple[int, int]] = {}
+        self.is_broken = False
+        """The peer closed or reset the connection: its process may have ended. Not after a timeout."""
         self.on_close: Callable[[str], None] | None = None
+        self.on_broken: Callable[[], None] | None = None
+        """Called when the link ends because the peer closed or reset it, before :attr:`on_close`."""
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._client_id = client_id
@@ -238,8 +242,14 @@ class Link:
         waiting, self._waiting = self._waiting, deque()
         for asked in waiting:
             self._fail(asked, reason)
+        if self.is_broken and self.on_broken is not None:
+            self.on_broken()
         if self.on_close is not None:
             self.on_close(reason)
+
+    def _break(self, problem: OSError) -> None:
+        self.is_broken = isinstance(problem, ConnectionError)
+        self.close(_reason(problem))
 
     # -- sending
 
@@ -252,7 +262,7 @@ class Link:
         except BlockingIOError:
             sent = 0
         except OSError as problem:
-            self.close(_reason(problem))
+            self._break(problem)
             return
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
@@ -265,7 +275,7 @@ class Link:
         except BlockingIOError:
             return
         except OSError as problem:
-            self.close(_reason(problem))
+            self._break(problem)
             return
         del self._unsent[:sent]
         if not self._unsent:
@@ -284,9 +294,10 @@ class Link:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as problem:
-            self.close(_reason(problem))
+            self._break(problem)
             return
         if not data:
+            self.is_broken = True
             self.close("the peer closed the connection")
             return
         if self._have:

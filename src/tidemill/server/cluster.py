@@ -13,6 +13,7 @@ from tidemill.broker.commands import Commands, Key
 from tidemill.broker.controller_link import ControllerLink
 from tidemill.broker.following import Following
 from tidemill.broker.handing_over import hand_over
+from tidemill.broker.held_answers import HeldAnswers
 from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
 from tidemill.broker.log_ends import LogEndRequests
@@ -22,7 +23,7 @@ from tidemill.controller.administering import Administering
 from tidemill.controller.registrations import Registrations
 from tidemill.controller.watching import Watching
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.image import Delta
+from tidemill.coordination.image import BrokerImage, Delta
 from tidemill.coordination.nodes import (
     BROKER_IDS,
     DELETE_TOPICS,
@@ -30,6 +31,7 @@ from tidemill.coordination.nodes import (
     PREFERRED_REPLICA_ELECTION,
     REASSIGN_PARTITIONS,
     TOPICS,
+    BrokerNode,
     BrokerRegistration,
     LogDirEventNode,
 )
@@ -44,6 +46,10 @@ from tidemill.server.silence import Silence
 log = logging.getLogger("tidemill.server")
 
 TELL_AGAIN_S = 1.0
+LISTED_S = 5.0
+"""Clients are told of a broker for so long after it is gone, and for as long as its registration is there: those that
+move partitions away from it lose them when it is missing. Some look at a tick of a second."""
+LOOK_FOR_NODE_S = 1.0
 
 
 class Cluster(Seat, Hears):
@@ -51,7 +57,10 @@ class Cluster(Seat, Hears):
 
     def __init__(self, broker: Broker, removed: Callable[[], Awaitable[None]]) -> None:
         """``removed`` is awaited after logs were deleted."""
-        self._links = Links(broker)
+        self._held = broker.held_answers = HeldAnswers()
+        # The first that is told: clients wait for it.
+        broker.metadata.on_change(self._held.image_changed)
+        self._links = Links(broker, self._held)
         commands = Commands(broker, removed, self._links.listener)
         super().__init__(broker, commands)
         config = broker.config
@@ -84,7 +93,7 @@ class Cluster(Seat, Hears):
         self._link = broker.controller_link = ControllerLink(
             broker.node_id,
             self._links.open,
-            self.membership.controller_dead,
+            self._controller_dead,
             config.int("request.timeout.ms") / 1000,
         )
         self._isr_changes = IsrChanges(
@@ -97,6 +106,8 @@ class Cluster(Seat, Hears):
         commands.replicas_served = self._own_replicas_served
         commands.office_lost = self.office_lost
         commands.settings_unreadable = self._settings.unreadable
+        self._unlisting: dict[int, BrokerImage] = {}
+        """Brokers that are gone, and that clients are told of until this has been looked after."""
         self._following: Following | None = None
         self._silence: Silence | None = None
 
@@ -122,6 +133,27 @@ class Cluster(Seat, Hears):
         broker.partitions.is_registered = lambda one: one in broker.metadata.brokers
         broker.partitions.directory_failed = lambda: self.begin(self._tell_failed())
         broker.metadata.on_change(self._brokers_gone)
+        broker.metadata.on_change(self._unlist_departed)
+
+    def _unlist_departed(self, delta: Delta) -> None:
+        """Has clients no more told of brokers that are gone, once they are not needed and not registered."""
+        for broker_id, known in self._broker.metadata.departed.items():
+            if self._unlisting.get(broker_id) is not known:
+                self._unlisting[broker_id] = known
+                self.begin(self._unlist(broker_id, known))
+
+    async def _unlist(self, broker_id: int, known: BrokerImage) -> None:
+        departed = self._broker.metadata.departed
+        await asyncio.sleep(LISTED_S)
+        while departed.get(broker_id) is known:
+            with contextlib.suppress(StoreError):
+                if not await self._broker.store.exists(BrokerNode.path(broker_id)):
+                    break
+            await asyncio.sleep(LOOK_FOR_NODE_S)
+        if departed.get(broker_id) is known:
+            del departed[broker_id]
+        if self._unlisting.get(broker_id) is known:
+            del self._unlisting[broker_id]
 
     async def _brokers_gone(self, delta: Delta) -> None:
         """Has leaders wait no more for followers whose brokers have ended."""
@@ -160,6 +192,7 @@ class Cluster(Seat, Hears):
         if self._silence is not None:
             self._silence.stop()
         self._link.stop()
+        self._held.close()
         # Commands that are still carried out follow nobody either: the logs are closed next.
         await self._follow_nobody()
 
@@ -186,6 +219,11 @@ class Cluster(Seat, Hears):
         failed = self._own_failed() if broker_id == self._broker.node_id else []
         if failed:
             self._own_replicas_failed(failed)
+
+    def _controller_dead(self, broker_id: int) -> None:
+        """Takes the office, and leadership from the former controller without waiting for it once more."""
+        self._channels.refuses(broker_id)
+        self.membership.controller_dead(broker_id)
 
     # Of this broker's registration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.broker.context import RequestContext
@@ -49,11 +49,13 @@ CLUSTER_OPERATIONS = (
 """All that can be done with the cluster."""
 
 
-def reachable(image: ClusterImage, context: RequestContext) -> list[tuple[BrokerImage, str, int]]:
-    """The living brokers with host and port of the listener by which the client came."""
+def reachable(
+    brokers: Iterable[BrokerImage], context: RequestContext
+) -> list[tuple[BrokerImage, str, int]]:
+    """Brokers with host and port of the listener by which the client came; those that have it."""
     name = context.listener.name
     found = []
-    for broker in image.brokers.values():
+    for broker in brokers:
         endpoint = broker.endpoints.get(name)
         if endpoint is not None:
             found.append((broker, context.host_of(broker.broker_id, endpoint.host), endpoint.port))

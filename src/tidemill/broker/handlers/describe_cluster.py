@@ -43,7 +43,7 @@ def handle(
         controller_id=image.controller_id,
         brokers=[
             DescribeClusterBroker(broker_id=found.broker_id, host=host, port=port, rack=found.rack)
-            for found, host, port in reachable(image, context)
+            for found, host, port in reachable(image.brokers.values(), context)
         ],
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else -(2**31)

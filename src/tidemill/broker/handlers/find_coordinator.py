@@ -35,7 +35,7 @@ async def handle(
         found = []
         keys = await context.turns.unique(request.coordinator_keys)
         async for key in context.turns.over(keys):
-            error, message, endpoint = await _find(broker, context, request.key_type, key)
+            error, message, endpoint = await _find(broker, context, request.key_type, key, len(keys))
             found.append(
                 Coordinator(
                     key=key,
@@ -48,7 +48,7 @@ async def handle(
             )
         await context.turns.let_go(keys)
         return FindCoordinatorResponse(coordinators=found)
-    error, message, endpoint = await _find(broker, context, request.key_type, request.key)
+    error, message, endpoint = await _find(broker, context, request.key_type, request.key, 1)
     return FindCoordinatorResponse(
         error_code=error,
         error_message=message,
@@ -59,7 +59,7 @@ async def handle(
 
 
 async def _find(
-    broker: Broker, context: RequestContext, key_type: int, key: str
+    broker: Broker, context: RequestContext, key_type: int, key: str, items: int
 ) -> tuple[ErrorCode, str | None, CoordinatorEndpoint]:
     if key_type == TRANSACTION:
         text = shortened(f"transactional id {key!r} is refused: this broker does not serve transactions yet")
@@ -67,9 +67,15 @@ async def _find(
     if key_type != GROUP:
         text = f"there is no coordinator of type {key_type} here: 0 is a group's, 1 a transaction's"
         return ErrorCode.INVALID_REQUEST, text, NOWHERE
-    try:
-        endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
-    except KafkaError as problem:
-        return problem.code, external_text(problem), NOWHERE
+    held = broker.held_answers
+    while True:
+        try:
+            endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
+        except KafkaError as problem:
+            return problem.code, external_text(problem), NOWHERE
+        if held is None or endpoint.node_id not in held.doubted:
+            break
+        if not await held.hold(context, items, held.edition):
+            break
     host = context.host_of(endpoint.node_id, endpoint.host)
     return ErrorCode.NONE, None, CoordinatorEndpoint(endpoint.node_id, host, endpoint.port)

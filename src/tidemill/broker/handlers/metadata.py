@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.admin_log import note
@@ -53,6 +54,8 @@ def handle(
     may_create = request.topics and request.allow_auto_topic_creation
     if may_create and broker.config.bool("auto.create.topics.enable"):
         return _create_and_answer(broker, context, request)
+    if _may_be_held(broker):
+        return _hold_and_answer(broker, context, request, {})
     work: MetadataResponse | Coroutine[Any, Any, MetadataResponse] = _answer(broker, context, request, {})
     return work
 
@@ -80,9 +83,42 @@ async def _create_and_answer(
     missing = await _to_create(broker, context, request)
     if missing:
         errors = await context.turns.rest(_create(broker, context, missing))
+    return await _hold_and_answer(broker, context, request, errors)
+
+
+def _may_be_held(broker: Broker) -> bool:
+    return broker.held_answers is not None and bool(broker.held_answers.doubted)
+
+
+async def _hold_and_answer(
+    broker: Broker, context: RequestContext, request: MetadataRequest, errors: dict[str, ErrorCode]
+) -> MetadataResponse:
+    """The answer, once it names no leader whose process may just have ended, or that has taken too long."""
+    held = broker.held_answers
+    while held is not None and held.doubted:
+        edition = held.edition
+        if not await _names_any(await held.led_topics(), context, request):
+            break
+        if not await held.hold(context, len(request.topics or ()), edition):
+            break
     outcome = _answer(broker, context, request, errors)
     response: MetadataResponse = await outcome if inspect.isawaitable(outcome) else outcome
     return response
+
+
+async def _names_any(
+    topics: AbstractSet[bytes | str], context: RequestContext, request: MetadataRequest
+) -> bool:
+    """Whether the request is for any of ``topics``, by name or id."""
+    if not topics or wants_all(request, context.api_version):
+        return bool(topics)
+    async for wanted in context.turns.over(request.topics or ()):
+        if wanted.topic_id != ZERO_ID:
+            if wanted.topic_id in topics:
+                return True
+        elif wanted.name is not None and context.internal_name(wanted.name) in topics:
+            return True
+    return False
 
 
 async def _create(broker: Broker, context: RequestContext, missing: Sequence[str]) -> dict[str, ErrorCode]:
@@ -112,10 +148,11 @@ async def _answer(
         async for wanted in context.turns.over(asked.values()):
             topics.append(await _wanted(broker, image, context, wanted, operations, errors))
         await context.turns.let_go(asked)
+    brokers = dict(sorted({**broker.metadata.departed, **image.brokers}.items()))
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
-            for found, host, port in reachable(image, context)
+            for found, host, port in reachable(brokers.values(), context)
         ],
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,

@@ -33,8 +33,8 @@ from peers import BUILD, end_in_order, kafka_jars
 from trios import KafkaTrio, TidemillTrio, Trio, await_rest, until
 
 EVERY_S = 0.02
-BEFORE_S = 1.5
-"""A writer writes for so long before the kill."""
+BEFORE_S = 6.0
+"""A writer writes for so long before the kill: franz-go asks for metadata at most once in 5 s."""
 AFTER_S = 3.0
 """And so long after it has written again: a client may falter once more."""
 WRITERS = Path(__file__).resolve().parent / "writers"

@@ -9,7 +9,7 @@ from tidemill.coordination.image import BrokerImage
 from tidemill.coordination.nodes import BrokerNode
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import BrokerConfig
-from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.net.link import Link, LinkBroken, LinkError, LinkRefused
 
 PLAINTEXT = "PLAINTEXT"
 
@@ -100,7 +100,7 @@ async def _watched(opening: Awaitable[Link], broker_id: int, watch: LinkWatch) -
     """The link that is being opened; ``watch`` is told of it. Raises LinkError."""
     try:
         link = await opening
-    except LinkRefused:
+    except (LinkRefused, LinkBroken):
         watch.broken(broker_id)
         raise
     watch.reached(broker_id)

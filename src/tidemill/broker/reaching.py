@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.net.link import Link, LinkBroken, LinkError, LinkRefused
 
 log = logging.getLogger("tidemill.broker")
 
@@ -31,6 +31,7 @@ async def reach(
     ``is_stopping``: whether the broker has announced its stop. A failure is then logged at INFO.
     ``refused``: how often the broker has refused connections just before.
     """
+    was_broken = False
     while True:
         try:
             return await connect()
@@ -42,6 +43,12 @@ async def reach(
             continue
         except LinkError as problem:
             log.log(logging.INFO if is_stopping() else logging.WARNING, "%s; it is tried again", problem)
+            if isinstance(problem, LinkBroken) and not was_broken:
+                # A process that is ending: its listening socket was closed a moment after the connections.
+                was_broken = True
+                refused = 0
+                await asyncio.sleep(REFUSED_EVERY_S)
+                continue
         except Exception:
             log.exception("a broker cannot be reached; it is tried again")
         refused = 0

@@ -56,6 +56,10 @@ class LinkRefused(LinkError):
     """Nobody listens at the peer's address: its process is gone."""
 
 
+class LinkBroken(LinkError):
+    """The peer took the connection, and closed or reset it at once: its process may be about to end."""
+
+
 class LinkTimeout(LinkError):
     """The peer has not answered in time."""
 
@@ -134,8 +138,10 @@ class Link:
         link = cls(name, sock, client_id)
         try:
             await link._learn_versions(timeout_s)
-        except BaseException:
+        except BaseException as problem:
             link.close("it was not used")
+            if link.is_broken and isinstance(problem, LinkError):
+                raise LinkBroken(str(problem)) from None
             raise
         return link
 

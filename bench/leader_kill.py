@@ -1,19 +1,20 @@
 """For how long clients with default settings write nothing after a leader is killed; one table.
 
-    python bench/leader_kill.py [--rounds 5] [--clients librdkafka,kafka-python,franz-go,java] [--against kafka|nobody]
+    python bench/leader_kill.py [--rounds 5] [--clients librdkafka,franz-go] [--against kafka|nobody]
 
-Of three brokers the one that leads a partition is killed, as by a crash, while a writer of each client writes to
-that partition, a message each 20 ms. The figure is the longest time between two acknowledged messages in the
-seconds after the kill; its median and its longest of the rounds. Once the controller stays, and once the killed
-broker is the controller, where ours has to take the office first.
+Of three brokers the one that leads a partition is killed, as by a crash, while a writer of each client writes
+to that partition, a message each 20 ms. The figure is the longest time between two acknowledged messages
+after the kill: the median of the rounds, and the longest. Once the controller stays, and once the killed
+broker is the controller, where another has to take the office first.
 
-librdkafka and kafka-python come from PyPI, franz-go through Go's modules, and the Java client with Apache Kafka's
-jars. A client is left out where its language is not there.
+librdkafka and kafka-python come from PyPI, franz-go through Go's modules, and the Java client with Apache
+Kafka's jars. A client is left out where its language is not there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import subprocess
@@ -132,8 +133,7 @@ class Writer:
 
     def gap_s(self, since: float) -> float:
         """The longest time without an acknowledged message after ``since``."""
-        times = self.acknowledged
-        pairs = zip(times, times[1:], strict=False)
+        pairs = itertools.pairwise(self.acknowledged)
         return max(after - before for before, after in pairs if after > since)
 
 

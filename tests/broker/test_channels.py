@@ -12,11 +12,11 @@ import pytest
 from tidemill.broker import channels
 from tidemill.broker.channels import Channel, Channels, Hears
 from tidemill.broker.commanding import Command, Key, commands_for, requests_of
-from tidemill.broker.reaching import REFUSED_TIMES, RETRY_S
+from tidemill.broker.reaching import REFUSED_TIMES, RETRY_S, reach
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode
-from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.net.link import Link, LinkBroken, LinkError, LinkRefused
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
@@ -417,6 +417,50 @@ def test_what_happens_while_a_broker_does_not_answer_is_told_in_one_and_waited_f
     channelled(peer, story)
     lead, update = ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
     assert peer.asked == [lead, lead, update, lead, update]
+
+
+def test_a_controller_that_died_is_found_dead_at_the_first_refusal_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def first_look(ago_s: float | None) -> tuple[list[bool], int]:
+        """What is heard of the broker after one refusal, and how many more are left of a thousand."""
+        peer, heard = Peer(), Heard()
+        peer.refuses = 1000
+        loop = asyncio.get_running_loop()
+        told = Channels(OWN, "PLAINTEXT", peer.connect, heard)
+        if ago_s is not None:
+            told.refuses(OTHER)
+            monkeypatch.setattr(loop, "time", lambda now=loop.time: now() + ago_s)
+        told.start()
+        told.tell(Delta(ClusterImage(), image()))
+        await asyncio.sleep(0)
+        told.stop()
+        monkeypatch.undo()
+        return heard.lives, peer.refuses
+
+    assert asyncio.run(first_look(0.0)) == ([False], 999)
+    assert asyncio.run(first_look(None)) == ([], 999)
+    assert asyncio.run(first_look(channels.REFUSALS_COUNT_S)) == ([], 999)
+
+
+def test_a_process_that_is_ending_is_tried_again_as_soon_as_one_that_refuses() -> None:
+    """Its listening socket outlives its connections for a moment, in which it takes and resets one more."""
+
+    async def story() -> float:
+        answers: list[Exception] = [LinkBroken("reset"), *[LinkRefused("nobody listens")] * 10]
+        loop = asyncio.get_running_loop()
+        found = asyncio.Event()
+
+        async def connect() -> Link:
+            raise answers.pop(0)
+
+        began = loop.time()
+        trying = loop.create_task(reach(connect, found.set))
+        await found.wait()
+        trying.cancel()
+        return loop.time() - began
+
+    assert asyncio.run(story()) < RETRY_S
 
 
 def test_a_broker_that_ends_every_connection_is_left_some_rest(monkeypatch: pytest.MonkeyPatch) -> None:

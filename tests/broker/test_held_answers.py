@@ -41,6 +41,9 @@ def led_by(leader: int, name: str = LED, topic_id: bytes = LED_ID) -> TopicImage
     return TopicImage(name, topic_id, (state,), {})
 
 
+TOPICS = (led_by(OTHER),)
+
+
 class Stage:
     """A broker in this process that knows of two others."""
 
@@ -72,7 +75,7 @@ class Stage:
 
 
 def staged(
-    test: Callable[[Stage], Awaitable[None]], tmp_path: Path, *settings: str, topics: Any = (led_by(OTHER),)
+    test: Callable[[Stage], Awaitable[None]], tmp_path: Path, *settings: str, topics: Any = TOPICS
 ) -> None:
     async def run(server: BrokerServer, _: Partition) -> None:
         stage = Stage(server)

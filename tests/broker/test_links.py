@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.broker import links
-from tidemill.broker.links import Links
+from tidemill.broker.links import Links, LinkWatch
 from tidemill.coordination.image import BrokerImage
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration, Endpoint
 from tidemill.coordination.port import Node, StoreUnavailable
@@ -47,9 +47,38 @@ class Net:
         return port
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, net: Net) -> Any:
+def opened(monkeypatch: pytest.MonkeyPatch, net: Net, watch: LinkWatch | None = None) -> Any:
     monkeypatch.setattr(links.Link, "open", net.open)
-    return asyncio.run(Links(net.broker).open(2))
+    return asyncio.run(Links(net.broker, watch).open(2))
+
+
+class Watch(LinkWatch):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def broken(self, broker_id: int) -> None:
+        self.told.append(("broken", broker_id))
+
+    def reached(self, broker_id: int) -> None:
+        self.told.append(("reached", broker_id))
+
+
+class Opened(Net):
+    """Whoever listens gives a link."""
+
+    async def open(self, *arguments: Any) -> Any:
+        await super().open(*arguments)
+        return SimpleNamespace(is_broken=False, on_broken=None)
+
+
+def test_what_connections_tell_of_a_broker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    link = opened(monkeypatch, Opened(OLD, BrokerNode.encode(registration(NEW))), watch)
+    assert watch.told == [("broken", 2), ("reached", 2)]
+    link.on_broken()
+    assert watch.told[2:] == [("broken", 2)]
 
 
 def test_a_broker_is_found_where_it_registered_since_this_one_heard_of_it(

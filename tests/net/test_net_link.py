@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tidemill.net.link import FRAME_BYTES_MAX, Link, LinkError, LinkRefused, LinkTimeout
+from tidemill.net.link import FRAME_BYTES_MAX, Link, LinkBroken, LinkError, LinkRefused, LinkTimeout
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_response, parse_request_header
@@ -118,6 +118,57 @@ def test_a_peer_that_closes_fails_all_who_wait() -> None:
         assert link.closed == reasons[0]
 
     with_peer(close, test)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Ends the connection as the system does for a process that was killed with bytes unread."""
+    peer: socket.socket = writer.get_extra_info("socket")
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("ends", [asyncio.StreamWriter.close, _reset])
+def test_a_link_that_its_peer_closes_or_resets_says_so(ends: Callable[[asyncio.StreamWriter], None]) -> None:
+    async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        ends(writer)
+
+    async def test(link: Link) -> None:
+        told: list[str] = []
+        link.on_broken = lambda: told.append("broken")
+        link.on_close = lambda reason: told.append("closed")
+        with pytest.raises(LinkError):
+            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        assert told == ["broken", "closed"]
+
+    with_peer(close, test)
+
+
+def test_a_peer_that_is_slow_or_not_needed_any_more_has_broken_nothing() -> None:
+    async def nothing(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async def test(link: Link) -> None:
+        told: list[str] = []
+        link.on_broken = lambda: told.append("broken")
+        with pytest.raises(LinkTimeout):
+            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), 0.05)
+        assert link.closed
+        assert told == []
+
+    with_peer(nothing, test)
+
+
+def test_a_peer_that_takes_a_connection_and_ends_it_is_no_slow_one() -> None:
+    async def run() -> None:
+        async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        server = await asyncio.start_server(end, "127.0.0.1", 0)
+        with pytest.raises(LinkBroken):
+            await linked(server)
+        server.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Answers that name a broker whose process may just have ended, held until its successor is known.
 
-A client that loses its connection to a leader asks another broker at once who leads now. The controller needs a
-quarter of a second to find the broker dead and to elect; an answer before that names the dead leader, and many
-clients ask again only at a tick of a second. So this broker holds the answers of Metadata and FindCoordinator
-that name a broker which has just closed, reset or refused a connection of this broker's own: until the image
-names another one, the broker takes a connection again, or ``HOLD_S`` have passed since the connection broke. After
-that it answers at once, until the broker has left the image or has taken connections for ``STEADY_S``.
-See docs/decisions/held-answers.md.
+A client that loses its connection to a leader asks another broker at once who leads now. The controller
+needs a quarter of a second to find the broker dead and to elect. An answer before that names the dead
+leader, and many clients ask again only at a tick of a second. So this broker holds the answers of
+Metadata and FindCoordinator that name a broker which has just closed, reset or refused a connection of
+this broker's own. It holds them until the image names another one, until the broker takes a connection,
+or until ``HOLD_S`` have passed since the connection broke. Then it answers at once. It holds answers for
+that broker again after the broker has left the image; or, when the broker takes connections, ``STEADY_S``
+later. See docs/decisions/held-answers.md.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class MetadataCache:
     def __init__(self, image: ClusterImage | None = None) -> None:
         self.image = image if image is not None else ClusterImage()
         self.departed: dict[int, BrokerImage] = {}
-        """Brokers that live no more, and that clients are still told of; see docs/decisions/held-answers.md."""
+        """Brokers that live no more, and are listed for clients; see docs/decisions/held-answers.md."""
         self._listeners: list[Listener] = []
 
     @property

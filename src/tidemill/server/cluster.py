@@ -47,8 +47,7 @@ log = logging.getLogger("tidemill.server")
 
 TELL_AGAIN_S = 1.0
 LISTED_S = 5.0
-"""Clients are told of a broker for so long after it is gone, and for as long as its registration is there: those that
-move partitions away from it lose them when it is missing. Some look at a tick of a second."""
+"""A broker that is gone is listed for clients for so long, and for as long as its registration is there."""
 LOOK_FOR_NODE_S = 1.0
 
 
@@ -107,7 +106,7 @@ class Cluster(Seat, Hears):
         commands.office_lost = self.office_lost
         commands.settings_unreadable = self._settings.unreadable
         self._unlisting: dict[int, BrokerImage] = {}
-        """Brokers that are gone, and that clients are told of until this has been looked after."""
+        """Brokers that are gone and listed, each with a task that ends that."""
         self._following: Following | None = None
         self._silence: Silence | None = None
 
@@ -136,7 +135,7 @@ class Cluster(Seat, Hears):
         broker.metadata.on_change(self._unlist_departed)
 
     def _unlist_departed(self, delta: Delta) -> None:
-        """Has clients no more told of brokers that are gone, once they are not needed and not registered."""
+        """Ends the listing of brokers that are gone, after a while, once they are not registered."""
         for broker_id, known in self._broker.metadata.departed.items():
             if self._unlisting.get(broker_id) is not known:
                 self._unlisting[broker_id] = known
@@ -221,7 +220,7 @@ class Cluster(Seat, Hears):
             self._own_replicas_failed(failed)
 
     def _controller_dead(self, broker_id: int) -> None:
-        """Takes the office, and leadership from the former controller without waiting for it once more."""
+        """Contests the office; the next controller need not find the dead one dead once more."""
         self._channels.refuses(broker_id)
         self.membership.controller_dead(broker_id)
 

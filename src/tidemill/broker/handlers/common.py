@@ -49,9 +49,7 @@ CLUSTER_OPERATIONS = (
 """All that can be done with the cluster."""
 
 
-def reachable(
-    brokers: Iterable[BrokerImage], context: RequestContext
-) -> list[tuple[BrokerImage, str, int]]:
+def reachable(brokers: Iterable[BrokerImage], context: RequestContext) -> list[tuple[BrokerImage, str, int]]:
     """Brokers with host and port of the listener by which the client came; those that have it."""
     name = context.listener.name
     found = []

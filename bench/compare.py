@@ -5,7 +5,7 @@
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
 client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
 Then comes what ``flat.py``, ``spark.py``, ``spark_streams.py``, ``compaction.py`` and ``conversion.py``
-measure, in the same table, and in one of its own what ``cluster.py`` does.
+measure, in the same table, and in tables of their own what ``cluster.py`` and ``leader_kill.py`` do.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import cluster
 import compaction
 import conversion
 import flat
+import leader_kill
 import spark
 import spark_streams
 from peers import Figures, Kafka, Peer, Tidemill, end_in_order, load, warm_memory
@@ -185,7 +186,9 @@ def main() -> None:
         lines += conversion.rows(options.quick)
     print("\n".join([HEAD, *lines]), flush=True)
     if options.only in "cluster":
-        print("\n".join(["", cluster.HEAD, *cluster.rows(options.rounds, options.quick, "")]))
+        print("\n".join(["", cluster.HEAD, *cluster.rows(options.rounds, options.quick, "")]), flush=True)
+    if options.only in "leader_kill":
+        print("\n".join(["", leader_kill.HEAD, *leader_kill.rows(options.rounds)]))
 
 
 if __name__ == "__main__":

@@ -204,6 +204,12 @@ def _waiting(server: BrokerServer, held: Held) -> Iterator[Family]:
         "Times that a connection was not read because of that bound.",
         int(server.memory.pauses),
     )
+    answers = server.broker.held_answers
+    yield counter(
+        "tidemill_held_answers",
+        "Answers held because they named a broker whose connection had just broken.",
+        answers.total if answers is not None else 0,
+    )
     yield gauge("tidemill_deadlines", "Entries on the timer of waiting requests.", len(server.deadlines))
     yield gauge("tidemill_fetch_sessions", "Fetch sessions kept.", len(server.sessions.sessions))
 

@@ -67,6 +67,7 @@ class SmallBroker:
     """A broker without partitions: configuration, store, controller and metadata are the real ones."""
 
     node_id = 7
+    held_answers = None
 
     def __init__(self, store: EmbeddedStore, **config: Any) -> None:
         self.static_config = BrokerConfig.of(**config)

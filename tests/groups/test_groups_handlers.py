@@ -76,7 +76,9 @@ class Play(Stage):
         peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
         context = RequestContext(peer, "app", key, version, 1, None)
         asked = decode(request_class(key), version, encode(request, version))
-        broker = SimpleNamespace(groups=self.service, metadata=self.metadata, store=self.store)
+        broker = SimpleNamespace(
+            groups=self.service, metadata=self.metadata, store=self.store, held_answers=None
+        )
         return APIS[key].handler()(broker, context, asked)
 
     async def ask(self, key: ApiKey, version: int, request: Struct) -> Any:

@@ -99,7 +99,7 @@ async def answered(play: Play, key: ApiKey, version: int, request: Struct) -> tu
     peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
     context = RequestContext(peer, "app", key, version, 1, None)
     context.lane = Lane()
-    broker = SimpleNamespace(groups=play.service, metadata=play.metadata, store=play.store)
+    broker = SimpleNamespace(groups=play.service, metadata=play.metadata, store=play.store, held_answers=None)
     outcome = APIS[key].handler()(broker, context, request)
     assert inspect.isawaitable(outcome), "all was done at once"
     pending = asyncio.ensure_future(outcome)

@@ -82,6 +82,8 @@ def test_the_first_answer_after_a_kill_names_the_next_leader_and_lists_the_dead_
         peer = asked[leader]
         with stage.admin(leader) as admin, nodes(stage.address) as store:
             assert dead[-1] not in [one.broker_id for one in admin.describe_cluster().brokers]
+            assert dead[-1] not in admin.describe_log_dirs()
+            admin.list_groups()
             while store.exists(BrokerNode.path(dead[-1])):
                 assert listed(peer, dead[-1])
                 time.sleep(0.2)

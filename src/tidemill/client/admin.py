@@ -79,9 +79,12 @@ class Admin(TopicAdmin, ConfigAdmin, GroupAdmin, MoveAdmin):
     ) -> dict[int, list[LogDirectory]]:
         """The log directories of brokers (all, unless told), with the size of every replica in them."""
         deadline = self._deadline(timeout)
-        self._cluster.refresh(deadline)
+        if brokers is None:
+            brokers = self._living_brokers(deadline)
+        else:
+            self._cluster.refresh(deadline)
         result: dict[int, list[LogDirectory]] = {}
-        for broker_id in sorted(self._cluster.nodes) if brokers is None else brokers:
+        for broker_id in brokers:
             connection = self._cluster.connection(broker_id, CONTROL, deadline)
             request = describe_log_dirs.DescribeLogDirsRequest(topics=None)
             answer = connection.call(ApiKey.DESCRIBE_LOG_DIRS, request, timeout=grace(deadline))

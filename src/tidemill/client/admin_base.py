@@ -14,6 +14,7 @@ from tidemill.client.offsets import by_leader
 from tidemill.model.errors import RETRIABLE, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
 
 
 class AdminBase:
@@ -92,6 +93,19 @@ class AdminBase:
             left = again
             time.sleep(pause)
             self._cluster.refresh(deadline)
+
+    def _living_brokers(self, deadline: float) -> list[int]:
+        """The ids of the brokers that live, lowest first, and their addresses in the cluster's metadata.
+
+        Metadata lists brokers that have just died, too; DescribeCluster does not.
+        """
+        self._cluster.refresh(deadline)
+        known = self._cluster.nodes
+        if self._cluster.any_connection(deadline).supports(ApiKey.DESCRIBE_CLUSTER):
+            answer = self._cluster.call_any(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), deadline)
+            if not answer.error_code:
+                return sorted(one.broker_id for one in answer.brokers if one.broker_id in known)
+        return sorted(known)
 
     def _ask_leader(
         self,

@@ -47,9 +47,8 @@ class GroupAdmin(AdminBase):
         """
         deadline = self._deadline(timeout)
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
-        self._cluster.refresh(deadline)
         found: dict[str, GroupListing] = {}
-        for node_id in sorted(self._cluster.nodes):
+        for node_id in self._living_brokers(deadline):
             connection = self._cluster.connection(node_id, CONTROL, deadline)
             # A broker too old to filter is an error: it would give groups that were not asked for.
             answer = connection.call(ApiKey.LIST_GROUPS, request)

@@ -46,7 +46,7 @@ from tidemill.server.silence import Silence
 log = logging.getLogger("tidemill.server")
 
 TELL_AGAIN_S = 1.0
-LISTED_S = 5.0
+LISTED_S = 3.0
 """A broker that is gone is listed for clients for so long, and for as long as its registration is there."""
 LOOK_FOR_NODE_S = 1.0
 

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tidemill.client.authentication import Security
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.coordinator_trouble import CoordinatorTrouble
 from tidemill.client.errors import (
+    AuthenticationFailed,
     BrokerUnreachable,
     ClientClosed,
     ClientError,
@@ -25,7 +27,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.model.configs.listeners import join_address
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, TidemillError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -114,6 +116,8 @@ class Cluster:
         self._wanted: set[str] = set()
         self._refreshed = 0.0
         self._stale = True
+        self._security = Security(config)
+        self._refusal: ClientError | None = None
         self._lock = threading.RLock()
         self._refresh_lock = threading.Lock()
         self._connections: dict[tuple[int, str], Connection] = {}
@@ -152,7 +156,8 @@ class Cluster:
         if found is None or found.closed:
             return None
         idle = self.config.int("connections.max.idle.ms")
-        if idle >= 0 and found.in_flight == 0 and time.monotonic() - found.used > idle / 1000:
+        now = time.monotonic()
+        if found.in_flight == 0 and (0 <= idle / 1000 < now - found.used or found.session_over(now)):
             found.close()
             return None
         return found
@@ -171,7 +176,8 @@ class Cluster:
         def run() -> None:
             try:
                 self._open(node_id, purpose)
-            except ClientError:
+            except TidemillError as problem:
+                self._note_refusal(problem)
                 self.request_refresh()
             finally:
                 with self._lock:
@@ -179,6 +185,19 @@ class Cluster:
                 done()
 
         threading.Thread(target=run, name=f"tidemill-connect-{node_id}", daemon=True).start()
+
+    def _note_refusal(self, problem: TidemillError) -> None:
+        """Keeps what a helper thread met and waiting does not mend, for who calls the client."""
+        if isinstance(problem, AuthenticationFailed):
+            self._refusal = problem
+        elif not isinstance(problem, ClientError):
+            self._refusal = AuthenticationFailed(str(problem))
+
+    def raise_refusal(self) -> None:
+        """Raises, once, the AuthenticationFailed that a helper thread met."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
 
     def pause(self, node_id: int) -> float:
         """Seconds until a broker that failed may be tried again; 0 when now."""
@@ -190,10 +209,10 @@ class Cluster:
         node = self.nodes.get(node_id)
         if node is None:
             raise BrokerUnreachable(f"broker {node_id} is not in the metadata; it may be down")
-        made = Connection(node.host, node.port, self.config, node_id)
+        made = Connection(node.host, node.port, self.config, node_id, self._security)
         try:
             made.open()
-        except ClientError:
+        except TidemillError:
             self.failed(node_id)
             raise
         with self._lock:
@@ -227,7 +246,7 @@ class Cluster:
                 return found
         if self._bootstrap is not None and not self._bootstrap.closed:
             return self._bootstrap
-        failures: list[str] = []
+        failures: list[ClientError] = []
         known = list(self.nodes)
         self._random.shuffle(known)
         for node_id in known:
@@ -235,27 +254,30 @@ class Cluster:
                 try:
                     return self._open(node_id, CONTROL)
                 except ClientError as problem:
-                    failures.append(str(problem))
+                    failures.append(problem)
         return self._open_bootstrap(deadline, failures)
 
-    def _open_bootstrap(self, deadline: float, failures: list[str]) -> Connection:
+    def _open_bootstrap(self, deadline: float, failures: list[ClientError]) -> Connection:
         servers = list(self.config["bootstrap.servers"])
         self._random.shuffle(servers)
         attempt = 0
         while True:
             reasons = list(failures)
             for host, port in servers:
-                made = Connection(host, port, self.config)
+                made = Connection(host, port, self.config, security=self._security)
                 try:
                     made.open()
                 except ClientError as problem:
-                    reasons.append(str(problem))
+                    reasons.append(problem)
                     continue
                 return self._keep_bootstrap(made)
+            for problem in reasons:
+                if isinstance(problem, AuthenticationFailed):
+                    raise problem  # Asking again would not help, and may lock the account.
             attempt += 1
             pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
             if time.monotonic() + pause >= deadline or self.closed:
-                raise BrokerUnreachable("no broker can be reached: " + "; ".join(reasons))
+                raise BrokerUnreachable("no broker can be reached: " + "; ".join(map(str, reasons)))
             time.sleep(pause)
 
     def _keep_bootstrap(self, made: Connection) -> Connection:
@@ -311,7 +333,8 @@ class Cluster:
         def run() -> None:
             try:
                 self.refresh(time.monotonic() + 5)
-            except ClientError as problem:
+            except TidemillError as problem:
+                self._note_refusal(problem)
                 LOG.debug("metadata: %s", problem)
                 time.sleep(self.config.seconds("retry.backoff.ms"))
             finally:

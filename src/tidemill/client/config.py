@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError
+from tidemill.model.secrets import Settings
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
 
 LOG = logging.getLogger(__name__)
@@ -65,6 +67,48 @@ def _text(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise ConfigError(f"{name}={value!r} is no text")
+
+
+def _secret(name: str, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise ConfigError(f"{name} must be text; what is given is of type {type(value).__name__}")
+
+
+def _part(least: float, most: float) -> Callable[[str, Any], float]:
+    def read(name: str, value: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name}={value!r} is no number; allowed are {least} to {most}") from None
+        if not least <= number <= most:
+            raise ConfigError(f"{name}={value!r} is out of range; allowed are {least} to {most}")
+        return number
+
+    return read
+
+
+def _mechanism(name: str, value: Any) -> str | None:
+    from tidemill.client.login import GSSAPI, MECHANISMS
+
+    if value is None:
+        return None
+    text = str(value).strip().upper()
+    if text == GSSAPI:
+        raise ConfigError(f"{name}=GSSAPI (Kerberos) is not served; use one of {', '.join(MECHANISMS)}")
+    if text not in MECHANISMS:
+        raise ConfigError(f"{name}={value!r} is not known; use one of {', '.join(MECHANISMS)}")
+    return text
+
+
+def _provider(name: str, value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    if callable(getattr(value, "token", None)):  # kafka-python's providers are objects
+        return value.token
+    if isinstance(value, str) and re.fullmatch(r"[\w.]+:[\w.]+", value):
+        return value
+    raise ConfigError(f"{name}={value!r} is neither callable nor module:function")
 
 
 def _choice(*allowed: str, **aliases: str) -> Callable[[str, Any], str]:
@@ -140,17 +184,113 @@ _ROWS: tuple[tuple[str, str, Any, Callable[[str, Any], Any], str], ...] = (
     ("receive.buffer.bytes", COMMON, -1, SOCKET_BUFFER, "Socket buffer; -1 leaves it to the system"),
     ("connections.max.idle.ms", COMMON, 540_000, _number(-1, LONG_MAX), "Unused connections are closed"),
     ("response.bytes.max", COMMON, 256 * 1024 * 1024, SIZE, "A longer answer closes the connection"),
-    ("security.protocol", COMMON, "plaintext", _choice("plaintext", "ssl"), "plaintext or ssl"),
-    ("ssl.ca.location", COMMON, None, _text, "PEM file of the authorities that are trusted"),
-    ("ssl.certificate.location", COMMON, None, _text, "PEM file of the client's certificate"),
+    (
+        "security.protocol",
+        COMMON,
+        "plaintext",
+        _choice("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"),
+        "plaintext, ssl, sasl_plaintext or sasl_ssl",
+    ),
+    (
+        "ssl.truststore.location",
+        COMMON,
+        None,
+        _text,
+        "PEM or PKCS12 file of the authorities that are trusted; those of the system when unset",
+    ),
+    ("ssl.truststore.password", COMMON, None, _secret, "Password of a truststore in PKCS12"),
+    ("ssl.truststore.certificates", COMMON, None, _text, "The same authorities as PEM text"),
+    ("ssl.ca.location", COMMON, None, _text, "The same authorities as PEM file, as librdkafka names it"),
+    ("ssl.keystore.location", COMMON, None, _text, "PEM or PKCS12 file of the client's key and certificate"),
+    ("ssl.keystore.password", COMMON, None, _secret, "Password of a keystore in PKCS12"),
+    ("ssl.keystore.key", COMMON, None, _secret, "The client's key as PEM text"),
+    (
+        "ssl.keystore.certificate.chain",
+        COMMON,
+        None,
+        _text,
+        "The client's certificate, and chain, as PEM text",
+    ),
+    ("ssl.certificate.location", COMMON, None, _text, "PEM file of the client's certificate, and chain"),
     ("ssl.key.location", COMMON, None, _text, "PEM file of the client's key"),
-    ("ssl.key.password", COMMON, None, _text, "Password of the client's key"),
+    ("ssl.key.password", COMMON, None, _secret, "Password of the client's key in PEM"),
     (
         "ssl.endpoint.identification.algorithm",
         COMMON,
         "https",
         _choice("https", "none", _="none"),
-        "https checks the broker's name, none does not",
+        "https checks the broker's name; none, or nothing, does not",
+    ),
+    (
+        "sasl.mechanism",
+        COMMON,
+        None,
+        _mechanism,
+        "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or AWS_MSK_IAM",
+    ),
+    (
+        "sasl.jaas.config",
+        COMMON,
+        None,
+        _secret,
+        "Login of Java's clients: a login module, and user and password or client and secret",
+    ),
+    ("sasl.username", COMMON, None, _text, "User of PLAIN and SCRAM"),
+    ("sasl.password", COMMON, None, _secret, "Password of PLAIN and SCRAM"),
+    (
+        "sasl.oauthbearer.token.endpoint.url",
+        COMMON,
+        None,
+        _text,
+        "OAuth server that gives tokens to a client id and secret, or file: with a token",
+    ),
+    ("sasl.oauthbearer.client.credentials.client.id", COMMON, None, _text, "Client id at the OAuth server"),
+    (
+        "sasl.oauthbearer.client.credentials.client.secret",
+        COMMON,
+        None,
+        _secret,
+        "Client secret at the OAuth server",
+    ),
+    ("sasl.oauthbearer.scope", COMMON, None, _text, "Scope that the OAuth server is asked for"),
+    ("sasl.oauthbearer.header.urlencode", COMMON, False, _boolean, "Client id and secret are URL-encoded"),
+    (
+        "sasl.oauthbearer.extensions",
+        COMMON,
+        None,
+        _text,
+        "SASL extensions of OAUTHBEARER, name=value, apart by commas",
+    ),
+    (
+        "sasl.oauth.token.provider",
+        COMMON,
+        None,
+        _provider,
+        "Callable that gives a token, or token and its end in seconds since 1970; as text module:function",
+    ),
+    ("https.ca.location", COMMON, None, _text, "PEM file of the authorities of the OAuth server"),
+    ("sasl.login.read.timeout.ms", COMMON, 10_000, MS, "How long the OAuth server may take to answer"),
+    (
+        "sasl.login.refresh.window.factor",
+        COMMON,
+        0.8,
+        _part(0.5, 1.0),
+        "Part of a token's life after which it is replaced",
+    ),
+    ("sasl.login.refresh.window.jitter", COMMON, 0.05, _part(0.0, 0.25), "Random part of it that is added"),
+    (
+        "sasl.login.refresh.min.period.seconds",
+        COMMON,
+        60,
+        _number(0, 900),
+        "A token is not replaced earlier than this",
+    ),
+    (
+        "sasl.login.refresh.buffer.seconds",
+        COMMON,
+        300,
+        _number(0, 3600),
+        "A token is replaced at least this long before its end, where its life is long enough",
     ),
     # producer
     ("acks", PRODUCER, -1, _acks, "Replicas that have a message before it counts: 0, 1 or all"),
@@ -260,8 +400,16 @@ ALIASES: dict[str, str] = {
     "auto.commit.enable": "enable.auto.commit",
     "partitioner.class": "partitioner",
     "max.in.flight": "max.in.flight.requests.per.connection",
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.plain.username": "sasl.username",
+    "sasl.plain.password": "sasl.password",
+    "sasl.oauthbearer.client.id": "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.secret": "sasl.oauthbearer.client.credentials.client.secret",
+    "ssl.cafile": "ssl.ca.location",
+    "ssl.certfile": "ssl.certificate.location",
+    "ssl.keyfile": "ssl.key.location",
 }
-"""Names of the 0.8 documents, and shorter ones, with today's name of the same thing."""
+"""Names of the 0.8 documents, of librdkafka and kafka-python, and shorter ones, with the name here."""
 
 GONE: dict[str, str] = {
     "zookeeper.connect": "clients talk to brokers only; give bootstrap.servers",
@@ -314,6 +462,7 @@ class ClientConfig:
     def _check(self) -> None:
         """What one key alone cannot tell."""
         values = self._values
+        self._check_security(values)
         if self.role == PRODUCER:
             self._check_producer(values)
         elif self.role == CONSUMER and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
@@ -321,6 +470,22 @@ class ClientConfig:
                 f"heartbeat.interval.ms={values['heartbeat.interval.ms']} must be less than "
                 f"session.timeout.ms={values['session.timeout.ms']}; a third of it is usual"
             )
+
+    def _check_security(self, values: dict[str, Any]) -> None:
+        protocol = values["security.protocol"]
+        if protocol.startswith("sasl"):
+            from tidemill.client.login import check_login
+
+            check_login(self)
+        elif values["sasl.mechanism"] or values["sasl.jaas.config"]:
+            LOG.warning(
+                "security.protocol=%s logs in nowhere, though a login is given: set sasl_ssl or sasl_plaintext",
+                protocol,
+            )
+        if protocol.endswith("ssl"):
+            from tidemill.client.tls import check_tls
+
+            check_tls(self)
 
     def _check_producer(self, values: dict[str, Any]) -> None:
         wanted = values["enable.idempotence"]
@@ -372,6 +537,9 @@ class ClientConfig:
     def given(self) -> dict[str, Any]:
         """What was set, checked, by today's names: makes the same configuration again."""
         return dict(self._given)
+
+    def __repr__(self) -> str:
+        return f"ClientConfig({self.role!r}, {Settings.of(self._given)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ClientConfig, (self.role, self.plain_given()))

@@ -19,10 +19,18 @@ from collections import deque
 from typing import Any
 
 import tidemill
+from tidemill.client.authentication import UNLIMITED, Security, Session, authenticate
 from tidemill.client.config import ClientConfig
-from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout, error_for
+from tidemill.client.errors import (
+    AuthenticationFailed,
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    RequestTimeout,
+    error_for,
+)
 from tidemill.model.configs.listeners import join_address
-from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.model.faults import fault_of
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_response, encode_request
@@ -33,6 +41,9 @@ TICK_SECONDS = 1
 
 RECEIVE_SLICE = 64 * 1024 * 1024
 """Most bytes asked for in one call; a longer answer comes in several pieces."""
+
+TLS_ALERT = 0x1503
+"""How an alert of TLS begins: a listener that speaks TLS sends one to who does not."""
 
 
 class Request:
@@ -89,6 +100,8 @@ class Request:
 class Broken(BrokerUnreachable):
     """A connection that ended while somebody waited for an answer."""
 
+    reason: OSError | None = None
+
 
 def _told(problem: OSError | None) -> str:
     return "it has no address" if problem is None else fault_of(problem)
@@ -97,7 +110,14 @@ def _told(problem: OSError | None) -> str:
 class Connection:
     """A connection with its negotiated versions. Opened by :meth:`open`; never again after a failure."""
 
-    def __init__(self, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        config: ClientConfig,
+        node_id: int = -1,
+        security: Security | None = None,
+    ) -> None:
         self.host = host
         self.port = port
         self.node_id = node_id
@@ -116,27 +136,44 @@ class Connection:
         self._read_lock = threading.Lock()
         self._pending: deque[Request] = deque()
         self._correlation = 0
-        self._tls = config["security.protocol"] == "ssl"
+        security = security or Security(config)
+        self._tls = security.tls
+        self._login = security.login
+        self._login_session: Session = UNLIMITED
+        self._renewing = False
+        self._is_known = False
+        """Whether the broker has answered anything but ApiVersions, which it answers to everybody."""
         # OpenSSL forbids to read and write one session at the same time, and one thread sends while another
         # one receives. No call holds the lock for longer than a tick.
-        self._session: Any = threading.Lock() if self._tls else contextlib.nullcontext()
+        self._session: Any = threading.Lock() if self._tls is not None else contextlib.nullcontext()
 
     # -- opening ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connects, and learns which versions the broker speaks. BrokerUnreachable with the reason."""
+        """Connects, learns which versions the broker speaks, and logs in where that is asked for.
+
+        BrokerUnreachable with the reason; AuthenticationFailed when one end refuses the other.
+        """
+        mechanism = self._login.begin() if self._login is not None else None
         self._socket = self._connect()
         self._poll.register(self._socket, select.POLLIN)
         try:
             self._negotiate()
+            if self._login is not None and mechanism is not None:
+                self._check_login_known(mechanism.name)
+                self._login_session = authenticate(self._ask, self._login, mechanism, self.address)
         except ProtocolError as problem:
             self.close()
             raise BrokerUnreachable(
-                f"{self.address} does not answer as a Kafka broker: {problem}; check host and port",
+                f"{self.address} does not answer as a Kafka broker: {problem}; check host, port and "
+                "security.protocol",
                 broker=self.address,
             ) from problem
         except Broken as problem:
             self.close()
+            refusal = self._tls.refusal(problem.reason, self.address) if self._tls is not None else None
+            if refusal is not None:
+                raise refusal from problem
             raise BrokerUnreachable(
                 f"{self.address} took the connection and has not answered the first question "
                 f"({str(problem).partition(';')[0]}); is it the port of a Kafka broker, and is "
@@ -174,10 +211,12 @@ class Connection:
                 made.close()
                 raise
         why = _told(reason)
-        if connected and self._tls:
+        if connected and self._tls is not None:
+            refusal = self._tls.refusal(reason, self.address)
+            if refusal is not None:
+                raise refusal from reason
             raise BrokerUnreachable(
-                f"the TLS handshake with broker {self.address} failed: {why}; does this port speak TLS, "
-                "and does ssl.ca.location name the authority of its certificate?",
+                f"the TLS handshake with broker {self.address} failed: {why}; does this port speak TLS?",
                 broker=self.address,
             ) from reason
         raise BrokerUnreachable(
@@ -197,10 +236,8 @@ class Connection:
 
     def _ready(self, made: socket.socket) -> socket.socket:
         """TLS where it is asked for; then blocking, with a tick, so that one call takes a whole answer."""
-        if self._tls:
-            from tidemill.client.tls import wrap
-
-            made = wrap(made, self.host, self._config)
+        if self._tls is not None:
+            made = self._tls.wrap(made, self.host)
             made.settimeout(TICK_SECONDS)
             return made
         made.settimeout(None)
@@ -283,26 +320,83 @@ class Connection:
         if version is None:
             version = self.version(key)
         self.used = now = time.monotonic()
+        if now >= self._login_session.renew_at:
+            self._renew(now)
         request = Request(self, key, version, 0, now + (timeout or self._timeout), tag)
         with self._send_lock:
-            if self.closed:
-                raise BrokerUnreachable(
-                    f"the connection to broker {self.address} is closed", broker=self.address
-                )
-            self._correlation = (self._correlation + 1) & 0x7FFFFFFF
-            request.correlation_id = self._correlation
-            frame = encode_request(key, version, request.correlation_id, self._client_id, message)
-            if answered:
-                self._pending.append(request)
-            else:
-                request.done = True
-            try:
-                self._write(frame, request.expires)
-            except OSError as problem:
-                self._fail(self._broken(problem))
+            self._post(request, message, answered)
         if request.error is not None:
             raise request.error
         return request
+
+    def _post(self, request: Request, message: Any, answered: bool = True) -> None:
+        """Writes a request. The caller holds the send lock."""
+        if self.closed:
+            raise BrokerUnreachable(f"the connection to broker {self.address} is closed", broker=self.address)
+        self._correlation = (self._correlation + 1) & 0x7FFFFFFF
+        request.correlation_id = self._correlation
+        frame = encode_request(
+            request.api_key, request.version, request.correlation_id, self._client_id, message
+        )
+        if answered:
+            self._pending.append(request)
+        else:
+            request.done = True
+        try:
+            self._write(frame, request.expires)
+        except OSError as problem:
+            self._fail(self._broken(problem))
+
+    # -- logging in ---------------------------------------------------------------------------------------
+
+    def _ask(self, key: ApiKey, message: Any, version: int | None) -> Any:
+        """Asks and waits, as a part of a login. No other thread sends meanwhile."""
+        version = self.version(key) if version is None else version
+        request = Request(self, key, version, 0, time.monotonic() + self._timeout, None)
+        self._post(request, message)
+        self.wait(request, self._timeout)
+        return request.response()
+
+    def _check_login_known(self, mechanism: str) -> None:
+        if not self.supports(ApiKey.SASL_AUTHENTICATE):
+            raise AuthenticationFailed(
+                f"broker {self.address} has no login by {mechanism}: it is older than Kafka 1.0, or has no SASL; "
+                "set security.protocol to plaintext or ssl, or use a newer broker",
+                broker=self.address,
+            )
+
+    def session_over(self, now: float) -> bool:
+        """Whether the login holds no longer: the broker closes the connection at the next request."""
+        return now >= self._login_session.ends_at
+
+    def _renew(self, now: float) -> None:
+        """Logs in again on this connection (KIP-368), beside what goes on while the login still holds."""
+        with self._send_lock:
+            if self._renewing or self.closed:
+                return
+            self._renewing = True
+        if self.session_over(now):
+            self._renew_now()
+        else:
+            threading.Thread(target=self._renew_now, name="tidemill-login", daemon=True).start()
+
+    def _renew_now(self) -> None:
+        """Nothing else is sent from the first message to the last: the broker would take it for one of them."""
+        if self._login is None:
+            return
+        try:
+            mechanism = self._login.begin()
+            with self._send_lock:
+                self._login_session = authenticate(self._ask, self._login, mechanism, self.address)
+        except BrokerUnreachable as problem:
+            if not self.closed:
+                self._fail(problem)
+        except ClientError as problem:
+            self._fail(problem)
+        except TidemillError as problem:
+            self._fail(AuthenticationFailed(str(problem), broker=self.address))
+        finally:
+            self._renewing = False
 
     def _write(self, frame: bytes, deadline: float) -> None:
         view = memoryview(frame)
@@ -386,7 +480,7 @@ class Connection:
     def _readable(self, timeout: float) -> bool:
         if self.closed:
             return False
-        if self._tls:
+        if self._tls is not None:
             with self._session:
                 if self._socket is not None and self._socket.pending():
                     return True
@@ -400,6 +494,8 @@ class Connection:
             request = self._pending[0]
             deadline = max(request.expires, time.monotonic() + TICK_SECONDS)
             size = int.from_bytes(self._take(4, deadline), "big", signed=True)
+            if size >> 16 == TLS_ALERT and self._tls is None:
+                raise ProtocolError("an alert of TLS: set security.protocol=ssl, or sasl_ssl with a login")
             if not 4 <= size <= self._bytes_max:
                 raise ProtocolError(f"an answer of {size} bytes; allowed are 4 to {self._bytes_max}")
             frame = self._take(size, deadline)
@@ -417,6 +513,7 @@ class Connection:
         except IndexError:
             return  # Another thread has closed meanwhile, which ended the request.
         self.used = time.monotonic()
+        self._is_known = self._is_known or request.api_key != ApiKey.API_VERSIONS
         request.frame = frame
         request.done = True
 
@@ -426,7 +523,7 @@ class Connection:
         opened = self._socket
         if opened is None:
             raise OSError(errno.ENOTCONN, "not connected")
-        flags = 0 if self._tls else socket.MSG_WAITALL
+        flags = 0 if self._tls is not None else socket.MSG_WAITALL
         while True:
             try:
                 with self._session:
@@ -446,10 +543,12 @@ class Connection:
     # -- closing ------------------------------------------------------------------------------------------
 
     def _broken(self, problem: OSError) -> Broken:
-        return Broken(
-            f"the connection to broker {self.address} broke: {problem}; it is opened again when needed",
-            broker=self.address,
-        )
+        text = f"the connection to broker {self.address} broke: {problem}; it is opened again when needed"
+        if self._versions and not self._is_known and self._login is None:
+            text += ". If that listener asks for a login, set security.protocol=sasl_ssl or sasl_plaintext"
+        broken = Broken(text, broker=self.address)
+        broken.reason = problem
+        return broken
 
     def refuse_answer(self, problem: ProtocolError) -> BrokerUnreachable:
         """Closes, since the broker sent what is no answer; the error that says so."""

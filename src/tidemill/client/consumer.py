@@ -268,7 +268,11 @@ class Consumer(Positions):
                 raise
 
     def _look_at_metadata(self) -> None:
-        """What new metadata changes: topics that match the pattern, partitions to share out."""
+        """What new metadata changes: topics that match the pattern, partitions to share out.
+
+        Raises AuthenticationFailed where a helper thread was refused.
+        """
+        self._cluster.raise_refusal()
         if self._cluster.version == self._seen_version or not self._cluster.version:
             return
         self._seen_version = self._cluster.version

@@ -103,6 +103,12 @@ class BrokerUnreachable(ClientError):
     code = ErrorCode.NETWORK_EXCEPTION
 
 
+class AuthenticationFailed(ClientError):
+    """One end refuses who the other one is: a password, a token, a certificate. Waiting does not mend it."""
+
+    code = ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
 class RequestTimeout(ClientError):
     """No answer within the time given."""
 

@@ -160,6 +160,7 @@ class Sender:
     def _ask_cluster(self, missing_id: bool) -> None:
         deadline = time.monotonic() + 5
         try:
+            self._cluster.raise_refusal()
             if self._cluster.needs_refresh():
                 self._cluster.refresh(deadline)
                 self.take_metadata()

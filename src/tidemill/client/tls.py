@@ -1,37 +1,212 @@
-"""TLS for the client's connections, where ``security.protocol=ssl`` asks for it."""
+"""TLS for the client's connections, where ``security.protocol`` asks for it, and what its failures mean."""
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import threading
+from typing import TYPE_CHECKING
 
-from tidemill.client.config import ClientConfig
+from tidemill.client import keystores
+from tidemill.client.errors import AuthenticationFailed, ClientError
 from tidemill.model.errors import ConfigError
 from tidemill.model.faults import fault_of
 
+if TYPE_CHECKING:
+    from tidemill.client.config import ClientConfig
+
+TRUST_STEP = (
+    "name the authority that signed it: ssl.truststore.location (or ssl.ca.location, or its PEM text in "
+    "ssl.truststore.certificates)"
+)
+IDENTITY_STEP = (
+    "give the client a certificate: ssl.keystore.location with ssl.keystore.password, or "
+    "ssl.certificate.location and ssl.key.location"
+)
+NAME_STEP = (
+    "use a name in bootstrap.servers and advertised.listeners that the certificate has; an empty "
+    "ssl.endpoint.identification.algorithm leaves the check out, and lets others pose as the broker"
+)
+
+_FILES = (
+    "ssl.ca.location",
+    "ssl.truststore.location",
+    "ssl.keystore.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+)
+
+_HOSTNAME_MISMATCH, _IP_MISMATCH, _HAS_EXPIRED, _NOT_YET_VALID = 62, 64, 10, 9
+"""Codes of OpenSSL (X509_V_ERR_*)."""
+
+
+class TlsSettings:
+    """The TLS settings of one client. The context is made when it is needed, and again when a file changed."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._read_at: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether the client has a certificate to show."""
+        return _identity_key(self._config) is not None
+
+    def context(self) -> ssl.SSLContext:
+        """The context for a new connection. Raises ConfigError for files that cannot be used."""
+        with self._lock:
+            states = tuple(_state(self._config.text(key)) for key in _FILES)
+            if self._context is None or states != self._read_at:
+                self._context, self._read_at = context_for(self._config), states
+            return self._context
+
+    def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
+        """The connection after its handshake; OSError when that fails."""
+        return self.context().wrap_socket(plain, server_hostname=host)
+
+    def refusal(self, problem: BaseException | None, address: str) -> ClientError | None:
+        """What a failure means that waiting does not mend: a certificate that one of both ends refuses."""
+        if isinstance(problem, ssl.SSLCertVerificationError):
+            return AuthenticationFailed(
+                f"the TLS handshake with broker {address} failed: {fault_of(problem)}; {_verify_step(problem)}",
+                broker=address,
+            )
+        reason = getattr(problem, "reason", None) if isinstance(problem, ssl.SSLError) else None
+        if not isinstance(reason, str) or "ALERT" not in reason:
+            return None
+        about_certificate = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
+        if not about_certificate and not ("HANDSHAKE_FAILURE" in reason and not self.has_identity):
+            return None
+        step = (
+            "have it signed by an authority of the broker's ssl.truststore.location, and see that it is valid "
+            "today"
+            if self.has_identity
+            else f"if the broker asks for certificates (ssl.client.auth), {IDENTITY_STEP}"
+        )
+        whose = "the client's certificate" if self.has_identity else "a client without a certificate"
+        return AuthenticationFailed(
+            f"broker {address} refuses {whose} ({reason.replace('_', ' ').lower()}); {step}", broker=address
+        )
+
+
+def _verify_step(problem: ssl.SSLCertVerificationError) -> str:
+    code = problem.verify_code
+    if code in (_HOSTNAME_MISMATCH, _IP_MISMATCH):
+        return NAME_STEP
+    if code in (_HAS_EXPIRED, _NOT_YET_VALID):
+        return "have the broker's certificate renewed, and see that this machine's clock is right"
+    return TRUST_STEP
+
+
+def _state(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        found = None
+    return (found.st_mtime_ns, found.st_size) if found is not None else (0, 0)
+
 
 def context_for(config: ClientConfig) -> ssl.SSLContext:
-    """The settings of ``ssl.*``: authorities, the client's certificate, whether names are checked."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+    """The settings of ``ssl.*``: authorities, the client's certificate, whether names are checked.
+
+    With an own truststore the authorities of the system are not trusted, as with Kafka's other clients.
+    """
+    trusted = _authorities(config)
     try:
-        if config["ssl.ca.location"]:
-            context.load_verify_locations(config.text("ssl.ca.location"))
-        if config["ssl.certificate.location"]:
-            context.load_cert_chain(
-                config.text("ssl.certificate.location"),
-                config["ssl.key.location"],
-                config["ssl.key.password"],
-            )
-    except (OSError, ssl.SSLError) as problem:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=trusted)
+    except ssl.SSLError as problem:
         raise ConfigError(
-            "the files of ssl.ca.location, ssl.certificate.location and ssl.key.location cannot be used: "
-            f"{fault_of(problem)}"
-        ) from problem
+            f"the certificates of {_trust_key(config)} cannot be used: {fault_of(problem)}"
+        ) from None
+    # Python 3.13 refuses what Java and librdkafka take: authorities made without the extensions of RFC 5280.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    _load_identity(context, config)
     if config["ssl.endpoint.identification.algorithm"] == "none":
         context.check_hostname = False
     return context
 
 
-def wrap(plain: socket.socket, host: str, config: ClientConfig) -> ssl.SSLSocket:
-    """The connection after its handshake; OSError when that fails."""
-    return context_for(config).wrap_socket(plain, server_hostname=host)
+def _trust_key(config: ClientConfig) -> str | None:
+    """The one setting that says who is trusted; None where it is the system."""
+    keys = ("ssl.ca.location", "ssl.truststore.location", "ssl.truststore.certificates")
+    return _only(config, keys)
+
+
+def _identity_key(config: ClientConfig) -> str | None:
+    """The one setting that the client's certificate comes from."""
+    return _only(
+        config, ("ssl.certificate.location", "ssl.keystore.location", "ssl.keystore.certificate.chain")
+    )
+
+
+def _only(config: ClientConfig, keys: tuple[str, ...]) -> str | None:
+    found = [key for key in keys if config[key]]
+    if len(found) > 1:
+        raise ConfigError(f"{' and '.join(found)} say the same in different ways; leave one of them out")
+    return found[0] if found else None
+
+
+def check_tls(config: ClientConfig) -> None:
+    """ConfigError for settings that do not go together; looks into no file."""
+    _trust_key(config)
+    key = _identity_key(config)
+    if key is None and config["ssl.keystore.key"]:
+        raise ConfigError(
+            "ssl.keystore.key needs ssl.keystore.certificate.chain, the key's certificate as PEM"
+        )
+    if key is None and config["ssl.key.location"]:
+        raise ConfigError(
+            "ssl.key.location needs ssl.certificate.location, the key's certificate as PEM file"
+        )
+    if key == "ssl.keystore.certificate.chain" and not config["ssl.keystore.key"]:
+        raise ConfigError(
+            "ssl.keystore.certificate.chain needs ssl.keystore.key, the certificate's key as PEM"
+        )
+
+
+def _authorities(config: ClientConfig) -> str | None:
+    key = _trust_key(config)
+    if key is None:
+        return None
+    if key == "ssl.truststore.certificates":
+        return keystores.certificates(config.text(key), key)
+    return keystores.authorities(key, config.text(key), config.text("ssl.truststore.password"))
+
+
+def _identity(config: ClientConfig) -> keystores.Identity | None:
+    key = _identity_key(config)
+    if key is None:
+        return None
+    password = config.text("ssl.key.password")
+    if key == "ssl.keystore.location":
+        return keystores.identity(key, config.text(key), config.text("ssl.keystore.password"), password)
+    if key == "ssl.keystore.certificate.chain":
+        where = "ssl.keystore.key with ssl.keystore.certificate.chain"
+        return keystores.identity_of_texts(config.text("ssl.keystore.key"), config.text(key), password, where)
+    chain = keystores.read_store(key, config.text(key)).decode("utf-8", "replace")
+    named = config.text("ssl.key.location")
+    own = keystores.read_store("ssl.key.location", named).decode("utf-8", "replace") if named else chain
+    return keystores.identity_of_texts(own, chain, password, "ssl.certificate.location with ssl.key.location")
+
+
+def _load_identity(context: ssl.SSLContext, config: ClientConfig) -> None:
+    found = _identity(config)
+    if found is None:
+        return
+    with keystores.as_file(found.pem) as path:
+        try:
+            # Always a password: without one, OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(path, password=lambda: found.password)
+        except (OSError, ssl.SSLError, ValueError) as problem:
+            key = _identity_key(config)
+            hint = (
+                "the key belongs to another certificate"
+                if "MISMATCH" in (getattr(problem, "reason", None) or "")
+                else f"is ssl.key.password {'right' if found.password else 'missing'}?"
+            )
+            raise ConfigError(
+                f"the client's key and certificate of {key} cannot be used: {fault_of(problem)}; {hint}"
+            ) from None

@@ -1,0 +1,189 @@
+"""Files and texts with certificates and keys, as Java's clients and librdkafka name them.
+
+========  =====================================  ==============================================================
+form      first bytes                            read by
+========  =====================================  ==============================================================
+PEM       text with ``-----BEGIN``               OpenSSL
+PKCS12    ``0x30`` (a sequence of ASN.1)         the package ``cryptography`` (the extra ``tls``)
+JKS       ``0xFEEDFEED``, ``0xCECECECE`` (JCEKS)  nothing here: ``keytool`` makes PKCS12 of it
+========  =====================================  ==============================================================
+
+The first bytes decide, as with Java's own default (``keystore.type.compat``), whatever ``ssl.*.type`` says.
+Source: KIP-651 for PEM as values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from tidemill.model.errors import ConfigError
+from tidemill.model.faults import fault_of
+from tidemill.model.secrets import HIDDEN
+
+STORE_BYTES_MAX = 16 * 1024 * 1024
+
+JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
+
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
+_LINE_LENGTH = 64
+
+
+class Identity(NamedTuple):
+    """A client's key and its chain of certificates as PEM; ``password`` is the key's, where it has one."""
+
+    pem: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"Identity({HIDDEN})"
+
+
+def read_store(key: str, path: str) -> bytes:
+    """The file that the setting ``key`` names. Raises ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(STORE_BYTES_MAX + 1)
+    except OSError as problem:
+        raise ConfigError(f"{key}={path!r} cannot be read: {fault_of(problem)}") from None
+    if len(data) > STORE_BYTES_MAX:
+        raise ConfigError(
+            f"{key}={path!r} has more than {STORE_BYTES_MAX} bytes; does it name the right file?"
+        )
+    return data
+
+
+def authorities(key: str, path: str, password: str) -> str:
+    """The certificates of a truststore, as PEM."""
+    data = read_store(key, path)
+    if _is_pem(data):
+        return certificates(data.decode("utf-8", "replace"), f"{key}={path!r}")
+    _refuse_jks(key, path, data)
+    store = _pkcs12(key, path, data, password)
+    found = [entry.certificate for entry in store.additional_certs]
+    if store.cert is not None:
+        found.append(store.cert.certificate)
+    if not found:
+        raise ConfigError(
+            f"{key}={path!r} holds no certificate; export the one of the brokers' authority to it"
+        )
+    return "".join(_pem(one) for one in found)
+
+
+def identity(key: str, path: str, store_password: str, key_password: str) -> Identity:
+    """The client's key and chain of a keystore."""
+    data = read_store(key, path)
+    if _is_pem(data):
+        text = data.decode("utf-8", "replace")
+        return identity_of_texts(text, text, key_password or store_password, f"{key}={path!r}")
+    _refuse_jks(key, path, data)
+    store = _pkcs12(key, path, data, store_password)
+    if store.key is None or store.cert is None:
+        raise ConfigError(
+            f"{key}={path!r} holds no key with a certificate; a keystore has both, a truststore belongs to "
+            "ssl.truststore.location"
+        )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    chain = [store.cert, *store.additional_certs]
+    own = store.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return Identity(own + "".join(_pem(entry.certificate) for entry in chain), "")
+
+
+def identity_of_texts(key_text: str, chain_text: str, password: str, where: str) -> Identity:
+    """Key and chain of PEM texts; ``where`` is what holds them, for messages."""
+    keys = [_wrapped(kind, body) for kind, body in _blocks(key_text) if kind.endswith("PRIVATE KEY")]
+    if len(keys) != 1:
+        raise ConfigError(
+            f"{where} holds {len(keys) or 'no'} private keys in PEM where one is due (-----BEGIN PRIVATE KEY-----)"
+        )
+    return Identity(keys[0] + certificates(chain_text, where), password)
+
+
+def certificates(text: str, where: str) -> str:
+    """The certificates in a PEM text, in lines as OpenSSL wants them; ConfigError where there is none."""
+    found = [_wrapped(kind, body) for kind, body in _blocks(text) if kind in CERTIFICATES]
+    if not found:
+        raise ConfigError(f"{where} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
+    return "".join(found)
+
+
+CERTIFICATES = ("CERTIFICATE", "X509 CERTIFICATE")
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    for match in _BLOCK.finditer(text):
+        yield match[1], match[2]
+
+
+def _wrapped(kind: str, body: str) -> str:
+    """A block in lines, also where a properties file has all of it in one."""
+    headers = ""
+    if (
+        "Proc-Type:" in body
+    ):  # an encrypted key of OpenSSL's older form, whose headers have lines of their own
+        head, _, body = body.strip().partition("\n\n")
+        headers = head + "\n\n"
+    data = "".join(body.split())
+    lines = [data[at : at + _LINE_LENGTH] for at in range(0, len(data), _LINE_LENGTH)]
+    kind = "CERTIFICATE" if kind in CERTIFICATES else kind
+    return f"-----BEGIN {kind}-----\n{headers}" + "\n".join(lines) + f"\n-----END {kind}-----\n"
+
+
+def _is_pem(data: bytes) -> bool:
+    return b"-----BEGIN " in data
+
+
+def _refuse_jks(key: str, path: str, data: bytes) -> None:
+    if data[:4] in JKS_MAGIC:
+        raise ConfigError(
+            f"{key}={path!r} is a JKS store, which only Java reads. Make PKCS12 of it, and name that: keytool "
+            f"-importkeystore -srckeystore {path} -destkeystore {path.removesuffix('.jks')}.p12 "
+            "-deststoretype PKCS12"
+        )
+
+
+def _pkcs12(key: str, path: str, data: bytes, password: str):  # type: ignore[no-untyped-def]  # of an extra
+    try:
+        from cryptography.hazmat.primitives.serialization import pkcs12
+    except ImportError:
+        raise ConfigError(
+            f"{key}={path!r} is no PEM; PKCS12 needs the package cryptography: pip install 'tidemill[tls]'"
+        ) from None
+    password_key = key.replace(".location", ".password")
+    try:
+        return pkcs12.load_pkcs12(data, password.encode() if password else None)
+    except ValueError:
+        # The text says as much as this one, and differs by version.
+        raise ConfigError(
+            f"{key}={path!r} cannot be opened as PKCS12: {password_key} is "
+            f"{'wrong' if password else 'missing'}, or the file is neither PKCS12 nor PEM"
+        ) from None
+
+
+def _pem(certificate) -> str:  # type: ignore[no-untyped-def]  # of an extra
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    text: str = certificate.public_bytes(Encoding.PEM).decode()
+    return text
+
+
+@contextmanager
+def as_file(pem: str) -> Iterator[str]:
+    """The path of a file with ``pem``, which OpenSSL wants a path for: in memory, or gone at once."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("tidemill-key", os.MFD_CLOEXEC)
+        try:
+            os.write(number, pem.encode())
+            yield f"/proc/self/fd/{number}"
+        finally:
+            os.close(number)
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # made for its owner alone
+        file.write(pem)
+        file.flush()
+        yield file.name

@@ -1,0 +1,86 @@
+"""Login at Amazon MSK by IAM: its brokers take a signed request of AWS as a token of OAUTHBEARER.
+
+The signer is Amazon's ``aws-msk-iam-sasl-signer-python`` (the extra ``msk``). Java's clients have a mechanism of
+their own for it, AWS_MSK_IAM, and its options; the brokers' port is the same for both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tidemill.model.errors import ConfigError
+
+_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$", re.IGNORECASE)
+
+PROFILE, ROLE, SESSION = "awsProfileName", "awsRoleArn", "awsRoleSessionName"
+KNOWN = (PROFILE, ROLE, SESSION)
+"""Options of ``IAMLoginModule`` that the signer has, too."""
+
+
+def token() -> tuple[str, int]:
+    """A token of the default credentials, for ``sasl.oauth.token.provider=tidemill.client.msk_iam:token``.
+
+    The region is that of AWS_REGION or AWS_DEFAULT_REGION. Gives the token, and its end in ms since 1970.
+    """
+    return provider((), {})()
+
+
+def provider(hosts: Sequence[str], options: Mapping[str, str]) -> Callable[[], tuple[str, int]]:
+    """Makes tokens for the brokers ``hosts`` with ``options`` of ``IAMLoginModule``; ConfigError for others."""
+    unknown = sorted(set(options) - set(KNOWN))
+    if unknown:
+        raise ConfigError(
+            f"sasl.jaas.config: IAMLoginModule has the option {unknown[0]}, which Amazon's signer for Python "
+            f"does not have; allowed are {', '.join(KNOWN)}"
+        )
+    if PROFILE in options and ROLE in options:
+        raise ConfigError(f"sasl.jaas.config: {PROFILE} and {ROLE} do not go together; leave one out")
+
+    def made() -> tuple[str, int]:
+        return _signed(region_of(hosts), options)
+
+    made.__qualname__ = "AWS_MSK_IAM"
+    return made
+
+
+def region_of(hosts: Sequence[str]) -> str:
+    """The region of the brokers, by their names or by the environment."""
+    for host in hosts:
+        match = _HOST.search(host)
+        if match is not None:
+            return match[1].lower()
+    found = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not found:
+        raise ConfigError(
+            f"the AWS region of {', '.join(hosts) or 'the brokers'} is not known: set AWS_REGION, or use the "
+            "names that MSK gives its brokers"
+        )
+    return found
+
+
+def _signed(region: str, options: Mapping[str, str]) -> tuple[str, int]:
+    try:
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer
+    except ImportError:
+        raise ConfigError(
+            "a login at MSK by IAM needs Amazon's signer: pip install 'tidemill[msk]', also where Spark's "
+            "executors run"
+        ) from None
+    found: Any
+    if PROFILE in options:
+        found = signer.generate_auth_token_from_profile(region, options[PROFILE])
+    elif ROLE in options:
+        more = (options[SESSION],) if SESSION in options else ()
+        found = signer.generate_auth_token_from_role_arn(region, options[ROLE], *more)
+    else:
+        try:
+            found = signer.generate_auth_token(region)
+        except AttributeError:  # of its None where there are no credentials
+            raise ConfigError(
+                "there are no AWS credentials here: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or give the machine a role"
+            ) from None
+    return str(found[0]), int(found[1])

@@ -1,0 +1,252 @@
+"""Tokens of OAUTHBEARER: where they come from, and until when one is used.
+
+===================  =====================================================  ==================================
+source               settings                                               Java's counterpart
+===================  =====================================================  ==================================
+an OAuth server      ``sasl.oauthbearer.token.endpoint.url`` (http, https)  ClientCredentialsJwtRetriever
+a file               the same with ``file:``                                FileJwtRetriever
+a callable           ``sasl.oauth.token.provider``                          ``sasl.login.callback.handler.class``
+the signer for MSK   ``sasl.mechanism=AWS_MSK_IAM``                         IAMClientCallbackHandler
+===================  =====================================================  ==================================
+
+A token is fetched when a connection logs in and the last one has used up ``sasl.login.refresh.window.factor``
+of its life. Where fetching fails, the last one is used for as long as it is valid. Source: KIP-255, KIP-768.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable, ClientError
+from tidemill.model.errors import ConfigError
+from tidemill.model.faults import fault_of
+from tidemill.model.secrets import HIDDEN, without
+
+LOG = logging.getLogger(__name__)
+
+TOKEN_BYTES_MAX = 256 * 1024
+"""Far above what an identity provider gives out, and below what a broker's first requests may have."""
+
+MILLISECONDS_FROM = 100_000_000_000
+"""A moment from here on is in milliseconds: in seconds it would be the year 5138."""
+
+RETRY_SECONDS = 10.0
+"""How long a token that is still valid is used, after a new one could not be fetched, before the next try."""
+
+
+class Token(NamedTuple):
+    """A token; ``expires_s`` is in seconds since 1970, None where nobody says."""
+
+    text: str
+    expires_s: float | None
+    extensions: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Token({HIDDEN}, expires_s={self.expires_s})"
+
+
+class TokenSource(Protocol):
+    """Where tokens come from. AuthenticationFailed where it is refused, BrokerUnreachable where it may help
+    to try again."""
+
+    name: str
+
+    def fetch(self) -> Token:
+        """A new token; blocks."""
+        ...
+
+
+class RefreshTimes(NamedTuple):
+    """When a token is replaced, by ``sasl.login.refresh.*``: parts of its life, and seconds."""
+
+    window: float = 0.8
+    jitter: float = 0.05
+    period_s_min: float = 60.0
+    buffer_s: float = 300.0
+
+    def renew_at(self, now_s: float, expires_s: float | None, draw: float) -> float:
+        """The moment from which a token fetched at ``now_s`` is replaced; ``draw`` is 0 to 1.
+
+        As Kafka's clients: between the shortest period and the buffer before the end, where both fit in.
+        """
+        if expires_s is None or expires_s <= now_s:
+            return now_s
+        life = expires_s - now_s
+        wanted = now_s + life * min(1.0, self.window + self.jitter * draw)
+        if life <= self.period_s_min + self.buffer_s:
+            return wanted
+        return max(min(wanted, expires_s - self.buffer_s), now_s + self.period_s_min)
+
+
+class TokenCache:
+    """The token that the connections of one client log in with. Shared by threads."""
+
+    def __init__(
+        self, source: TokenSource, times: RefreshTimes, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.source = source
+        self._times = times
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token: Token | None = None
+        self._renew_at = 0.0
+
+    def get(self) -> Token:
+        """The token to log in with now. Raises what the source raises when there is no valid one left."""
+        with self._lock:
+            now = self._clock()
+            if self._token is not None and now < self._renew_at:
+                return self._token
+            try:
+                token = self.source.fetch()
+            except ClientError as problem:
+                return self._last_one(problem, now)
+            self._token = token
+            self._renew_at = self._times.renew_at(now, token.expires_s, random.random())
+            return token
+
+    def _last_one(self, problem: ClientError, now: float) -> Token:
+        token = self._token
+        if token is None or token.expires_s is None or token.expires_s <= now:
+            raise problem
+        LOG.warning("%s. The last token is used, which is valid for %.0f s", problem, token.expires_s - now)
+        self._renew_at = min(now + RETRY_SECONDS, token.expires_s)
+        return token
+
+    def drop(self) -> str:
+        """Forgets the token, which a broker has refused; in words, whether it had expired."""
+        with self._lock:
+            token, self._token = self._token, None
+        if token is None or token.expires_s is None:
+            return ""
+        over = self._clock() - token.expires_s
+        return f" (it expired {over:.0f} s ago by the clock of this machine)" if over > 0 else ""
+
+
+def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
+    """A token that can be sent. ``expires`` is seconds or ms since 1970, or None: then ``exp`` of a JWT counts."""
+    if isinstance(text, bytes):
+        text = text.decode("ascii", "replace")
+    if not isinstance(text, str):
+        raise AuthenticationFailed(
+            f"{source} gave {type(text).__name__} where a token was due, which is text"
+        )
+    text = text.strip()
+    if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or any(c <= " " for c in text):
+        raise AuthenticationFailed(
+            f"{source} gave what is no token: {len(text)} characters; allowed are 1 to {TOKEN_BYTES_MAX} of "
+            "printable ASCII without blanks"
+        )
+    if isinstance(expires, int | float) and not isinstance(expires, bool):
+        moment: float | None = expires / 1000 if expires >= MILLISECONDS_FROM else float(expires)
+    else:
+        moment = jwt_expiry(text)
+    return Token(text, moment, dict(extensions))
+
+
+def jwt_expiry(text: str) -> float | None:
+    """``exp`` of a JWT, unverified: only the broker can judge a token. None for what is no JWT."""
+    parts = text.split(".")
+    if len(parts) < 2:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        moment = claims["exp"]
+        return float(moment) if isinstance(moment, int | float) else None
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+class FileSource:
+    """A file that something else keeps up to date, as Kubernetes does with a projected token."""
+
+    def __init__(self, path: str) -> None:
+        self.name = f"the token file {path}"
+        self._path = path
+
+    def fetch(self) -> Token:
+        try:
+            with open(self._path, "rb") as file:
+                data = file.read(TOKEN_BYTES_MAX + 1)
+        except OSError as problem:
+            raise BrokerUnreachable(
+                f"{self.name} cannot be read: {fault_of(problem)}; correct sasl.oauthbearer.token.endpoint.url"
+            ) from None
+        return checked(data, None, {}, self.name)
+
+
+Provider = Callable[[], Any]
+
+
+class ProviderSource:
+    """A callable of the user: without arguments, it gives a token, or token and moment of its end."""
+
+    def __init__(self, provider: Provider | str, secrets: tuple[str, ...] = ()) -> None:
+        self._provider = provider
+        self._secrets = secrets
+        named = provider if isinstance(provider, str) else getattr(provider, "__qualname__", "")
+        self.name = f"sasl.oauth.token.provider={named or type(provider).__name__}"
+
+    def fetch(self) -> Token:
+        provider = load_provider(self._provider) if isinstance(self._provider, str) else self._provider
+        try:
+            given = provider()
+        except (ClientError, ConfigError):
+            raise
+        except OSError as problem:
+            raise BrokerUnreachable(
+                f"{self.name} gave no token: {self._told(problem)}; is its service reachable from here?"
+            ) from problem
+        except Exception as problem:
+            raise AuthenticationFailed(
+                f"{self.name} gave no token: {self._told(problem)}; correct the function, or what it reads"
+            ) from problem
+        return self._taken(given)
+
+    def _told(self, problem: Exception) -> str:
+        return without(self._secrets, f"{type(problem).__name__}: {problem}")
+
+    def _taken(self, given: Any) -> Token:
+        if isinstance(given, Token):
+            return checked(given.text, given.expires_s, given.extensions, self.name)
+        if isinstance(given, tuple) and len(given) >= 2:
+            # As for confluent-kafka: token, end, principal, extensions.
+            extensions = given[3] if len(given) > 3 and isinstance(given[3], Mapping) else {}
+            return checked(given[0], given[1], extensions, self.name)
+        return checked(given, None, {}, self.name)
+
+
+def load_provider(text: str) -> Provider:
+    """The callable that ``module:function`` names; ConfigError where there is none."""
+    module, colon, path = text.partition(":")
+    form = "sasl.oauth.token.provider is module:function, of a function that gives a token"
+    if not colon or not module or not path:
+        raise ConfigError(f"sasl.oauth.token.provider={text!r} is not known: {form}")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except ImportError as problem:
+        raise ConfigError(
+            f"sasl.oauth.token.provider={text!r}: module {module} cannot be imported ({problem}); install it "
+            "where this process, or Spark's executors, run"
+        ) from None
+    except AttributeError:
+        raise ConfigError(
+            f"sasl.oauth.token.provider={text!r}: module {module} has no {path}; {form}"
+        ) from None
+    if not callable(found):
+        # An object with a method of that name, as kafka-python has them.
+        found = getattr(found, "token", None)
+    if not callable(found):
+        raise ConfigError(f"sasl.oauth.token.provider={text!r} cannot be called: {form}")
+    provider: Provider = found
+    return provider

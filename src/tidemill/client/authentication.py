@@ -1,7 +1,7 @@
 """The login of one connection: SaslHandshake agrees on the mechanism, SaslAuthenticate carries its messages.
 
-A broker may limit how long a login holds (KIP-368); the client then logs in again on the same connection, between
-two of its other requests. Source: KIP-152, KIP-368.
+A broker may limit how long a login holds (KIP-368); the client then logs in again on the same connection,
+between two of its other requests. Source: KIP-152, KIP-368.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HANDSHAKE_VERSION = 1
 """From here on the mechanism's messages are requests (Kafka 1.0); before, they were bare bytes."""
 
 RENEW_FROM, RENEW_TO = 0.85, 0.95
-"""The part of a session after which the client logs in again, at random between both, as Kafka's clients do."""
+"""The part of a session after which the client logs in again; at random between both, as Kafka's clients."""
 
 Ask = Callable[[ApiKey, Any, int | None], Any]
 """Sends a request, in the given version or the newest, and gives its answer."""
@@ -62,7 +62,7 @@ class Security:
 
 
 def authenticate(ask: Ask, login: Login, mechanism: Mechanism, address: str) -> Session:
-    """Logs in by ``mechanism``, which was begun for this. Raises AuthenticationFailed when one end refuses."""
+    """Logs in by ``mechanism``, which was begun for this. AuthenticationFailed when one end refuses."""
     began = time.monotonic()
     handshake = ask(ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism.name), HANDSHAKE_VERSION)
     if handshake.error_code:
@@ -99,11 +99,14 @@ def session_of(lifetime_ms: int, began: float, part: float) -> Session:
 def _no_handshake(answer: Any, mechanism: str, address: str) -> ClientError:
     if answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
         offered = printable(", ".join(answer.mechanisms)) or "none"
-        text = f"broker {address} does not take {mechanism} at this port, but {offered}; set sasl.mechanism to that"
+        text = (
+            f"broker {address} does not take {mechanism} at this port, but {offered}; set sasl.mechanism "
+            "to that"
+        )
     elif answer.error_code == ErrorCode.ILLEGAL_SASL_STATE:
         text = (
-            f"broker {address} asks for no login at this port; set security.protocol to ssl or plaintext, or use "
-            "the port of its SASL listener"
+            f"broker {address} asks for no login at this port; set security.protocol to ssl or plaintext, "
+            "or use the port of its SASL listener"
         )
     else:
         return error_for(answer.error_code, f"log in by {mechanism}", broker=address)

@@ -271,9 +271,9 @@ class Cluster:
                     reasons.append(problem)
                     continue
                 return self._keep_bootstrap(made)
-            for problem in reasons:
-                if isinstance(problem, AuthenticationFailed):
-                    raise problem  # Asking again would not help, and may lock the account.
+            refused = next((one for one in reasons if isinstance(one, AuthenticationFailed)), None)
+            if refused is not None:
+                raise refused  # Asking again would not help, and may lock the account.
             attempt += 1
             pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
             if time.monotonic() + pause >= deadline or self.closed:

@@ -479,7 +479,8 @@ class ClientConfig:
             check_login(self)
         elif values["sasl.mechanism"] or values["sasl.jaas.config"]:
             LOG.warning(
-                "security.protocol=%s logs in nowhere, though a login is given: set sasl_ssl or sasl_plaintext",
+                "security.protocol=%s logs in nowhere, though a login is given: set sasl_ssl, "
+                "or sasl_plaintext",
                 protocol,
             )
         if protocol.endswith("ssl"):

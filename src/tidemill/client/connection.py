@@ -29,11 +29,12 @@ from tidemill.client.errors import (
     RequestTimeout,
     error_for,
 )
+from tidemill.client.request import Broken, Request
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.model.faults import fault_of
 from tidemill.wire.apis import API, ApiKey
-from tidemill.wire.header import decode_response, encode_request
+from tidemill.wire.header import encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
 
 TICK_SECONDS = 1
@@ -44,63 +45,6 @@ RECEIVE_SLICE = 64 * 1024 * 1024
 
 TLS_ALERT = 0x1503
 """How an alert of TLS begins: a listener that speaks TLS sends one to who does not."""
-
-
-class Request:
-    """A request under way. ``frame`` holds the answer without its size once ``done``."""
-
-    __slots__ = (
-        "api_key",
-        "connection",
-        "correlation_id",
-        "done",
-        "error",
-        "expires",
-        "frame",
-        "tag",
-        "version",
-    )
-
-    def __init__(
-        self,
-        connection: Connection,
-        api_key: ApiKey,
-        version: int,
-        correlation_id: int,
-        expires: float,
-        tag: Any,
-    ) -> None:
-        self.connection = connection
-        self.api_key = api_key
-        self.version = version
-        self.correlation_id = correlation_id
-        self.expires = expires
-        self.tag = tag
-        self.done = False
-        self.error: ClientError | None = None
-        self.frame: bytes = b""
-
-    def response(self) -> Any:
-        """The decoded answer; raises what made the connection fail.
-
-        BrokerUnreachable when the bytes are no answer: the connection is closed then.
-        """
-        if self.error is not None:
-            raise self.error
-        try:
-            return self.decoded()
-        except ProtocolError as problem:
-            raise self.connection.refuse_answer(problem) from problem
-
-    def decoded(self) -> Any:
-        """What ``frame`` holds; ProtocolError when it is no answer."""
-        return decode_response(self.api_key, self.version, self.frame)[1]
-
-
-class Broken(BrokerUnreachable):
-    """A connection that ended while somebody waited for an answer."""
-
-    reason: OSError | None = None
 
 
 def _told(problem: OSError | None) -> str:
@@ -360,8 +304,8 @@ class Connection:
     def _check_login_known(self, mechanism: str) -> None:
         if not self.supports(ApiKey.SASL_AUTHENTICATE):
             raise AuthenticationFailed(
-                f"broker {self.address} has no login by {mechanism}: it is older than Kafka 1.0, or has no SASL; "
-                "set security.protocol to plaintext or ssl, or use a newer broker",
+                f"broker {self.address} has no login by {mechanism}: it is older than Kafka 1.0, or has no "
+                "SASL; set security.protocol to plaintext or ssl, or use a newer broker",
                 broker=self.address,
             )
 
@@ -381,7 +325,7 @@ class Connection:
             threading.Thread(target=self._renew_now, name="tidemill-login", daemon=True).start()
 
     def _renew_now(self) -> None:
-        """Nothing else is sent from the first message to the last: the broker would take it for one of them."""
+        """Nothing else is sent from the first message to the last: the broker would take it for a part."""
         if self._login is None:
             return
         try:

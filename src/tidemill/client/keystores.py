@@ -1,12 +1,12 @@
 """Files and texts with certificates and keys, as Java's clients and librdkafka name them.
 
-========  =====================================  ==============================================================
+========  =====================================  =======================================================
 form      first bytes                            read by
-========  =====================================  ==============================================================
+========  =====================================  =======================================================
 PEM       text with ``-----BEGIN``               OpenSSL
 PKCS12    ``0x30`` (a sequence of ASN.1)         the package ``cryptography`` (the extra ``tls``)
 JKS       ``0xFEEDFEED``, ``0xCECECECE`` (JCEKS)  nothing here: ``keytool`` makes PKCS12 of it
-========  =====================================  ==============================================================
+========  =====================================  =======================================================
 
 The first bytes decide, as with Java's own default (``keystore.type.compat``), whatever ``ssl.*.type`` says.
 Source: KIP-651 for PEM as values.
@@ -99,7 +99,8 @@ def identity_of_texts(key_text: str, chain_text: str, password: str, where: str)
     keys = [_wrapped(kind, body) for kind, body in _blocks(key_text) if kind.endswith("PRIVATE KEY")]
     if len(keys) != 1:
         raise ConfigError(
-            f"{where} holds {len(keys) or 'no'} private keys in PEM where one is due (-----BEGIN PRIVATE KEY-----)"
+            f"{where} holds {len(keys) or 'no'} private keys in PEM where one is due "
+            "(-----BEGIN PRIVATE KEY-----)"
         )
     return Identity(keys[0] + certificates(chain_text, where), password)
 
@@ -141,8 +142,8 @@ def _is_pem(data: bytes) -> bool:
 def _refuse_jks(key: str, path: str, data: bytes) -> None:
     if data[:4] in JKS_MAGIC:
         raise ConfigError(
-            f"{key}={path!r} is a JKS store, which only Java reads. Make PKCS12 of it, and name that: keytool "
-            f"-importkeystore -srckeystore {path} -destkeystore {path.removesuffix('.jks')}.p12 "
+            f"{key}={path!r} is a JKS store, which only Java reads. Make PKCS12 of it, and name that: "
+            f"keytool -importkeystore -srckeystore {path} -destkeystore {path.removesuffix('.jks')}.p12 "
             "-deststoretype PKCS12"
         )
 

@@ -1,7 +1,7 @@
 """How a client logs in: what its settings say, as Java's clients, librdkafka and kafka-python name them.
 
-``sasl.jaas.config`` gives what its own settings do not: user and password, client and secret. Settings that are
-there themselves go before it.
+``sasl.jaas.config`` gives what its own settings do not: user and password, client and secret. Settings that
+are there themselves go before it.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class TokenLogin:
     def refused(self) -> str:
         expired = self._tokens.drop()
         return (
-            f"check that the token of {self._tokens.source.name} is not expired{expired}, and has the issuer, "
-            "audience and scope that the brokers expect"
+            f"check that the token of {self._tokens.source.name} is not expired{expired}, and has the "
+            "issuer, audience and scope that the brokers expect"
         )
 
 
@@ -126,8 +126,8 @@ def _mechanism(config: ClientConfig, entry: JaasEntry | None) -> str:
     if entry is None:
         if not given:
             raise ConfigError(
-                f"sasl.mechanism is missing, which security.protocol={config['security.protocol']} needs; use one "
-                f"of {', '.join(MECHANISMS)}"
+                f"sasl.mechanism is missing, which security.protocol={config['security.protocol']} needs: "
+                f"one of {', '.join(MECHANISMS)}"
             )
         return given
     fitting = MODULES.get(entry.module)
@@ -142,8 +142,8 @@ def _mechanism(config: ClientConfig, entry: JaasEntry | None) -> str:
         return fitting[0]
     if given not in fitting:
         raise ConfigError(
-            f"sasl.mechanism={given} and the login module {entry.module} of sasl.jaas.config do not go together; "
-            f"that module is for {' and '.join(fitting)}"
+            f"sasl.mechanism={given} and the login module {entry.module} of sasl.jaas.config do not go "
+            f"together; that module is for {' and '.join(fitting)}"
         )
     return given
 
@@ -151,14 +151,21 @@ def _mechanism(config: ClientConfig, entry: JaasEntry | None) -> str:
 def _password_login(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> PasswordLogin:
     username = config["sasl.username"] or options.get("username")
     password = config["sasl.password"] or options.get("password")
-    for name, value in (("username", username), ("password", password)):
-        if not value:
-            raise ConfigError(
-                f'{mechanism} needs a {name}: set sasl.{name}, or {name}="..." in sasl.jaas.config'
-            )
-        if "\0" in value:
-            raise ConfigError(f"the {name} of sasl.{name} or sasl.jaas.config has a NUL, which no {name} has")
-    return PasswordLogin(mechanism, username, password, options.get("tokenauth", "").lower() == "true")
+    token_auth = options.get("tokenauth", "").lower() == "true"
+    return PasswordLogin(
+        mechanism,
+        _credential("username", username, mechanism),
+        _credential("password", password, mechanism),
+        token_auth,
+    )
+
+
+def _credential(name: str, value: str | None, mechanism: str) -> str:
+    if not value:
+        raise ConfigError(f'{mechanism} needs a {name}: set sasl.{name}, or {name}="..." in sasl.jaas.config')
+    if "\0" in value:
+        raise ConfigError(f"the {name} of sasl.{name} or sasl.jaas.config has a NUL, which no {name} has")
+    return value
 
 
 def _token_login(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> TokenLogin:
@@ -195,8 +202,8 @@ def _source(config: ClientConfig, mechanism: str, options: Mapping[str, str]) ->
     url = config.text("sasl.oauthbearer.token.endpoint.url")
     if not url:
         raise ConfigError(
-            "OAUTHBEARER needs a source of tokens: set sasl.oauthbearer.token.endpoint.url with client id and "
-            "secret, or sasl.oauth.token.provider=module:function"
+            "OAUTHBEARER needs a source of tokens: set sasl.oauthbearer.token.endpoint.url with client id "
+            "and secret, or sasl.oauth.token.provider=module:function"
         )
     if url.lower().startswith("file:"):
         import urllib.parse
@@ -214,8 +221,8 @@ def _endpoint(config: ClientConfig, url: str, options: Mapping[str, str]) -> Tok
     if not client_id or not secret:
         missing, name = ("secret", "clientSecret") if client_id else ("id", "clientId")
         raise ConfigError(
-            f"sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client.{missing}, or "
-            f'{name}="..." in sasl.jaas.config'
+            f"sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client."
+            f'{missing}, or {name}="..." in sasl.jaas.config'
         )
     return EndpointSource(
         url,

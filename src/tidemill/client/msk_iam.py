@@ -1,7 +1,7 @@
 """Login at Amazon MSK by IAM: its brokers take a signed request of AWS as a token of OAUTHBEARER.
 
-The signer is Amazon's ``aws-msk-iam-sasl-signer-python`` (the extra ``msk``). Java's clients have a mechanism of
-their own for it, AWS_MSK_IAM, and its options; the brokers' port is the same for both.
+The signer is Amazon's ``aws-msk-iam-sasl-signer-python`` (the extra ``msk``). Java's clients have a mechanism
+of their own for it, AWS_MSK_IAM, and its options; the brokers' port is the same for both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def token() -> tuple[str, int]:
 
 
 def provider(hosts: Sequence[str], options: Mapping[str, str]) -> Callable[[], tuple[str, int]]:
-    """Makes tokens for the brokers ``hosts`` with ``options`` of ``IAMLoginModule``; ConfigError for others."""
+    """Makes tokens for the brokers ``hosts`` with ``options`` of ``IAMLoginModule``. Raises ConfigError."""
     unknown = sorted(set(options) - set(KNOWN))
     if unknown:
         raise ConfigError(
@@ -63,12 +63,13 @@ def region_of(hosts: Sequence[str]) -> str:
 
 def _signed(region: str, options: Mapping[str, str]) -> tuple[str, int]:
     try:
-        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer
+        import aws_msk_iam_sasl_signer
     except ImportError:
         raise ConfigError(
             "a login at MSK by IAM needs Amazon's signer: pip install 'tidemill[msk]', also where Spark's "
             "executors run"
         ) from None
+    signer: Any = aws_msk_iam_sasl_signer.MSKAuthTokenProvider
     found: Any
     if PROFILE in options:
         found = signer.generate_auth_token_from_profile(region, options[PROFILE])

@@ -32,7 +32,7 @@ ITERATIONS_MIN = 4096
 """RFC 7677; Kafka's clients refuse fewer, which would make a stolen exchange cheap to guess from."""
 
 ITERATIONS_MAX = 500_000
-"""Thirty times what Kafka lets an operator set, and half a second of a processor: a broker may ask no more."""
+"""Thirty times what Kafka lets an operator set, half a second of a processor: a broker may ask no more."""
 
 SALT_BYTES_MAX = 1024
 NONCE_LENGTH_MAX = 1024
@@ -140,8 +140,8 @@ def _server_first(fields: Mapping[str, str], own: str) -> tuple[str, bytes, int]
     iterations = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise ProtocolError(
-            f"the broker asks for {printable(text) or 'no'} iterations of SCRAM; allowed are {ITERATIONS_MIN} "
-            f"to {ITERATIONS_MAX}"
+            f"the broker asks for {printable(text) or 'no'} iterations of SCRAM; allowed are "
+            f"{ITERATIONS_MIN} to {ITERATIONS_MAX}"
         )
     return nonce, salt, iterations
 

@@ -42,7 +42,7 @@ _HOSTNAME_MISMATCH, _IP_MISMATCH, _HAS_EXPIRED, _NOT_YET_VALID = 62, 64, 10, 9
 
 
 class TlsSettings:
-    """The TLS settings of one client. The context is made when it is needed, and again when a file changed."""
+    """The TLS settings of one client. The context is made when it is needed, again when a file changed."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -71,7 +71,8 @@ class TlsSettings:
         """What a failure means that waiting does not mend: a certificate that one of both ends refuses."""
         if isinstance(problem, ssl.SSLCertVerificationError):
             return AuthenticationFailed(
-                f"the TLS handshake with broker {address} failed: {fault_of(problem)}; {_verify_step(problem)}",
+                f"the TLS handshake with broker {address} failed: {fault_of(problem)}; "
+                f"{_verify_step(problem)}",
                 broker=address,
             )
         reason = getattr(problem, "reason", None) if isinstance(problem, ssl.SSLError) else None
@@ -81,8 +82,8 @@ class TlsSettings:
         if not about_certificate and not ("HANDSHAKE_FAILURE" in reason and not self.has_identity):
             return None
         step = (
-            "have it signed by an authority of the broker's ssl.truststore.location, and see that it is valid "
-            "today"
+            "have it signed by an authority of the broker's ssl.truststore.location, and see that it is "
+            "valid today"
             if self.has_identity
             else f"if the broker asks for certificates (ssl.client.auth), {IDENTITY_STEP}"
         )

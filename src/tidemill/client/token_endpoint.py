@@ -1,7 +1,7 @@
 """Tokens from an OAuth server, for a client's own credentials (RFC 6749, section 4.4; KIP-768).
 
-``POST`` of ``grant_type=client_credentials`` and the scope; client and secret in the header Authorization. The
-answer is bounded in bytes and in time, and no redirect is followed: it would take the secret elsewhere.
+``POST`` of ``grant_type=client_credentials`` and the scope; client and secret in the header Authorization.
+The answer is bounded in bytes and in time, and no redirect is followed: it would take the secret elsewhere.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EndpointSource:
             )
         life = answer.get("expires_in")
         known = isinstance(life, int | float) and not isinstance(life, bool)
-        return checked(text, began + life if known else None, {}, self.name)
+        return checked(text, began + float(life) if known and life else None, {}, self.name)
 
     def _answer(self) -> dict[str, Any]:
         try:

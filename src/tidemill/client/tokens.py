@@ -1,13 +1,13 @@
 """Tokens of OAUTHBEARER: where they come from, and until when one is used.
 
-===================  =====================================================  ==================================
+===================  =====================================================  ===============================
 source               settings                                               Java's counterpart
-===================  =====================================================  ==================================
+===================  =====================================================  ===============================
 an OAuth server      ``sasl.oauthbearer.token.endpoint.url`` (http, https)  ClientCredentialsJwtRetriever
 a file               the same with ``file:``                                FileJwtRetriever
-a callable           ``sasl.oauth.token.provider``                          ``sasl.login.callback.handler.class``
+a callable           ``sasl.oauth.token.provider``                          its login callback handler
 the signer for MSK   ``sasl.mechanism=AWS_MSK_IAM``                         IAMClientCallbackHandler
-===================  =====================================================  ==================================
+===================  =====================================================  ===============================
 
 A token is fetched when a connection logs in and the last one has used up ``sasl.login.refresh.window.factor``
 of its life. Where fetching fails, the last one is used for as long as it is valid. Source: KIP-255, KIP-768.
@@ -132,7 +132,7 @@ class TokenCache:
 
 
 def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
-    """A token that can be sent. ``expires`` is seconds or ms since 1970, or None: then ``exp`` of a JWT counts."""
+    """A token that can be sent. ``expires`` is in s or ms since 1970; None: ``exp`` of a JWT."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
     if not isinstance(text, str):
@@ -178,7 +178,8 @@ class FileSource:
                 data = file.read(TOKEN_BYTES_MAX + 1)
         except OSError as problem:
             raise BrokerUnreachable(
-                f"{self.name} cannot be read: {fault_of(problem)}; correct sasl.oauthbearer.token.endpoint.url"
+                f"{self.name} cannot be read: {fault_of(problem)}; correct "
+                "sasl.oauthbearer.token.endpoint.url"
             ) from None
         return checked(data, None, {}, self.name)
 

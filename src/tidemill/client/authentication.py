@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.client.errors import AuthenticationFailed, ClientError, error_for
-from tidemill.client.sasl import printable
+from tidemill.client.sasl import printable, told
 from tidemill.client.scram import WrongSignature
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.apis import ApiKey
@@ -32,6 +32,14 @@ RENEW_FROM, RENEW_TO = 0.85, 0.95
 
 Ask = Callable[[ApiKey, Any, int | None], Any]
 """Sends a request, in the given version or the newest, and gives its answer."""
+
+
+RENEW_AGAIN_SECONDS = 1.5
+"""After a broker has passed over a new login: Kafka takes one a second."""
+
+
+class NoLoginDue(AuthenticationFailed):
+    """The broker takes no login on this connection now. One that was logged in stays so."""
 
 
 class Session(NamedTuple):
@@ -104,9 +112,10 @@ def _no_handshake(answer: Any, mechanism: str, address: str) -> ClientError:
             "to that"
         )
     elif answer.error_code == ErrorCode.ILLEGAL_SASL_STATE:
-        text = (
+        return NoLoginDue(
             f"broker {address} asks for no login at this port; set security.protocol to ssl or plaintext, "
-            "or use the port of its SASL listener"
+            "or use the port of its SASL listener",
+            broker=address,
         )
     else:
         return error_for(answer.error_code, f"log in by {mechanism}", broker=address)
@@ -121,10 +130,10 @@ def _refused(answer: Any, login: Login, mechanism: Mechanism, address: str) -> C
             detail=printable(answer.error_message or ""),
             broker=address,
         )
-    reasons = [mechanism.refusal(), printable(answer.error_message or "")]
-    told = ": ".join(dict.fromkeys(reason for reason in reasons if reason))
+    reasons = [mechanism.refusal(), told(answer.error_message or "")]
+    why = ": ".join(dict.fromkeys(reason for reason in reasons if reason))
     return AuthenticationFailed(
-        f"broker {address} refuses the login by {mechanism.name}{f' ({told})' if told else ''}; "
+        f"broker {address} refuses the login by {mechanism.name}{f' ({why})' if why else ''}; "
         f"{login.refused()}",
         broker=address,
     )

@@ -19,7 +19,14 @@ from collections import deque
 from typing import Any
 
 import tidemill
-from tidemill.client.authentication import UNLIMITED, Security, Session, authenticate
+from tidemill.client.authentication import (
+    RENEW_AGAIN_SECONDS,
+    UNLIMITED,
+    NoLoginDue,
+    Security,
+    Session,
+    authenticate,
+)
 from tidemill.client.config import ClientConfig
 from tidemill.client.errors import (
     AuthenticationFailed,
@@ -316,8 +323,8 @@ class Connection:
     def _renew(self, now: float) -> None:
         """Logs in again on this connection (KIP-368), beside what goes on while the login still holds."""
         with self._send_lock:
-            if self._renewing or self.closed:
-                return
+            if self._renewing or self.closed or now < self._login_session.renew_at:
+                return  # Another thread has done it, or is at it.
             self._renewing = True
         if self.session_over(now):
             self._renew_now()
@@ -332,9 +339,9 @@ class Connection:
             mechanism = self._login.begin()
             with self._send_lock:
                 self._login_session = authenticate(self._ask, self._login, mechanism, self.address)
-        except BrokerUnreachable as problem:
-            if not self.closed:
-                self._fail(problem)
+        except NoLoginDue:
+            again = time.monotonic() + RENEW_AGAIN_SECONDS
+            self._login_session = Session(again, self._login_session.ends_at)
         except ClientError as problem:
             self._fail(problem)
         except TidemillError as problem:

@@ -118,7 +118,7 @@ class OAuthBearerMechanism:
             self._step = advance(self.name, self.TABLE, self._step)
             return None
         self._step = advance(self.name, self.REFUSED, self._step)
-        self._refusal = _told(challenge)
+        self._refusal = told(challenge.decode(errors="replace"))
         return _ABORT
 
     def refusal(self) -> str | None:
@@ -134,9 +134,9 @@ def check_extensions(extensions: Mapping[str, str]) -> None:
             raise ConfigError(f"SASL extension {name}: its value must be printable ASCII, and not empty")
 
 
-def _told(challenge: bytes) -> str:
-    """The status in a refusal of OAUTHBEARER, or as much of its text as is wanted."""
-    text = challenge[: 16 * CHALLENGE_SHOWN_MAX].decode(errors="replace")
+def told(text: str) -> str:
+    """A broker's reason in one bounded line: of a refusal of OAUTHBEARER, which is JSON, its status."""
+    text = text[: 16 * CHALLENGE_SHOWN_MAX]
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

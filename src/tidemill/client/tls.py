@@ -203,11 +203,9 @@ def _load_identity(context: ssl.SSLContext, config: ClientConfig) -> None:
             context.load_cert_chain(path, password=lambda: found.password)
         except (OSError, ssl.SSLError, ValueError) as problem:
             key = _identity_key(config)
-            hint = (
-                "the key belongs to another certificate"
+            why = (
+                "the key belongs to another certificate; name the key that it was made with"
                 if "MISMATCH" in (getattr(problem, "reason", None) or "")
-                else f"is ssl.key.password {'right' if found.password else 'missing'}?"
+                else f"is ssl.key.password {'right' if found.password else 'missing'}, and the key a PEM?"
             )
-            raise ConfigError(
-                f"the client's key and certificate of {key} cannot be used: {fault_of(problem)}; {hint}"
-            ) from None
+            raise ConfigError(f"the client's key and certificate of {key} cannot be used: {why}") from None

@@ -132,7 +132,7 @@ class TokenCache:
 
 
 def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
-    """A token that can be sent. ``expires`` is in s or ms since 1970; None: ``exp`` of a JWT."""
+    """A token that can be sent. ``expires`` is in s or ms since 1970, or None; a JWT may say an earlier end."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
     if not isinstance(text, str):
@@ -145,11 +145,10 @@ def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str)
             f"{source} gave what is no token: {len(text)} characters; allowed are 1 to {TOKEN_BYTES_MAX} of "
             "printable ASCII without blanks"
         )
+    ends = [moment for moment in (jwt_expiry(text),) if moment is not None]
     if isinstance(expires, int | float) and not isinstance(expires, bool):
-        moment: float | None = expires / 1000 if expires >= MILLISECONDS_FROM else float(expires)
-    else:
-        moment = jwt_expiry(text)
-    return Token(text, moment, dict(extensions))
+        ends.append(expires / 1000 if expires >= MILLISECONDS_FROM else float(expires))
+    return Token(text, min(ends, default=None), dict(extensions))
 
 
 def jwt_expiry(text: str) -> float | None:

@@ -1,0 +1,103 @@
+"""Certificates for tests: an authority, what it signs, and the files that clients name."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509.oid import NameOID
+
+
+class Signed(NamedTuple):
+    """A key and its certificate."""
+
+    key: Any
+    certificate: x509.Certificate
+
+    @property
+    def key_pem(self) -> str:
+        """The key in PKCS8, without a password."""
+        return self.encrypted_key_pem("")
+
+    def encrypted_key_pem(self, password: str) -> str:
+        """The key in PKCS8 under a password."""
+        how: Any = serialization.BestAvailableEncryption(password.encode()) if password else None
+        return self.key.private_bytes(  # type: ignore[no-any-return]
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            how or serialization.NoEncryption(),
+        ).decode()
+
+    @property
+    def pem(self) -> str:
+        """The certificate."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    def pkcs12(self, password: str, *chain: Signed) -> bytes:
+        """Key, certificate and chain in one file."""
+        return pkcs12.serialize_key_and_certificates(
+            b"own",
+            self.key,
+            self.certificate,
+            [one.certificate for one in chain],
+            serialization.BestAvailableEncryption(password.encode()),
+        )
+
+
+def authority(name: str) -> Signed:
+    """A certificate authority that vouches for itself."""
+    return _signed(name, None, (), is_authority=True)
+
+
+def signed(by: Signed, name: str, *hosts: str, days: tuple[int, int] = (-1, 30)) -> Signed:
+    """A certificate of ``by`` for ``hosts``, valid from and to so many days from now."""
+    return _signed(name, by, hosts, days=days)
+
+
+def _signed(
+    name: str,
+    by: Signed | None,
+    hosts: tuple[str, ...],
+    *,
+    is_authority: bool = False,
+    days: tuple[int, int] = (-1, 30),
+) -> Signed:
+    key: Any = ec.generate_private_key(ec.SECP256R1()) if is_authority else _rsa()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by.certificate.subject if by is not None else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + datetime.timedelta(days=days[0]))
+        .not_valid_after(now + datetime.timedelta(days=days[1]))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+    )
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_name(h) for h in hosts]), critical=False)
+    return Signed(key, builder.sign(by.key if by is not None else key, hashes.SHA256()))
+
+
+def _rsa() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def write(path: Path, content: str | bytes) -> str:
+    """A file with this content; its path as text."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)

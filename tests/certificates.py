@@ -82,7 +82,9 @@ def _signed(
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
     if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_name(h) for h in hosts]), critical=False)
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([_name(h) for h in hosts]), critical=False
+        )
     return Signed(key, builder.sign(by.key if by is not None else key, hashes.SHA256()))
 
 

@@ -65,12 +65,15 @@ NUMBERS = {
     "session.timeout.ms": (45_000, 0, INT),
     "heartbeat.interval.ms": (3_000, 0, INT),
     "default.api.timeout.ms": (60_000, 0, INT),
+    "sasl.login.read.timeout.ms": (10_000, 0, LONG),
+    "sasl.login.refresh.min.period.seconds": (60, 0, 900),
+    "sasl.login.refresh.buffer.seconds": (300, 0, 3600),
 }
 """The numbers among the keys: default, least, most."""
 
 
 def test_every_number_among_the_keys_has_its_default_and_its_bounds() -> None:
-    found = {name for name, key in KEYS.items() if isinstance(key.default, int) and key.default is not True}
+    found = {name for name, key in KEYS.items() if type(key.default) is int}
     assert found - {"acks"} == set(NUMBERS)
     for name, (default, least, most) in NUMBERS.items():
         key = KEYS[name]
@@ -85,9 +88,8 @@ def test_every_number_among_the_keys_has_its_default_and_its_bounds() -> None:
 
 def test_what_is_on_or_off_where_nothing_is_set() -> None:
     states = {name: key.default for name, key in KEYS.items() if isinstance(key.default, bool)}
-    assert states == dict.fromkeys(
-        ("enable.auto.commit", "check.crcs", "allow.auto.create.topics", "exclude.internal.topics"), True
-    )
+    on = ("enable.auto.commit", "check.crcs", "allow.auto.create.topics", "exclude.internal.topics")
+    assert states == {**dict.fromkeys(on, True), "sasl.oauthbearer.header.urlencode": False}
 
 
 @pytest.mark.parametrize(("text", "port"), [("h:0", None), ("h:1", 1), ("h:65535", 65535), ("h:65536", None)])

@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer
 from tidemill.client.config import ClientConfig, parse_address
 from tidemill.client.connection import Connection
-from tidemill.client.errors import BrokerUnreachable
+from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable
 from tidemill.model.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
@@ -112,8 +113,8 @@ def door(broker_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     made = Door(parse_address(broker_address), tmp_path)
     plain = Connection.__init__
 
-    def through(self: Connection, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
-        plain(self, "127.0.0.1", made.port, config, node_id)
+    def through(self: Connection, host: str, port: int, *more: Any, **named: Any) -> None:
+        plain(self, "127.0.0.1", made.port, *more, **named)
 
     monkeypatch.setattr(Connection, "__init__", through)
     yield made
@@ -144,7 +145,9 @@ def test_a_certificate_that_nobody_vouches_for_is_said(door: Door) -> None:
     config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
     with (
         Admin(f"127.0.0.1:{door.port}", config) as admin,
-        pytest.raises(BrokerUnreachable, match=r"TLS handshake .*certificate verify failed.*ssl.ca.location"),
+        pytest.raises(
+            AuthenticationFailed, match=r"TLS handshake .*certificate verify failed.*ssl.ca.location"
+        ),
     ):
         admin.list_topics()
 

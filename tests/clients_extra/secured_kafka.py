@@ -138,7 +138,9 @@ class SecuredKafka:
         self.ports = dict(zip([*LISTENERS, "CONTROLLER"], ports, strict=True))
         settings = write(directory / "server.properties", self._settings())
         self._format(jars, settings)
-        allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=http://127.0.0.1:{self.oauth.clear_port}/jwks"
+        allowed = (
+            f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=http://127.0.0.1:{self.oauth.clear_port}/jwks"
+        )
         command = java(jars, "kafka.Kafka", settings)
         command.insert(1, allowed)
         try:
@@ -239,7 +241,17 @@ def _files(directory: Path, ca: Signed) -> Files:
     pem = write(directory / "ca.pem", ca.pem)
     truststore, jks = directory / "truststore.p12", directory / "truststore.jks"
     for path, kind in ((truststore, "PKCS12"), (jks, "JKS")):
-        command = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", pem, "-keystore", str(path)]
+        command = [
+            "keytool",
+            "-importcert",
+            "-noprompt",
+            "-alias",
+            "ca",
+            "-file",
+            pem,
+            "-keystore",
+            str(path),
+        ]
         command += ["-storetype", kind, "-storepass", STORE_PASSWORD]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     return Files(

@@ -62,6 +62,10 @@ class Step(enum.Enum):
     DONE = "the exchange has ended"
 
 
+BEGIN: Mapping[Step, Step] = {Step.BEGINNING: Step.FIRST_SENT}
+"""The step of the first message, of every mechanism; their own tables have those of the answers."""
+
+
 def advance(name: str, table: Mapping[Step, Step], step: Step) -> Step:
     """The step after ``step``; ProtocolError where the table has none."""
     after = table.get(step)
@@ -74,7 +78,7 @@ class PlainMechanism:
     """User and password in the clear: for connections that TLS protects."""
 
     name = PLAIN
-    TABLE: Mapping[Step, Step] = {Step.BEGINNING: Step.FIRST_SENT, Step.FIRST_SENT: Step.DONE}
+    TABLE: Mapping[Step, Step] = {Step.FIRST_SENT: Step.DONE}
 
     def __init__(self, username: str, password: str) -> None:
         self._username = username
@@ -82,7 +86,7 @@ class PlainMechanism:
         self._step = Step.BEGINNING
 
     def first(self) -> bytes:
-        self._step = advance(self.name, self.TABLE, self._step)
+        self._step = advance(self.name, BEGIN, self._step)
         return f"\0{self._username}\0{self._password}".encode()
 
     def answer(self, challenge: bytes) -> bytes | None:
@@ -99,7 +103,7 @@ class OAuthBearerMechanism:
     """A token that the broker checks. Its refusal comes as JSON, which has to be answered."""
 
     name = OAUTHBEARER
-    TABLE: Mapping[Step, Step] = {Step.BEGINNING: Step.FIRST_SENT, Step.FIRST_SENT: Step.DONE}
+    TABLE: Mapping[Step, Step] = {Step.FIRST_SENT: Step.DONE}
     REFUSED: Mapping[Step, Step] = {Step.FIRST_SENT: Step.ABORTING}
 
     def __init__(self, token: str, extensions: Mapping[str, str]) -> None:
@@ -109,7 +113,7 @@ class OAuthBearerMechanism:
         self._refusal: str | None = None
 
     def first(self) -> bytes:
-        self._step = advance(self.name, self.TABLE, self._step)
+        self._step = advance(self.name, BEGIN, self._step)
         pairs = [("auth", f"Bearer {self._token}"), *self._extensions.items()]
         return b"n,,\x01" + b"".join(f"{name}={value}\x01".encode() for name, value in pairs) + b"\x01"
 

@@ -23,7 +23,7 @@ import hmac
 import secrets
 from collections.abc import Mapping
 
-from tidemill.client.sasl import Step, advance, printable
+from tidemill.client.sasl import BEGIN, Step, advance, printable
 from tidemill.model.errors import ProtocolError
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -49,7 +49,6 @@ class ScramMechanism:
     """One exchange. ``nonce`` is random unless a test gives it."""
 
     TABLE: Mapping[Step, Step] = {
-        Step.BEGINNING: Step.FIRST_SENT,
         Step.FIRST_SENT: Step.PROOF_SENT,
         Step.PROOF_SENT: Step.DONE,
     }
@@ -73,7 +72,7 @@ class ScramMechanism:
         self._step = Step.BEGINNING
 
     def first(self) -> bytes:
-        self._step = advance(self.name, self.TABLE, self._step)
+        self._step = advance(self.name, BEGIN, self._step)
         return (NO_CHANNEL_BINDING + self._first).encode()
 
     def answer(self, challenge: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
@@ -68,7 +68,7 @@ def _signed(
     is_authority: bool = False,
     days: tuple[int, int] = (-1, 30),
 ) -> Signed:
-    key: Any = ec.generate_private_key(ec.SECP256R1()) if is_authority else _rsa()
+    key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     builder = (
@@ -86,10 +86,6 @@ def _signed(
             x509.SubjectAlternativeName([_name(h) for h in hosts]), critical=False
         )
     return Signed(key, builder.sign(by.key if by is not None else key, hashes.SHA256()))
-
-
-def _rsa() -> rsa.RSAPrivateKey:
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def _name(host: str) -> x509.GeneralName:

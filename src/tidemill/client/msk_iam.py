@@ -6,6 +6,7 @@ of their own for it, AWS_MSK_IAM, and its options; the brokers' port is the same
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -63,13 +64,12 @@ def region_of(hosts: Sequence[str]) -> str:
 
 def _signed(region: str, options: Mapping[str, str]) -> tuple[str, int]:
     try:
-        import aws_msk_iam_sasl_signer
+        signer: Any = importlib.import_module("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
     except ImportError:
         raise ConfigError(
             "a login at MSK by IAM needs Amazon's signer: pip install 'tidemill[msk]', also where Spark's "
             "executors run"
         ) from None
-    signer: Any = aws_msk_iam_sasl_signer.MSKAuthTokenProvider
     found: Any
     if PROFILE in options:
         found = signer.generate_auth_token_from_profile(region, options[PROFILE])

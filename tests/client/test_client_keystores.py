@@ -1,0 +1,235 @@
+"""Certificates and keys in every form that clients of Kafka have them in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.client import keystores
+from tidemill.client.config import COMMON, ClientConfig
+from tidemill.client.tls import TlsSettings, context_for
+from tidemill.model.errors import ConfigError
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from certificates import Signed, authority, signed, write
+
+PASSWORD = "st0re-password"
+
+
+class Store:
+    """An authority, a client that it vouches for, and what they are kept in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ca = authority("ca")
+        self.client = signed(self.ca, "client")
+
+    def file(self, name: str, content: str | bytes) -> str:
+        return write(self.directory / name, content)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("keystores"))
+
+
+def config(**settings: Any) -> ClientConfig:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return ClientConfig(COMMON, {"bootstrap.servers": "unused:1", "security.protocol": "ssl", **given})
+
+
+def names(context: ssl.SSLContext) -> list[str]:
+    """Common names of who is trusted."""
+    found: list[Any] = context.get_ca_certs()
+    return [dict(pair for part in one["subject"] for pair in part)["commonName"] for one in found]
+
+
+def shows(settings: dict[str, str], client: Signed, ca: Signed, directory: Path) -> bool:
+    """Whether a handshake with a server that asks for certificates ends with the client's."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own = signed(ca, "server", "localhost")
+    server.load_cert_chain(write(directory / "s.pem", own.pem), write(directory / "s.key", own.key_pem))
+    server.load_verify_locations(cadata=ca.pem)
+    server.verify_mode = ssl.CERT_REQUIRED
+    context = context_for(config(**settings))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    there = context.wrap_bio(to_client, to_server, server_hostname="localhost")
+    here = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for end in (there, here):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    found: Any = here.getpeercert(binary_form=True)
+    return bool(found == ssl.PEM_cert_to_DER_cert(client.pem))
+
+
+def test_who_is_trusted_comes_from_pem_and_from_pkcs12_and_from_text(store: Store) -> None:
+    pem = store.file("ca.pem", store.ca.pem)
+    both = store.client.pkcs12(PASSWORD, store.ca)
+    for settings in (
+        {"ssl.ca.location": pem},
+        {"ssl.cafile": pem},
+        {"ssl.truststore.location": pem, "ssl.truststore.type": "PEM"},
+        {"ssl.truststore.certificates": store.ca.pem},
+        {"ssl.truststore.certificates": " ".join(store.ca.pem.split("\n"))},  # one line of a properties file
+    ):
+        assert names(context_for(config(**settings))) == ["ca"], settings
+    settings = {"ssl.truststore.location": store.file("t.p12", both), "ssl.truststore.password": PASSWORD}
+    assert "ca" in names(context_for(config(**settings)))
+
+
+def test_with_an_own_truststore_the_authorities_of_the_system_are_not_trusted(store: Store) -> None:
+    assert names(context_for(config(**{"ssl.ca.location": store.file("ca.pem", store.ca.pem)}))) == ["ca"]
+
+
+@pytest.mark.skipif(shutil.which("keytool") is None, reason="stores of Java are made by keytool")
+@pytest.mark.parametrize("kind", ["PKCS12", "JKS"])
+def test_a_truststore_of_keytool_is_read_or_its_conversion_is_named(
+    store: Store, kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "store.jks"
+    pem = store.file("ca.pem", store.ca.pem)
+    command = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", pem, "-keystore", str(path)]
+    subprocess.run(
+        [*command, "-storetype", kind, "-storepass", PASSWORD], check=True, capture_output=True, timeout=60
+    )
+    made = config(**{"ssl.truststore.location": str(path), "ssl.truststore.password": PASSWORD})
+    if kind == "PKCS12":
+        assert names(context_for(made)) == ["ca"]
+        return
+    with pytest.raises(
+        ConfigError, match=r"JKS store, which only Java reads.*keytool -importkeystore"
+    ) as caught:
+        context_for(made)
+    conversion = str(caught.value).partition("name that: ")[2].split()
+    answer = f"{PASSWORD}\n{PASSWORD}\n{PASSWORD}\n".encode()
+    subprocess.run(conversion, input=answer, check=True, capture_output=True, timeout=60)
+    made = config(
+        **{"ssl.truststore.location": str(tmp_path / "store.p12"), "ssl.truststore.password": PASSWORD}
+    )
+    assert names(context_for(made)) == ["ca"]
+
+
+def test_a_client_shows_its_certificate_from_every_form(store: Store, tmp_path: Path) -> None:
+    ca, client = store.ca, store.client
+    pem, key = store.file("c.pem", client.pem), store.file("c.key", client.key_pem)
+    locked = store.file("locked.key", client.encrypted_key_pem(PASSWORD))
+    forms: list[dict[str, str]] = [
+        {"ssl.certificate.location": pem, "ssl.key.location": key},
+        {"ssl.certfile": pem, "ssl.keyfile": locked, "ssl.key.password": PASSWORD},
+        {"ssl.certificate.location": store.file("both.pem", client.key_pem + client.pem)},
+        {"ssl.keystore.location": store.file("k.pem", client.pem + client.key_pem)},
+        {
+            "ssl.keystore.location": store.file("k.p12", client.pkcs12(PASSWORD, ca)),
+            "ssl.keystore.password": PASSWORD,
+        },
+        {"ssl.keystore.key": client.key_pem, "ssl.keystore.certificate.chain": client.pem},
+        {
+            "ssl.keystore.key": " ".join(client.encrypted_key_pem(PASSWORD).split("\n")),
+            "ssl.keystore.certificate.chain": client.pem,
+            "ssl.key.password": PASSWORD,
+        },
+    ]
+    trust = {"ssl.truststore.certificates": ca.pem}
+    for form in forms:
+        assert shows({**trust, **form}, client, ca, tmp_path), form.keys()
+
+
+def wrong(store: Store) -> list[tuple[dict[str, str], str]]:
+    client = store.client
+    pem, key = store.file("c.pem", client.pem), store.file("c.key", client.key_pem)
+    locked = store.file("locked.key", client.encrypted_key_pem(PASSWORD))
+    p12 = store.file("k.p12", client.pkcs12(PASSWORD))
+    other = store.file("other.key", signed(store.ca, "other").key_pem)
+    return [
+        ({"ssl.truststore.location": "/nowhere/t.p12"}, "cannot be read: no such file"),
+        (
+            {"ssl.truststore.location": store.file("e", "")},
+            "is missing, or the file is neither PKCS12 nor PEM",
+        ),
+        ({"ssl.truststore.location": key}, "holds no certificate in PEM"),
+        ({"ssl.keystore.location": p12}, "ssl.keystore.password is missing"),
+        ({"ssl.keystore.location": p12, "ssl.keystore.password": "x"}, "ssl.keystore.password is wrong"),
+        ({"ssl.keystore.location": pem}, "holds no private keys in PEM where one is due"),
+        ({"ssl.certificate.location": pem, "ssl.key.location": locked}, "is ssl.key.password missing"),
+        (
+            {"ssl.certificate.location": pem, "ssl.key.location": locked, "ssl.key.password": "no"},
+            "is ssl.key.password right",
+        ),
+        (
+            {"ssl.certificate.location": pem, "ssl.key.location": other},
+            "the key belongs to another certificate",
+        ),
+        ({"ssl.certificate.location": pem, "ssl.key.location": pem}, "holds no private keys"),
+        ({"ssl.truststore.certificates": "nothing"}, "ssl.truststore.certificates holds no certificate"),
+    ]
+
+
+def test_files_that_cannot_be_used_say_which_setting_to_correct(store: Store) -> None:
+    for settings, why in wrong(store):
+        made = config(**settings)
+        with pytest.raises(ConfigError, match=why) as caught:
+            context_for(made)
+        text = str(caught.value)
+        assert PASSWORD not in text
+        assert "PRIVATE KEY-----\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"ssl.ca.location": "a", "ssl.truststore.location": "b"},
+            "ssl.ca.location and ssl.truststore.location say the same",
+        ),
+        (
+            {"ssl.keystore.location": "a", "ssl.certificate.location": "b"},
+            "ssl.certificate.location and ssl.keystore.location say the same",
+        ),
+        ({"ssl.keystore.key": "k"}, "needs ssl.keystore.certificate.chain"),
+        ({"ssl.key.location": "k"}, "needs ssl.certificate.location"),
+        ({"ssl.keystore.certificate.chain": "k"}, "needs ssl.keystore.key"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_before_a_connection(
+    settings: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        config(**settings)
+
+
+def test_a_certificate_that_is_renewed_on_disk_is_used_by_the_next_connection(store: Store) -> None:
+    path = store.file("turning.pem", store.ca.pem)
+    settings = TlsSettings(config(**{"ssl.ca.location": path}))
+    first = settings.context()
+    assert settings.context() is first
+    store.file("turning.pem", authority("another").pem)
+    os.utime(path, ns=(1, 1))
+    assert names(settings.context()) == ["another"]
+
+
+def test_names_are_checked_unless_that_is_switched_off() -> None:
+    assert context_for(config()).check_hostname
+    for off in ("", "none"):
+        assert not context_for(config(**{"ssl.endpoint.identification.algorithm": off})).check_hostname
+
+
+def test_no_key_is_left_in_a_file(store: Store) -> None:
+    with keystores.as_file(store.client.key_pem) as path:
+        assert Path(path).read_text() == store.client.key_pem
+    assert not os.path.exists(path)
+
+
+def test_an_identity_is_shown_without_its_key(store: Store) -> None:
+    shown = repr(keystores.Identity(store.client.key_pem, PASSWORD))
+    assert shown == "Identity((hidden))"

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from tidemill.client import fetching
 from tidemill.client.chunks import Chunk
 from tidemill.client.cluster import DATA, Cluster
-from tidemill.client.connection import Connection, Request
+from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from tidemill.client.assignors import Assignor
 from tidemill.client.cluster import GROUP, Cluster
-from tidemill.client.connection import Connection, Request
+from tidemill.client.connection import Connection
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientError,
@@ -39,6 +39,7 @@ from tidemill.client.group_commits import MEMBERSHIP_LOST, Commits
 from tidemill.client.group_offsets import COORDINATOR_MOVED
 from tidemill.client.group_protocol import encode_assignment, subscription_for
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey

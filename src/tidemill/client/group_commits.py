@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tidemill.client.connection import Connection, Request
+from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout
 from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 

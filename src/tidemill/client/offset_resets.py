@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 
 from tidemill.client.cluster import CONTROL, Cluster
-from tidemill.client.connection import Connection, Request
+from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
 from tidemill.client.fetcher import Fetcher, Place
 from tidemill.client.offsets import OffsetAt, send_list_offsets, take_list_offsets
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 

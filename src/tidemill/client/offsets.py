@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from tidemill.client.cluster import CONTROL, Cluster
 from tidemill.client.config import ClientConfig
-from tidemill.client.connection import Connection, Request
+from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, error_for
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidemill.client import fetching
 from tidemill.client.cluster import DATA, Cluster
 from tidemill.client.config import CONSUMER, ClientConfig, config_of
-from tidemill.client.connection import Request
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientError,
@@ -32,6 +31,7 @@ from tidemill.client.errors import (
 )
 from tidemill.client.group_offsets import commit_offsets
 from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY

@@ -23,7 +23,7 @@ from tidemill.client.accumulator import (
     PendingBatch,
 )
 from tidemill.client.cluster import DATA, Cluster
-from tidemill.client.connection import Connection, Request
+from tidemill.client.connection import Connection
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
@@ -33,6 +33,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.outcomes import Outcomes
+from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey

@@ -132,7 +132,7 @@ class TokenCache:
 
 
 def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
-    """A token that can be sent. ``expires`` is in s or ms since 1970, or None; a JWT may say an earlier end."""
+    """A token that can be sent. ``expires`` is s or ms since 1970, or None; a JWT may end earlier."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
     if not isinstance(text, str):

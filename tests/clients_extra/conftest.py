@@ -17,6 +17,9 @@ for folder in ("interchange", "server"):
     # Kafka as a peer, and our brokers as a cluster, are described there.
     if str(HERE.parent / folder) not in sys.path:
         sys.path.append(str(HERE.parent / folder))
+from kafka_peer import class_path  # noqa: E402
+from secured_kafka import SecuredKafka  # noqa: E402
+
 BUILD = HERE.parents[1] / "build" / "clients"
 INSTALL_TIMEOUT_S = 600
 
@@ -99,6 +102,28 @@ def node_modules() -> Path:
     shutil.copy(package, directory)
     install(directory, package, "npm", "install", "--no-audit", "--no-fund", "--silent")
     return directory / "node_modules"
+
+
+@pytest.fixture(scope="session")
+def oauth_modules() -> Path:
+    """An OAuth server, brought by npm."""
+    need("node", "Debian: apt-get install nodejs")
+    need("npm", "Debian: apt-get install npm")
+    directory = BUILD / "oauth"
+    directory.mkdir(parents=True, exist_ok=True)
+    package = HERE / "oauth" / "package.json"
+    shutil.copy(package, directory)
+    install(directory, package, "npm", "install", "--no-audit", "--no-fund", "--silent")
+    return directory / "node_modules"
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(oauth_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """Apache Kafka that asks who its clients are."""
+    need("keytool", "Debian: apt-get install openjdk-17-jre-headless")
+    made = SecuredKafka(class_path("4.3.1"), oauth_modules, tmp_path_factory.mktemp("secured"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ listener     protocol        asks for
 INSIDE       PLAINTEXT       nothing; brokers and the test's own questions
 LOGIN        SASL_SSL        PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
 CLEAR        SASL_PLAINTEXT  the same
-BRIEF        SASL_SSL        the same, again every three seconds
+BRIEF        SASL_SSL        the same, again every five seconds
 TLS          SSL             nothing; certificate of the broker alone
 MUTUAL       SSL             a certificate of the same authority
 EXPIRED      SSL             nothing; the broker's certificate was valid until yesterday
@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +53,7 @@ LISTENERS = {
     "MUTUAL": "SSL",
     "EXPIRED": "SSL",
 }
-BRIEF_MS = 3_000
+BRIEF_MS = 5_000
 MODULES = "org.apache.kafka.common.security"
 PLAIN_MODULE = f"{MODULES}.plain.PlainLoginModule"
 SCRAM_MODULE = f"{MODULES}.scram.ScramLoginModule"
@@ -266,8 +265,3 @@ def _files(directory: Path, ca: Signed) -> Files:
         client=client,
         ca=ca,
     )
-
-
-def wait_for_metadata(seconds: float) -> None:
-    """Lets some time pass in which a client goes on by itself."""
-    time.sleep(seconds)

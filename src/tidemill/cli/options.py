@@ -13,6 +13,7 @@ import click
 
 from tidemill.cli import suggest
 from tidemill.model.errors import ConfigError
+from tidemill.model.secrets import HIDDEN, is_secret
 
 if TYPE_CHECKING:
     # Only newer versions of click know what a parameter's type makes.
@@ -130,6 +131,17 @@ bootstrap_option = click.option(
 """The same for every command that asks a cluster."""
 
 
+client_file_option = click.option(
+    "--command-config",
+    "client_file",
+    envvar="TIDEMILL_COMMAND_CONFIG",
+    show_envvar=True,
+    metavar="FILE",
+    type=Existing("a properties file of client keys", directory=False),
+    help="Properties file of client keys, as logins.",
+)
+"""The same for every command that asks a cluster. A file keeps secrets out of the list of processes."""
+
 config_file_option = click.option(
     "-c",
     "--config",
@@ -189,13 +201,7 @@ def target_options(function: F) -> F:
             metavar="KEY=VALUE",
             help="Set one client key; can be repeated.",
         ),
-        click.option(
-            "--command-config",
-            "client_file",
-            metavar="FILE",
-            type=Existing("a properties file of client keys", directory=False),
-            help="Properties file of client keys.",
-        ),
+        client_file_option,
         bootstrap_option,
     ):
         made = option(made)
@@ -233,7 +239,7 @@ def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise click.UsageError(f"{option} {text}: it must be KEY=VALUE")
+            raise click.UsageError(f"{option} {HIDDEN if is_secret(text) else text}: it must be KEY=VALUE")
         found[key.strip()] = value
     return found
 

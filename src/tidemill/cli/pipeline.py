@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tidemill.cli.options import Target, Whole, bootstrap_option, pairs
+from tidemill.cli.options import Target, Whole, bootstrap_option, client_file_option, client_settings, pairs
 from tidemill.model.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,6 +20,7 @@ def _client_options(function: Function) -> Function:
     """Options that every job has."""
     for decorate in (
         bootstrap_option,
+        client_file_option,
         click.option(
             "--option",
             "extra",
@@ -81,7 +82,7 @@ def load(**given: Any) -> None:
     from tidemill.pipeline.jobs.load import LoadJob
     from tidemill.pipeline.jobs.load import load as run
 
-    source = {"kafka.bootstrap.servers": given["bootstrap"], **pairs("--option", given["extra"])}
+    source = _kafka_options(given)
     source.update(_selection(given["topics"], given["pattern"]))
     if given["max_offsets"] is not None:
         source["maxOffsetsPerTrigger"] = str(given["max_offsets"])
@@ -139,7 +140,7 @@ def publish(**given: Any) -> None:
 
     reader = pairs("--read-option", given["read_option"])
     job = PublishJob(
-        sink={"kafka.bootstrap.servers": given["bootstrap"], **pairs("--option", given["extra"])},
+        sink=_kafka_options(given),
         topic=given["topic"],
         key=given["key"],
         timestamp=given["timestamp"],
@@ -166,6 +167,12 @@ def wrong_usage() -> Iterator[None]:
         yield
     except ConfigError as problem:
         raise click.UsageError(str(problem)) from None
+
+
+def _kafka_options(given: dict[str, Any]) -> dict[str, str]:
+    """Options of the format ``tidemill`` for the cluster: those of ``--option`` go before the file's keys."""
+    keys = {**client_settings(given["client_file"], ()), "bootstrap.servers": given["bootstrap"]}
+    return {**{f"kafka.{name}": value for name, value in keys.items()}, **pairs("--option", given["extra"])}
 
 
 def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:

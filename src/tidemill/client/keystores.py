@@ -19,7 +19,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidemill.model.errors import ConfigError
 from tidemill.model.faults import fault_of
@@ -148,7 +148,7 @@ def _refuse_jks(key: str, path: str, data: bytes) -> None:
         )
 
 
-def _pkcs12(key: str, path: str, data: bytes, password: str):  # type: ignore[no-untyped-def]  # of an extra
+def _pkcs12(key: str, path: str, data: bytes, password: str) -> Any:
     try:
         from cryptography.hazmat.primitives.serialization import pkcs12
     except ImportError:
@@ -166,7 +166,7 @@ def _pkcs12(key: str, path: str, data: bytes, password: str):  # type: ignore[no
         ) from None
 
 
-def _pem(certificate) -> str:  # type: ignore[no-untyped-def]  # of an extra
+def _pem(certificate: Any) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     text: str = certificate.public_bytes(Encoding.PEM).decode()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from tidemill.client.config import CONSUMER, PRODUCER, ClientConfig
 from tidemill.model.errors import ConfigError
 from tidemill.model.faults import fault_of
+from tidemill.model.secrets import Settings, shown
 from tidemill.model.types import TopicPartition
 
 EARLIEST = -2
@@ -268,18 +269,19 @@ def parse_duration(name: str, text: str) -> float:
 
 
 def _unknown(name: str, value: str, known: tuple[str, ...], doing: str) -> str:
+    given = f"option {name}={shown(name, value)}"
     if name.lower() == "path":
         wanted = "subscribe, subscribePattern or assign" if doing == "reading" else "topic"
-        return f"option path={value!r}: tidemill has topics, not paths; set the option {wanted}"
+        return f"{given}: tidemill has topics, not paths; set the option {wanted}"
     if name.lower() in {other.lower() for other in SOURCE_OPTIONS + SINK_OPTIONS}:
-        return (
-            f"option {name}={value!r} means nothing for {doing}; allowed are {', '.join(known)} and kafka.*"
-        )
+        return f"{given} means nothing for {doing}; allowed are {', '.join(known)} and kafka.*"
+    if name.lower().startswith(("sasl.", "ssl.", "security.")):
+        return f"{given} is unknown; did you mean kafka.{name.lower()}?"
     import difflib
 
     near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=0.7)
     hint = next((f"; did you mean {other}?" for other in known if near and other.lower() == near[0]), ".")
-    return f"option {name}={value!r} is unknown{hint} Allowed for {doing} are {', '.join(known)} and kafka.*"
+    return f"{given} is unknown{hint} Allowed for {doing} are {', '.join(known)} and kafka.*"
 
 
 def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
@@ -300,11 +302,20 @@ def _client_options(given: _Options, role: str) -> dict[str, str]:
         raise ConfigError(
             "option kafka.bootstrap.servers is missing: give host:port,host:port of some brokers"
         )
+    key = client.get("ssl.keystore.key")
+    if key is not None and "ENCRYPTED" not in key:
+        raise ConfigError(
+            "option kafka.ssl.keystore.key holds a key without a password, which Spark would show in plans "
+            "and event logs: encrypt it (openssl pkcs8 -topk8) and give kafka.ssl.key.password, which Spark "
+            "hides, or name a file in kafka.ssl.keystore.location"
+        )
     try:
         ClientConfig(role, client)
     except ConfigError as problem:
-        raise ConfigError(f"option kafka.{problem}") from None
-    return client
+        text = str(problem)
+        names_a_key = "." in re.split(r"[ =]", text, maxsplit=1)[0]
+        raise ConfigError(f"option kafka.{text}" if names_a_key else f"options kafka.*: {text}") from None
+    return Settings.of(client)
 
 
 def _selection(given: _Options) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:

@@ -1,7 +1,7 @@
 // A certified OAuth server, that gives tokens to clients for their own credentials.
 //
 // node server.mjs CLEAR_PORT TLS_PORT KEY CERTIFICATE: the same server at both ports. The client "brief" gets
-// tokens that hold for four seconds, "slow" gets its answer after three, others for ten minutes.
+// tokens that hold for six seconds, others for ten minutes.
 import http from "node:http";
 import https from "node:https";
 import { readFileSync } from "node:fs";
@@ -31,7 +31,7 @@ const provider = new Provider(`https://localhost:${tlsPort}`, {
       getResourceServerInfo: (ctx, resource, who) => ({
         scope: "records",
         audience: who.clientId === "stranger" ? "elsewhere" : "kafka",
-        accessTokenTTL: who.clientId === "brief" ? 4 : 600,
+        accessTokenTTL: who.clientId === "brief" ? 6 : 600,
         accessTokenFormat: "jwt",
       }),
     },

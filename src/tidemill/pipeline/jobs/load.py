@@ -43,7 +43,7 @@ class LoadJob:
     where the event date is taken; None is the session's.
     """
 
-    source: Mapping[str, str]
+    source: Mapping[str, str] = field(repr=False)  # it may hold a password
     output: str
     checkpoint: str
     schema: str | None = None

@@ -23,7 +23,7 @@ class PublishJob:
     ``sink`` are options of the format ``tidemill`` (``kafka.bootstrap.servers`` and other ``kafka.*``).
     """
 
-    sink: Mapping[str, str]
+    sink: Mapping[str, str] = field(repr=False)  # it may hold a password
     topic: str
     key: str | None = None
     timestamp: str | None = None

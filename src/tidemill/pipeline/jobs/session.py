@@ -25,6 +25,8 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Secrets that Spark leaves out of plans, its UI and event logs: by default it knows some of them only.
+    "spark.sql.redaction.options.regex": r"(?i)url|secret|password|token|jaas|[.]key$",
     # The file sink's list of files is compacted rarely enough to stay cheap, and is read by Spark only.
     "spark.sql.streaming.numRecentProgressUpdates": "10000",
 }

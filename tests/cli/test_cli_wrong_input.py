@@ -46,6 +46,17 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             USAGE,
             "bad.properties:2: no.such.key is no key of a client",
         ),
+        ("topic list -X sasl.password:p4ssword", USAGE, "-X (hidden): it must be KEY=VALUE"),
+        (
+            "topic list -X sasl.mechanism=KERBEROS",
+            USAGE,
+            "-X: sasl.mechanism='KERBEROS' is not known; use one of",
+        ),
+        (
+            "topic list -X security.protocol=sasl_ssl",
+            USAGE,
+            "sasl.mechanism is missing, which security.protocol",
+        ),
         ("topic create x -p 99999999999", USAGE, "99999999999 is out of range: allowed is 1 to 2147483647"),
         ("topic create x -p 0", USAGE, "0 is out of range: allowed is 1 to 2147483647"),
         ("topic create x -p many", USAGE, "'many' is no whole number"),

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
-from tidemill.cli.pipeline import command
+from tidemill.cli.pipeline import _kafka_options, command
 from tidemill.client import Admin
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.failures import explained
@@ -191,3 +191,28 @@ def test_paths_of_other_systems_are_left_to_spark() -> None:
 )
 def test_what_spark_says_becomes_a_line(text: str, line: str) -> None:
     assert explained(ValueError(text)) == line
+
+
+def test_a_login_comes_from_a_file_of_javas_tools(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    line = 'a.PlainLoginModule required username="u" password="p4ssword";'
+    file.write_text(f"security.protocol=SASL_SSL\nsasl.jaas.config={line}\nclient.id=mine\n")
+    given: dict[str, Any] = {
+        "client_file": str(file),
+        "bootstrap": "h:1",
+        "extra": ("kafka.client.id=other",),
+    }
+    assert _kafka_options(given) == {
+        "kafka.bootstrap.servers": "h:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.jaas.config": line,
+        "kafka.client.id": "other",
+    }
+    load = ("load", "-b", "localhost:1", "-t", "t", "-o", str(tmp_path / "out"))
+    assert "(localhost:1: " in said(*load, "--command-config", str(file), code=1)
+    file.write_text(
+        "security.protocol=SASL_SSL\nsasl.jaas.config=a.PlainLoginModule required password=p4ssword;\n"
+    )
+    told = said(*load, "--command-config", str(file))
+    assert "PLAIN needs a username: set sasl.username" in told
+    assert "p4ssword" not in told

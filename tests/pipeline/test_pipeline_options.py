@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
@@ -195,3 +196,78 @@ def test_a_sink_takes_a_topic_and_client_options_only() -> None:
         parse_sink_options(BASE)
     with pytest.raises(ConfigError, match="topic is empty"):
         parse_sink_options({"topic": "", "kafka.bootstrap.servers": "h:1"})
+
+
+LINE = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p4ssword";'
+LOGIN = {
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.jaas.config": LINE,
+}
+
+
+def test_logins_are_options_of_source_and_sink() -> None:
+    source = parse_source_options({**BASE, **LOGIN}, streaming=False)
+    sink = parse_sink_options({"topic": "t", "kafka.bootstrap.servers": "h:1", **LOGIN})
+    for options in (source, sink, pickle.loads(pickle.dumps(source))):
+        assert options.client["sasl.jaas.config"] == LINE
+        assert "p4ssword" not in repr(options) + str(options.client) + f"{options.client}"
+        assert "(hidden)" in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"kafka.sasl.jaas.config": LINE[:-1]}, "option kafka.sasl.jaas.config cannot be read: the closing"),
+        (
+            {"kafka.sasl.mechanism": "SCRAM-SHA-512"},
+            "option kafka.sasl.mechanism=SCRAM-SHA-512 and the login",
+        ),
+        (
+            {"kafka.sasl.jaas.config": LINE.replace("username", "user")},
+            "options kafka.*: PLAIN needs a username: set sasl.username",
+        ),
+        (
+            {"sasl.jaas.config": LINE},
+            "option sasl.jaas.config=(hidden) is unknown; did you mean kafka.sasl.jaas",
+        ),
+        ({"path": "p", "password": "p4ssword"}, "option path='p'"),
+        ({"password": "p4ssword"}, "option password=(hidden) is unknown"),
+        (
+            {
+                "kafka.ssl.keystore.key": "-----BEGIN PRIVATE KEY-----p4ssword",
+                "kafka.ssl.keystore.certificate.chain": "c",
+            },
+            "holds a key without a password, which Spark would show in plans and event logs: encrypt it",
+        ),
+    ],
+)
+def test_options_of_a_login_that_are_wrong_are_said_without_their_secrets(
+    more: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_source_options({**BASE, **LOGIN, **more}, streaming=False)
+    assert words in str(caught.value)
+    assert "p4ssword" not in str(caught.value)
+
+
+def test_a_key_under_a_password_may_be_an_option() -> None:
+    key = {
+        "kafka.ssl.keystore.key": "-----BEGIN ENCRYPTED PRIVATE KEY-----",
+        "kafka.ssl.keystore.certificate.chain": "c",
+        "kafka.ssl.key.password": "p4ssword",
+    }
+    assert (
+        parse_source_options({**BASE, **LOGIN, **key}, streaming=False).client["ssl.key.password"]
+        == "p4ssword"
+    )
+
+
+def test_jobs_are_shown_without_the_options_of_their_login() -> None:
+    pytest.importorskip("pyspark")
+    from tidemill.pipeline.jobs.load import LoadJob
+    from tidemill.pipeline.jobs.publish import PublishJob
+
+    load = LoadJob(source={**BASE, **LOGIN}, output="o", checkpoint="c")
+    publish = PublishJob(sink={**BASE, **LOGIN}, topic="t")
+    assert "p4ssword" not in repr(load) + repr(publish)

@@ -1,8 +1,8 @@
 """Reads and writes a secured cluster with Spark, and tells what Spark shows of it.
 
 For test_extra_secured_spark.py. The settings come as JSON on standard input: ``logins`` (options of the
-format, by name), ``topics`` (a filled and an empty one for each), ``wrong`` (options whose login is refused) and
-``directory``. The answer is one line of JSON.
+format, by name), ``topics`` (a filled and an empty one for each), ``wrong`` (options whose login is
+refused) and ``directory``. The answer is one line of JSON.
 """
 
 from __future__ import annotations

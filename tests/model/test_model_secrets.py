@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tidemill.client.config import KEYS
+from tidemill.model.secrets import Settings, is_secret, shown, without
+
+SECRETS = {
+    "sasl.jaas.config",
+    "sasl.password",
+    "sasl.oauthbearer.client.credentials.client.secret",
+    "ssl.key.password",
+    "ssl.keystore.key",
+    "ssl.keystore.password",
+    "ssl.truststore.password",
+}
+
+
+def test_the_secrets_among_the_clients_keys_are_these() -> None:
+    assert {name for name in KEYS if is_secret(name)} == SECRETS
+
+
+@pytest.mark.parametrize(
+    "name", ["sasl_password", "token", "access_token", "PASSWORD", "basic.auth.secret", "key"]
+)
+def test_names_of_others_that_are_secrets_are_known(name: str) -> None:
+    assert is_secret(name)
+    assert shown(name, "value") == "(hidden)"
+
+
+@pytest.mark.parametrize("name", ["ssl.key.location", "sasl.oauth.token.provider", "sasl.username", "monkey"])
+def test_names_that_sound_alike_are_none(name: str) -> None:
+    assert not is_secret(name)
+    assert shown(name, "value") == "'value'"
+
+
+def test_settings_hide_their_secrets_and_keep_them() -> None:
+    settings = Settings.of({"sasl.password": "p4ssword", "client.id": "me"})
+    expected = "{'sasl.password': '(hidden)', 'client.id': 'me'}"
+    assert (repr(settings), str(settings), f"{settings}") == (expected, expected, expected)
+    assert pickle.loads(pickle.dumps(settings))["sasl.password"] == "p4ssword"
+    assert {**settings}["sasl.password"] == "p4ssword"
+
+
+def test_secrets_are_taken_out_of_texts_of_others() -> None:
+    assert without(["p4ssword", None, ""], "no p4ssword, please") == "no (hidden), please"
+    assert without(["abcd", "abcdef"], "abcdef") == "(hidden)"
+    assert without(["a"], "banana") == "banana"

@@ -391,7 +391,8 @@ def test_the_signer_of_amazon_makes_the_token(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     token = ProviderSource("tidemill.client.msk_iam:token").fetch()
     signed = base64.urlsafe_b64decode(token.text + "=" * (-len(token.text) % 4)).decode()
-    assert signed.startswith("https://kafka.us-east-1.amazonaws.com/?Action=kafka-cluster%3AConnect")
+    assert ".us-east-1." in signed.partition("?")[0]
+    assert "Action=kafka-cluster%3AConnect" in signed
     assert "X-Amz-Signature=" in signed
     assert "wJalrXUtnFEMI" not in signed
     assert token.expires_s == pytest.approx(time.time() + 900, abs=60)

@@ -58,7 +58,7 @@ class Login(Protocol):
         ...
 
 
-class PasswordLogin:
+class PasswordLogin(Login):
     """User and password, by PLAIN or SCRAM."""
 
     def __init__(self, mechanism: str, username: str, password: str, token_auth: bool) -> None:
@@ -80,7 +80,7 @@ class PasswordLogin:
         return step
 
 
-class TokenLogin:
+class TokenLogin(Login):
     """A token, by OAUTHBEARER."""
 
     mechanism = OAUTHBEARER

@@ -74,7 +74,7 @@ def advance(name: str, table: Mapping[Step, Step], step: Step) -> Step:
     return after
 
 
-class PlainMechanism:
+class PlainMechanism(Mechanism):
     """User and password in the clear: for connections that TLS protects."""
 
     name = PLAIN
@@ -99,7 +99,7 @@ class PlainMechanism:
         return None
 
 
-class OAuthBearerMechanism:
+class OAuthBearerMechanism(Mechanism):
     """A token that the broker checks. Its refusal comes as JSON, which has to be answered."""
 
     name = OAUTHBEARER

@@ -23,7 +23,7 @@ import hmac
 import secrets
 from collections.abc import Mapping
 
-from tidemill.client.sasl import BEGIN, Step, advance, printable
+from tidemill.client.sasl import BEGIN, Mechanism, Step, advance, printable
 from tidemill.model.errors import ProtocolError
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -45,7 +45,7 @@ class WrongSignature(ProtocolError):
     """The server did not prove that it knows the password: it may be another one."""
 
 
-class ScramMechanism:
+class ScramMechanism(Mechanism):
     """One exchange. ``nonce`` is random unless a test gives it."""
 
     TABLE: Mapping[Step, Step] = {

@@ -19,7 +19,7 @@ from typing import Any
 
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable
 from tidemill.client.sasl import printable
-from tidemill.client.tokens import Token, checked
+from tidemill.client.tokens import Token, TokenSource, checked
 from tidemill.model.errors import ConfigError
 from tidemill.model.faults import fault_of
 from tidemill.model.secrets import without
@@ -31,7 +31,7 @@ AGAIN_LATER = (408, 425, 429)
 """Status codes below 500 after which the same request may succeed."""
 
 
-class EndpointSource:
+class EndpointSource(TokenSource):
     """An OAuth server. ``trust`` gives the TLS settings when they are first needed."""
 
     def __init__(

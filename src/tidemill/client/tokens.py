@@ -164,7 +164,7 @@ def jwt_expiry(text: str) -> float | None:
         return None
 
 
-class FileSource:
+class FileSource(TokenSource):
     """A file that something else keeps up to date, as Kubernetes does with a projected token."""
 
     def __init__(self, path: str) -> None:
@@ -186,7 +186,7 @@ class FileSource:
 Provider = Callable[[], Any]
 
 
-class ProviderSource:
+class ProviderSource(TokenSource):
     """A callable of the user: without arguments, it gives a token, or token and moment of its end."""
 
     def __init__(self, provider: Provider | str, secrets: tuple[str, ...] = ()) -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.options import EARLIEST, LATEST, parse_sink_options, parse_source_options
+from tidemill.pipeline.options import (
+    EARLIEST,
+    LATEST,
+    check_source_options,
+    parse_sink_options,
+    parse_source_options,
+)
+from tidemill.pipeline.source import TidemillDataSource
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
 
@@ -41,7 +48,7 @@ def test_a_batch_begins_at_the_earliest_offset_and_a_stream_at_the_latest() -> N
 
 def test_offsets_of_partitions_are_read_from_json() -> None:
     text = json.dumps({"a": {"0": 23, "1": -1, "2": -2}})
-    starting = parse_source_options(batch(startingOffsets=text), streaming=False).starting
+    starting = parse_source_options(batch(startingOffsets=text), streaming=True).starting
     assert starting.everywhere is None
     assert starting.partitions == {
         TopicPartition("a", 0): 23,
@@ -53,7 +60,7 @@ def test_offsets_of_partitions_are_read_from_json() -> None:
 def test_a_timestamp_wins_over_offsets_and_one_for_all_over_one_for_each() -> None:
     each = json.dumps({"a": {"0": 5}})
     options = parse_source_options(
-        batch(startingOffsets="latest", startingOffsetsByTimestamp=each, startingTimestamp="9"),
+        batch(startingOffsets="earliest", startingOffsetsByTimestamp=each, startingTimestamp="9"),
         streaming=False,
     )
     assert options.starting.by_time
@@ -84,6 +91,24 @@ def test_assigned_partitions_are_read_from_json() -> None:
         (batch(startingOffsets="now"), ["startingOffsets='now'", "earliest, latest"]),
         (batch(endingOffsets="earliest"), ["endingOffsets='earliest'", "latest"]),
         (batch(endingOffsets='{"a": {"0": -2}}'), ["endingOffsets", "read nothing"]),
+        (batch(startingOffsets="latest"), ["startingOffsets='latest'", "reads nothing", "spark.readStream"]),
+        (batch(startingOffsets='{"a": {"0": 4, "1": -1}}'), ["-1 (latest) as the start of a-1", "-2"]),
+        (
+            batch(startingOffsets='{"a": {"0": 4}}', endingOffsets='{"a": {"0": 3}}'),
+            ["starts a-0 at 4, after its end at 3", "endingOffsets"],
+        ),
+        (
+            batch(startingOffsets='{"a": {"0": 4}}', endingOffsets='{"a": {"0": 4, "1": 4}}'),
+            ["same partitions", "a-1 is only in one"],
+        ),
+        (
+            batch(startingOffsetsByTimestamp='{"a": {"0": 9}}', endingOffsetsByTimestamp='{"a": {"0": 8}}'),
+            ["starts a-0 at 9, after its end at 8"],
+        ),
+        (
+            batch(startingTimestamp="9", endingTimestamp="8"),
+            ["startingTimestamp=9 is after endingTimestamp=8"],
+        ),
         (batch(startingOffsets='{"a": {"0": -3}}'), ["'0': -3", "at least -2"]),
         (batch(startingOffsets='{"a": {"x": 1}}'), ["'x': 1"]),
         (batch(startingOffsets="{"), ["startingOffsets='{'", "no JSON"]),
@@ -196,6 +221,48 @@ def test_a_sink_takes_a_topic_and_client_options_only() -> None:
         parse_sink_options(BASE)
     with pytest.raises(ConfigError, match="topic is empty"):
         parse_sink_options({"topic": "", "kafka.bootstrap.servers": "h:1"})
+    with pytest.raises(ConfigError, match="createTopics='perhaps': true or false"):
+        parse_sink_options({"kafka.bootstrap.servers": "h:1", "createTopics": "perhaps"})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"endingOffsets": "latest"},
+        {"startingOffsets": "latest"},
+        {"maxOffsetsPerTrigger": "5"},
+        {"startingOffsets": '{"a": {"0": -1}}'},
+    ],
+)
+def test_load_takes_what_a_batch_or_a_stream_can_use(more: dict[str, str]) -> None:
+    check_source_options({**BASE, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets='earliest'"),
+        ({"endingOffsets": "latest", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger='5' means nothing"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "is above maxOffsetsPerTrigger=5"),
+        ({"kafka.acls": "1"}, "option kafka.acls"),
+    ],
+)
+def test_load_refuses_what_neither_a_batch_nor_a_stream_can_use(more: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_source_options({**BASE, **more})
+    assert words in str(caught.value)
+
+
+def test_making_a_source_checks_a_read_with_a_schema_of_its_own_and_leaves_writes_alone() -> None:
+    with pytest.raises(ConfigError, match="did you mean startingOffsets"):
+        TidemillDataSource({**BASE, "startingOffset": "latest"})
+    with pytest.raises(ConfigError, match="includeHeaders='yes'"):
+        TidemillDataSource({**BASE, "includeHeaders": "yes"})
+    with pytest.raises(ConfigError, match="exactly one of assign, subscribe and subscribePattern"):
+        TidemillDataSource({"kafka.bootstrap.servers": "h:1"}).schema()
+    TidemillDataSource({"kafka.bootstrap.servers": "h:1", "topic": "t", "checkpointLocation": "/x"})
 
 
 LINE = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p4ssword";'

@@ -14,6 +14,7 @@ from tidemill.pipeline.planning import (
     ClusterView,
     OffsetRange,
     advance,
+    end_position,
     limit_rows,
     plan_ranges,
     split_ranges,
@@ -128,10 +129,42 @@ def test_a_log_that_ends_before_the_position_is_a_loss_and_goes_on_from_its_end(
     assert ahead.losses == ["a-0 ends at 40, before the position 50"]
 
 
-def test_a_topic_that_is_gone_is_a_loss_and_leaves_the_position() -> None:
-    ahead = advance(at({A0: 5, B0: 5}), view({A0: 5}))
-    assert ahead.end == {A0: 5}
+def test_a_topic_that_is_gone_is_a_loss_and_keeps_its_position_and_id() -> None:
+    before, now = at({A0: 5, B0: 5}), view({A0: 7})
+    ahead = advance(before, now)
+    assert ahead.end == {A0: 7}
     assert ahead.losses == ["the cluster has no longer b-0"]
+    after = end_position(ahead.end, ahead.absent, now, before)
+    assert after == at({A0: 7, B0: 5})
+    # It comes back with its id, and goes on; with another id it begins again.
+    assert advance(after, view({A0: 7, B0: 8})).begin == {A0: 7, B0: 5}
+    assert not advance(after, view({A0: 7, B0: 8})).losses
+    again = advance(after, view({A0: 7, B0: 8}, ids={"b": OTHER}))
+    assert again.begin == {A0: 7, B0: 0}
+    assert not again.absent
+    assert ["made anew" in loss for loss in again.losses] == [True]
+
+
+def test_a_partition_that_is_gone_from_a_topic_keeps_its_position() -> None:
+    before, now = at({A0: 5, A1: 3}), view({A0: 6})
+    ahead = advance(before, now)
+    assert ahead.absent == {A1: 3}
+    assert end_position(ahead.end, ahead.absent, now, before) == at({A0: 6, A1: 3})
+
+
+def test_a_broker_without_topic_ids_does_not_take_the_id_from_the_checkpoint() -> None:
+    before, now = at({A0: 5}), view({A0: 6}, ids={"a": None})
+    ahead = advance(before, now)
+    assert end_position(ahead.end, ahead.absent, now, before) == at({A0: 6})
+
+
+def test_a_topic_that_was_absent_from_a_batch_is_no_loss_of_it() -> None:
+    """The batch has nothing to read of b, whatever became of b since."""
+    ranges, losses = plan_ranges(
+        at({A0: 5, B0: 5}), at({A0: 6, B0: 5}), view({A0: 6, B0: 2}, ids={"b": OTHER})
+    )
+    assert ranges == [OffsetRange("a", 0, 5, 6, ID)]
+    assert losses == []
 
 
 def test_a_batch_is_planned_the_same_each_time() -> None:
@@ -184,6 +217,11 @@ def test_partitions_are_sorted_as_numbers() -> None:
 
 def test_offsets_of_sparks_own_connector_are_read() -> None:
     assert parse_position({"a": {"0": 5, "1": 6}}).offsets() == {A0: 5, A1: 6}
+    named = {"version": {"0": 5}, "topics": {"0": 6}}
+    assert parse_position(named).offsets() == {
+        TopicPartition("version", 0): 5,
+        TopicPartition("topics", 0): 6,
+    }
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ _ROWS: tuple[tuple[str, str, Any, Callable[[str, Any], Any], str], ...] = (
         "Assignors, best first: range, roundrobin, sticky, cooperative-sticky",
     ),
     ("check.crcs", CONSUMER, True, _boolean, "Checks the checksum of every batch"),
-    ("allow.auto.create.topics", CONSUMER, True, _boolean, "A subscribed topic may be created by the broker"),
+    ("allow.auto.create.topics", COMMON, True, _boolean, "The broker may create a topic that is not there"),
     ("exclude.internal.topics", CONSUMER, True, _boolean, "A pattern does not match __consumer_offsets"),
     ("default.api.timeout.ms", COMMON, 60_000, SIZE, "How long a blocking call may take"),
 )

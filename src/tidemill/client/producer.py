@@ -212,7 +212,8 @@ class Producer:
             found = self._topics.get(topic)
             if found is not None:
                 return found
-            known = self._cluster.topic(topic, time.monotonic() + self._block, create=True)
+            create = self._cluster.config.bool("allow.auto.create.topics")
+            known = self._cluster.topic(topic, time.monotonic() + self._block, create=create)
             made = TopicQueues(topic, len(known.partitions))
             with self._accumulator.lock:
                 self._topics[topic] = made

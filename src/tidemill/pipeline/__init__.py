@@ -1,7 +1,8 @@
 """Spark data source and sink; jobs on top of them.
 
-``TidemillDataSource`` is the class behind ``spark.read.format("tidemill")``. It is imported on first use,
-so that the command line does not wait for PySpark.
+``TidemillDataSource`` is the class behind ``spark.read.format("tidemill")``. ``LagListener`` tells how far
+streaming queries are behind their topics. Both are imported on first use, so that the command line does not
+wait for PySpark.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemill.pipeline.lag import Lag, LagListener
     from tidemill.pipeline.source import TidemillDataSource
 
-__all__ = ["TidemillDataSource"]
+__all__ = ["Lag", "LagListener", "TidemillDataSource"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from tidemill.pipeline.source import TidemillDataSource
 
         return TidemillDataSource
+    if name in ("Lag", "LagListener"):
+        from tidemill.pipeline import lag
+
+        return getattr(lag, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

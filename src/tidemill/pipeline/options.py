@@ -60,7 +60,7 @@ SOURCE_OPTIONS = (
     "batchBytes",
 )
 
-SINK_OPTIONS = ("topic", "checkpointLocation")
+SINK_OPTIONS = ("topic", "createTopics", "checkpointLocation")
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
@@ -134,6 +134,7 @@ class SinkOptions(NamedTuple):
 
     client: Mapping[str, str]
     topic: str | None
+    create_topics: bool
 
     @property
     def bootstrap(self) -> str:
@@ -153,13 +154,18 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         timeout_ms = given.number("kafkaConsumer.pollTimeoutMs", 0, at_least=1, at_most=2**31 - 1)
         client.setdefault("default.api.timeout.ms", str(timeout_ms))
     topics, pattern, assigned = _selection(given)
+    starting = _bound(given, "starting", LATEST if streaming else EARLIEST)
+    ending = _bound(given, "ending", LATEST)
+    if not streaming:
+        _refuse_start_at_end(starting, given)
+        _refuse_start_after_end(starting, ending)
     return SourceOptions(
         client=client,
         topics=topics,
         pattern=pattern,
         assigned=assigned,
-        starting=_bound(given, "starting", LATEST if streaming else EARLIEST),
-        ending=_bound(given, "ending", LATEST),
+        starting=starting,
+        ending=ending,
         latest_without_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
         == "latest",
         offsets_per_trigger_max=given.whole("maxOffsetsPerTrigger", None, at_least=1),
@@ -177,6 +183,28 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     )
 
 
+def check_source_options(options: Mapping[str, str]) -> None:
+    """Checks the options of a read before it is known whether it is a batch or a stream (in ``load()``).
+
+    Raises ConfigError for options that neither of them can use.
+    """
+    try:
+        parse_source_options(options, streaming=True)
+    except ConfigError as of_stream:
+        try:
+            parse_source_options(options, streaming=False)
+        except ConfigError as of_batch:
+            names = {name.lower() for name in options}
+            only_batch = any(name.lower() in names for name in BATCH_ONLY)
+            raise (of_batch if only_batch else of_stream) from None
+
+
+def client_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The client's part (``kafka.*``) of the options of a read, checked; raises ConfigError."""
+    kept = {name: value for name, value in options.items() if name.lower().startswith("kafka.")}
+    return _client_options(_Options(kept, (), "reading"), CONSUMER)
+
+
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Checks and types the options of a write; raises ConfigError as :func:`parse_source_options` does."""
     given = _Options(options, SINK_OPTIONS, "writing")
@@ -186,6 +214,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         client=_client_options(given, PRODUCER),
         topic=topic.strip() if topic else None,
+        create_topics=given.truth("createTopics", False),
     )
 
 
@@ -313,7 +342,8 @@ def _client_options(given: _Options, role: str) -> dict[str, str]:
         ClientConfig(role, client)
     except ConfigError as problem:
         text = str(problem)
-        names_a_key = "." in re.split(r"[ =]", text, maxsplit=1)[0]
+        first = re.split(r"[ =]", text, maxsplit=1)[0]
+        names_a_key = "." in first or text.startswith((f"{first}=", f"{first} is no key"))
         raise ConfigError(f"option kafka.{text}" if names_a_key else f"options kafka.*: {text}") from None
     return Settings.of(client)
 
@@ -330,7 +360,7 @@ def _selection(given: _Options) -> tuple[tuple[str, ...], str | None, tuple[Topi
             raise ConfigError(f"option subscribe={text!r}: topic names are wanted, separated by commas")
         return topics, None, ()
     if ways[0] == "subscribePattern":
-        return (), _pattern(text), ()
+        return (), _pattern(text.strip()), ()
     return (), None, _assignment(text)
 
 
@@ -384,6 +414,50 @@ def _bound(given: _Options, side: str, default: int) -> Bound:
             f"option endingOffsets={text!r}: an end of {EARLIEST} (earliest) would read nothing"
         )
     return Bound(None, partitions, False, option)
+
+
+def _refuse_start_at_end(starting: Bound, given: _Options) -> None:
+    """A batch that starts at the latest offset is empty."""
+    if starting.by_time:
+        return
+    text = given.text(starting.option)
+    if starting.everywhere == LATEST:
+        raise ConfigError(
+            f"option {starting.option}={text!r}: a batch that starts at the latest offset reads nothing; "
+            "start it at earliest, at offsets or at a time, or use spark.readStream for records yet to come"
+        )
+    for partition, number in starting.partitions.items():
+        if number == LATEST:
+            raise ConfigError(
+                f"option {starting.option}={text!r}: {LATEST} (latest) as the start of {partition} would "
+                f"read nothing in a batch; give an offset, or {EARLIEST} for earliest"
+            )
+
+
+def _refuse_start_after_end(starting: Bound, ending: Bound) -> None:
+    """Compares what can be compared without the cluster: numbers of the same partition and kind."""
+    if starting.by_time != ending.by_time:
+        return
+    if starting.everywhere is not None and ending.everywhere is not None:
+        if 0 <= ending.everywhere < starting.everywhere:
+            raise ConfigError(
+                f"option {starting.option}={starting.everywhere} is after "
+                f"{ending.option}={ending.everywhere}: the end must not be before the start"
+            )
+        return
+    if starting.everywhere is None and ending.everywhere is None:
+        other = sorted(starting.partitions.keys() ^ ending.partitions.keys())
+        if other:
+            raise ConfigError(
+                f"options {starting.option} and {ending.option} must name the same partitions: {other[0]} is "
+                "only in one of them"
+            )
+        for partition, first in starting.partitions.items():
+            if 0 <= ending.partitions[partition] < first:
+                raise ConfigError(
+                    f"option {starting.option} starts {partition} at {first}, after its end at "
+                    f"{ending.partitions[partition]} in {ending.option}: the end must not be before the start"
+                )
 
 
 def _per_partition(option: str, text: str, *, at_least: int) -> dict[TopicPartition, int]:

@@ -44,11 +44,14 @@ class Advance(NamedTuple):
     """How far a stream can go, and what it has lost on the way.
 
     ``begin`` holds for every partition of ``end``: the position before, the earliest offset for partitions
-    that are new. ``losses`` are sentences for people, empty when all is there.
+    that are new. ``absent`` are positions in partitions that the cluster does not have at the moment: they
+    stay in the checkpoint, for a topic that comes back with the same id. ``losses`` are sentences for people,
+    empty when all is there.
     """
 
     begin: Offsets
     end: Offsets
+    absent: Offsets
     losses: Sequence[str]
 
 
@@ -62,7 +65,8 @@ def advance(position: StreamPosition, view: ClusterView) -> Advance:
     """From ``position`` to the end of the cluster's partitions.
 
     New partitions begin at their earliest offset. Topics made anew and partitions that end before the
-    position are losses: they begin at the earliest offset, or where the log now ends.
+    position are losses: they begin at the earliest offset, or where the log now ends. A partition that the
+    cluster does not have is a loss as well, but its position is kept: only another id of the topic ends it.
     """
     begin: dict[TopicPartition, int] = {}
     end: dict[TopicPartition, int] = {}
@@ -87,10 +91,14 @@ def advance(position: StreamPosition, view: ClusterView) -> Advance:
         else:
             begin[partition] = start
         end[partition] = latest
-    gone = [partition for partition in known if partition not in view.latest and partition.topic not in anew]
-    if gone:
-        losses.append(f"the cluster has no longer {describe_partitions(gone)}")
-    return Advance(begin, end, losses)
+    absent = {
+        partition: offset
+        for partition, offset in known.items()
+        if partition not in view.latest and partition.topic not in anew
+    }
+    if absent:
+        losses.append(f"the cluster has no longer {describe_partitions(absent)}")
+    return Advance(begin, end, absent, losses)
 
 
 def limit_rows(begin: Offsets, end: Offsets, rows_max: int) -> dict[TopicPartition, int]:
@@ -134,19 +142,17 @@ def plan_ranges(
     ranges: list[OffsetRange] = []
     losses: list[str] = []
     for topic, part in sorted(end.topics.items()):
-        if made_anew(end, topic, view.topic_ids.get(topic)):
+        continues = topic in start.topics and not made_anew(start, topic, part.topic_id)
+        before = start.topics[topic].next if continues else {}
+        wanted = {number: last for number, last in part.next.items() if before.get(number, 0) < last}
+        if wanted and made_anew(end, topic, view.topic_ids.get(topic)):
             losses.append(
                 f"topic {topic} was deleted and made anew after this batch was planned: its id was "
                 f"{describe_id(part.topic_id)}, now it is {describe_id(view.topic_ids[topic])}"
             )
             continue
-        continues = topic in start.topics and not made_anew(start, topic, part.topic_id)
-        before = start.topics[topic].next if continues else {}
-        for number in sorted(part.next):
-            partition, last = TopicPartition(topic, number), part.next[number]
-            first = before.get(number, 0)
-            if first >= last:
-                continue
+        for number, last in sorted(wanted.items()):
+            partition, first = TopicPartition(topic, number), before.get(number, 0)
             if partition not in view.earliest:
                 losses.append(
                     f"the cluster has no longer {partition}, offsets {first} to {last - 1} are lost"
@@ -197,9 +203,16 @@ def _cut(one: OffsetRange, parts: int) -> list[OffsetRange]:
     ]
 
 
-def end_position(end: Offsets, view: ClusterView) -> StreamPosition:
-    """The position of ``end``, with the ids that the cluster has now."""
-    return position_of(end, view.topic_ids)
+def end_position(end: Offsets, absent: Offsets, view: ClusterView, before: StreamPosition) -> StreamPosition:
+    """The position of ``end`` and of what is ``absent``, with the ids that the cluster has now.
+
+    A topic that is absent, or that a broker without topic ids describes, keeps the id of ``before``.
+    """
+    ids = dict(view.topic_ids)
+    for topic in {partition.topic for partition in (*end, *absent)}:
+        if ids.get(topic) in (None, ZERO_ID):
+            ids[topic] = before.topic_id(topic)
+    return position_of({**end, **absent}, ids)
 
 
 def waiting_rows(begin: Offsets, end: Offsets) -> int:

@@ -8,7 +8,8 @@ As JSON, keys sorted, since Spark compares offsets as text::
 base64, as Kafka's tools print it): a topic that was deleted and made anew has another one, although its
 name is the same. A broker without topic ids gives ``null``, and the check is left out.
 
-The plain form of Spark's own connector, ``{"flights": {"0": 120}}``, is read as well.
+The plain form of Spark's own connector, ``{"flights": {"0": 120}}``, is read as well: a checkpoint of
+``format("kafka")`` goes on with ``format("tidemill")``, and gets the ids with the next micro-batch.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def position_of(
 def parse_position(table: Mapping[str, Any]) -> StreamPosition:
     """Reads what :meth:`StreamPosition.to_json` wrote, or the plain form. Raises BadPosition."""
     try:
-        if "version" not in table:
+        if isinstance(table.get("version", {}), dict):  # no version, or a topic of that name
             return StreamPosition(
                 {topic: TopicPosition(None, _numbers(part)) for topic, part in table.items()}
             )

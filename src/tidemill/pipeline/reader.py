@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill.client.errors import DataLoss
+from tidemill.client.errors import ClientError, DataLoss
+from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import BatchBuilder, requested_columns
 from tidemill.pipeline.connect import borrowed, open_cluster
 from tidemill.pipeline.options import EARLIEST, SourceOptions
-from tidemill.pipeline.planning import OffsetRange, deleted, split_ranges
-from tidemill.pipeline.targets import look, report_losses, resolve_bound
+from tidemill.pipeline.planning import ClusterView, OffsetRange, Offsets, deleted, split_ranges
+from tidemill.pipeline.targets import is_gone, look, report_losses, resolve_bound
 from tidemill.pipeline.worker_process import prepare_for_next_task
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def plan_batch(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
     without_match = options.latest_without_match
     begin, start_losses = resolve_bound(cluster, options.starting, view, latest_without_match=without_match)
     end, end_losses = resolve_bound(cluster, options.ending, view, latest_without_match=without_match)
+    _refuse_start_after_end(options, begin, end, view)
     report_losses([*start_losses, *end_losses], options)
     return [
         OffsetRange(
@@ -62,6 +64,26 @@ def plan_batch(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
         for partition in sorted(end)
         if begin[partition] < end[partition]
     ]
+
+
+def _refuse_start_after_end(options: SourceOptions, begin: Offsets, end: Offsets, view: ClusterView) -> None:
+    """A start after its end is a mistake in the options, and would read nothing in silence.
+
+    Offsets are compared as the options give them: a start behind the log's end is not moved to it before.
+    """
+    by_time = options.starting.by_time
+    for partition in sorted(end):
+        if by_time:  # a record that came after the look at the log may be the first one of that time
+            first = min(begin[partition], view.latest[partition])
+        else:
+            first = max(options.starting.partitions.get(partition, EARLIEST), begin[partition])
+        # Where retention has passed the end, the start is no mistake: that is a loss.
+        if first > end[partition] and end[partition] >= view.earliest[partition]:
+            raise ConfigError(
+                f"{partition} would start at {first} ({options.starting.text}), after its end at "
+                f"{end[partition]} ({options.ending.text}): the partition has {view.earliest[partition]} to "
+                f"{view.latest[partition]}; start it earlier, or end it later"
+            )
 
 
 def read_range(
@@ -94,7 +116,9 @@ def _read_range(
                         start, tries = batch.column("offset")[-1].as_py() + 1, 0
                         yield builder.build(batch)
                 return
-            except DataLoss as problem:
+            except ClientError as problem:
+                if not isinstance(problem, DataLoss) and not is_gone(problem):
+                    raise
                 tries += 1
                 start = _after_loss(cluster, options, task, start, problem, tries)
 
@@ -115,7 +139,7 @@ def _fetch(
 
 
 def _after_loss(
-    cluster: Cluster, options: SourceOptions, task: OffsetRange, start: int, problem: DataLoss, tries: int
+    cluster: Cluster, options: SourceOptions, task: OffsetRange, start: int, problem: ClientError, tries: int
 ) -> int:
     """Where to go on: where it was, at the first offset that is left, or nowhere (the task's end).
 
@@ -125,8 +149,8 @@ def _after_loss(
     view = cluster.describe([task.topic]).get(task.topic)
     same = view is not None and (task.topic_id is None or view.topic_id in (None, task.topic_id))
     if view is not None and same and task.partition < view.partitions:
-        earliest = cluster.list_offsets({partition: EARLIEST})[partition]
-        if earliest > start:
+        earliest = _earliest(cluster, partition)
+        if earliest is not None and earliest > start:
             report_losses([deleted(partition, start, min(earliest, task.end), earliest)], options)
             return min(earliest, task.end)
     if tries <= options.retries:
@@ -134,3 +158,13 @@ def _after_loss(
         return start
     report_losses([str(problem)], options)
     return task.end
+
+
+def _earliest(cluster: Cluster, partition: TopicPartition) -> int | None:
+    """The partition's first offset; None when it was deleted meanwhile."""
+    try:
+        return cluster.list_offsets({partition: EARLIEST})[partition]
+    except ClientError as problem:
+        if is_gone(problem):
+            return None
+        raise

@@ -3,15 +3,20 @@
 Spark calls a stream reader differently by version. 4.2 and later: ``latestOffset(start, limit)``, and a
 query with Trigger.AvailableNow announces itself. 4.0 and 4.1: ``latestOffset()``, so the position is the
 end that ``partitions()`` was called with last; after a restart Spark calls ``partitions(end, end)`` first.
+
+With the default trigger Spark asks for the latest offset every 10 ms. An idle reader waits longer before each
+time that it asks the cluster again, up to ``IDLE_PAUSE_S_MAX``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from tidemill.model.errors import TidemillError
@@ -55,6 +60,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill.pipeline")
 
+IDLE_PAUSE_S_MIN = 0.01
+IDLE_PAUSE_S_MAX = 0.1
+"""Between two looks at the cluster that find nothing new: twice as long each time, within these bounds."""
+
 
 class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches; lives in a process of the driver for as long as the query runs."""
@@ -68,7 +77,12 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: ClusterView | None = None
         self._latest: StreamPosition | None = None
         self._committed: StreamPosition | None = None
-        self._batch_since_s = time.monotonic()
+        self._absent: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
+        self._asked_before = False
+        self._batch_since_s = -math.inf
+        self._looked_s = -math.inf
+        self._idle_pause_s = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins; resolved once, since ``latest`` moves."""
@@ -78,17 +92,25 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """The end of the next micro-batch, never before its start. Raises DataLoss."""
+        if start is None and not self._asked_before:
+            self._warn_of_limits()
+        self._asked_before = True
         position = parse_position(start) if start is not None else self._last_position()
         self._note_committed(position)
+        self._pause_if_idle()
         view, ahead = self._advance(position)
-        self._latest = end_position(ahead.end, view)
-        report_losses(ahead.losses, self._options)
+        self._absent = frozenset(partition.topic for partition in ahead.absent)
+        self._latest = end_position(ahead.end, ahead.absent, view, position)
+        self._report_new_losses(ahead.losses)
         end = self._limited(ahead, limit)
+        if end is not None and waiting_rows(ahead.begin, end):
+            self._batch_since_s = time.monotonic()
+            self._idle_pause_s = 0.0
+        else:
+            self._idle_pause_s = min(max(2 * self._idle_pause_s, IDLE_PAUSE_S_MIN), IDLE_PAUSE_S_MAX)
         if end is None:
             return position.to_json()
-        if waiting_rows(ahead.begin, end):
-            self._batch_since_s = time.monotonic()
-        return end_position(end, view).to_json()
+        return end_position(end, ahead.absent, view, position).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """The limits of the options as Spark's own types (4.2 and later); it takes one of them."""
@@ -99,8 +121,12 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fixes the end of the whole query: what comes later is for the next one."""
-        self._target = look(self._connected(), self._options, strict=True)
+        """Fixes the end of the whole query: what comes later is for the next one.
+
+        A topic that is not there is a loss for the position that has it; a query without one finds it missing
+        when it asks for the initial offset.
+        """
+        self._target = self._look()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """The end of the log as last seen, for the query's progress (4.2 and later)."""
@@ -112,7 +138,12 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._position = last
         if first.offsets() == last.offsets():
             return []
-        ranges, losses = plan_ranges(first, last, look(self._connected(), self._options))
+        ranges, losses = plan_ranges(first, last, self._look())
+        for _ in range(self._options.retries):
+            if not losses:
+                break
+            time.sleep(self._options.retry_interval_s)
+            ranges, losses = plan_ranges(first, last, self._look())
         report_losses(losses, self._options)
         return list(
             split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
@@ -150,15 +181,50 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _advance(self, position: StreamPosition) -> tuple[ClusterView, Advance]:
         """Asks the cluster again before it believes a loss: a new leader may be behind for a moment."""
-        view = self._target or look(self._connected(), self._options)
+        view = self._target or self._look()
         ahead = advance(position, view)
         for _ in range(self._options.retries):
-            if not ahead.losses or self._target is not None:
+            if self._reported.issuperset(ahead.losses):
                 break
             time.sleep(self._options.retry_interval_s)
-            view = look(self._connected(), self._options)
+            view = self._look()
+            if self._target is not None:
+                self._target = view
             ahead = advance(position, view)
         return view, ahead
+
+    def _look(self) -> ClusterView:
+        view = look(self._connected(), self._options)
+        self._looked_s = time.monotonic()
+        return view
+
+    def _pause_if_idle(self) -> None:
+        """Spark asks again at once when there was nothing: the cluster is not asked as often."""
+        left_s = self._looked_s + self._idle_pause_s - time.monotonic()
+        if left_s > 0 and self._target is None:
+            time.sleep(left_s)
+
+    def _report_new_losses(self, losses: Sequence[str]) -> None:
+        """A topic that stays away is a loss in each micro-batch, and is told once."""
+        new = [loss for loss in losses if loss not in self._reported]
+        self._reported = frozenset(losses)
+        report_losses(new, self._options)
+
+    def _warn_of_limits(self) -> None:
+        """Before PySpark 4.2 a source learns neither limits nor the trigger from Spark.
+
+        The first micro-batch of a start is never held back, so ``minOffsetsPerTrigger`` does no harm there.
+        """
+        rows_max = self._options.offsets_per_trigger_max
+        if rows_max is not None:
+            log.warning(
+                "maxOffsetsPerTrigger=%d with PySpark %s: Trigger.AvailableNow ends after one micro-batch of "
+                "this size, and Trigger.Once keeps the limit, since this PySpark does not tell a source its "
+                "trigger. For these triggers leave the option out, start the query again until it reads "
+                "nothing, or use PySpark 4.2 or later",
+                rows_max,
+                pyspark.__version__,
+            )
 
     def _limited(self, ahead: Advance, limit: ReadLimit | None) -> Mapping[TopicPartition, int] | None:
         """The end under the limits; None while fewer than ``minOffsetsPerTrigger`` wait.
@@ -185,8 +251,14 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = self._options.commit_group
         if group is None or position == self._committed:
             return
+        # No offset can be committed for a topic that is not there.
+        offsets = {
+            partition: offset
+            for partition, offset in position.offsets().items()
+            if partition.topic not in self._absent
+        }
         try:
-            self._connected().commit(group, position.offsets())
+            self._connected().commit(group, offsets)
             self._committed = position
         except (TidemillError, OSError) as problem:
             log.warning("group %s does not show the stream's offsets: %s", group, problem)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.client.errors import DataLoss, TopicRecreated
-from tidemill.model.errors import ConfigError
+from tidemill.client.errors import ClientError, DataLoss, TopicRecreated
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.options import EARLIEST, LATEST, Bound, SourceOptions
@@ -49,14 +49,38 @@ def partitions_of(options: SourceOptions, topics: Mapping[str, TopicView]) -> li
 
 
 def look(cluster: Cluster, options: SourceOptions, *, strict: bool = False) -> ClusterView:
-    """Ids, earliest and latest offsets of what the options select, as they are now."""
+    """Ids, earliest and latest offsets of what the options select, as they are now.
+
+    A topic that is deleted between the request for its metadata and the one for its offsets is left out, as
+    one that was deleted before; with ``strict`` a named topic is a ConfigError then.
+    """
     topics = select_topics(cluster, options, strict=strict)
-    partitions = partitions_of(options, topics)
-    return ClusterView(
-        {topic: view.topic_id for topic, view in topics.items()},
-        cluster.list_offsets(dict.fromkeys(partitions, EARLIEST)),
-        cluster.list_offsets(dict.fromkeys(partitions, LATEST)),
-    )
+    while True:
+        partitions = partitions_of(options, topics)
+        try:
+            return ClusterView(
+                {topic: view.topic_id for topic, view in topics.items()},
+                cluster.list_offsets(dict.fromkeys(partitions, EARLIEST)),
+                cluster.list_offsets(dict.fromkeys(partitions, LATEST)),
+            )
+        except ClientError as problem:
+            if not is_gone(problem) or problem.topic not in topics:
+                raise
+            if strict and options.pattern is None:
+                raise ConfigError(missing_topic(cluster, problem.topic, options.bootstrap)) from None
+            topics = {topic: view for topic, view in topics.items() if topic != problem.topic}
+
+
+def is_gone(problem: ClientError) -> bool:
+    """Whether a request failed because its topic, or the partition, is not there."""
+    return problem.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+def missing_topic(cluster: Cluster, topic: str, bootstrap: str) -> str:
+    """The sentence for a topic that is not there, with the nearest name that is there."""
+    near = difflib.get_close_matches(topic, cluster.topic_names(), n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"there is no topic {topic} at {bootstrap}{hint}"
 
 
 def resolve_bound(
@@ -153,9 +177,7 @@ def _refuse_missing(
 ) -> None:
     for topic in wanted:
         if topic not in found:
-            near = difflib.get_close_matches(topic, cluster.topic_names(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"there is no topic {topic} at {options.bootstrap}{hint}")
+            raise ConfigError(missing_topic(cluster, topic, options.bootstrap))
     for partition in options.assigned:
         if partition.partition >= found[partition.topic].partitions:
             raise ConfigError(

@@ -14,6 +14,9 @@ timestamp   timestamp                                   the time of sending
 As Spark's own Kafka sink, with ``timestamp`` added; ``offset`` and ``timestampType`` are passed over, so
 that what was read can be written again. A message is acknowledged by all in-sync replicas before its task
 ends. A task that fails is done again by Spark: what its first try had sent is then there twice.
+
+A topic that is not there is an error, before a task starts where the option names it; with
+``createTopics=true`` the broker creates it with its own number of partitions, if its settings allow that.
 """
 
 from __future__ import annotations
@@ -29,9 +32,12 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from tidemill.client.errors import ClientError
 from tidemill.model.errors import ConfigError, InvalidRecord
 from tidemill.pipeline.columns import TYPES
+from tidemill.pipeline.connect import borrowed
 from tidemill.pipeline.options import SinkOptions
+from tidemill.pipeline.targets import is_gone, missing_topic
 from tidemill.pipeline.worker_process import prepare_for_next_task
 
 try:
@@ -118,16 +124,36 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> T
             'a topic cannot be overwritten, only appended to: use .mode("append"). To start anew, delete the '
             "topic and make it again"
         )
-    return TidemillWriter(options, checked_columns(options, schema))
+    columns = checked_columns(options, schema)
+    refuse_missing_topic(options)
+    return TidemillWriter(options, columns)
 
 
 def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> TidemillStreamWriter:
-    """As :func:`batch_writer`, for streams."""
-    if overwrite:
-        raise ConfigError(
-            'output mode complete rewrites its whole result: use .outputMode("append") or "update"'
-        )
-    return TidemillStreamWriter(options, checked_columns(options, schema))
+    """As :func:`batch_writer`, for streams.
+
+    Output mode ``complete``, with which Spark asks to overwrite, appends the whole result after each
+    micro-batch, as Spark's own connector does.
+    """
+    columns = checked_columns(options, schema)
+    refuse_missing_topic(options)
+    return TidemillStreamWriter(options, columns)
+
+
+def refuse_missing_topic(options: SinkOptions, topic: str | None = None) -> None:
+    """Raises ConfigError for a topic (by default that of the option) that is missing and not to be created.
+
+    Otherwise the broker would create a misspelt topic in silence.
+    """
+    topic = topic or options.topic
+    if topic is None or options.create_topics:
+        return
+    with borrowed(options.client) as cluster:
+        if topic not in cluster.describe([topic]):
+            raise ConfigError(
+                f"{missing_topic(cluster, topic, options.bootstrap)} Create it with tidemill topic create "
+                f"{topic}, or set createTopics=true to let the broker create it"
+            )
 
 
 def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]:
@@ -155,6 +181,7 @@ def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterab
     from tidemill.client import Producer
 
     client: dict[str, Any] = {"acks": "all", "linger.ms": "20", **options.client}
+    client["allow.auto.create.topics"] = options.create_topics
     rows = 0
     topics: set[str] = set()
     unsettled: deque[Any] = deque()
@@ -163,7 +190,7 @@ def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterab
             rows += batch.num_rows
             for topic, part in by_topic(options.topic, columns, batch):
                 topics.add(topic)
-                unsettled.append(_send(producer, topic, part))
+                unsettled.append(_send(producer, options, topic, part))
             while unsettled and (len(unsettled) > UNSETTLED_MAX or unsettled[0].done()):
                 unsettled.popleft().result()
         producer.flush()
@@ -172,8 +199,13 @@ def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterab
     return Sent(rows, sorted(topics))
 
 
-def _send(producer: Producer, topic: str, part: pa.RecordBatch) -> Any:
-    return producer.send_arrow(topic, part)
+def _send(producer: Producer, options: SinkOptions, topic: str, part: pa.RecordBatch) -> Any:
+    try:
+        return producer.send_arrow(topic, part)
+    except ClientError as problem:
+        if is_gone(problem):
+            refuse_missing_topic(options, topic)
+        raise
 
 
 def by_topic(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pyspark
@@ -12,8 +12,11 @@ import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from tidemill.client.errors import DataLoss
+from tidemill.client.ranges import RangeReader
+from tidemill.model.errors import InvalidRecord
 from tidemill.pipeline import stream
 from tidemill.pipeline.options import parse_source_options
+from tidemill.pipeline.reader import read_range
 from tidemill.pipeline.stream import TidemillStreamReader
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
@@ -36,6 +39,8 @@ def readers(cluster: Any) -> Any:
             "subscribe": topic,
             "startingOffsets": "earliest",
         }
+        if "subscribePattern" in options:
+            del given["subscribe"]
         given |= {name.replace("__", "."): str(value) for name, value in options.items()}
         made.append(TidemillStreamReader(parse_source_options(given, streaming=True), SCHEMA))
         return made[-1]
@@ -121,67 +126,295 @@ def test_limits_are_told_to_spark_in_its_own_types(cluster: Any, readers: Any) -
     assert next_of(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == {"0": 10}
 
 
+class Clock:
+    """Stands in for the module ``time`` of the stream reader: sleeping moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept_s: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stream, "time", made)
+    return made
+
+
+def test_the_first_batch_of_a_start_waits_for_nothing(cluster: Any, readers: Any) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 4)
+    reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    first = reader.latestOffset()
+    assert next_of(first) == {"0": 4}
+    reader.partitions(reader.initialOffset(), first)
+    cluster.produce(topic, 4)
+    assert next_of(reader.latestOffset()) == {"0": 4}
+    again = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    assert again.partitions(first, first) == []
+    assert next_of(again.latestOffset()) == {"0": 8}
+
+
 @needs_limits
 def test_a_batch_waits_for_enough_or_long_enough(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
-    assert reader.latestOffset(start, limit) == start
+    first = reader.latestOffset(start, limit)
+    cluster.produce(topic, 4)
+    assert reader.latestOffset(first, limit) == first
     cluster.produce(topic, 1)
-    assert next_of(reader.latestOffset(start, limit)) == {"0": 5}
+    assert next_of(reader.latestOffset(first, limit)) == {"0": 9}
     impatient = readers(topic, minOffsetsPerTrigger=50, maxTriggerDelay="0s")
-    assert next_of(impatient.latestOffset(start, impatient.getDefaultReadLimit())) == {"0": 5}
+    limit = impatient.getDefaultReadLimit()
+    first = impatient.latestOffset(start, limit)
+    cluster.produce(topic, 1)
+    assert next_of(impatient.latestOffset(first, limit)) == {"0": 10}
 
 
 @needs_limits
 def test_available_now_takes_also_fewer_records_than_a_batch_should_have(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
-    reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    reader = readers(topic, minOffsetsPerTrigger=3, maxOffsetsPerTrigger=3, maxTriggerDelay="1h")
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
-    assert reader.latestOffset(start, limit) == start
     reader.prepareForTriggerAvailableNow()
-    assert next_of(reader.latestOffset(start, limit)) == {"0": 4}
+    first = reader.latestOffset(start, limit)
+    assert next_of(first) == {"0": 3}
+    assert next_of(reader.latestOffset(first, limit)) == {"0": 4}
 
 
 @needs_limits
-def test_every_batch_waits_anew_for_enough_or_long_enough(
-    cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_batch_waits_anew_for_enough_or_long_enough(cluster: Any, readers: Any, clock: Clock) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
-    now = [1000.0]
-    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now[0]))
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="60s")
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
-    now[0] += 59.5
-    assert reader.latestOffset(start, limit) == start
-    now[0] += 0.5
     first = reader.latestOffset(start, limit)
     assert next_of(first) == {"0": 4}
     cluster.produce(topic, 1)
-    now[0] += 59.5
+    clock.now_s += 59.5
     assert reader.latestOffset(first, limit) == first
-    now[0] += 0.5
+    clock.now_s += 0.5
     second = reader.latestOffset(first, limit)
     assert next_of(second) == {"0": 5}
     # Enough ends the wait early, and the next one begins then.
     cluster.produce(topic, 5)
-    now[0] += 30
+    clock.now_s += 30
     third = reader.latestOffset(second, limit)
     assert next_of(third) == {"0": 10}
     cluster.produce(topic, 1)
-    now[0] += 59.5
+    clock.now_s += 59.5
     assert reader.latestOffset(third, limit) == third
+
+
+def test_an_idle_reader_asks_the_cluster_ten_times_a_second_at_most(
+    cluster: Any, readers: Any, clock: Clock
+) -> None:
+    topic = cluster.topic()
+    reader = readers(topic)
+    start = reader.initialOffset()
+    for _ in range(50):
+        assert reader.latestOffset(start) == start
+    assert clock.slept_s[:5] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.1])
+    assert clock.slept_s[5:] == pytest.approx([0.1] * 44)
+    # What comes is read at the next look, and the looks after it are close again.
+    cluster.produce(topic, 1)
+    first = reader.latestOffset(start)
+    assert next_of(first) == {"0": 1}
+    clock.slept_s.clear()
+    assert reader.latestOffset(first) == first
+    assert clock.slept_s == []
+    # A trigger that is longer than the pause waits for nothing.
+    for _ in range(5):
+        clock.now_s += 10
+        reader.latestOffset(first)
+    assert clock.slept_s == []
+
+
+def without(topic: str, monkeypatch: pytest.MonkeyPatch, looks: int) -> list[str]:
+    """Leaves the topic out of the next ``looks`` looks at the metadata, as a broker that is behind does."""
+    hidden: list[str] = []
+    plain = RangeReader.describe
+
+    def describe(self: RangeReader, topics: Any) -> Any:
+        found = plain(self, topics)
+        if topic in found and len(hidden) < looks:
+            hidden.append(topic)
+            del found[topic]
+        return found
+
+    monkeypatch.setattr(RangeReader, "describe", describe)
+    return hidden
+
+
+@pytest.mark.parametrize("away", ["a moment", "a while"])
+def test_a_topic_that_disappears_and_comes_back_goes_on_where_it_was(
+    cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: str
+) -> None:
+    topic, other = cluster.topic(), cluster.topic()
+    cluster.produce(topic, 5)
+    options = {"failOnDataLoss": "false", "fetchOffset__retryIntervalMs": 1, "subscribe": f"{topic},{other}"}
+    reader = readers(topic, **options)
+    first = reader.latestOffset(reader.initialOffset())
+    assert first["topics"][topic]["next"] == {"0": 5}
+    cluster.produce(topic, 2)
+    cluster.produce(other, 1)
+    # One look for each try, and three tries more.
+    hidden = without(topic, monkeypatch, 2 if away == "a moment" else 8)
+    with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
+        second = reader.latestOffset(first)
+        if away == "a moment":
+            assert second["topics"][topic] == {**first["topics"][topic], "next": {"0": 7}}
+            assert not caplog.messages
+            return
+        assert second["topics"][topic] == first["topics"][topic]
+        assert second["topics"][other]["next"] == {"0": 1}
+        assert reader.partitions(first, second)[0].topic == other
+        while len(hidden) < 8:
+            assert reader.latestOffset(second) == second
+    told = [text for text in caplog.messages if f"the cluster has no longer {topic}-0" in text]
+    assert len(told) == 1
+    # Also another process of the query, which has the checkpoint alone, goes on.
+    third = readers(topic, **options).latestOffset(second)
+    assert third["topics"][topic] == {**first["topics"][topic], "next": {"0": 7}}
+    assert [(one.start, one.end) for one in reader.partitions(second, third)] == [(5, 7)]
+
+
+def test_a_topic_that_is_away_at_the_plan_is_asked_for_again(
+    cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 5)
+    reader = readers(topic, fetchOffset__retryIntervalMs=1)
+    start, end = reader.initialOffset(), reader.latestOffset()
+    without(topic, monkeypatch, 3)
+    assert [(one.start, one.end) for one in reader.partitions(start, end)] == [(0, 5)]
+    without(topic, monkeypatch, 4)
+    with pytest.raises(DataLoss, match=f"the cluster has no longer {topic}-0, offsets 0 to 4 are lost"):
+        reader.partitions(start, end)
+
+
+@pytest.mark.parametrize("way", ["subscribe", "subscribePattern"])
+def test_a_topic_deleted_while_the_reader_looks_does_not_end_the_query(
+    cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Between the request that lists the topics and the one for their offsets."""
+    topic, other = cluster.topic(), cluster.topic()
+    cluster.produce(topic, 5)
+    cluster.produce(other, 3)
+    selected = {"subscribe": f"{topic},{other}"}
+    if way == "subscribePattern":
+        selected = {"subscribePattern": f"{topic}|{other}"}
+    reader = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1, **selected)
+    first = reader.latestOffset(reader.initialOffset())
+    cluster.produce(other, 1)
+    plain = RangeReader.list_offsets
+
+    def list_offsets(self: RangeReader, wanted: Any) -> Any:
+        monkeypatch.setattr(RangeReader, "list_offsets", plain)
+        cluster.delete(topic)
+        return plain(self, wanted)
+
+    monkeypatch.setattr(RangeReader, "list_offsets", list_offsets)
+    second = reader.latestOffset(first)
+    assert second["topics"][topic] == first["topics"][topic]
+    assert second["topics"][other]["next"] == {"0": 4}
+    assert [(one.topic, one.start, one.end) for one in reader.partitions(first, second)] == [(other, 3, 4)]
+    # Another topic of the name is read from its first record.
+    cluster.topic(1, topic)
+    cluster.produce(topic, 2)
+    third = reader.latestOffset(second)
+    assert third["topics"][topic]["id"] != first["topics"][topic]["id"]
+    tasks = reader.partitions(second, third)
+    assert [(one.topic, one.start, one.end) for one in tasks] == [(topic, 0, 2)]
+
+
+@needs_limits
+def test_available_now_goes_on_without_a_topic_that_was_deleted(cluster: Any, readers: Any) -> None:
+    topic, other = cluster.topic(), cluster.topic()
+    cluster.produce(topic, 5)
+    options = {"subscribe": f"{topic},{other}", "fetchOffset__retryIntervalMs": 1}
+    first = readers(topic, **options).initialOffset()
+    cluster.delete(topic)
+    cluster.produce(other, 3)
+    reader = readers(topic, failOnDataLoss="false", **options)
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(first, reader.getDefaultReadLimit())
+    assert [(one.topic, one.start, one.end) for one in reader.partitions(first, end)] == [(other, 0, 3)]
+    strict = readers(topic, **options)
+    strict.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLoss, match=f"the cluster has no longer {topic}-0"):
+        strict.latestOffset(first, strict.getDefaultReadLimit())
+
+
+def test_a_task_whose_topic_was_deleted_is_a_loss(cluster: Any, readers: Any) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 2)
+    reader = readers(topic, fetchOffset__retryIntervalMs=1)
+    (task,) = reader.partitions(reader.initialOffset(), reader.latestOffset())
+    cluster.delete(topic)
+    with pytest.raises(DataLoss, match="failOnDataLoss"):
+        list(reader.read(task))
+    assert list(readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1).read(task)) == []
+
+
+def test_a_limit_that_ends_some_triggers_early_is_told_once_where_spark_gives_no_limits(
+    cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark before 4.2 calls latestOffset() without arguments."""
+    topic = cluster.topic()
+    cluster.produce(topic, 9)
+    with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
+        reader = readers(topic, maxOffsetsPerTrigger=4)
+        reader.partitions(reader.initialOffset(), reader.latestOffset())
+        reader.latestOffset()
+        later = readers(topic, maxOffsetsPerTrigger=4)
+        later.latestOffset(later.initialOffset())
+        readers(topic).latestOffset()
+        readers(topic, minOffsetsPerTrigger=4).latestOffset()
+    (told,) = caplog.messages
+    assert told.startswith(f"maxOffsetsPerTrigger=4 with PySpark {pyspark.__version__}: ")
+    assert "Trigger.AvailableNow ends after one micro-batch" in told
+    assert "PySpark 4.2 or later" in told
+
+
+def test_a_group_shows_the_topics_that_are_there(
+    cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, other = cluster.topic(), cluster.topic()
+    cluster.produce(topic, 2)
+    group = f"{topic}-g"
+    reader = readers(
+        topic,
+        subscribe=f"{topic},{other}",
+        failOnDataLoss="false",
+        fetchOffset__retryIntervalMs=1,
+        commitOffsets="true",
+        kafka__group__id=group,
+    )
+    first = reader.latestOffset(reader.initialOffset())
+    cluster.delete(topic)
+    cluster.produce(other, 3)
+    with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
+        second = reader.latestOffset(first)
+        reader.latestOffset(second)
+    assert cluster.committed(group)[other, 0] == 3
+    assert len([text for text in caplog.messages if "does not show" in text]) <= 1
 
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_task_asks_again_exactly_as_often_as_told_before_it_believes_a_loss(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
-    from tidemill.client.ranges import RangeReader
-
     topic = cluster.topic()
     cluster.produce(topic, 3)
     reader = readers(topic, fetchOffset__numRetries=retries, fetchOffset__retryIntervalMs=1)
@@ -241,7 +474,6 @@ def test_a_group_commit_that_fails_is_logged_and_nothing_else(
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidemill.client.errors import ClientError
-    from tidemill.client.ranges import RangeReader
 
     topic = cluster.topic()
     cluster.produce(topic, 2)
@@ -322,3 +554,24 @@ def test_a_topic_made_anew_after_the_plan_is_not_read_for_the_old_one(cluster: A
         list(reader.read(task))
     lenient = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1)
     assert list(lenient.read(task)) == []
+
+
+@pytest.mark.parametrize("ms", [9_223_372_036_854_776, 2**63 - 1])
+def test_a_time_that_sparks_timestamps_cannot_hold_is_refused_with_its_place(
+    cluster: Any, readers: Any, ms: int
+) -> None:
+    topic = cluster.topic(2, message_timestamp_after_max_ms=str(2**63 - 1))
+    cluster.produce(topic, 3, 1)
+    cluster.send(topic, b"last", partition=1, timestamp=9_223_372_036_854_775)
+    cluster.send(topic, b"far", partition=1, timestamp=ms)
+    reader = readers(topic)
+    (task,) = reader.partitions(reader.initialOffset(), reader.latestOffset())
+    # The columns of this reader have no timestamp.
+    assert [value for batch in reader.read(task) for value in batch.column("value").to_pylist()][-1] == b"far"
+    options = parse_source_options(
+        {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": topic}, streaming=False
+    )
+    with pytest.raises(InvalidRecord, match=rf"the record at offset 4 of {topic}-1 has a time .*\.schema"):
+        list(read_range(options, (("timestamp", True), ("offset", True)), task))
+    *_, upto = read_range(options, (("timestamp", True),), dataclasses.replace(task, end=4))
+    assert upto.column("timestamp").cast("int64")[-1].as_py() == 9_223_372_036_854_775_000

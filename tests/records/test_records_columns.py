@@ -16,7 +16,7 @@ from tidemill.records.builder import build_batch, build_end_marker, stamp_append
 from tidemill.records.columns import decode_columns
 from tidemill.records.message_set import build_message_set
 from tidemill.records.reader import iter_records
-from tidemill.records.vectors import MILLISECONDS_MAX, to_microseconds
+from tidemill.records.vectors import MICROSECONDS_BEYOND, MILLISECONDS_MAX, to_microseconds
 
 
 def value_batch(first: int, count: int, **options) -> bytes:
@@ -284,12 +284,14 @@ def test_times():
         (0, 0),
         (-1, -1000),
         (MILLISECONDS_MAX, MILLISECONDS_MAX * 1000),
-        (MILLISECONDS_MAX + 1, MILLISECONDS_MAX * 1000),
-        (2**63 - 1, MILLISECONDS_MAX * 1000),
-        (-(2**63), -MILLISECONDS_MAX * 1000),
+        (-MILLISECONDS_MAX, -MILLISECONDS_MAX * 1000),
+        (MILLISECONDS_MAX + 1, MICROSECONDS_BEYOND),
+        (2**63 - 1, MICROSECONDS_BEYOND),
+        (-MILLISECONDS_MAX - 1, -MICROSECONDS_BEYOND),
+        (-(2**63), -MICROSECONDS_BEYOND),
     ],
 )
-def test_times_beyond_microseconds_are_held(ms, us):
+def test_times_beyond_microseconds_are_told_from_all_others(ms, us):
     assert to_microseconds(ms) == us
 
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, InvalidRecord
+from tidemill.model.types import TopicPartition
+from tidemill.records.vectors import MICROSECONDS_BEYOND
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,15 +99,37 @@ class BatchBuilder:
             "topic": pa.scalar(topic, pa.string()),
             "partition": pa.scalar(partition, pa.int32()),
         }
+        self._place = TopicPartition(topic, partition)
         self._repeated: dict[str, pa.Array] = {}
         self._rows = rows
 
     def build(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of ``batch``, as the client reads them, in the columns of the source."""
+        """The rows of ``batch``, as the client reads them, in the columns of the source.
+
+        Raises InvalidRecord for a time that Spark's timestamps cannot hold, if the column is wanted.
+        """
         import pyarrow as pa
 
+        if "timestamp" in self.names:
+            self._refuse_times_beyond(batch)
         arrays = [self._column(name, batch) for name in self.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _refuse_times_beyond(self, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        times = batch.column("timestamp").view(pa.int64())
+        bounds = pc.min_max(times).as_py()
+        for bound in (bounds["min"], bounds["max"]):
+            if bound is not None and abs(bound) >= MICROSECONDS_BEYOND:
+                offset = batch.column("offset")[pc.index(times, bound).as_py()].as_py()
+                raise InvalidRecord(
+                    f"the record at offset {offset} of {self._place} has a time more than 292,000 years from "
+                    "1970, which a timestamp of Spark cannot hold: read with a schema that leaves the column "
+                    'timestamp out, as .schema("key binary, value binary, offset bigint"), or with offsets '
+                    "that leave the record out"
+                )
 
     def _column(self, name: str, batch: pa.RecordBatch) -> pa.Array:
         if name in self._scalars:

@@ -12,7 +12,8 @@ column             held as    notes
 key                edges i32  nothing when no record has a key; validity, a byte each, when some have
 value              edges i32  likewise
 offset             i64
-timestamp          i64        microseconds since 1970 UTC; -1000 for a record without a time
+timestamp          i64        microseconds since 1970 UTC; -1000 for a record without a time; 2**63 - 1 or
+                              its negative for one that microseconds cannot hold
 timestamp type     runs       (records, type): -1 none (v0), 0 create time, 1 append time
 headers            i32        where each record's headers begin; then edges of their keys and values
 =================  =========  =====================================================================

@@ -8,7 +8,10 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64, u8
 
 MILLISECONDS_MAX: Final = 9223372036854775
-"""Beyond that microseconds are no int64; such times are held at this bound."""
+"""Beyond that, and below its negative, microseconds are no int64."""
+
+MICROSECONDS_BEYOND: Final = 9223372036854775807
+"""Stands for a time beyond :data:`MILLISECONDS_MAX`, its negative for one below: no other time gives these."""
 
 
 class Field:
@@ -75,9 +78,9 @@ class Columns:
 
 
 def to_microseconds(timestamp_ms: i64) -> i64:
-    """Microseconds; what is too far away for them is held at the last full millisecond that they reach."""
+    """Microseconds; ``MICROSECONDS_BEYOND`` or its negative for what is too far away for them."""
     if timestamp_ms > MILLISECONDS_MAX:
-        return MILLISECONDS_MAX * 1000
+        return MICROSECONDS_BEYOND
     if timestamp_ms < -MILLISECONDS_MAX:
-        return -MILLISECONDS_MAX * 1000
+        return -MICROSECONDS_BEYOND
     return timestamp_ms * 1000

@@ -122,6 +122,69 @@ def test_offsets_bound_what_is_read(lab: Any) -> None:
     assert lab.batch(topic, subscribePattern="no-such-topic-.*").count() == 0
 
 
+def test_a_read_that_would_be_empty_or_partial_in_silence_is_refused(lab: Any) -> None:
+    topic = lab.cluster.topic(2)
+    lab.cluster.produce(topic, 10, 0)
+    lab.cluster.produce(topic, 10, 1, start=10)
+
+    def refused(**options: Any) -> str:
+        return refusal(lambda: lab.batch(topic, **options).count())
+
+    assert "a batch that starts at the latest offset reads nothing" in refused(startingOffsets="latest")
+    text = refused(startingOffsets=json.dumps({topic: {"0": -1, "1": 0}}))
+    assert f"-1 (latest) as the start of {topic}-0 would read nothing" in text
+    text = refused(startingOffsets=json.dumps({topic: {"0": 5, "1": 11}}))
+    assert f"{topic}-1 would start at 11 (startingOffsets), after its end at 10 (latest)" in text
+    assert "has 0 to 10" in text
+    given = json.dumps({topic: {"0": 5, "1": 8}})
+    text = refused(startingOffsets=given, endingOffsets=json.dumps({topic: {"0": 9, "1": 7}}))
+    assert f"starts {topic}-1 at 8, after its end at 7" in text
+    at_its_end = json.dumps({topic: {"0": 10, "1": 7}})
+    assert values(lab.batch(topic, startingOffsets=at_its_end)) == ["17", "18", "19"]
+
+
+def test_a_start_after_an_end_by_time_is_refused(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    for number in range(5):
+        lab.cluster.send(topic, str(number).encode(), timestamp=MOMENT_MS + 1000 * number)
+    start, end = json.dumps({topic: {"0": 3}}), json.dumps({topic: {"0": MOMENT_MS + 1000}})
+    text = refusal(lambda: lab.batch(topic, startingOffsets=start, endingOffsetsByTimestamp=end).count())
+    assert f"{topic}-0 would start at 3 (startingOffsets), after its end at 1" in text
+
+
+def test_options_are_checked_by_load(lab: Any) -> None:
+    """Neither a query nor a read has begun, and no broker was asked."""
+    reader = lab.spark.readStream.format("tidemill")
+
+    def refused(schema: str | None = None, **options: Any) -> str:
+        given = {"kafka.bootstrap.servers": "nowhere.invalid:1", "subscribe": "t", **options}
+        with_options = reader.options(**{name: str(value) for name, value in given.items()})
+        return refusal(lambda: (with_options.schema(schema) if schema else with_options).load())
+
+    assert "did you mean startingOffsets?" in refused(startingOffset="latest")
+    assert "did you mean startingOffsets?" in refused("value binary", startingOffset="latest")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"maxOffsetsPerTrigger": "none"}, "maxOffsetsPerTrigger='none': a whole number"),
+        ({"minOffsetsPerTrigger": 9, "maxOffsetsPerTrigger": 5}, "is above maxOffsetsPerTrigger=5"),
+        ({"includeHeaders": "yes"}, "option includeHeaders='yes': true or false"),
+        ({"kafka.auto.offset.reset": "latest"}, "the start is chosen with startingOffsets"),
+        ({"subscribePattern": "a"}, "found subscribe and subscribePattern"),
+    ],
+)
+def test_an_option_that_neither_batch_nor_stream_can_use_fails_load(
+    lab: Any, options: dict[str, Any], words: str
+) -> None:
+    given = {"kafka.bootstrap.servers": "nowhere.invalid:1", "subscribe": "t", **options}
+    reader = lab.spark.readStream.format("tidemill").options(
+        **{name: str(value) for name, value in given.items()}
+    )
+    assert words in refusal(reader.load)
+
+
 def test_times_bound_what_is_read(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     for number in range(5):

@@ -147,6 +147,78 @@ def test_a_topic_that_is_gone_stops_the_query(lab: Any) -> None:
     assert f"the cluster has no longer {topic}-0" in failure(lab.start(other, subscribePattern=both))
     lab.run(other, subscribePattern=both, failOnDataLoss="false")
     assert lab.places() == sorted(expected(topic, 5) + expected(other, 2))
+    # Another topic of the name is read from its first record.
+    lab.cluster.topic(1, topic)
+    lab.cluster.produce(topic, 3, start=20)
+    lab.run(other, subscribePattern=both, failOnDataLoss="false")
+    assert lab.places() == sorted(expected(topic, 5) + expected(topic, 3) + expected(other, 2))
+
+
+@pytest.mark.parametrize("way", ["subscribe", "subscribePattern"])
+def test_a_topic_deleted_under_way_does_not_end_a_query_that_takes_losses(lab: Any, way: str) -> None:
+    topic, other = lab.cluster.topic(), lab.cluster.topic()
+    lab.cluster.produce(topic, 5)
+    selected = f"{topic}|{other}" if way == "subscribePattern" else f"{topic},{other}"
+    query = lab.start(topic, now=False, failOnDataLoss="false", **{way: selected})
+    try:
+        query.processAllAvailable()
+        lab.cluster.delete(topic)
+        lab.cluster.produce(other, 4)
+        while sum(one["numInputRows"] for one in query.recentProgress) < 9:
+            assert query.isActive, query.exception()
+            query.processAllAvailable()
+        assert query.isActive, query.exception()
+    finally:
+        query.stop()
+    assert lab.places() == sorted(expected(topic, 5) + expected(other, 4))
+
+
+def test_available_now_with_a_least_size_reads_what_there_is(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 7)
+    query = lab.start(topic, minOffsetsPerTrigger=500)
+    query.awaitTermination()
+    assert lab.places() == expected(topic, 7)
+
+
+def test_available_now_within_a_limit_reads_all_or_says_at_its_start_that_it_does_not(
+    lab: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 7)
+    capfd.readouterr()
+    lab.start(topic, maxOffsetsPerTrigger=3).awaitTermination()
+    told = [line for line in capfd.readouterr().err.splitlines() if "maxOffsetsPerTrigger=3" in line]
+    if lab.admission:
+        assert told == []
+        assert lab.places() == expected(topic, 7)
+        return
+    assert lab.places() == expected(topic, 3)
+    (line,) = told
+    assert "Trigger.AvailableNow ends after one micro-batch of this size" in line
+    assert "Trigger.Once keeps the limit" in line
+    assert "start the query again until it reads nothing, or use PySpark 4.2 or later" in line
+
+
+def test_once_reads_all_or_says_at_its_start_that_it_does_not(
+    lab: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 7)
+    capfd.readouterr()
+    query = (
+        lab.spark.readStream.format("tidemill")
+        .options(**lab.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=3))
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(lab.output))
+        .option("checkpointLocation", str(lab.checkpoint))
+        .trigger(once=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert lab.places() == expected(topic, 7 if lab.admission else 3)
+    assert ("Trigger.Once keeps the limit" in capfd.readouterr().err) != lab.admission
 
 
 def test_the_group_shows_each_micro_batch(lab: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -141,6 +142,111 @@ def test_what_cannot_be_written_is_refused(lab: Any) -> None:
     assert 'use .mode("append")' in refusal(lab, frame.select("value"), topic, mode="overwrite")
     nameless = lab.spark.createDataFrame([("a", None)], "value string, topic string")
     assert "1 of 1 rows have no topic" in refusal(lab, nameless)
+
+
+def test_a_misspelt_topic_is_not_created(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    frame = lab.spark.range(5).selectExpr("cast(id as string) value")
+    text = refusal(lab, frame, topic + "x")
+    assert f"there is no topic {topic}x at {lab.cluster.bootstrap}; did you mean {topic}?" in text
+    assert "createTopics=true" in text
+    named = frame.selectExpr("value", f"'{topic}y' as topic")
+    assert f"there is no topic {topic}y at" in refusal(lab, named)
+    there = lab.cluster.admin.list_topics(timeout=10).topics
+    assert not {topic + "x", topic + "y"} & there.keys()
+
+
+def test_a_topic_is_created_where_that_is_asked_for(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    frame = lab.spark.range(5).selectExpr("cast(id as string) value")
+    write(lab, frame, topic + "-new", createTopics="true")
+    write(lab, frame.selectExpr("value", f"'{topic}-named' as topic"), createTopics="true")
+    for name in (topic + "-new", topic + "-named"):
+        assert sorted(message.value() for message in lab.cluster.consume(name, 5)) == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
+
+
+def counts(lab: Any, topic: str) -> Any:
+    """How often each value is there, as messages: a streaming aggregate."""
+    return (
+        lab.spark.readStream.format("tidemill")
+        .options(**lab.options(topic, startingOffsets="earliest"))
+        .load()
+        .groupBy("value")
+        .count()
+        .selectExpr("value as key", "cast(count as string) as value")
+    )
+
+
+def test_a_complete_aggregate_is_appended_after_each_micro_batch(lab: Any) -> None:
+    one, other = lab.cluster.topic(), lab.cluster.topic()
+    for value in (b"a", b"b", b"a"):
+        lab.cluster.send(one, value)
+
+    def run() -> None:
+        writer = counts(lab, one).writeStream.format("tidemill").outputMode("complete")
+        options = {
+            "kafka.bootstrap.servers": lab.cluster.bootstrap,
+            "topic": other,
+            "checkpointLocation": str(lab.checkpoint),
+        }
+        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    lab.cluster.send(one, b"b")
+    run()
+    found = [(message.key(), message.value()) for message in lab.cluster.consume(other, 4)]
+    assert sorted(found[:2]) == [(b"a", b"2"), (b"b", b"1")]
+    assert sorted(found[2:]) == [(b"a", b"2"), (b"b", b"2")]
+
+
+def test_changes_of_an_aggregate_are_written_batch_by_batch(lab: Any) -> None:
+    """Spark refuses outputMode("update") for every Python sink; the page gives this way."""
+    one, other = lab.cluster.topic(), lab.cluster.topic()
+    for value in (b"a", b"b", b"a"):
+        lab.cluster.send(one, value)
+    bootstrap = lab.cluster.bootstrap
+
+    def put(batch: Any, _: int) -> None:
+        options = {"kafka.bootstrap.servers": bootstrap, "topic": other}
+        batch.write.format("tidemill").options(**options).mode("append").save()
+
+    def run() -> None:
+        writer = counts(lab, one).writeStream.outputMode("update").foreachBatch(put)
+        writer.option("checkpointLocation", str(lab.checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    run()
+    lab.cluster.send(one, b"b")
+    run()
+    found = [(message.key(), message.value()) for message in lab.cluster.consume(other, 3)]
+    assert sorted(found[:2]) == [(b"a", b"2"), (b"b", b"1")]
+    assert found[2] == (b"b", b"2")
+
+
+def test_another_thread_writes_after_it_has_taken_the_session(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    frame = lab.spark.range(2).selectExpr("cast(id as string) value")
+
+    def in_a_thread(work: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+
+    with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+        in_a_thread(lambda: write(lab, frame, topic))
+
+    def taken() -> None:
+        lab.spark.createDataFrame([], "x int")
+        write(lab, frame, topic)
+
+    in_a_thread(taken)
+    assert sorted(message.value() for message in lab.cluster.consume(topic, 2)) == [b"0", b"1"]
 
 
 def test_a_message_that_is_too_large_fails_the_write(lab: Any) -> None:

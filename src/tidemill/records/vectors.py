@@ -11,7 +11,7 @@ MILLISECONDS_MAX: Final = 9223372036854775
 """Beyond that, and below its negative, microseconds are no int64."""
 
 MICROSECONDS_BEYOND: Final = 9223372036854775807
-"""Stands for a time beyond :data:`MILLISECONDS_MAX`, its negative for one below: no other time gives these."""
+"""Stands for a time beyond :data:`MILLISECONDS_MAX`; its negative for one below. No other time gives it."""
 
 
 class Field:

@@ -1,16 +1,20 @@
-"""Runs the tests of Spark with what ``make test`` does not: older PySpark, and Apache Kafka.
+"""Runs the tests of Spark with what ``make test`` does not: older PySpark, Apache Kafka, Spark's connector.
 
-    python tests/spark_matrix.py [4.0 4.1 4.2 kafka]
+    python tests/spark_matrix.py [4.0 4.1 4.2 kafka connector]
 
 ==============  ===============================  =============
 name            PySpark                          against
 ==============  ===============================  =============
 4.0, 4.1, 4.2   the newest of that line          our broker
 kafka           4.3, the one that is installed   Apache Kafka
+connector       4.0.0, with the jars of Spark's  Apache Kafka
+                own connector
 ``make test``   4.3, the one that is installed   our broker
 ==============  ===============================  =============
 
-PySpark comes from PyPI into ``build/``, Apache Kafka from Maven Central. Without arguments all are run.
+``connector`` runs each case of ``test_pipeline_spark_connector.py`` with our source and with Spark's own; all
+others run it with ours alone. PySpark comes from PyPI into ``build/``, Apache Kafka and the connector from
+Maven Central. Without arguments all are run.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -26,11 +31,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 from peers import BUILD, Kafka, Peer  # noqa: E402 - the path comes first
+from spark import VERSION, pyspark_and_jars  # noqa: E402
 
 VERSIONS = ("4.0", "4.1", "4.2")
 """Supported lines that are older than the one that is installed."""
 KAFKA = "kafka"
-TESTS = [f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")]
+CONNECTOR = "connector"
+COMPARED = "tests/pipeline/test_pipeline_spark_connector.py"
+TESTS = [
+    *(f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")),
+    "tests/pipeline/test_pipeline_lag.py",
+    COMPARED,
+]
 
 
 def pyspark(version: str) -> Path:
@@ -44,11 +56,11 @@ def pyspark(version: str) -> Path:
     return directory
 
 
-def run(title: str, **variables: str) -> bool:
+def run(title: str, tests: Sequence[str] = TESTS, **variables: str) -> bool:
     """Whether all tests passed."""
     print(f"\n{title}", flush=True)
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **variables}
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
@@ -69,14 +81,36 @@ def run_kafka() -> bool:
             )
 
 
+def run_connector() -> bool:
+    """Case by case with Spark's own connector and with ours, against Apache Kafka."""
+    found = pyspark_and_jars()
+    with tempfile.TemporaryDirectory() as directory:
+        peer: Peer = Kafka(Path(directory) / "data")
+        with peer:
+            return run(
+                f"PySpark {VERSION} and its Kafka connector, Apache Kafka",
+                [COMPARED],
+                PYTHONPATH=found["PYTHONPATH"],
+                TIDEMILL_SPARK_CONNECTOR_JARS=found["JARS"],
+                TIDEMILL_TEST_BOOTSTRAP=peer.bootstrap,
+            )
+
+
+def run_one(name: str) -> bool:
+    """Whether what has this name passed."""
+    runs = {KAFKA: run_kafka, CONNECTOR: run_connector}
+    return runs[name]() if name in runs else run_version(name)
+
+
 def main(wanted: list[str]) -> int:
     """Exit code 1 if a test failed, 2 for a name that is not known."""
-    names = wanted or [*VERSIONS, KAFKA]
-    unknown = [name for name in names if name not in (*VERSIONS, KAFKA)]
+    known = (*VERSIONS, KAFKA, CONNECTOR)
+    names = wanted or list(known)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        print(f"{', '.join(unknown)}: choose from {', '.join((*VERSIONS, KAFKA))}", file=sys.stderr)
+        print(f"{', '.join(unknown)}: choose from {', '.join(known)}", file=sys.stderr)
         return 2
-    failed = [name for name in names if not (run_kafka() if name == KAFKA else run_version(name))]
+    failed = [name for name in names if not run_one(name)]
     print("\nfailed: " + ", ".join(failed) if failed else "\nall passed")
     return int(bool(failed))
 

@@ -1,6 +1,7 @@
 """A real local Spark and a real broker for the tests of the pipeline.
 
 ``TIDEMILL_TEST_BOOTSTRAP=host:port`` runs them against a cluster that is there, for instance Apache Kafka.
+``TIDEMILL_SPARK_CONNECTOR_JARS`` names the jars of Spark's own connector, apart by commas, to compare with.
 Messages are produced, and what Spark wrote is consumed, with confluent-kafka: a peer that shares no code
 with the source.
 """
@@ -198,11 +199,16 @@ def spark() -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from tidemill.pipeline.jobs.session import local_session
 
+    jars = os.environ.get("TIDEMILL_SPARK_CONNECTOR_JARS")
     # Python workers inherit "warnings are errors" from here.
     session = local_session(
         "tidemill tests",
         master="local[2]",
-        settings={"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"},
+        settings={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.session.timeZone": "UTC",
+            **({"spark.jars": jars} if jars else {}),
+        },
     )
     session.sparkContext.setLogLevel("OFF")
     yield session

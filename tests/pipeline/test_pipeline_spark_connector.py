@@ -361,7 +361,7 @@ def test_transactions_are_read_as_the_isolation_level_says(both: Both, level: st
     assert sum(both.run(topic, **options)) == 10 + len(aborted)
 
 
-# -- streams: KafkaMicroBatchSourceSuite, KafkaDontFailOnDataLossSuite ----------------------------------------
+# -- streams: KafkaMicroBatchSourceSuite, KafkaDontFailOnDataLossSuite --------------------------------------
 
 
 def test_a_limit_is_shared_in_proportion(both: Both) -> None:

@@ -540,6 +540,20 @@ def test_a_worker_that_knew_the_topic_before_sees_what_became_of_it(cluster: Any
     assert read_all() == [(0, 5)]
 
 
+def test_a_topic_made_anew_with_as_many_records_is_read_whole(cluster: Any, readers: Any) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 5)
+    reader = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1)
+    first = reader.latestOffset(reader.initialOffset())
+    cluster.delete(topic)
+    cluster.topic(1, topic)
+    cluster.produce(topic, 5)
+    second = reader.latestOffset(first)
+    assert next_of(first) == next_of(second) == {"0": 5}
+    assert [(one.start, one.end) for one in reader.partitions(first, second)] == [(0, 5)]
+    assert reader.partitions(second, second) == []
+
+
 def test_a_topic_made_anew_after_the_plan_is_not_read_for_the_old_one(cluster: Any, readers: Any) -> None:
     from tidemill.client.errors import TopicRecreated
 

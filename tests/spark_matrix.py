@@ -37,6 +37,8 @@ VERSIONS = ("4.0", "4.1", "4.2")
 """Supported lines that are older than the one that is installed."""
 KAFKA = "kafka"
 CONNECTOR = "connector"
+TRANSACTIONS = ("transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1")
+"""Settings with which a single broker serves transactions."""
 COMPARED = "tests/pipeline/test_pipeline_spark_connector.py"
 TESTS = [
     *(f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")),
@@ -74,7 +76,7 @@ def run_version(version: str) -> bool:
 def run_kafka() -> bool:
     """With the PySpark that is installed, against Apache Kafka."""
     with tempfile.TemporaryDirectory() as directory:
-        peer: Peer = Kafka(Path(directory) / "data")
+        peer: Peer = Kafka(Path(directory) / "data", TRANSACTIONS)
         with peer:
             return run(
                 f"PySpark {metadata.version('pyspark')}, Apache Kafka", TIDEMILL_TEST_BOOTSTRAP=peer.bootstrap
@@ -85,7 +87,7 @@ def run_connector() -> bool:
     """Case by case with Spark's own connector and with ours, against Apache Kafka."""
     found = pyspark_and_jars()
     with tempfile.TemporaryDirectory() as directory:
-        peer: Peer = Kafka(Path(directory) / "data")
+        peer: Peer = Kafka(Path(directory) / "data", TRANSACTIONS)
         with peer:
             return run(
                 f"PySpark {VERSION} and its Kafka connector, Apache Kafka",

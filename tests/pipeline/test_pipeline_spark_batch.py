@@ -152,22 +152,10 @@ def test_a_start_after_an_end_by_time_is_refused(lab: Any) -> None:
     assert f"{topic}-0 would start at 3 (startingOffsets), after its end at 1" in text
 
 
-def test_options_are_checked_by_load(lab: Any) -> None:
-    """Neither a query nor a read has begun, and no broker was asked."""
-    reader = lab.spark.readStream.format("tidemill")
-
-    def refused(schema: str | None = None, **options: Any) -> str:
-        given = {"kafka.bootstrap.servers": "nowhere.invalid:1", "subscribe": "t", **options}
-        with_options = reader.options(**{name: str(value) for name, value in given.items()})
-        return refusal(lambda: (with_options.schema(schema) if schema else with_options).load())
-
-    assert "did you mean startingOffsets?" in refused(startingOffset="latest")
-    assert "did you mean startingOffsets?" in refused("value binary", startingOffset="latest")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
         ({"maxOffsetsPerTrigger": "none"}, "maxOffsetsPerTrigger='none': a whole number"),
         ({"minOffsetsPerTrigger": 9, "maxOffsetsPerTrigger": 5}, "is above maxOffsetsPerTrigger=5"),
         ({"includeHeaders": "yes"}, "option includeHeaders='yes': true or false"),
@@ -178,6 +166,7 @@ def test_options_are_checked_by_load(lab: Any) -> None:
 def test_an_option_that_neither_batch_nor_stream_can_use_fails_load(
     lab: Any, options: dict[str, Any], words: str
 ) -> None:
+    """Neither a query nor a read has begun, and no broker was asked."""
     given = {"kafka.bootstrap.servers": "nowhere.invalid:1", "subscribe": "t", **options}
     reader = lab.spark.readStream.format("tidemill").options(
         **{name: str(value) for name, value in given.items()}

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -22,29 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-SELECTIONS = ("subscribe", "subscribePattern", "assign")
-OF_WRITES = ("topic", "createTopics", "checkpointLocation")
-
-
-def _check(options: Mapping[str, str]) -> None:
-    from tidemill.pipeline.options import check_source_options
-
-    check_source_options(options)
-
-
 class TidemillDataSource(DataSource):
     """Topics of any Kafka cluster as tables and streams of Spark, read and written, without a jar.
 
     Options and columns are those of Spark's own Kafka connector: :mod:`tidemill.pipeline.options`,
-    :mod:`tidemill.pipeline.columns`. ``load()`` makes this object and asks for its schema: options are
-    checked there, as far as batches and streams have the same ones.
+    :mod:`tidemill.pipeline.columns`. ``load()`` asks for the schema, unless the read has one of its own:
+    options are checked there, as far as batches and streams have the same ones.
     """
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        # A read with a schema of its own is not asked for one, and a write selects no topics to read.
-        if any(name in options for name in SELECTIONS) and not any(name in options for name in OF_WRITES):
-            _check(options)
 
     @classmethod
     def name(cls) -> str:
@@ -52,8 +34,9 @@ class TidemillDataSource(DataSource):
 
     def schema(self) -> str:
         from tidemill.pipeline.columns import schema_text
+        from tidemill.pipeline.options import check_source_options
 
-        _check(self.options)
+        check_source_options(self.options)
         # Streams and batches have the same columns; which of both this is, the reader learns later.
         return schema_text(str(self.options.get("includeheaders", "false")).strip().lower() == "true")
 

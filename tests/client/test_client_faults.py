@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tidemill.client import Consumer, Producer, RangeReader, TopicPartition, fetching
-from tidemill.client import connection as connections
+from tidemill.client import request as requests
 from tidemill.client.accumulator import Accumulator, TopicQueues
 from tidemill.client.cluster import Cluster
 from tidemill.client.config import PRODUCER, ClientConfig, parse_address
@@ -104,8 +104,8 @@ def through_proxy(
         proxy = Proxy(parse_address(broker_address), cut)
         made.append(proxy)
 
-        def through(self: Connection, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
-            plain(self, "127.0.0.1", proxy.port, config, node_id)
+        def through(self: Connection, host: str, port: int, *more: Any, **named: Any) -> None:
+            plain(self, "127.0.0.1", proxy.port, *more, **named)
 
         monkeypatch.setattr(Connection, "__init__", through)
         return proxy
@@ -287,7 +287,7 @@ def test_an_answer_for_what_was_given_up_meanwhile_changes_nothing() -> None:
 def test_an_answer_that_cannot_be_read_costs_no_more_than_another_try(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = connections.decode_response
+    plain = requests.decode_response
     cut: list[bytes] = []
 
     def decode(key: ApiKey, version: int, frame: bytes) -> Any:
@@ -296,7 +296,7 @@ def test_an_answer_that_cannot_be_read_costs_no_more_than_another_try(
             frame = frame[:-3]
         return plain(key, version, frame)
 
-    monkeypatch.setattr(connections, "decode_response", decode)
+    monkeypatch.setattr(requests, "decode_response", decode)
     topic = new_topic(1)
     with Producer(broker_address) as producer:
         producer.send(topic, b"once").result(20)

@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
-from tidemill.client import connection as connections
+from tidemill.client import request as requests
 from tidemill.client.errors import BrokerUnreachable, ClientError, DataLoss, NoOffset, TopicRecreated
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -422,7 +422,7 @@ def test_a_broker_that_answers_nothing_keeps_the_partitions_of_others_not_waitin
     with Producer(broker_address) as producer:
         for partition in range(2):
             producer.send(topic, b"v", partition=partition).result(10)
-    plain = connections.decode_response
+    plain = requests.decode_response
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         def led_by_silent(key: ApiKey, version: int, frame: bytes) -> Any:
@@ -436,7 +436,7 @@ def test_a_broker_that_answers_nothing_keeps_the_partitions_of_others_not_waitin
                             partition.leader_id = 99
             return answer
 
-        monkeypatch.setattr(connections, "decode_response", led_by_silent)
+        monkeypatch.setattr(requests, "decode_response", led_by_silent)
         with Consumer(broker_address, {"auto.offset.reset": "earliest"}) as consumer:
             consumer.assign([(topic, 0), (topic, 1)])
             began = time.monotonic()
@@ -485,7 +485,7 @@ def leaderless(
 
     ``asked`` gets the API key of each answer.
     """
-    plain = connections.decode_response
+    plain = requests.decode_response
     lost = list(partitions)
 
     def without_leader(key: ApiKey, version: int, frame: bytes) -> Any:
@@ -499,7 +499,7 @@ def leaderless(
                         partition.leader_id, partition.error_code = -1, ErrorCode.LEADER_NOT_AVAILABLE
         return answer
 
-    monkeypatch.setattr(connections, "decode_response", without_leader)
+    monkeypatch.setattr(requests, "decode_response", without_leader)
     return lost
 
 

@@ -324,6 +324,32 @@ def test_a_producer_whose_login_is_refused_fails_at_once_and_says_why(secured_ka
     assert time.monotonic() - began < 30
 
 
+def test_a_login_that_is_refused_later_ends_what_waits_at_once(
+    secured_kafka: SecuredKafka, topic: str
+) -> None:
+    settings = {**trust(secured_kafka), **passwords("PLAIN"), "security.protocol": "SASL_SSL"}
+    address = secured_kafka.bootstrap("LOGIN")
+    with Producer(address, settings) as producer, Consumer(address, settings) as consumer:
+        consumer.assign(consumer.partitions_for(topic))
+        producer._cluster.topic(topic, time.monotonic() + 30)
+        for client in (producer, consumer):
+            # As if the password was changed between the first connection and the one for messages.
+            login: Any = client._cluster._security.login
+            login._password = WRONG
+        began = time.monotonic()
+        with pytest.raises(AuthenticationFailed, match="refuses the login by PLAIN"):
+            producer.send(topic, b"value").result(60)
+        with pytest.raises(AuthenticationFailed, match="refuses the login by PLAIN"):
+            poll_until(consumer, began + 60)
+        assert time.monotonic() - began < 30
+
+
+def poll_until(consumer: Consumer, deadline: float) -> None:
+    """Polls for nothing."""
+    while time.monotonic() < deadline:
+        consumer.poll(1.0)
+
+
 # -- logging in again -------------------------------------------------------------------------------------
 
 

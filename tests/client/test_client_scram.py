@@ -8,13 +8,12 @@ import hmac
 
 import pytest
 
-from tidemill.client.sasl import Step
+from tidemill.client.sasl import Step, WrongSignature
 from tidemill.client.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
     MESSAGE_BYTES_MAX,
     ScramMechanism,
-    WrongSignature,
 )
 from tidemill.model.errors import ProtocolError
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.client.errors import AuthenticationFailed, ClientError, error_for
-from tidemill.client.sasl import printable, told
-from tidemill.client.scram import WrongSignature
+from tidemill.client.sasl import WrongSignature, printable, told
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.sasl_authenticate import SaslAuthenticateRequest

@@ -89,10 +89,10 @@ def _part(least: float, most: float) -> Callable[[str, Any], float]:
 
 
 def _mechanism(name: str, value: Any) -> str | None:
-    from tidemill.client.login import GSSAPI, MECHANISMS
-
     if value is None:
         return None
+    from tidemill.client.login import GSSAPI, MECHANISMS
+
     text = str(value).strip().upper()
     if text == GSSAPI:
         raise ConfigError(f"{name}=GSSAPI (Kerberos) is not served; use one of {', '.join(MECHANISMS)}")

@@ -34,6 +34,10 @@ _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 _ABORT = b"\x01"
 
 
+class WrongSignature(ProtocolError):
+    """The server did not prove that it knows the password: it may be another one."""
+
+
 class Mechanism(Protocol):
     """One exchange of messages with one broker."""
 

@@ -23,7 +23,7 @@ import hmac
 import secrets
 from collections.abc import Mapping
 
-from tidemill.client.sasl import BEGIN, Mechanism, Step, advance, printable
+from tidemill.client.sasl import BEGIN, Mechanism, Step, WrongSignature, advance, printable
 from tidemill.model.errors import ProtocolError
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -39,10 +39,6 @@ NONCE_LENGTH_MAX = 1024
 MESSAGE_BYTES_MAX = 8192
 
 NO_CHANNEL_BINDING = "n,,"
-
-
-class WrongSignature(ProtocolError):
-    """The server did not prove that it knows the password: it may be another one."""
 
 
 class ScramMechanism(Mechanism):

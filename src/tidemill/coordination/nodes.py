@@ -372,16 +372,10 @@ class ConfigNode:
 
     @staticmethod
     def path(kind: str, name: str) -> str:
-        """Where the values are; names of users, clients and groups are percent-encoded, as Kafka does."""
-        return f"/config/{ConfigNode.entity(kind, name)}"
-
-    @staticmethod
-    def entity(kind: str, name: str) -> str:
-        """The path below /config, as notes of changes name it."""
+        """Where the values are; other names are percent-encoded, as Kafka does, dots that stand alone, too."""
         if name == DEFAULT_ENTITY or kind in ("topics", "brokers"):
-            return f"{kind}/{name}"
-        # ZooKeeper has no nodes whose names are dots alone.
-        return f"{kind}/{quote(name, safe='') if name.strip('.') else name.replace('.', '%2E')}"
+            return f"/config/{kind}/{name}"
+        return f"/config/{kind}/{quote(name, safe='') if name.strip('.') else name.replace('.', '%2E')}"
 
     @staticmethod
     def name(kind: str, node_name: str) -> str:
@@ -422,7 +416,7 @@ class ConfigChangeNode:
     @staticmethod
     def encode(kind: str, name: str) -> bytes:
         """Version 2."""
-        return write_json({"version": 2, "entity_path": ConfigNode.entity(kind, name)})
+        return write_json({"version": 2, "entity_path": ConfigNode.path(kind, name).removeprefix("/config/")})
 
     @staticmethod
     def decode(data: bytes) -> str:

@@ -20,6 +20,7 @@ from kafka_peer import see
 from kafka_record import as_json
 
 from tidemill.cli.main import command, run
+from tidemill.client import Admin, ConfigResource, ResourceType
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.port import subtree
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
@@ -417,7 +418,7 @@ def test_a_partition_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def edited_nodes(tmp_path: Path, path: str, **values: Any) -> Path:
     nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
-    nodes[path] = json.dumps(json.loads(nodes[path]) | values)
+    nodes[path] = json.dumps(json.loads(nodes.get(path, "{}")) | values)
     target = tmp_path / "nodes.json"
     target.write_text(json.dumps(nodes))
     return target
@@ -613,6 +614,21 @@ def test_settings_that_are_not_known_are_told(tmp_path: Path) -> None:
     assert told["topics"]["codecs"]["config"] == {"retention.ms": "-1"}
     (note,) = told["notes"]
     assert note.startswith("topic codecs: compression.snappy.level=4 is left out")
+
+
+def test_settings_of_groups_come_over_if_they_may_be_set_here(tmp_path: Path) -> None:
+    config = {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "1", "gone.key": "1"}
+    nodes = edited_nodes(tmp_path, "/config/groups/team%2F1", config=config, version=1)
+    directory = copied("zookeeper", tmp_path)
+    told = called(directory, "--nodes", nodes)
+    assert told["group_configs"] == {"team/1": {"consumer.session.timeout.ms": "50000"}}
+    assert [note.partition(" of group team/1 is left out")[0] for note in told["notes"]] == [
+        "the setting consumer.heartbeat.interval.ms",
+        "the setting gone.key",
+    ]
+    with Broker(CONFIG, data_dir=directory) as broker, Admin(broker.bootstrap) as admin:
+        group = ConfigResource(ResourceType.GROUP, "team/1")
+        assert admin.describe_configs(group)["consumer.session.timeout.ms"].value == "50000"
 
 
 def test_nothing_of_a_topic_goes_for_want_of_a_setting_that_makes_no_sense_here(tmp_path: Path) -> None:

@@ -257,6 +257,19 @@ def test_records_that_contradict_others_are_no_damaged_end(tmp_path: Path) -> No
         replay(tmp_path, *topic("t"), change, *topic("u"))
 
 
+def test_settings_of_groups_are_read_and_written(tmp_path: Path) -> None:
+    session = {"resource_type": 32, "name": "consumer.session.timeout.ms"}
+    metadata = replay(
+        tmp_path,
+        records.ConfigRecord(resource_name="a/b", value="50000", **session),
+        records.ConfigRecord(resource_name="reset", value="50000", **session),
+        records.ConfigRecord(resource_name="reset", value=None, **session),
+    )
+    assert metadata.group_configs == {"a/b": {"consumer.session.timeout.ms": "50000"}}
+    metadata.cluster_id = "4L6g3nShT-eMCtK--X86sw"
+    assert from_nodes(to_nodes(metadata), "nodes").group_configs == metadata.group_configs
+
+
 def test_what_has_no_place_here_is_counted(tmp_path: Path) -> None:
     user = records.QuotaEntity(entity_type="user", entity_name="ann")
     metadata = replay(

@@ -197,6 +197,7 @@ def _document(planned: Import, found: Found, dry_run: bool) -> dict[str, Any]:
             for name, topic in sorted(metadata.topics.items())
         },
         "broker_configs": metadata.broker_configs,
+        "group_configs": metadata.group_configs,
         "group_offsets": len(metadata.group_offsets),
         "bytes": sum(one.size for one in found.partitions.values()),
         "problems": planned.problems,

@@ -372,7 +372,7 @@ class ConfigNode:
 
     @staticmethod
     def path(kind: str, name: str) -> str:
-        """Where the values are; other names are percent-encoded, as Kafka does, dots that stand alone, too."""
+        """Where the values are; other names are percent-encoded as Kafka does, and dots that stand alone."""
         if name == DEFAULT_ENTITY or kind in ("topics", "brokers"):
             return f"/config/{kind}/{name}"
         return f"/config/{kind}/{quote(name, safe='') if name.strip('.') else name.replace('.', '%2E')}"

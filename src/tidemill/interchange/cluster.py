@@ -41,6 +41,8 @@ class ClusterMetadata:
         self.topics: dict[str, TopicEntry] = {}
         self.broker_configs: dict[str, dict[str, str]] = {}
         """By broker id as text; what holds for all brokers under an empty name."""
+        self.group_configs: dict[str, dict[str, str]] = {}
+        """What is set for groups, by group."""
         self.next_producer_id = 0
         self.group_offsets: dict[GroupPartition, int] = {}
         """What groups committed by version 0, or by themselves, outside of ``__consumer_offsets``."""

@@ -90,6 +90,7 @@ def plan(nodes: Nodes, found: Found) -> Export:
     metadata = ClusterMetadata(told.source, told.cluster_id)
     metadata.next_producer_id = told.next_producer_id
     metadata.group_offsets = told.group_offsets
+    metadata.group_configs = told.group_configs
     result = Export(metadata, found.node_id, [], list(told.notes))
     if found.node_id < 0:
         result.problems.append(f"{found.paths[0]} was never served: no {META_PROPERTIES} says whose it is")

@@ -23,7 +23,13 @@ from tidemill.interchange.transactions import TOPIC as TRANSACTIONS_TOPIC
 from tidemill.interchange.transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
 from tidemill.log.checkpoints import encode_id
-from tidemill.model.configs import check_broker_settings, check_topic_settings, while_unreadable
+from tidemill.model.configs import (
+    BrokerConfig,
+    check_broker_settings,
+    check_group_settings,
+    check_topic_settings,
+    while_unreadable,
+)
 from tidemill.model.errors import ConfigError
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -103,6 +109,7 @@ def plan(
     for topic in metadata.topics.values():
         _take_topic(topic, found, choices, result)
     _take_brokers(metadata, result)
+    _take_groups(metadata, result)
     _take_group_offsets(metadata, result)
     to_commit, place = [], len(result.notes)
     for one in transactions:
@@ -244,6 +251,21 @@ def _take_brokers(metadata: ClusterMetadata, result: Import) -> None:
                 kept[key] = value
         if kept:
             result.metadata.broker_configs[name] = kept
+
+
+def _take_groups(metadata: ClusterMetadata, result: Import) -> None:
+    bounds = BrokerConfig()
+    for name, config in sorted(metadata.group_configs.items()):
+        kept = {}
+        for key, value in sorted(config.items()):
+            try:
+                check_group_settings({key: value}, {key: value}, bounds)
+            except ConfigError as problem:
+                result.notes.append(f"the setting {key} of group {name} is left out ({problem})")
+            else:
+                kept[key] = value
+        if kept:
+            result.metadata.group_configs[name] = kept
 
 
 def _take_group_offsets(metadata: ClusterMetadata, result: Import) -> None:

@@ -41,7 +41,8 @@ OTHER_SOURCES: Final = (
     "tell (--without-settings)"
 )
 """What to do where the metadata in a directory cannot be relied on."""
-RESOURCES: Final = {16: "settings of client metrics", 32: "settings of groups"}
+GROUP_RESOURCE: Final = 32
+RESOURCES: Final = {16: "settings of client metrics"}
 
 
 def snapshot_offset(name: str) -> int:
@@ -273,6 +274,8 @@ class _Replay:
         for (kind, name), config in self._configs.items():
             if kind == BROKER_RESOURCE and config:
                 metadata.broker_configs[name] = config
+            elif kind == GROUP_RESOURCE and config:
+                metadata.group_configs[name] = config
             elif kind in RESOURCES and config:
                 metadata.left_out[RESOURCES[kind]] += 1
         for kind_name, kept in self._others.items():

@@ -143,6 +143,11 @@ def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMe
         config = ConfigNode.decode(path, nodes[path])
         if config:
             metadata.broker_configs["" if name == DEFAULT_ENTITY else name] = config
+    for name in _children(nodes, "/config/groups"):
+        path = f"/config/groups/{name}"
+        config = ConfigNode.decode(path, nodes[path])
+        if config:
+            metadata.group_configs[ConfigNode.name("groups", name)] = config
     if nodes.get(PRODUCER_ID_BLOCK):
         metadata.next_producer_id = ProducerIdBlockNode.decode(nodes[PRODUCER_ID_BLOCK]).end + 1
     _read_group_offsets(nodes, metadata)
@@ -208,6 +213,10 @@ def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
             nodes[PartitionStateNode.path(name, number)] = PartitionStateNode.encode(state)
     for name, config in sorted(metadata.broker_configs.items()):
         nodes[ConfigNode.path("brokers", name or DEFAULT_ENTITY)] = ConfigNode.encode(config)
+    if metadata.group_configs:
+        nodes["/config/groups"] = b""
+    for name, config in sorted(metadata.group_configs.items()):
+        nodes[ConfigNode.path("groups", name)] = ConfigNode.encode(config)
     if metadata.next_producer_id > 0:
         end = metadata.next_producer_id - 1
         block = ProducerIdBlock(0, max(end - PRODUCER_IDS_A_BLOCK + 1, 0), end)

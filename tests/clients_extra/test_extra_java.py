@@ -237,6 +237,11 @@ def test_kafka_configs_of_groups(tool: Tool, server: tuple[str, str]) -> None:
 def test_kafka_tools_of_features_quorum_and_metrics(tool: Tool, server: tuple[str, str]) -> None:
     metrics = tool(f"{TOOLS}.ClientMetricsCommand", *server, "--list")
     assert metrics.out.strip() == ""
+    for kind in ("users", "clients", "client-metrics"):  # Quotas, credentials, subscriptions: there are none.
+        described = tool("kafka.admin.ConfigCommand", *server, "--describe", "--entity-type", kind)
+        assert (described.out.strip(), described.err.strip()) == ("", "")
+    gone = tool(f"{TOOLS}.ClusterTool", "unregister", *server, "--id", "99")
+    assert gone.out.strip() == "Broker 99 is no longer registered."
     wanted = ("upgrade", "--feature", "transaction.version=2")
     features = tool(f"{TOOLS}.FeatureCommand", *server, *wanted, code=1)
     said = features.out + features.err

@@ -238,6 +238,17 @@ def test_a_pause_of_the_store_ends_no_session(store: StoreServer) -> None:
         assert one.client_id[0] == session
 
 
+def test_a_pause_of_the_store_is_not_held_against_a_session_without_a_connection(store: StoreServer) -> None:
+    with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
+        session_id = _connect(raw, 2000)
+    store.pause()
+    time.sleep(3.0)
+    store.resume()
+    time.sleep(0.3)
+    with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
+        assert _connect(raw, 2000, session_id) == session_id
+
+
 @pytest.mark.parametrize(
     "data",
     [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\0\0\0\x04abcd", b"\0\0\0\x2c" + bytes(44) + b"\0\0\0\x01x"],
@@ -282,8 +293,8 @@ def _set_watches(since: int, *lists: list[str]) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-def _connect(raw: socket.socket, timeout_ms: int) -> int:
-    body = struct.pack(">iqiqi", 0, 0, timeout_ms, 0, 16) + bytes(16) + b"\0"
+def _connect(raw: socket.socket, timeout_ms: int, session_id: int = 0) -> int:
+    body = struct.pack(">iqiqi", 0, 0, timeout_ms, session_id, 16) + bytes(16) + b"\0"
     raw.sendall(struct.pack(">i", len(body)) + body)
     answer = _frame(raw)
     _, agreed, session_id = struct.unpack_from(">iiq", answer)

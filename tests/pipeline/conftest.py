@@ -52,7 +52,9 @@ class Cluster:
     def _new_producer(self) -> Any:
         from confluent_kafka import Producer
 
-        return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "log_level": 0})
+        # One request at a time: what is sent again after an error stays before what came later.
+        settings = {"linger.ms": 5, "log_level": 0, "max.in.flight.requests.per.connection": 1}
+        return Producer({"bootstrap.servers": self.bootstrap, **settings})
 
     def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
         """Makes a topic that keeps records of any age; waits until it is there."""

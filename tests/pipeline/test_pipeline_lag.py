@@ -51,6 +51,27 @@ def test_before_4_2_a_listener_needs_brokers(monkeypatch: pytest.MonkeyPatch) ->
         LagListener()
 
 
+def test_before_4_2_the_latest_offset_of_the_progress_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the end of the micro-batch for a Python source, and the truth for Spark's own connector."""
+
+    class Brokers:
+        def describe(self, topics: list[str]) -> dict[str, Any]:
+            return {topic: SimpleNamespace(partitions=1) for topic in topics}
+
+        def list_offsets(self, wanted: Any) -> dict[TopicPartition, int]:
+            return dict.fromkeys(wanted, 9)
+
+    monkeypatch.setattr(pyspark, "__version__", "4.1.9")
+    listener = LagListener({"kafka.bootstrap.servers": "h:1"})
+    monkeypatch.setattr(listener, "_cluster", Brokers())
+    listener.onQueryProgress(progress(position("t", 3), position("t", 3)))
+    assert listener._lags["q", 0].total == 6
+    listener.onQueryProgress(progress({"t": {"0": 3}}, {"t": {"0": 5}}))
+    assert listener._lags["q", 0].total == 2
+
+
 def progress(end: object, latest: object = None, name: str | None = None) -> Any:
     source = SimpleNamespace(
         endOffset=json.dumps(end), latestOffset=None if latest is None else json.dumps(latest)

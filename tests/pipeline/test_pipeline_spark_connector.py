@@ -225,16 +225,6 @@ def test_one_time_wins_over_times_of_partitions_and_these_over_offsets(both: Bot
         ({"kafka.auto.offset.reset": "latest"}, "startingOffsets", "is not supported"),
         ({"kafka.key.deserializer": "X"}, "cast the column", "is not supported"),
         ({"kafka.enable.auto.commit": "true"}, "is not allowed", "is not supported"),
-        (
-            {"startingOffsets": '{"t": {"0": 1, "1": 1}}', "endingOffsets": '{"t": {"0": 0}}'},
-            "must name the same partitions",
-            "should have the same topic-partitions",
-        ),
-        (
-            {"startingOffsets": '{"t": {"0": 1}}', "endingOffsets": '{"t": {"0": 0}}'},
-            "starts t-0 at 1, after its end at 0",
-            "start offset 1 is greater than the end offset 0",
-        ),
     ],
 )
 def test_options_of_a_batch_that_cannot_be_are_refused(
@@ -254,6 +244,16 @@ def test_an_empty_selection_is_refused(both: Both, way: str) -> None:
     assert (ours if both.source == OURS else theirs)[way] in text
 
 
+def test_a_start_after_its_end_and_ends_of_other_partitions_are_refused(both: Both, three: str) -> None:
+    """Spark 4.0.0 finds a start after its end in the task; later versions before they plan."""
+    text = both.refused(three, startingOffsets=each(three, 0, 5, 0), endingOffsets=each(three, 1, 4, 1))
+    words = {OURS: f"starts {three}-1 at 5, after its end at 4", THEIRS: "XX1"}
+    assert words[both.source] in text
+    text = both.refused(three, startingOffsets=each(three, 0, 0, 0), endingOffsets=each(three, 1, 1))
+    words = {OURS: "must name the same partitions", THEIRS: "XX2"}
+    assert words[both.source] in text
+
+
 def test_a_start_after_the_end_of_the_log_is_refused(both: Both) -> None:
     topic = both.cluster.topic(2)
     both.cluster.produce(topic, 2, 0)
@@ -267,7 +267,7 @@ def test_a_start_after_the_end_of_the_log_is_refused(both: Both) -> None:
 
 def test_json_that_leaves_out_a_partition_is_refused(both: Both, three: str) -> None:
     text = both.refused(three, startingOffsets=each(three, 0, 0))
-    assert (f"leaves out {three}-2" if both.source == OURS else "startingOffsets") in text
+    assert (f"leaves out {three}-2" if both.source == OURS else "XX3") in text
 
 
 def test_assign_takes_partitions_and_a_pattern_topics(both: Both, three: str) -> None:
@@ -448,7 +448,8 @@ def test_once_reads_all_whatever_the_limit(both: Both) -> None:
 
 
 def test_options_of_batches_are_refused_by_streams(both: Both) -> None:
-    text = refusal(lambda: both.stream("t", endingOffsets="latest"))
+    """The connector refuses them in load(), ours when the query starts."""
+    text = refusal(lambda: both.stream("t", endingOffsets="latest").awaitTermination())
     assert ("it is for spark.read" if both.source == OURS else "ending offset not valid in streaming") in text
 
 

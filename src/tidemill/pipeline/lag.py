@@ -9,8 +9,9 @@ progress of a query::
     spark.streams.addListener(listener)
 
 Each progress has the offsets that the micro-batch ended at and, from PySpark 4.2 on, the latest offsets at
-that time. Before 4.2 the listener asks the cluster for them. With a group it commits the offsets of each
-finished micro-batch, the last one of a query included, so that tools for the lag of groups show it.
+that time. Before 4.2 a Python source cannot tell these, and the listener asks the cluster for them. With a
+group it commits the offsets of each finished micro-batch, the last one of a query included, so that tools for
+the lag of groups show it.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class LagListener(StreamingQueryListener):
     def _latest_offsets(self, source: SourceProgress, end: StreamPosition) -> Offsets:
         """From the progress, as of the plan of the micro-batch, or else from the cluster, as of now."""
         told = _position(source.latestOffset)
-        if told is not None:
+        if told is not None and not self._is_end_again(source):
             return told.offsets()
         cluster = self._connected()
         there = cluster.describe(sorted(end.topics))
@@ -179,6 +180,10 @@ class LagListener(StreamingQueryListener):
                 if partition.topic in there and partition.partition < there[partition.topic].partitions
             }
         )
+
+    def _is_end_again(self, source: SourceProgress) -> bool:
+        """Whether Spark shows the end of the micro-batch instead: before 4.2, for a Python source."""
+        return pyspark.__version__ < "4.2" and "version" in json.loads(source.latestOffset)
 
     def _commit(self, offsets: Offsets) -> None:
         if self._group is None or not offsets:

@@ -17,7 +17,8 @@ from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.replication.partition import Partition
 from tidemill.server import app
 
-SEEDS = (1, 2, 3)
+SEEDS = (1, 3, 4)
+"""In these the former life's fetch arrives in time to have the leader ask for a larger in-sync set."""
 REFUSED = "the controller refuses the in-sync set: INELIGIBLE_REPLICA"
 
 

@@ -25,7 +25,7 @@ from secured_kafka import (
     jaas,
 )
 
-from tidemill.client import Admin
+from tidemill.client import Admin, Producer
 
 PROGRAM = Path(__file__).parent / "spark" / "secured.py"
 SOURCES = Path(__file__).parents[2] / "src"
@@ -151,3 +151,33 @@ def test_no_secret_is_in_plans_event_logs_checkpoints_and_output(
     for where, text in texts.items():
         for secret in (password, *map(re.escape, others)):
             assert re.search(secret, text) is None, f"{secret} is in {where}"
+
+
+def test_pipeline_load_takes_the_file_of_javas_tools_and_leaves_no_secret_behind(
+    secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    topic = f"load-{uuid.uuid4().hex[:8]}"
+    with Admin(secured_kafka.bootstrap("INSIDE")) as admin:
+        admin.create_topic(topic, 2)
+    with Producer(secured_kafka.bootstrap("INSIDE")) as producer:
+        producer.send_batch(topic, [b'{"n": %d}' % number for number in range(50)]).result(60)
+    line = jaas(SCRAM_MODULE, username=USER, password=PASSWORD)
+    lines = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": line.replace("\\", "\\\\"),
+        "ssl.truststore.location": secured_kafka.files.truststore,
+        "ssl.truststore.password": STORE_PASSWORD,
+    }
+    (tmp_path / "client.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    output = tmp_path / "rows"
+    command = [sys.executable, "-m", "tidemill", "pipeline", "load", "-b", secured_kafka.bootstrap("LOGIN")]
+    command += ["--command-config", "client.properties", "-t", topic, "-o", str(output), "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout)["rows"] == 50
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "client.properties"]
+    assert any(path.suffix == ".parquet" for path in files)
+    for text in (done.stdout, done.stderr, *(path.read_text(errors="replace") for path in files)):
+        assert "secret" not in text
+        assert STORE_PASSWORD not in text

@@ -17,7 +17,7 @@ import pytest
 
 from tidemill.cli import perf
 from tidemill.cli import topic as topics
-from tidemill.client import connection as connections
+from tidemill.client import request as requests
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
@@ -310,7 +310,7 @@ def test_a_partition_that_cannot_be_read_does_not_spoil_the_counts(
     cli("topic", "create", f"{topic}-bad", "-p", "2")
     send(cli, topic, "a\nb\n", tmp_path)
     send(cli, f"{topic}-bad", "a\n", tmp_path, "-p", "0")
-    plain = connections.decode_response
+    plain = requests.decode_response
 
     def decode(key: ApiKey, version: int, frame: bytes) -> Any:
         answer = plain(key, version, frame)
@@ -321,7 +321,7 @@ def test_a_partition_that_cannot_be_read_does_not_spoil_the_counts(
                         entry.error_code = int(ErrorCode.KAFKA_STORAGE_ERROR)
         return answer
 
-    monkeypatch.setattr(connections, "decode_response", decode)
+    monkeypatch.setattr(requests, "decode_response", decode)
     monkeypatch.setattr(topics, "ENDS_TIMEOUT_S", 0.3)
     listed = cli("topic", "list", "--counts", code=1)
     assert f"{topic}\t3\t1\t2\n" in listed

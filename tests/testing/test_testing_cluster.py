@@ -177,11 +177,14 @@ def test_a_leader_cut_off_from_all_others_is_replaced_and_acknowledges_nothing_m
     assert (refused == "stored") <= (b"alone" in found)
 
 
-def test_a_broker_without_the_store_says_so_and_its_clients_go_on(cluster: Cluster, topic: str) -> None:
+@pytest.mark.parametrize("how", ["silent", "reset"])
+def test_a_broker_without_the_store_says_so_and_its_clients_go_on(
+    cluster: Cluster, topic: str, how: str
+) -> None:
     victim = number_of(cluster, cluster.followers(topic)[0])
     with Admin(cluster.bootstrap) as admin:
         assert admin.silent_stores() == {}
-        cluster.cut(victim, "store", "reset")
+        cluster.cut(victim, "store", how)
         until(lambda: list(admin.silent_stores()) == [victim], "the broker says so")
         assert outcome(cluster.bootstrap, topic) == "stored"
         cluster.heal(victim, "store")

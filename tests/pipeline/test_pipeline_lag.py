@@ -83,7 +83,10 @@ def position(topic: str, number: int) -> dict[str, Any]:
     return {"topics": {topic: {"id": None, "next": {"0": number}}}, "version": 1}
 
 
-def test_sources_without_topics_are_passed_over_and_other_queries_too() -> None:
+def test_sources_without_topics_are_passed_over_and_other_queries_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.2.0")
     listener = LagListener({"kafka.bootstrap.servers": "h:1"}, query="mine")
     for other in (5, {"logOffset": 3}, [1]):
         listener.onQueryProgress(progress(other, other, "mine"))
@@ -95,7 +98,11 @@ def test_sources_without_topics_are_passed_over_and_other_queries_too() -> None:
     assert (lag.total, lag.batch_id, lag.query) == (6, 3, "mine")
 
 
-def test_what_goes_wrong_in_a_listener_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_goes_wrong_in_a_listener_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.2.0")
+
     def broken(_: Lag) -> None:
         raise ValueError("no such gauge")
 

@@ -1,0 +1,24 @@
+"""What a producer does about a topic that is not there."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tidemill.client import Admin, Producer
+from tidemill.client.errors import ClientError
+from tidemill.model.errors import ErrorCode
+
+
+def test_a_producer_creates_a_topic_unless_it_is_told_not_to(broker_address: str, admin: Admin) -> None:
+    topic = f"made-by-producer-{uuid.uuid4().hex[:8]}"
+    with Producer(broker_address, {"allow.auto.create.topics": "false"}) as producer:
+        with pytest.raises(ClientError, match=f"cannot use topic '{topic}'.*create the topic") as caught:
+            producer.send(topic, b"v")
+        assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert topic not in [one.name for one in admin.list_topics()]
+    with Producer(broker_address) as producer:
+        assert producer.send(topic, b"v").result().offset == 0
+    assert topic in [one.name for one in admin.list_topics()]
+    admin.delete_topics([topic])

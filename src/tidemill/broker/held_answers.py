@@ -66,7 +66,8 @@ class HeldAnswers(LinkWatch):
         """Answers that were held since the start."""
         self._doubts: dict[int, _Doubt] = {}
         self._image = ClusterImage()
-        self._led: tuple[int, asyncio.Task[frozenset[bytes | str]]] | None = None
+        self._led: asyncio.Task[frozenset[bytes | str]] | None = None
+        """The look for the topics that doubted brokers lead, in this edition."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._to_release = 0
         self._is_releasing = False
@@ -122,6 +123,7 @@ class HeldAnswers(LinkWatch):
     def _note_doubted(self) -> None:
         self.doubted = frozenset(one for one, doubt in self._doubts.items() if doubt.is_held_for)
         self.edition += 1
+        self._led = None
         self._to_release = len(self._waiting)
         if self._to_release and not self._is_releasing:
             self._is_releasing = True
@@ -131,10 +133,10 @@ class HeldAnswers(LinkWatch):
 
     async def led_topics(self) -> frozenset[bytes | str]:
         """Names and ids of the topics of which a doubted broker leads a partition."""
-        if self._led is None or self._led[0] != self.edition:
+        if self._led is None:
             looking = with_pauses(_led_by(self._image, self.doubted))
-            self._led = self.edition, asyncio.get_running_loop().create_task(looking)
-        return await asyncio.shield(self._led[1])
+            self._led = asyncio.get_running_loop().create_task(looking)
+        return await asyncio.shield(self._led)
 
     async def hold(self, context: RequestContext, items: int, edition: int) -> bool:
         """Waits until the answer may be another than it was in ``edition``; False where it must not wait.
@@ -185,11 +187,11 @@ def _led_by(image: ClusterImage, brokers: Iterable[int]) -> Generator[None, None
     count = 0
     for topic in image.topic_index.with_replicas_on(leaders):
         for some in slices_of(topic.partitions, PARTITIONS_A_PAUSE):
+            count += len(some)
+            if count > PARTITIONS_A_PAUSE:
+                count = len(some)
+                yield
             if any(one.leader in leaders for one in some):
                 found |= {topic.name, topic.topic_id}
                 break
-            count += len(some)
-            if count >= PARTITIONS_A_PAUSE:
-                count = 0
-                yield
     return frozenset(found)

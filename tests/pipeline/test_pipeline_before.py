@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 import zoneinfo
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +19,19 @@ from click.testing import CliRunner, Result
 from tidemill.cli.pipeline import _kafka_options, command
 from tidemill.client import Admin
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline.failures import explained
-from tidemill.pipeline.jobs.before import check_time_zone, check_trigger, is_local
-from tidemill.pipeline.jobs.session import interruptible
+from tidemill.pipeline.failures import explained, start_failure
+from tidemill.pipeline.jobs.before import (
+    check_event_time,
+    check_master,
+    check_pair,
+    check_time_zone,
+    check_trigger,
+    is_local,
+)
+from tidemill.pipeline.jobs.load_manifest import Manifest, encode_manifest
+from tidemill.pipeline.jobs.publish_files import check_files, malformed_row_of, row_of
+from tidemill.pipeline.jobs.schema import parse_schema
+from tidemill.pipeline.jobs.session import interruptible, java_output_kept
 from tidemill.testing import Broker
 
 
@@ -41,7 +54,7 @@ def said(*arguments: str, code: int = 2) -> str:
     """Runs a command that is to fail, for wrong usage unless ``code`` says otherwise; what it says."""
     done: Result = CliRunner().invoke(command, list(arguments))
     assert done.exit_code == code
-    assert not isinstance(done.exception, AssertionError)
+    assert "Spark was started" not in done.output
     return done.output + str(done.exception)
 
 
@@ -53,17 +66,100 @@ def said(*arguments: str, code: int = 2) -> str:
         (["--time-zone", "Europe/Berlim"], "'Europe/Berlim' is not known; did you mean Europe/Berlin?"),
         (["--checkpoint", "{file}"], "the checkpoint {file} is a file"),
         (["--output", "{file}/out"], "the output {file}/out cannot be made: {file} is a file"),
+        (["--output", "s3a://b/out"], "the output s3a://b/out is on s3a: load writes to file systems of"),
+        (["--checkpoint", "hdfs://h/c"], "write a table format, Delta Lake or Apache Iceberg"),
+        (["--checkpoint", "{folder}/out/c"], "the checkpoint {folder}/out/c lies in the output {folder}/out"),
+        (["--schema", "a strng"], "schema 'a strng' cannot be read (strng is no type; did you mean string?)"),
+        (
+            ["--schema", "Raw_Value int"],
+            "the schema has a field Raw_Value, and the load adds a column of that",
+        ),
+        (["--event-time", "at"], "the event time at is no column, and without a schema there are no fields"),
+        (
+            ["--schema", "when string", "--event-time", "wen"],
+            "wen is no column; did you mean when? It can be",
+        ),
+        (["--schema", "at bigint", "--event-time", "at"], "the event time at is no timestamp, date or text"),
+        (["--event-time", "kafka_key"], "the event time kafka_key is no timestamp, date or text"),
+        (["--master", "locl"], "master 'locl' is not known: local[*], local[4], spark://HOST:PORT, yarn"),
+        (["--master", "local[x]"], "master 'local[x]' is not known"),
+        (
+            ["--master", "spark://localhost:1"],
+            "the master cannot be reached (localhost:1: Connection refused)",
+        ),
+        (["--master", "yarn"], "master yarn needs HADOOP_CONF_DIR"),
         ([], "no broker can be reached (localhost:1: "),
     ],
 )
 def test_a_load_that_cannot_be(tmp_path: Path, more: list[str], words: str) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    given = [text.replace("{file}", str(file)) for text in more]
+    given = [text.replace("{file}", str(file)).replace("{folder}", str(tmp_path)) for text in more]
     told = said(
         "load", "-b", "localhost:1", "-t", "t", "-o", str(tmp_path / "out"), *given, code=blamed(words)
     )
-    assert words.replace("{file}", str(file)) in told
+    assert words.replace("{file}", str(file)).replace("{folder}", str(tmp_path)) in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "schema", ["at timestamp", "at date", "at string", "at timestamp_ntz", "x int, at string not null"]
+)
+def test_an_event_time_that_has_a_date_is_taken(schema: str) -> None:
+    check_event_time("at", parse_schema(schema))
+    check_event_time("kafka_timestamp", None)
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[2]", "local[*]", "local[2, 3]", "local-cluster[1,1,1024]", "k8s://https://h:1"]
+)
+def test_masters_of_spark_are_taken(master: str) -> None:
+    check_master(master)
+
+
+def test_spark_connect_is_no_place_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
+    with pytest.raises(ConfigError, match="SPARK_REMOTE is set, and jobs need a Spark of their own"):
+        check_master("local")
+
+
+def pair(folder: Path, *, query: str = "q", manifest: str | None = None, batches: int = 0) -> tuple[str, str]:
+    """An output and a checkpoint, with what a load leaves in them."""
+    output, checkpoint = folder / "out", folder / "checkpoint"
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir(parents=True)
+        for number in range(batches):
+            (checkpoint / log / str(number)).write_text("{}")
+    (checkpoint / "metadata").write_text(f'{{"id":"{query}"}}')
+    if manifest is not None:
+        (output / "_tidemill").mkdir(parents=True)
+        data = encode_manifest(Manifest(query=manifest, batch=0))
+        (output / "_tidemill" / "manifest.json").write_bytes(data)
+    return str(output), str(checkpoint)
+
+
+def test_an_output_and_a_checkpoint_that_belong_together_are_taken(tmp_path: Path) -> None:
+    check_pair(*pair(tmp_path, manifest="q", batches=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"manifest": "other", "batches": 1}, "was loaded with another checkpoint than"),
+        ({"batches": 1}, "has loaded messages into another output than"),
+    ],
+)
+def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path, given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_pair(*pair(tmp_path, **given))
+
+
+def test_files_of_somebody_else_in_the_output_are_named(tmp_path: Path) -> None:
+    output, checkpoint = pair(tmp_path)
+    (tmp_path / "out" / "deep").mkdir(parents=True)
+    (tmp_path / "out" / "deep" / "mine.parquet").write_text("x")
+    with pytest.raises(ConfigError, match=r"has files that no load has written \(.*mine\.parquet\)"):
+        check_pair(output, checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +167,48 @@ def test_a_load_that_cannot_be(tmp_path: Path, more: list[str], words: str) -> N
     [
         (["--option", "acks=1"], "option acks='1' is unknown. Allowed for writing are"),
         (["nowhere.csv"], "there is no file nowhere.csv: give files"),
+        (["--key", "b"], "there is no column b for the key in {folder}/rows.csv; there are a"),
+        (["--timestamp", "at"], "there is no column at for the timestamp in {folder}/rows.csv"),
+        (["--field", "c"], "there is no column c for the field in {folder}/rows.csv"),
+        (["--schema", "c int"], "there is no column c for the schema in {folder}/rows.csv"),
+        (["--schema", "a inte"], "inte is no type; did you mean int?"),
+        (["--schema", "a array<int>"], "the schema has a as a composed type, and a column of CSV has none"),
+        (["--format", "json", "--key", "b"], "there is no column b for the key in {folder}/rows.csv"),
+        (["--format", "parquet"], "{folder}/rows.csv is no parquet file"),
+        (["--format", "orc"], "{folder}/rows.csv is no orc file"),
+        (["--master", "locl"], "master 'locl' is not known"),
         ([], "no broker can be reached (localhost:1: "),
     ],
 )
 def test_a_publication_that_cannot_be(tmp_path: Path, more: list[str], words: str) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
-    assert words in said(
-        "publish", "-b", "localhost:1", "-t", "t", str(tmp_path / "*.csv"), *more, code=blamed(words)
-    )
+    told = said("publish", "-b", "localhost:1", "-t", "t", str(tmp_path / "*.csv"), *more, code=blamed(words))
+    assert words.replace("{folder}", str(tmp_path)) in told
+
+
+def test_columns_are_found_where_spark_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "year=2013").mkdir()
+    (tmp_path / "year=2013" / "rows.csv").write_text("\ufeffa;b\n1;2\n")
+    check_files([str(tmp_path)], "csv", {"sep": ";"}, {"key": "a", "timestamp": "year"}, None)
+    check_files([str(tmp_path)], "csv", {"header": "false", "SEP": ";"}, {"key": "_c1"}, None)
+    late = tmp_path / "late.json"
+    late.write_text('{"a": 1}\n' * 1500 + '{"late": 1}\n')
+    check_files([str(late)], "json", {}, {"key": "late"}, None)
+    packed = tmp_path / "rows.csv.gz"
+    packed.write_bytes(b"x")
+    check_files([str(packed)], "csv", {}, {"key": "anything"}, None)
+
+
+def test_a_value_is_found_in_its_row(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text('a,b\n1,"two\nlines"\n\n2,x\n3\n')
+    assert row_of(str(rows), "csv", {}, "b", "x") == f"{rows}, row 2 (line 5)"
+    assert row_of(str(rows), "csv", {}, "b", "gone") == str(rows)
+    assert row_of("s3a://b/rows.csv", "csv", {}, "b", "x") == "s3a://b/rows.csv"
+    assert malformed_row_of(str(rows), {}) == f"{rows}, row 3 (line 6)"
+    lines = tmp_path / "rows.json"
+    lines.write_text('{"a": 1}\n{"a": "x"}\n')
+    assert row_of(str(lines), "json", {}, "a", "x") == f"{lines}, line 2"
 
 
 def test_the_environment_names_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +232,11 @@ def test_topics_that_are_not_there(tmp_path: Path) -> None:
             assert [topic.name for topic in admin.list_topics()] == ["flights"]
         # What is right comes as far as Spark.
         for given in ((*load, "-t", "flights"), (*publish, "-t", "flights")):
-            assert str(CliRunner().invoke(command, list(given)).exception) == "Spark was started"
+            assert "Error: Spark was started" in CliRunner().invoke(command, list(given)).output
         # A load that goes on tells of its topics itself.
         (tmp_path / "out.checkpoint" / "offsets").mkdir(parents=True)
         going_on = CliRunner().invoke(command, [*load, "-t", "gone"])
-        assert str(going_on.exception) == "Spark was started"
+        assert "Error: Spark was started" in going_on.output
 
 
 def is_taken(zone: str | None) -> bool:
@@ -186,6 +316,16 @@ def test_paths_of_other_systems_are_left_to_spark() -> None:
         ("[PATH_NOT_FOUND] Path does not exist: /x. SQLSTATE: 42K03\n\tat org", "Path does not exist: /x"),
         ("[A.B] Near 'x'. SQLSTATE: 42601 (line 1, pos 3)", "Near 'x'. (line 1, pos 3)"),
         ("an error of its own", "an error of its own"),
+        (
+            "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+            ": org.apache.spark.SparkException: Could not parse Master URL: 'x'\n\tat org.apache",
+            "Could not parse Master URL: 'x'",
+        ),
+        (
+            "Job aborted due to stage failure: Task 0 failed\n\tat a.B\nCaused by: java.io.IOException: a\n"
+            "Caused by: java.lang.OutOfMemoryError: Java heap space\n\t... 5 more",
+            "Java heap space",
+        ),
         ("", "ValueError"),
     ],
 )
@@ -216,3 +356,65 @@ def test_a_login_comes_from_a_file_of_javas_tools(tmp_path: Path) -> None:
     told = said(*load, "--command-config", str(file))
     assert "PLAIN needs a username: set sasl.username" in told
     assert "p4ssword" not in told
+
+
+def test_a_java_that_does_not_start_is_told_in_its_own_words() -> None:
+    gateway = ValueError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
+    said = "NOTE: Picked up options\nInvalid maximum heap size: -Xmxabc\nError: Could not create the JVM."
+    assert start_failure(gateway, said) == (
+        "Java ended before Spark was up (Invalid maximum heap size: -Xmxabc): look at --conf and JAVA_HOME"
+    )
+    assert start_failure(gateway, "") == "Java ended before Spark was up: look at --conf and JAVA_HOME"
+    assert start_failure(ValueError("other"), said) == "other"
+
+
+def test_what_a_child_writes_is_kept_until_it_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with java_output_kept() as output:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import os; os.write(2, b'noise'); input(); os.write(2, b'a warning')"],
+            stdin=subprocess.PIPE,
+        )
+        while output.said != "noise":
+            time.sleep(0.01)
+    os.write(2, b"of this process. ")
+    output.pass_on()
+    child.communicate(b"\n")
+    deadline_s = time.monotonic() + 20
+    told = ""
+    while "a warning" not in told and time.monotonic() < deadline_s:
+        told += capfd.readouterr().err
+        time.sleep(0.01)
+    assert told == "of this process. a warning"
+
+
+class Failing:
+    """A session in which everything fails as it does in Java."""
+
+    sparkContext = SimpleNamespace(setLogLevel=lambda _: None)  # noqa: N815 - Spark's name
+    createDataFrame = staticmethod(lambda *_: None)  # noqa: N815 - Spark's name
+
+    def stop(self) -> None:
+        """Nothing is to be stopped."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("An error occurred while calling o1.load.\n: java.lang.Error: broken\n\tat a.B.c")
+
+
+def test_a_failure_inside_spark_is_a_line_and_its_trace_is_there_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tidemill.pipeline.jobs.session as session
+
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: Failing())
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    with Broker() as broker:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("t", 1, 1)
+        publish = ["publish", "-b", broker.bootstrap, "-t", "t", str(tmp_path / "rows.csv")]
+        for more, trace in (([], False), (["--verbose"], True)):
+            done = CliRunner().invoke(command, [*publish, *more])
+            assert done.exit_code == 1
+            lines = done.output.splitlines()
+            assert ("Traceback (most recent call last):" in lines) == trace
+            assert lines[-1].startswith("Error: broken")
+            assert ("--verbose shows all that Spark says" in lines[-1]) != trace

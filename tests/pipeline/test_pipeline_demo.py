@@ -20,11 +20,11 @@ from tidemill.model.errors import ConfigError
 from tidemill.pipeline.demo.broker import DemoBroker
 from tidemill.pipeline.demo.checks import Check, flights_without_weather, months_of_file
 from tidemill.pipeline.demo.directory import MARKER, UnderWay, claimed
-from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, WEATHER, messages, value_of
+from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, WEATHER, expected_rows, messages, value_of
 from tidemill.pipeline.demo.plots import delay_by_hour_and_carrier
 from tidemill.pipeline.demo.publish import Published, publish_topic
 from tidemill.pipeline.demo.report import write_report
-from tidemill.pipeline.demo.results import Loaded, Results, Step
+from tidemill.pipeline.demo.results import Files, Loaded, Results, Step
 from tidemill.pipeline.demo.run import files_of
 from tidemill.pipeline.demo.show import Show
 from tidemill.testing import Broker
@@ -33,6 +33,11 @@ from tidemill.testing import Broker
 def test_the_files_have_as_many_rows_as_the_demo_expects() -> None:
     for topic, count in ROWS.items():
         assert sum(month.rows for month in months_of_file(topic).values()) == count
+
+
+def test_a_limit_beyond_a_file_expects_the_file() -> None:
+    assert [expected_rows(topic, 30_000) for topic in (FLIGHTS, WEATHER)] == [30_000, 26_115]
+    assert expected_rows(WEATHER, None) == 26_115
 
 
 def test_a_flight_is_a_message() -> None:
@@ -243,21 +248,11 @@ def test_a_delay_of_almost_nothing_has_no_sign() -> None:
     assert ">-0</text>" not in svg
 
 
-def test_files_that_the_sink_does_not_list_are_left_over(tmp_path: Path) -> None:
-    """The list is compacted: 1.compact holds what 0 and 1 had."""
-    log = tmp_path / "_spark_metadata"
-    log.mkdir()
+def test_the_files_of_a_table_are_counted_with_those_that_were_staged_in_vain(tmp_path: Path) -> None:
     folder = tmp_path / "event_date=2013-01-01"
     folder.mkdir()
-
-    def entry(name: str) -> str:
-        (folder / name).write_text("x")
-        return json.dumps({"path": f"file://{folder}/{name}", "size": 10, "action": "add"})
-
-    (log / "0").write_text("v1\n" + entry("a.parquet"))
-    (log / "1.compact").write_text("\n".join(["v1", entry("a.parquet"), entry("b.parquet")]))
-    (log / "2").write_text("v1\n" + entry("c.parquet"))
-    (log / ".2.crc").write_text("crc")
-    (folder / "killed.parquet").write_text("x")
-    files = files_of(tmp_path)
-    assert (files.folders, files.listed, files.listed_bytes, files.left_over) == (1, 3, 30, 1)
+    (tmp_path / "_tidemill").mkdir()
+    (tmp_path / "_tidemill" / "manifest.json").write_text("{}")
+    for name in ("a.parquet", "b.parquet"):
+        (folder / name).write_text("0123456789")
+    assert files_of(tmp_path, 7) == Files(folders=1, count=2, size_bytes=20, in_vain=7)

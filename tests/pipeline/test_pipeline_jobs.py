@@ -15,10 +15,10 @@ from tidemill.model.errors import ConfigError
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
 
 
-def messages(spark: Any, *rows: tuple[str | None, datetime | None]) -> Any:
+def messages(spark: Any, *rows: tuple[str | bytes | None, datetime | None]) -> Any:
     """Rows in the shape of the source."""
     values = [
-        (None, None if value is None else value.encode(), "t", 0, offset, moment, 0)
+        (None, value.encode() if isinstance(value, str) else value, "t", 0, offset, moment, 0)
         for offset, (value, moment) in enumerate(rows)
     ]
     schema = (
@@ -35,20 +35,79 @@ def test_values_are_taken_apart_and_what_is_no_json_is_kept(spark: Any) -> None:
         spark, ('{"a": 1, "b": "x"}', None), ('{"a": null, "b": "y"}', None), ("no json", None), (None, None)
     )
     rows = parsed(frame, "a int, b string").collect()
-    assert [(row.a, row.b, row.corrupt_record) for row in rows] == [
-        (1, "x", None),
-        (None, "y", None),
-        (None, None, "no json"),
-        (None, None, None),
+    assert [(row.a, row.b, row.raw_value, row.raw_reason) for row in rows] == [
+        (1, "x", None, None),
+        (None, "y", None, None),
+        (None, None, b"no json", "not_json: character 1"),
+        (None, None, None, None),
     ]
     assert [row.kafka_offset for row in rows] == [0, 1, 2, 3]
+
+
+RAW = [
+    (b"", "empty"),
+    (b'{"n":1}garbage', "trailing_data"),
+    (b'{"n":1}{"n":2}', "trailing_data"),
+    (b'\xff{"n":1}', "not_utf8"),
+    (b'{"N":1}', "unknown_field"),
+    (b'{"n":1,"n":2}', "duplicate_key"),
+    (b'{"n":3000000000}', "out_of_range"),
+    (b'{"d":1e999}', "out_of_range"),
+    (b'{"d":9007199254740993}', "not_exact"),
+    (b'{"n":"5"}', "wrong_type"),
+    (b'{"t":"no moment"}', "not_read"),
+]
+"""Values that Spark takes, and drops a part of, or makes unreadable for others."""
+
+
+def test_what_fields_do_not_hold_stays_whole_is_counted_and_can_be_read_by_others(
+    spark: Any, tmp_path: Path
+) -> None:
+    from collections import Counter
+
+    import loads
+    import pandas
+    from pyspark.sql import Observation
+
+    from tidemill.pipeline.jobs.transforms import counted_by_reason, parsed, reasons_in
+
+    good: list[tuple[bytes, Any]] = [
+        (b'{"n":7,"t":"2013-01-01T00:00:00Z"}', None),
+        ('{"s":"é"}'.encode(), None),
+    ]
+    frame = messages(spark, *[(value, None) for value, _ in (*good, *RAW)])
+    seen = Observation("seen")
+    rows = counted_by_reason(parsed(frame, "n int, d double, s string, t timestamp"), seen)
+    rows.write.parquet(str(tmp_path / "out"))
+    assert reasons_in(seen.get) == (len(RAW) + 2, dict(Counter(code for _, code in RAW)))
+    read = pandas.read_parquet(tmp_path / "out").sort_values("kafka_offset")
+    assert list(read.raw_value) == [None, None, *[value for value, _ in RAW]]
+    assert [told and told.partition(":")[0] for told in read.raw_reason] == [
+        None,
+        None,
+        *[code for _, code in RAW],
+    ]
+    assert list(read.n[:2].fillna(0)) == [7, 0]
+    # What is no JSON has no fields: nobody can say which of two objects is meant.
+    assert read.n[read.raw_reason.fillna("").str.startswith("trailing")].isna().all()
+    assert list(read.n[read.raw_reason.fillna("").str.startswith("duplicate")]) == [2]
+    for reader in (loads.read_with_arrow, loads.read_with_duckdb):
+        assert reader(tmp_path / "out", "kafka_offset") == list(range(len(RAW) + 2))
+
+
+def test_an_event_time_that_is_no_moment_gives_a_row_without_a_date(spark: Any) -> None:
+    from tidemill.pipeline.jobs.transforms import parsed, with_event_date
+
+    frame = messages(spark, ('{"at":"2013-01-01T12:00:00Z"}', None), ('{"at":"soon"}', None))
+    dated = with_event_date(parsed(frame, "at string"), "at")
+    assert [row.event_date for row in dated.collect()] == [date(2013, 1, 1), None]
 
 
 @pytest.mark.parametrize("schema", ["carrier", "carrier strng", "a int,"])
 def test_a_schema_that_cannot_be_read_is_named_with_what_is_wanted(spark: Any, schema: str) -> None:
     from tidemill.pipeline.jobs.transforms import parsed
 
-    with pytest.raises(ConfigError, match=f'schema {schema!r} cannot be read .*Syntax error.* as "carrier'):
+    with pytest.raises(ConfigError, match=f'schema {schema!r} cannot be read .* as "carrier'):
         parsed(messages(spark, ("{}", None)), schema)
 
 
@@ -95,9 +154,10 @@ def test_files_are_published_and_loaded_again_by_date(lab: Any, tmp_path: Path) 
     source = tmp_path / "rows.csv"
     lines = [f"c{n % 5},{'NA' if n % 7 == 0 else n},2013-01-0{n % 3 + 1}T12:00:00Z" for n in range(60)]
     source.write_text("\n".join(["carrier,delay,at", *lines]) + "\n")
-    frame = read_files(lab.spark, [str(source)], "csv", {})
     sink = {"kafka.bootstrap.servers": lab.cluster.bootstrap}
-    assert publish(frame, PublishJob(sink=sink, topic=topic, key="carrier", timestamp="at")).rows == 60
+    publication = PublishJob(sink=sink, topic=topic, key="carrier", timestamp="at")
+    frame = read_files(lab.spark, [str(source)], "csv", publication)
+    assert publish(frame, publication).rows == 60
 
     seen: list[int] = []
     job = LoadJob(
@@ -119,6 +179,72 @@ def test_files_are_published_and_loaded_again_by_date(lab: Any, tmp_path: Path) 
     assert load(lab.spark, job).rows == 0
     # A date is one file of a micro-batch.
     assert len(list(lab.output.glob("event_date=*/*.parquet"))) <= 3 * 3
+
+
+def csv_of(folder: Path, *lines: str, name: str = "rows.csv") -> str:
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return str(folder / name)
+
+
+def read_publication(spark: Any, path: str, **given: Any) -> Any:
+    from tidemill.pipeline.jobs.publish import PublishJob, read_files
+
+    return read_files(spark, [path], given.pop("form", "csv"), PublishJob(sink={}, topic="t", **given))
+
+
+def test_numbers_of_csv_stay_numbers_and_names_that_look_like_numbers_stay_texts(
+    spark: Any, tmp_path: Path
+) -> None:
+    from tidemill.pipeline.jobs.transforms import as_messages
+
+    path = csv_of(
+        tmp_path,
+        "whole,mixed,id,phone,long,truth,date,none,text",
+        "1,2.5,007,+49301,12345678901234567890,true,2013-01-01,NA,a",
+        " 2,3,08,+49302,2,FALSE,2013-01-02,,5",
+        "NA,NaN,9,+49303,3,true,2013-01-03,NA,b",
+    )
+    rows = [json.loads(row.value) for row in as_messages(read_publication(spark, path)).collect()]
+    assert [row["whole"] for row in rows] == [1, 2, None]
+    assert [row["mixed"] for row in rows] == [2.5, 3.0, None]
+    assert [row["id"] for row in rows] == ["007", "08", "9"]
+    assert [row["phone"] for row in rows] == ["+49301", "+49302", "+49303"]
+    assert [row["long"] for row in rows] == [12345678901234567890, 2, 3]
+    assert [row["truth"] for row in rows] == [True, False, True]
+    assert [row["date"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
+    assert [row["none"] for row in rows] == [None, None, None]
+    assert [row["text"] for row in rows] == ["a", "5", "b"]
+    declared = read_publication(spark, path, schema="whole string, text string, mixed double")
+    assert dict(declared.dtypes)["whole"] == "string"
+
+
+def test_a_value_that_cannot_be_published_as_what_it_is_is_named_with_file_and_row(
+    spark: Any, tmp_path: Path
+) -> None:
+    from tidemill.pipeline.jobs.csv_types import BadValue
+
+    lines = ["carrier,delay,at", *[f"c{n},{n},2013-01-01T00:00:{n:02d}Z" for n in range(20)]]
+    for at, line, given, words in (
+        (7, "x,n/a,2013-01-01T00:00:00Z", {}, r"delay is 'n/a', and 19 of 20 values .* are numbers: mend it"),
+        (
+            7,
+            "x,3,soon",
+            {"timestamp": "at"},
+            r"at is 'soon', which is no moment, and it is to be the record's",
+        ),
+        (7, "x,1.5,2013-01-01", {"schema": "delay int"}, r"delay is '1\.5', which is no int: mend it"),
+        (7, "x,3", {}, r"has another number of fields than the header"),
+    ):
+        path = csv_of(tmp_path, *lines[:at], line, *lines[at + 1 :])
+        with pytest.raises(BadValue, match=rf"^{path}, row {at} \(line {at + 1}\):? {words}"):
+            read_publication(spark, path, **given)
+        if "timestamp" not in given:
+            assert (
+                read_publication(spark, path, reader={"nullValue": "n/a", "mode": "PERMISSIVE"}).count() == 20
+            )
+    jsons = csv_of(tmp_path, '{"at": "2013-01-01"}', '{"at": "soon"}', name="rows.json")
+    with pytest.raises(BadValue, match=rf"^{jsons}, line 2: at is 'soon', which is no moment"):
+        read_publication(spark, jsons, form="json", timestamp="at")
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
 from tidemill.cli.options import Target, Whole, bootstrap_option, client_file_option, client_settings, pairs
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, TidemillError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,6 +33,9 @@ def _client_options(function: Function) -> Function:
             "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for machines."),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Show what Spark says, and the trace of a failure."
+        ),
     ):
         function = decorate(function)
     return function
@@ -72,13 +75,14 @@ def command() -> None:
 def load(**given: Any) -> None:
     """Loads topics into Parquet, each message exactly once, in folders by event date.
 
-    Run again with the same output and checkpoint it goes on where it was, also after a crash.
+    Run again with the same output and checkpoint it goes on where it was, also after a crash. A value whose
+    fields do not hold all of it is kept whole in the column raw_value, and counted.
 
     \b
     tidemill pipeline load -t flights -o flights.parquet --time-zone America/New_York \\
         --schema "carrier string, dep_delay double"
     """
-    from tidemill.pipeline.jobs.before import check_load, check_topics_to_load
+    from tidemill.pipeline.jobs.before import check_load, check_master, check_topics_to_load
     from tidemill.pipeline.jobs.load import LoadJob
     from tidemill.pipeline.jobs.load import load as run
 
@@ -100,14 +104,21 @@ def load(**given: Any) -> None:
     )
     with wrong_usage():
         options = check_load(job)
+        check_master(given["master"])
     Target(options.bootstrap, {}).check_reachable()
     check_topics_to_load(options, job.checkpoint)
     result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
     _print(
         given["as_json"],
-        {"rows": result.rows, "batches": len(result.batches), "seconds": round(result.seconds, 3)},
+        {
+            "rows": result.rows,
+            "batches": len(result.batches),
+            "seconds": round(result.seconds, 3),
+            "raw": dict(result.raw),
+        },
         f"loaded {result.rows:,} messages in {len(result.batches)} micro-batches, {result.seconds:.1f} s",
     )
+    _say_what_is_raw(result.raw)
 
 
 @command.command()
@@ -127,6 +138,7 @@ def load(**given: Any) -> None:
 @click.option(
     "--field", "fields", multiple=True, help="Column of the JSON value. May be repeated.  [default: all]"
 )
+@click.option("--schema", help='Types of CSV columns as DDL: "delay double".  [default: what the values are]')
 @click.option("--read-option", multiple=True, metavar="NAME=VALUE", help="An option of Spark's reader.")
 def publish(**given: Any) -> None:
     """Publishes CSV, JSON or Parquet files to a topic: each row becomes one JSON message.
@@ -134,25 +146,25 @@ def publish(**given: Any) -> None:
     \b
     tidemill pipeline publish flights.csv -t flights --key carrier --timestamp time_hour
     """
-    from tidemill.pipeline.jobs.before import check_publish, check_topic_to_write
+    from tidemill.pipeline.jobs.before import check_master, check_publish, check_topic_to_write
     from tidemill.pipeline.jobs.publish import PublishJob, read_files
     from tidemill.pipeline.jobs.publish import publish as run
 
-    reader = pairs("--read-option", given["read_option"])
     job = PublishJob(
         sink=_kafka_options(given),
         topic=given["topic"],
         key=given["key"],
         timestamp=given["timestamp"],
         fields=given["fields"],
+        reader=pairs("--read-option", given["read_option"]),
+        schema=given["schema"],
     )
     with wrong_usage():
-        options = check_publish(job, given["paths"])
+        options = check_publish(job, given["paths"], given["form"])
+        check_master(given["master"])
     Target(options.bootstrap, {}).check_reachable()
     check_topic_to_write(options)
-    result = _with_spark(
-        given, lambda spark: run(read_files(spark, list(given["paths"]), given["form"], reader), job)
-    )
+    result = _with_spark(given, lambda spark: run(read_files(spark, given["paths"], given["form"], job), job))
     _print(
         given["as_json"],
         {"rows": result.rows, "seconds": round(result.seconds, 3)},
@@ -182,23 +194,71 @@ def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:
 
 
 def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
-    """Runs ``work`` with a session; a failure inside Spark becomes one line."""
-    import pyspark.errors
-
+    """Runs ``work`` with a session; a failure inside Spark becomes one line, and its trace if asked."""
     from tidemill.pipeline.failures import explained
     from tidemill.pipeline.java import require_java
-    from tidemill.pipeline.jobs.session import interruptible, local_session
+    from tidemill.pipeline.jobs.session import interruptible
 
     require_java()
-    spark = local_session(
-        "tidemill pipeline", master=given["master"], settings=pairs("--conf", given["conf"])
-    )
+    spark = _started(given)
     try:
         return interruptible(spark, lambda: work(spark))
-    except pyspark.errors.PySparkException as problem:
-        raise click.ClickException(explained(problem)) from None
+    except (TidemillError, OSError, click.ClickException):
+        _show_trace(given)
+        raise
+    except Exception as problem:  # noqa: BLE001 - Spark's, Java's and Python workers', all to be one line
+        _show_trace(given)
+        raise click.ClickException(explained(problem) + _next_step(given)) from None
     finally:
         spark.stop()
+
+
+def _started(given: dict[str, Any]) -> Any:
+    """A session that says nothing, or everything with --verbose."""
+    from tidemill.pipeline.failures import start_failure
+    from tidemill.pipeline.jobs import session
+
+    settings = pairs("--conf", given["conf"])
+    if given["verbose"]:
+        spark = session.local_session("tidemill pipeline", master=given["master"], settings=settings)
+        spark.sparkContext.setLogLevel("WARN")
+        return spark
+    with session.java_output_kept() as output:
+        try:
+            spark = session.local_session("tidemill pipeline", master=given["master"], settings=settings)
+        except (TidemillError, ImportError):
+            raise
+        except Exception as problem:  # noqa: BLE001 - as above
+            raise click.ClickException(start_failure(problem, output.said) + _next_step(given)) from None
+    # Failures come back as exceptions; the log would tell of them as stack traces.
+    spark.sparkContext.setLogLevel("OFF")
+    output.pass_on()
+    return spark
+
+
+def _next_step(given: dict[str, Any]) -> str:
+    return "" if given["verbose"] else ". The same command with --verbose shows all that Spark says"
+
+
+def _show_trace(given: dict[str, Any]) -> None:
+    if given["verbose"]:
+        import traceback
+
+        click.echo(traceback.format_exc(), err=True)
+
+
+def _say_what_is_raw(raw: Mapping[str, int]) -> None:
+    """Tells which rows have not all of their value in the fields."""
+    if not raw:
+        return
+    from tidemill.pipeline.jobs.round_trip import REASONS
+
+    reasons = "; ".join(f"{count:,}: {REASONS.get(code, code)}" for code, count in raw.items())
+    click.echo(
+        f"tidemill: {sum(raw.values()):,} messages have more in them than their fields hold, and are whole "
+        f"in raw_value ({reasons})",
+        err=True,
+    )
 
 
 def _shown(as_json: bool, work: Callable[[Any], Any]) -> Any:

@@ -285,7 +285,7 @@ class DataDirectories:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
 
     def _lock(self, directory: DataDirectory) -> None:
-        self._make_directory(directory.path)
+        make_durable_directory(self.files, directory.path)
         try:
             directory.lock = self.files.lock(directory.file(LOCK))
         except BlockingIOError:
@@ -293,16 +293,6 @@ class DataDirectories:
                 f"the data directory {directory.path} is in use by another broker (it holds {LOCK}): "
                 "stop that one, or give this one a log.dirs of its own"
             ) from None
-
-    def _make_directory(self, path: str) -> None:
-        """Makes a data directory so that it is still there after a power cut."""
-        missing: list[str] = []
-        while not self.files.exists(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for made in reversed(missing):
-            self.files.make_directory(made)
-            self.files.sync_directory(os.path.dirname(made))
 
     def unlock(self) -> None:
         """Gives the locks back."""
@@ -457,3 +447,14 @@ class DataDirectories:
             directory_id = meta.directory_id or new_id()
             directory.meta = DirectoryMeta(cluster_id, node_id, directory_id, meta.rest, version)
             write_meta(self.files, path, directory.meta)
+
+
+def make_durable_directory(files: Files, path: str) -> None:
+    """Makes a directory, and those above it, so that it is still there after a power cut."""
+    missing: list[str] = []
+    while not files.exists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        files.make_directory(made)
+        files.sync_directory(os.path.dirname(made))

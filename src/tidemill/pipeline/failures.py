@@ -8,21 +8,49 @@ OURS = re.compile(r"^tidemill\.[\w.]+: (.+)$", re.MULTILINE)
 
 NAME = re.compile(r"^\[[A-Z_0-9.]+\]\s*")
 SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b")
+JAVA_CLASS = re.compile(r"^(?:[a-z_]\w*\.)+[A-Z][\w$]*(?::\s*|$)")
+"""A Java exception's class in front of its message."""
+CALLED = re.compile(r"^An error occurred while calling .*$")
+CAUSED_BY = re.compile(r"^(?:\s*)Caused by: (.+)$", re.MULTILINE)
+START_FAULT = re.compile(r"^(Error\b|Invalid|Unrecognized|Unable|Could not|Exception|java\.)")
+
+GATEWAY = "JAVA_GATEWAY_EXITED"
+"""PySpark's word for a Java that ended before Spark was up."""
 
 
 def explained(problem: BaseException) -> str:
-    """The message of the tidemill error inside a failure of Spark, or Spark's own first line."""
+    """The message of the tidemill error inside a failure of Spark, or the innermost line of Spark's own."""
     text = str(problem)
     found = OURS.findall(text)
     if found:
         message: str = found[-1]
         return message.strip()
+    causes = [cause.strip() for cause in CAUSED_BY.findall(text)]
+    if causes and (inner := _without_class(causes[-1])):
+        return inner
     return one_line(problem)
 
 
+def start_failure(problem: BaseException, said: str) -> str:
+    """Why Spark did not start, in one line; ``said`` is what Java wrote meanwhile."""
+    if GATEWAY not in str(problem):
+        return explained(problem)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    fault = next((line for line in lines if START_FAULT.match(line)), lines[-1] if lines else "")
+    why = f" ({_without_class(fault)})" if fault else ""
+    return f"Java ended before Spark was up{why}: look at --conf and JAVA_HOME"
+
+
 def one_line(problem: BaseException) -> str:
-    """The first line of Spark's text, without its name for the error and the state of SQL."""
-    lines = str(problem).strip().splitlines()
+    """The first line of Spark's text, without its names of the error, of the class and of SQL's state."""
+    lines = [line.strip() for line in str(problem).strip().splitlines() if not CALLED.match(line.strip())]
     if not lines:
         return type(problem).__name__
-    return SQL_STATE.sub("", NAME.sub("", lines[0])).strip().rstrip(".") or lines[0]
+    line = _without_class(lines[0].removeprefix(":").strip())
+    return SQL_STATE.sub("", NAME.sub("", line)).strip().rstrip(".") or lines[0]
+
+
+def _without_class(line: str) -> str:
+    while (shorter := JAVA_CLASS.sub("", line)) != line and shorter:
+        line = shorter
+    return line

@@ -43,6 +43,17 @@ def main(directory: Path, bootstrap_server: str | None, limit: int | None) -> No
     except TidemillError as problem:
         click.echo(f"tidemill: {problem}", err=True)
         sys.exit(1)
+    except Exception as problem:
+        if os.environ.get("TIDEMILL_TRACEBACK"):
+            raise
+        from tidemill.pipeline.failures import explained
+
+        click.echo(
+            f"tidemill: {explained(problem)}. The logs in {directory} tell more; TIDEMILL_TRACEBACK=1 shows "
+            "the trace",
+            err=True,
+        )
+        sys.exit(1)
 
 
 def stop(number: int, _: FrameType | None) -> NoReturn:

@@ -11,6 +11,8 @@ WEATHER_FIELDS = ("temp", "wind_speed", "precip", "visib")
 
 PRECIPITATION_EDGES = (0.0, 0.01, 0.05, 0.1, 0.2)
 """Inches an hour; each class begins at one of these."""
+WIND_MAX = 34.0
+"""Miles an hour; the class from 30 has everything above, too."""
 
 
 def with_weather(flights: DataFrame, weather: DataFrame) -> DataFrame:
@@ -51,7 +53,7 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
     """Mean departure delay and its number of flights, by class of visibility, precipitation and wind.
 
     Rows of (``measure``, ``class_from``, ``flights``, ``dep_delay_mean``, ``cancelled``); units are miles,
-    inches an hour and miles an hour, ``cancelled`` is a share.
+    inches an hour and miles an hour, ``cancelled`` is a share. A flight without a measurement is in no class.
     """
     from functools import reduce
 
@@ -63,7 +65,11 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
     classes = {
         "visib": f.floor("visib").cast("double"),
         "precip": f.when(f.col("precip").isNotNull(), rain),
-        "wind_speed": (f.floor(f.least(f.col("wind_speed"), f.lit(34.0)) / 5) * 5).cast("double"),
+        # least() passes over null, which would put what was not measured into the strongest class.
+        "wind_speed": f.when(
+            f.col("wind_speed").isNotNull(),
+            (f.floor(f.least(f.col("wind_speed"), f.lit(WIND_MAX)) / 5) * 5).cast("double"),
+        ),
     }
     parts = [
         joined.select(f.lit(measure).alias("measure"), value.alias("class_from"), "dep_delay")
@@ -83,7 +89,7 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
 
 
 def places(loaded: DataFrame) -> DataFrame:
-    """By partition of the topic: rows, distinct offsets, first and last offset, rows that were no JSON."""
+    """By partition of the topic: rows, distinct offsets, first and last offset, rows with a raw value."""
     from pyspark.sql import functions as f
 
     return (
@@ -93,7 +99,7 @@ def places(loaded: DataFrame) -> DataFrame:
             f.countDistinct("kafka_offset").alias("distinct_offsets"),
             f.min("kafka_offset").alias("first_offset"),
             f.max("kafka_offset").alias("last_offset"),
-            f.count("corrupt_record").alias("corrupt"),
+            f.count("raw_value").alias("raw"),
         )
         .orderBy("kafka_partition")
     )

@@ -49,6 +49,11 @@ SCHEMAS = {
 """The fields as the load job reads them, in Spark's DDL."""
 
 
+def expected_rows(topic: str, limit: int | None) -> int:
+    """The rows of a topic's file, or the first ``limit`` of them."""
+    return ROWS[topic] if limit is None else min(limit, ROWS[topic])
+
+
 class Message(NamedTuple):
     """One row, ready to be sent; ``date`` is its local date in New York, ``month`` that date's month."""
 

@@ -12,19 +12,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tidemill.log.files import SystemFiles
 from tidemill.model.errors import TidemillError
+from tidemill.pipeline.jobs.load_manifest import STAGING
+from tidemill.pipeline.jobs.table_folder import read_manifest
 
-WAIT_SECONDS_MAX = 180.0
+WAIT_SECONDS_MAX = 600.0
 FILES_BEFORE_KILL = 10
-"""So many files of the batch lie in the table when it is killed: it is in the middle of its work."""
+"""So many files of the batch are staged when it is killed: it is in the middle of its work."""
 
 
 class KilledLoad(NamedTuple):
-    """Batches that were committed before the kill, and the one that was planned and not committed."""
+    """Batches that were in the table before the kill, and the one that was planned and was not.
+
+    ``staged`` files of the latter were written, which no reader ever sees.
+    """
 
     committed: tuple[int, ...]
     interrupted: int | None
     seconds: float
+    staged: int
 
 
 class LoadFailed(TidemillError):
@@ -54,25 +61,38 @@ def load_and_kill(
         )
     try:
         _wait_for(checkpoint / "offsets" / str(batch), process, log_path, on_wait, checkpoint)
-        _wait_for_files(table, checkpoint / "commits" / str(batch), process)
+        _wait_for_files(checkpoint, batch, process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
-    committed = batches_in(checkpoint / "commits")
+    manifest = read_manifest(SystemFiles(), str(table))
+    loaded = {manifest.batch} if manifest is not None else set()
     planned = batches_in(checkpoint / "offsets")
+    done = batches_in(checkpoint / "commits")
+    committed = [number for number in planned if number in loaded or number in done]
     open_batches = [number for number in planned if number not in committed]
-    return KilledLoad(tuple(committed), open_batches[0] if open_batches else None, time.monotonic() - began_s)
+    return KilledLoad(
+        tuple(committed),
+        open_batches[0] if open_batches else None,
+        time.monotonic() - began_s,
+        len(staged_files(checkpoint)) if open_batches else 0,
+    )
 
 
-def _wait_for_files(table: Path, committed: Path, process: subprocess.Popen[bytes]) -> None:
+def staged_files(checkpoint: Path) -> list[Path]:
+    """Parquet files that a micro-batch has written, and that are not in the table yet."""
+    return list((checkpoint / STAGING).rglob("*.parquet"))
+
+
+def _wait_for_files(checkpoint: Path, batch: int, process: subprocess.Popen[bytes]) -> None:
     """Returns when the batch has written some files, or is over already."""
-    before = len(list(table.glob("event_date=*/*.parquet")))
+    committed = checkpoint / "commits" / str(batch)
     deadline_s = time.monotonic() + WAIT_SECONDS_MAX
     while not committed.exists() and process.poll() is None and time.monotonic() < deadline_s:
-        if len(list(table.glob("event_date=*/*.parquet"))) >= before + FILES_BEFORE_KILL:
+        if len(staged_files(checkpoint)) >= FILES_BEFORE_KILL:
             return
         time.sleep(0.01)
 

@@ -156,8 +156,8 @@ def _partitions(results: Results) -> str:
 def _restart(results: Results) -> str:
     again = (
         " The second run found the offsets of the unfinished batch in the checkpoint and did it again, from "
-        "the same first message to the same last. Files of its first try are not in the sink's list, so "
-        "nobody reads them."
+        "the same first message to the same last. Files of its first try lay in a staging folder, which was "
+        "cleared: no reader has seen them."
     )
     largest = max((batch.rows for batch in results.batches), default=1)
     lines = []
@@ -228,18 +228,19 @@ def _files(results: Results) -> str:
         [
             topic,
             f"{loaded.files.folders:,}",
-            f"{loaded.files.listed:,}",
-            f"{loaded.files.listed_bytes / 1e6:,.1f} MB",
-            f"{loaded.files.listed_bytes / max(1, loaded.published.value_bytes):.0%}",
-            f"{loaded.files.left_over:,}",
+            f"{loaded.files.count:,}",
+            f"{loaded.files.size_bytes / 1e6:,.1f} MB",
+            f"{loaded.files.size_bytes / max(1, loaded.published.value_bytes):.0%}",
+            f"{loaded.files.in_vain:,}",
         ]
         for topic, loaded in results.topics.items()
     ]
-    head = ["table", "dates", "files that count", "bytes", "of the JSON", "files of the killed try"]
+    head = ["table", "dates", "files", "bytes", "of the JSON", "staged by the killed try"]
     return _section(
         "Files",
         "Rows are brought together by date before they are written: about one file a date and "
-        "micro-batch, where each task writing for itself would make six.",
+        "micro-batch, where each task writing for itself would make six. Every file in the folder counts, "
+        "for every reader.",
         _table(head, rows),
     )
 

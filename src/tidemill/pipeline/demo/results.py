@@ -31,12 +31,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a loaded table: what counts, and what an interrupted batch left behind."""
+    """The files of a loaded table, all of which count, and how many an interrupted batch wrote in vain."""
 
     folders: int
-    listed: int
-    listed_bytes: int
-    left_over: int
+    count: int
+    size_bytes: int
+    in_vain: int
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.pipeline.demo import analysis, checks
 from tidemill.pipeline.demo.broker import DemoBroker
 from tidemill.pipeline.demo.directory import claimed
-from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, SCHEMAS, WEATHER
+from tidemill.pipeline.demo.flights import FLIGHTS, SCHEMAS, WEATHER, expected_rows
 from tidemill.pipeline.demo.killed_load import KilledLoad, load_and_kill
 from tidemill.pipeline.demo.publish import publish_topic
 from tidemill.pipeline.demo.results import Files, Loaded, MicroBatch, Results, Step
@@ -126,7 +126,7 @@ class Demo:
 
     def _publish(self) -> None:
         for topic in (FLIGHTS, WEATHER):
-            total = self._limit or ROWS[topic]
+            total = expected_rows(topic, self._limit)
             with (
                 self._step(f"publish {topic}") as notes,
                 self._show.progress(f"publish {topic}", total) as tell,
@@ -178,7 +178,7 @@ class Demo:
         from tidemill.pipeline.jobs.load import LoadJob, load
 
         for topic in (FLIGHTS, WEATHER):
-            total = self._limit or ROWS[topic]
+            total = expected_rows(topic, self._limit)
             name = "load flights, the rest" if topic == FLIGHTS else "load weather"
             with self._step(name) as notes, self._show.progress(name, total) as tell:
                 source = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": self.names[topic]}
@@ -206,7 +206,8 @@ class Demo:
                 notes.append(f"{result.rows:,} messages in {batches}")
                 if topic == FLIGHTS:
                     self._note_batches(before, killed, result.batches)
-                self.results.topics[topic].files = files_of(self._table(topic))
+                in_vain = killed.staged if topic == FLIGHTS else 0
+                self.results.topics[topic].files = files_of(self._table(topic), in_vain)
 
     def _note_batches(
         self, before: dict[int, int], killed: KilledLoad, after: tuple[tuple[int, int, float], ...]
@@ -256,9 +257,14 @@ class Demo:
                     topic, loaded.published, loaded.ends, places, months, expected, self._limit
                 )
                 self._check_days(topic, loaded)
+                self.results.checks.append(
+                    checks.check_other_reader(
+                        topic, str(self._table(topic)), expected_rows(topic, self._limit)
+                    )
+                )
                 self.results.checks.append(checks.check_bytes(spark, self.bootstrap, topic, loaded.published))
             without = checks.flights_without_weather(self._limit) if self._limit is None else None
-            total = self._limit or ROWS[FLIGHTS]
+            total = expected_rows(FLIGHTS, self._limit)
             self.results.checks += checks.check_join(self._joined(spark), without, total)
             self.results.checks += checks.check_aggregate(
                 spark, self.bootstrap, self.names[DELAYS], str(self.directory / DELAYS)
@@ -363,21 +369,8 @@ def counted(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
-def files_of(table: Path) -> Files:
-    """What the file sink's list names, and what lies there beside it."""
-    listed: dict[str, int] = {}
-    log = table / "_spark_metadata"
-    compacted = [int(path.name.removesuffix(".compact")) for path in log.glob("*.compact")]
-    newest = max(compacted, default=-1)
-    for path in log.iterdir():
-        name = path.name.removesuffix(".compact")
-        if not name.isdigit() or int(name) < newest or (int(name) == newest and path.suffix != ".compact"):
-            continue
-        for line in path.read_text().splitlines()[1:]:
-            entry = json.loads(line)
-            listed[Path(entry["path"]).name] = entry["size"]
-    there = {path.name for path in table.glob("event_date=*/*.parquet")}
-    folders = sum(
-        1 for path in table.glob("event_date=*") if any(file.name in listed for file in path.iterdir())
-    )
-    return Files(folders, len(listed), sum(listed.values()), len(there - listed.keys()))
+def files_of(table: Path, in_vain: int = 0) -> Files:
+    """The files of a table; ``in_vain`` more were staged by a try that was killed."""
+    found = list(table.glob("event_date=*/*.parquet"))
+    folders = {path.parent for path in found}
+    return Files(len(folders), len(found), sum(path.stat().st_size for path in found), in_vain)

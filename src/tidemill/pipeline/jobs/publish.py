@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.model.errors import ConfigError
+from tidemill.pipeline.jobs.csv_types import check_moments, read_csv
+from tidemill.pipeline.jobs.schema import parse_schema
 from tidemill.pipeline.jobs.transforms import as_messages
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ FORMATS = ("csv", "json", "parquet", "orc")
 class PublishJob:
     """Where rows go and which of their columns are key and time.
 
-    ``sink`` are options of the format ``tidemill`` (``kafka.bootstrap.servers`` and other ``kafka.*``).
+    ``sink`` are options of the format ``tidemill`` (``kafka.bootstrap.servers`` and other ``kafka.*``),
+    ``reader`` those of Spark's reader of files. ``schema`` is a DDL text with the types of CSV columns; those
+    that it does not name are found by reading the files.
     """
 
     sink: Mapping[str, str] = field(repr=False)  # it may hold a password
@@ -29,6 +33,7 @@ class PublishJob:
     timestamp: str | None = None
     fields: tuple[str, ...] = ()
     reader: Mapping[str, str] = field(default_factory=dict)
+    schema: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,18 @@ def publish(frame: DataFrame, job: PublishJob) -> PublishResult:
     return PublishResult(int(seen.get["rows"]), time.monotonic() - began_s)
 
 
-def read_files(spark: SparkSession, paths: list[str], form: str, reader: Mapping[str, str]) -> DataFrame:
-    """The rows of files. CSV has a header, its types are found by reading it, ``NA`` is null."""
+def read_files(spark: SparkSession, paths: Sequence[str], form: str, job: PublishJob) -> DataFrame:
+    """The rows of files. CSV has a header, its types are found by reading it, ``NA`` is null.
+
+    Raises ConfigError for a format that is not known, and BadValue for a value that cannot be published as
+    what it is: nothing has been sent then.
+    """
     if form not in FORMATS:
         raise ConfigError(f"format {form!r} is not known: one of {', '.join(FORMATS)} is allowed")
-    settings = {"header": "true", "inferSchema": "true", "nullValue": "NA"} if form == "csv" else {}
-    return spark.read.format(form).options(**{**settings, **reader}).load(paths)
+    if form == "csv":
+        schema = None if job.schema is None else parse_schema(job.schema)
+        return read_csv(spark, paths, job.reader, schema, job.timestamp)
+    frame = spark.read.format(form).options(**job.reader).load(list(paths))
+    if job.timestamp is not None:
+        check_moments(frame, form, job.timestamp)
+    return frame

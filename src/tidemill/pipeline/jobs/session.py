@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -27,7 +28,6 @@ LOCAL_SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Secrets that Spark leaves out of plans, its UI and event logs: by default it knows some of them only.
     "spark.sql.redaction.options.regex": r"(?i)url|secret|password|token|jaas|[.]key$",
-    # The file sink's list of files is compacted rarely enough to stay cheap, and is read by Spark only.
     "spark.sql.streaming.numRecentProgressUpdates": "10000",
 }
 
@@ -52,6 +52,58 @@ def local_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+class JavaOutput:
+    """What Java, and the Python workers that it starts, write to standard error.
+
+    While Spark starts it is kept in ``said``: it is noise, unless the start fails. After :meth:`pass_on` it
+    goes to this process' standard error.
+    """
+
+    def __init__(self) -> None:
+        self._passing = threading.Event()
+        self._kept: list[bytes] = []
+        self._lock = threading.Lock()
+
+    @property
+    def said(self) -> str:
+        """What was kept so far."""
+        with self._lock:
+            return b"".join(self._kept).decode(errors="replace")
+
+    def pass_on(self) -> None:
+        """From now on nothing is kept."""
+        self._passing.set()
+
+    def pump(self, source: int, target: int) -> None:
+        """Reads until the last writer is gone: a pipe that nobody reads would halt Java."""
+        while data := os.read(source, 65536):
+            if self._passing.is_set():
+                with contextlib.suppress(OSError):
+                    os.write(target, data)
+            else:
+                with self._lock:
+                    self._kept.append(data)
+        os.close(source)
+
+
+@contextmanager
+def java_output_kept() -> Iterator[JavaOutput]:
+    """A Java that is started in here writes its standard error to what is given, for as long as it runs."""
+    output = JavaOutput()
+    source, sink = os.pipe()
+    sys.stderr.flush()
+    before = os.dup(2)
+    os.set_inheritable(before, False)
+    os.dup2(sink, 2)
+    os.close(sink)
+    threading.Thread(target=output.pump, args=(source, before), name="java-output", daemon=True).start()
+    try:
+        yield output
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
 
 
 def interruptible(

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.failures import one_line
+from tidemill.pipeline.jobs.round_trip import NOT_READ, REASONS, WITHOUT_FIELDS, round_trip_check
+from tidemill.pipeline.jobs.schema import Struct, ddl_of, parse_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame, Observation
 
 EVENT_DATE = "event_date"
-CORRUPT = "corrupt_record"
+RAW_VALUE = "raw_value"
+RAW_REASON = "raw_reason"
 PLACE = ("topic", "partition", "offset", "timestamp", "key")
 """Columns of the source that tell where a row comes from; prefixed with ``kafka_`` in what is loaded."""
+PLACE_COLUMNS = tuple(f"kafka_{name}" for name in PLACE)
+UNREAD = "unread"
+"""Spark's own word on a value that it cannot read as the schema says; not a column of what is loaded."""
+
+
+def columns_of(schema: Struct | None) -> tuple[str, ...]:
+    """The names of what :func:`parsed` gives."""
+    if schema is None:
+        return ("value", *PLACE_COLUMNS)
+    return (*[name for name, _ in schema.fields], RAW_VALUE, RAW_REASON, *PLACE_COLUMNS)
 
 
 def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
     """Messages with their JSON value taken apart, one column a field, and ``kafka_*`` columns beside.
 
-    ``schema`` is a DDL text ("carrier string, delay double"). A value that is no JSON of that form is kept
-    whole in ``corrupt_record``; it is null for all others. Without a schema the value stays binary. Raises
-    ConfigError for a schema that Spark cannot read.
+    ``schema`` is a DDL text ("carrier string, delay double"). A value whose fields do not hold all of it
+    (:mod:`tidemill.pipeline.jobs.round_trip`) is kept whole in ``raw_value``, which is binary, because it may
+    be no UTF-8; ``raw_reason`` says why. Both are null for all others. Without a schema the value stays
+    binary. Raises ConfigError for a schema that cannot be read.
     """
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
@@ -31,23 +45,72 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
     place = [f.col(name).alias(f"kafka_{name}") for name in PLACE]
     if schema is None:
         return messages.select("value", *place)
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    known = parse_schema(schema)
+    reasoned = messages.select("value", *place, reason_column(known)("value").alias(RAW_REASON))
+    code = f.substring_index(RAW_REASON, ":", 1)
+    is_read = f.col(RAW_REASON).isNull() | ~code.isin(*WITHOUT_FIELDS)
+    text = f.when(is_read, f.col("value").cast("string"))
+    unread = _free_name(known, UNREAD)
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": unread,
+        "allowSingleQuotes": "false",
+        "allowNonNumericNumbers": "false",
+    }
     try:
-        value = f.from_json(f.col("value").cast("string"), f"{schema}, {CORRUPT} string", options)
-        taken = messages.select(value.alias("fields"), *place)
+        fields = f.from_json(text, f"{ddl_of(known)}, {unread} string", options)
+        taken = reasoned.withColumn("fields", fields).select("fields.*", "value", RAW_REASON, *PLACE_COLUMNS)
     except (AnalysisException, ParseException) as problem:
         raise ConfigError(
-            f"schema {schema!r} cannot be read ({one_line(problem)}): columns and their types are wanted, as "
-            '"carrier string, dep_delay double"'
+            f"Spark cannot read values with the schema {schema!r} ({one_line(problem)}): give other types"
         ) from None
-    return taken.select("fields.*", *[f"kafka_{name}" for name in PLACE])
+    reason = f.coalesce(f.col(RAW_REASON), f.when(f.col(quoted(unread)).isNotNull(), f.lit(NOT_READ)))
+    return taken.select(
+        *[quoted(name) for name, _ in known.fields],
+        f.when(reason.isNotNull(), f.col("value")).alias(RAW_VALUE),
+        reason.alias(RAW_REASON),
+        *PLACE_COLUMNS,
+    )
+
+
+def reason_column(schema: Struct) -> Callable[..., Column]:
+    """A function of Spark over the values: why the raw value is to be kept, or null."""
+    import pandas as pd
+    from pyspark.sql import functions as f
+
+    def reasons(values: Any) -> Any:
+        reason_of = round_trip_check(schema)  # in the worker: it cannot be sent there
+        return pd.Series([reason_of(value) for value in values], dtype=object)
+
+    # Spark reads from these what kind of function it is, and cannot resolve those of this module.
+    reasons.__annotations__ = {"values": pd.Series, "return": pd.Series}
+    made: Callable[..., Column] = f.pandas_udf(reasons, "string")
+    return made
+
+
+def counted_by_reason(frame: DataFrame, seen: Observation) -> DataFrame:
+    """The same rows; ``seen`` gets their number, and how many keep their raw value, by reason."""
+    from pyspark.sql import functions as f
+
+    counts = [f.count(f.lit(1)).alias("rows")]
+    if RAW_REASON in frame.columns:
+        code = f.substring_index(RAW_REASON, ":", 1)
+        counts += [f.count_if(code == f.lit(reason)).alias(reason) for reason in REASONS]
+    return frame.observe(seen, *counts)
+
+
+def reasons_in(counts: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """What :func:`counted_by_reason` has counted: rows, and those of each reason that there is."""
+    return int(counts["rows"]), {
+        reason: int(counts[reason]) for reason in REASONS if int(counts.get(reason) or 0) > 0
+    }
 
 
 def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFrame:
     """Adds ``event_date``: the local date of ``column`` in the session's time zone.
 
     A date without a zone says nothing: 38,444 of the 336,776 New York flights of 2013 leave on another
-    date in UTC. Rows without a time get the date null, and stay.
+    date in UTC. Rows without a time, or with a text that is none, get the date null, and stay.
     """
     from pyspark.sql import functions as f
 
@@ -55,7 +118,14 @@ def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFr
         raise ConfigError(
             f"there is no column {column} for the event date; there are {', '.join(frame.columns)}"
         )
-    return frame.withColumn(EVENT_DATE, f.to_date(f.col(quoted(column)).cast("timestamp")))
+    return frame.withColumn(EVENT_DATE, f.to_date(f.col(quoted(column)).try_cast("timestamp")))
+
+
+def _free_name(schema: Struct, name: str) -> str:
+    taken = {field.lower() for field, _ in schema.fields}
+    while name in taken:
+        name += "_"
+    return name
 
 
 def one_file_a_date(frame: DataFrame, tasks: int) -> DataFrame:

@@ -1,0 +1,376 @@
+"""The folder of a loaded table: a micro-batch becomes visible in it once, for every reader.
+
+Spark writes the files of a micro-batch into a staging folder of the checkpoint. Then, in this order:
+
+====  ===========================================================  ==========================================
+step  what is done                                                 a kill before it leaves
+====  ===========================================================  ==========================================
+1     the plan, then the staged files and their folders are synced a staging folder that the next run clears
+2     the manifest that names them is made durable                 the same; Spark runs the batch again
+3     each file is moved to its final name, which has the batch    moves that the next run does
+4     the folders that got files are synced                        the same
+5     the staging folder is removed                                an empty folder that the next run clears
+6     Spark commits the batch (not here)                           a batch that Spark runs again, and that the
+                                                                   manifest says is done
+====  ===========================================================  ==========================================
+
+A file with a final name counts, and has whole rows. Readers need no list: Spark, pandas, Arrow and DuckDB see
+the same. While step 3 is under way they see a part of the micro-batch.
+
+One process at a time loads into a folder: it holds a lock, which the system gives back however the process
+ends. Not promised: anything after somebody else has renamed or removed files of a micro-batch whose moves
+are not done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from tidemill.log.directories import make_durable_directory
+from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.model.ports import Files
+from tidemill.pipeline.jobs.load_manifest import (
+    FOLDER,
+    LOCK,
+    MANIFEST,
+    OWNER,
+    STAGING,
+    LoadedFile,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+
+PARTITION = "event_date="
+"""What the names of the table's folders begin with."""
+SUFFIX = ".parquet"
+COPY_BYTES = 4 * 1024 * 1024
+SYNCS_AT_ONCE = 8
+"""A file system brings several syncs to the disk in one go; a load of a year has 365 files a batch."""
+
+
+class UnderWay(TidemillError):
+    """Another process loads into the folder."""
+
+
+class LoadStopped(TidemillError):
+    """The load was ended while a micro-batch was being written."""
+
+
+class FilesMissing(TidemillError):
+    """Files of a micro-batch are not where they must be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What was written to a staging folder, as Spark counted it; ``raw`` by reason."""
+
+    rows: int
+    raw: Mapping[str, int] = field(default_factory=dict)
+
+
+class TableFolder:
+    """The folder of a table that one load has; made by :func:`open_table`."""
+
+    def __init__(
+        self, files: Files, output: str, checkpoint: str, rows_of: Callable[[str], int], lock: Any
+    ) -> None:
+        self._files = files
+        self._output = output
+        self._checkpoint = checkpoint
+        self._staging = f"{checkpoint}/{STAGING}"
+        self._rows_of = rows_of
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._closed = False
+        self.manifest = read_manifest(files, output)
+
+    def close(self) -> None:
+        """Ends the load in this folder; a micro-batch whose moves are under way gets them done before."""
+        self._closed = True
+        with self._mutex:
+            self._lock.close()
+
+    def recover(self) -> None:
+        """Does the moves that a killed run has left, and clears what it has staged in vain."""
+        with self._mutex:
+            if self.manifest is not None:
+                self._finish(self.manifest)
+            if self._files.exists(self._staging):
+                remove_tree(self._files, self._staging)
+
+    def commit(self, batch: int, write: Callable[[str], Written]) -> Manifest:
+        """Brings micro-batch ``batch`` into the table, and returns when it is durable there.
+
+        ``write`` gets the path of a staging folder and puts files into it: ``event_date=D/NAME.parquet``. It
+        is not called for the batch that the manifest has: Spark runs a batch again when it was killed
+        between the moves and its own commit. Raises ConfigError when the batch does not follow, FilesMissing
+        when files or rows of it are not there, LoadStopped after :meth:`close`.
+        """
+        query, offsets = query_of(self._files, self._checkpoint), self._offsets_of(batch)
+        with self._mutex:
+            last = self.manifest
+            if last is not None and last.batch == batch:
+                self._check_same(last, offsets)
+                self._finish(last)
+                return last
+            self._check_follows(batch)
+        self._sync_plan(batch)
+        name = f"batch-{batch}-{uuid.uuid4().hex[:8]}"
+        staging = f"{self._staging}/{name}"
+        make_durable_directory(self._files, self._staging)
+        written = write(staging)
+        with self._mutex:
+            if self._closed:
+                raise LoadStopped(f"micro-batch {batch} was not loaded: the load was ended")
+            manifest = Manifest(
+                query=query,
+                batch=batch,
+                offsets=offsets,
+                staging=name,
+                rows=written.rows,
+                raw=written.raw,
+                files=self._staged_files(staging, batch, query),
+            )
+            self._check_rows(manifest)
+            self._sync_staged(manifest, staging)
+            self._write_manifest(manifest)
+            self._finish(manifest)
+        return manifest
+
+    def adopt(self, query: str, batch: int | None) -> None:
+        """Takes a table over that another sink has written up to ``batch``."""
+        self._write_manifest(Manifest(query=query, batch=batch))
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        self._files.replace(f"{self._output}/{FOLDER}/{MANIFEST}", encode_manifest(manifest))
+        self.manifest = manifest
+
+    def _offsets_of(self, batch: int) -> str:
+        return hashlib.sha256(self._files.read(f"{self._checkpoint}/offsets/{batch}")).hexdigest()
+
+    def _check_same(self, last: Manifest, offsets: str) -> None:
+        if last.offsets is not None and last.offsets != offsets:
+            raise ConfigError(
+                f"micro-batch {last.batch} is in {self._output} with other offsets than the checkpoint "
+                f"{self._checkpoint} has: that was changed, or is a copy of an earlier time. Load into a new "
+                "output with a new checkpoint"
+            )
+
+    def _check_follows(self, batch: int) -> None:
+        last = self.manifest
+        if last is None or last.batch is None or batch == last.batch + 1:
+            return
+        raise ConfigError(
+            f"the output {self._output} has micro-batch {last.batch}, and the checkpoint {self._checkpoint} "
+            f"goes on with {batch}: one of them is a copy of an earlier time. Bring back the one that "
+            "belongs to the other, or load into a new output with a new checkpoint"
+        )
+
+    def _staged_files(self, staging: str, batch: int, query: str) -> tuple[LoadedFile, ...]:
+        """The files that Spark has staged, with their final names; files without rows are left behind."""
+        found: list[LoadedFile] = []
+        for folder in self._list(staging):
+            if not folder.startswith(PARTITION):
+                continue
+            for name in self._files.list(f"{staging}/{folder}"):
+                if name.startswith((".", "_")) or not name.endswith(SUFFIX):
+                    continue
+                path = f"{staging}/{folder}/{name}"
+                rows = self._rows_of(path)
+                if not rows:
+                    continue
+                codec = name.split(".")[-2] if name.count(".") > 1 else ""
+                final = f"batch-{batch:09d}-{query[:8]}-{len(found):05d}{codec and '.' + codec}{SUFFIX}"
+                found.append(
+                    LoadedFile(
+                        name=f"{folder}/{final}",
+                        staged=f"{folder}/{name}",
+                        size_bytes=self._files.size(path),
+                        rows=rows,
+                    )
+                )
+        return tuple(found)
+
+    def _check_rows(self, manifest: Manifest) -> None:
+        found = sum(one.rows for one in manifest.files)
+        if found != manifest.rows:
+            raise FilesMissing(
+                f"Spark wrote {manifest.rows} rows of micro-batch {manifest.batch}, and {self._staging} has "
+                f"{found}: give an output and a checkpoint on storage that all of Spark's machines and this "
+                "one share"
+            )
+
+    def _sync_plan(self, batch: int) -> None:
+        """Makes durable what Spark has planned: it does not sync its checkpoint.
+
+        A manifest that outlived the offsets would take the next plan of the batch, with more messages in it,
+        for done.
+        """
+        if self.manifest is None:
+            self._sync_file(f"{self._checkpoint}/metadata")
+        self._sync_file(f"{self._checkpoint}/offsets/{batch}")
+        for folder in (f"{self._checkpoint}/offsets", self._checkpoint):
+            self._files.sync_directory(folder)
+
+    def _sync_staged(self, manifest: Manifest, staging: str) -> None:
+        """Makes durable what the manifest will promise: the files and their names."""
+        folders = {f"{staging}/{os.path.dirname(one.staged)}" for one in manifest.files}
+        self._each(self._sync_file, [f"{staging}/{one.staged}" for one in manifest.files])
+        self._each(self._files.sync_directory, sorted(folders))
+        for folder in (staging, self._staging):
+            self._files.sync_directory(folder)
+
+    def _sync_file(self, path: str) -> None:
+        file = self._files.open(path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    def _each(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
+        with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
+            for _ in pool.map(work, paths):
+                pass
+
+    def _finish(self, manifest: Manifest) -> None:
+        """Moves what is staged to its final names; nothing once the staging folder is gone."""
+        if manifest.staging is None:
+            return
+        staging = f"{self._staging}/{manifest.staging}"
+        if not self._files.exists(staging):
+            return
+        folders = sorted({os.path.dirname(one.name) for one in manifest.files})
+        for folder in folders:
+            self._files.make_directory(f"{self._output}/{folder}")
+        if folders:
+            self._files.sync_directory(self._output)
+        for one in manifest.files:
+            self._move(f"{staging}/{one.staged}", f"{self._output}/{one.name}", one)
+        self._each(self._files.sync_directory, [f"{self._output}/{folder}" for folder in folders])
+        remove_tree(self._files, staging)
+
+    def _move(self, staged: str, final: str, one: LoadedFile) -> None:
+        files = self._files
+        if files.exists(final) and files.size(final) == one.size_bytes:
+            return
+        if not files.exists(staged):
+            raise FilesMissing(
+                f"{final} is neither there nor at {staged}: somebody has moved or removed it. Bring it "
+                "back, or load into a new output with a new checkpoint"
+            )
+        try:
+            files.rename(staged, final)
+        except OSError as problem:
+            if problem.errno != errno.EXDEV:
+                raise
+            self._copy(staged, final)
+
+    def _copy(self, staged: str, final: str) -> None:
+        """Moves to another file system: readers see the file when it is whole."""
+        folder, name = os.path.split(final)
+        beside = f"{folder}/.{name}.copying"
+        source, target = self._files.open(staged, read_only=True), self._files.open(beside, create=True)
+        try:
+            target.truncate(0)
+            size, position = source.size(), 0
+            while position < size:
+                chunk = source.read_at(position, min(COPY_BYTES, size - position))
+                target.append([chunk])
+                position += len(chunk)
+            target.sync()
+        finally:
+            source.close()
+            target.close()
+        self._files.rename(beside, final)
+
+    def _list(self, path: str) -> list[str]:
+        try:
+            return self._files.list(path)
+        except FileNotFoundError:
+            return []
+
+
+def open_table(
+    files: Files, output: str, checkpoint: str, rows_of: Callable[[str], int] | None = None
+) -> TableFolder:
+    """Takes the folder of a table for a load. ``rows_of`` counts the rows of a file, by default Parquet's.
+
+    Raises UnderWay while another process has it, ManifestDamaged, OSError. The caller recovers and closes it.
+    """
+    own = f"{output}/{FOLDER}"
+    make_durable_directory(files, own)
+    make_durable_directory(files, checkpoint)  # before Spark makes it, and does not sync it
+    try:
+        lock = files.lock(f"{own}/{LOCK}")
+    except BlockingIOError:
+        _refuse(files, own, output)
+    try:
+        files.write_unsynced(f"{own}/{OWNER}", f"process {os.getpid()} on {os.uname().nodename}".encode())
+        return TableFolder(files, output, checkpoint, rows_of or rows_of_parquet, lock)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _refuse(files: Files, own: str, output: str) -> NoReturn:
+    owner = "another process"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        owner = files.read(f"{own}/{OWNER}").decode() or owner
+    raise UnderWay(
+        f"{owner} loads into {output} already: wait until it has ended, stop it, or give another output and "
+        "checkpoint"
+    ) from None
+
+
+def read_manifest(files: Files, output: str) -> Manifest | None:
+    """The manifest of a table; None where no load of this kind has written. Raises ManifestDamaged."""
+    path = f"{output}/{FOLDER}/{MANIFEST}"
+    try:
+        return decode_manifest(files.read(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def query_of(files: Files, checkpoint: str) -> str:
+    """The id of the query that a checkpoint belongs to; empty where there is none yet. Raises ConfigError."""
+    path = f"{checkpoint}/metadata"
+    try:
+        return str(json.loads(files.read(path))["id"])
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{path} is damaged: bring the checkpoint back from a backup, or load into a new output with "
+            "a new checkpoint"
+        ) from None
+
+
+def rows_of_parquet(path: str) -> int:
+    """The rows that a Parquet file's footer names."""
+    import pyarrow.parquet
+
+    rows: int = pyarrow.parquet.read_metadata(path).num_rows
+    return rows
+
+
+def remove_tree(files: Files, path: str) -> None:
+    """Removes a folder with everything in it, or a file."""
+    try:
+        names = files.list(path)
+    except NotADirectoryError:
+        names = []
+    for name in names:
+        remove_tree(files, f"{path}/{name}")
+    with contextlib.suppress(FileNotFoundError):
+        files.remove(path)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,48 @@ def test_brokers_are_listed(cli: Run, broker: Broker) -> None:
         cli("broker", "list")
         == f"id\thost\tport\track\tcontroller\n1\t{only['host']}\t{only['port']}\t\tyes\n"
     )
+
+
+def test_a_setting_is_told_with_what_exactly_set_it(tmp_path: Path, cli: Run) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=3\nlog.retention.hours=5\n")
+    told = tmp_path / "ready"
+    command = [
+        *(sys.executable, "-m", "tidemill", "serve", "--until-eof", "--ready-file", str(told)),
+        *("--config", str(file), "--port", "0", "--data", str(tmp_path / "data")),
+        *("--set", "message.max.bytes=2000000"),
+    ]
+    environment = {**os.environ, "TIDEMILL_LOG_SEGMENT_BYTES": "20000000"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not told.exists() or not told.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (listener,) = json.loads(told.read_text())["listeners"]
+        where = ("-b", f"127.0.0.1:{listener['port']}")
+        found = described(cli, "1", *where)[1]
+        for key, said in (
+            ("num.partitions", f"{file}:1"),
+            ("log.retention.hours", f"{file}:2"),
+            ("message.max.bytes", "--set message.max.bytes"),
+            ("log.segment.bytes", "environment TIDEMILL_LOG_SEGMENT_BYTES"),
+        ):
+            assert found[key]["set_by"] == said
+        assert found["listeners"]["set_by"].startswith(("--port", "-p"))
+        assert "message.max.bytes\t2000000\t--set message.max.bytes\t" in cli(
+            "broker", "describe", "1", *where
+        )
+        cli("topic", "create", "t", *where)
+        (topic,) = json.loads(cli("topic", "describe", "t", "--json", *where))
+        assert topic["configs"]["segment.bytes"]["set_by"] == "environment TIDEMILL_LOG_SEGMENT_BYTES"
+        cli("broker", "alter", "1", "--set", "message.max.bytes=3000000", *where)
+        assert described(cli, "1", *where)[1]["message.max.bytes"]["set_by"] == "broker"
+        # A broker on its own store lets a group begin at once, unless it is told otherwise.
+        every = described(cli, "1", "--configs", *where)[1]["group.initial.rebalance.delay.ms"]
+        assert (every["value"], every["source"]) == ("0", "default")
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
 
 
 def test_settings_change_while_a_broker_runs_and_stay(own: Broker, to_own: Run) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from tidemill.cli.local import LocalCluster, free_port
@@ -92,6 +93,8 @@ def test_the_quick_start(up: Call) -> None:
     up("cluster", "up")
     read = up("consume", "hello", "--from-beginning", "-n", "100", *bootstrap)
     assert sorted(map(int, read.split())) == list(range(100))
+    taken = str(found["brokers"][1]["port"])
+    assert "is that of broker 2 of this cluster" in up("cluster", "add", "--port", taken, code=1)
     assert up("cluster", "add", "--port", "0").startswith("broker 4 runs on 127.0.0.1:")
     assert [one["living"] for one in status(up)["brokers"]] == [True] * 4
     assert "'tidemill cluster decommission 1'" in up("cluster", "remove", "1", code=1)
@@ -281,6 +284,18 @@ def test_a_process_whose_number_cannot_be_noted_is_ended(tmp_path: Path) -> None
     pid, _, started = (tmp_path / "one.pid.tmp").read_text().strip().partition(" ")
     (tmp_path / "two.pid").write_text(f"{pid} {started}\n")
     assert Background(tmp_path, "two").wait_end(10)
+
+
+def test_a_port_that_another_broker_of_the_cluster_has_is_refused(call: Call) -> None:
+    local = LocalCluster("tidemill-cluster", "127.0.0.1:9/x", None, {})
+    port = free_port()
+    with local.alone():
+        local.add_brokers(1, port, {})
+    with pytest.raises(click.ClickException) as refused:
+        local.add_brokers(1, port, {}, is_exact=True)
+    said = f"port {port} is that of broker 1 of this cluster: give another one, or leave --port out for "
+    assert refused.value.message == f"{said}{port + 1}"
+    assert list(LocalCluster.existing("tidemill-cluster").ports) == [1]
 
 
 def test_a_port_in_use_is_named(call: Call) -> None:

@@ -11,13 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from tidemill.cli import cluster_status, output, produce
 from tidemill.cli.config_page import page
 from tidemill.cli.consume import Format
-from tidemill.cli.main import COMMANDS, command
+from tidemill.cli.kafka_options import EQUIVALENTS
+from tidemill.cli.main import COMMANDS, command, run
 from tidemill.cli.options import parse_duration, parse_moment, unescape
 from tidemill.cli.perf import percentiles
 from tidemill.cli.records import BadInput, for_terminal, from_json
@@ -371,3 +373,50 @@ def test_the_status_of_a_cluster_fits_a_terminal_of_80_columns(
     lines = capsys.readouterr().out.splitlines()
     cells = ["1", "127.0.0.1:19092", "rack-1", "controller", "2000/2000", "2000/2000", "1234567"]
     assert cells in [line.split() for line in lines], lines
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("topic create t --config retention.ms=1", "Use --set KEY=VALUE."),
+        ("topic alter t --add-config a=b", "Use --set KEY=VALUE."),
+        ("topic alter t --delete-config a", "Use --unset KEY."),
+        ("topic create --topic t", "It stands without an option: tidemill topic create NAMES..."),
+        ("produce t --producer-property linger.ms=1", "Use -X KEY=VALUE."),
+        ("produce t --broker-list h:1", "Use --bootstrap-server HOST:PORT."),
+        ("consume t --whitelist t", "Use --pattern REGEX."),
+        ("serve --override a=b", "Use --set KEY=VALUE."),
+        ("perf produce t --record-size 7", "Use --size BYTES."),
+        # Where a command has nothing of the kind, what is written alike is named.
+        ("topic list --config f", "Use --command-config FILE."),
+        ("topic create t --partition 3", "Did you mean '--partitions'?"),
+    ],
+)
+def test_an_option_of_kafkas_tools_is_told_what_it_is_called_here(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_equivalent_of_an_option_of_kafkas_is_one_that_a_command_has() -> None:
+    def options(group: click.Command, context: click.Context) -> set[str]:
+        found = {name for one in group.params for name in (*one.opts, *one.secondary_opts)}
+        if isinstance(group, click.Group):
+            for name in group.list_commands(context):
+                command = group.get_command(context, name)
+                assert command is not None
+                found |= options(command, context)
+        return found
+
+    known = options(command, click.Context(command))
+    for option, equivalents in EQUIVALENTS.items():
+        for equivalent in equivalents:
+            assert equivalent.partition(" ")[0] in known, option
+
+
+@pytest.mark.parametrize("name", ["tidemill.client", "tidemill.testing", "tidemill.pipeline"])
+def test_a_shell_that_completes_names_is_told_what_a_module_offers(name: str) -> None:
+    code = f"import {name} as m; print([n for n in dir(m) if not n.startswith('__')] == sorted(m.__all__))"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert outcome.stdout == "True\n"

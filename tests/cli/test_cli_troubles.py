@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.broker.commanding import Command, requests_of
 from tidemill.broker.commands import _partitions_after
-from tidemill.cli.consume import Troubles
+from tidemill.cli.consume import refuse_lasting_trouble
 from tidemill.client import Consumer
 from tidemill.coordination.image import BrokerImage, PartitionImage
 from tidemill.coordination.nodes import BrokerRegistration
@@ -21,44 +21,15 @@ from tidemill.model.types import TopicPartition
 BAD = TopicPartition("t", 1)
 
 
-class Stage:
-    """A consumer that has troubles, at a time."""
-
-    def __init__(self) -> None:
-        self.found: dict[TopicPartition, tuple[str, float]] = {}
-        self.now = 100.0
-        consumer: Any = SimpleNamespace(troubles=lambda: self.found)
-        self.troubles = Troubles(consumer, lambda: self.now)
-
-
-def test_a_partition_that_cannot_be_read_is_told_after_seconds_and_once_a_minute(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    stage = Stage()
-
-    def said(seconds: float) -> str:
-        stage.now = 100 + seconds
-        stage.found = {BAD: ("KAFKA_STORAGE_ERROR", seconds)}
-        stage.troubles.tell()
-        return capsys.readouterr().err
-
-    assert said(1) == ""
-    assert "warning: t-1 cannot be read for 4 s: KAFKA_STORAGE_ERROR" in said(4)
-    assert said(50) == ""
-    assert "for 65 s" in said(65)
-    stage.found = {}
-    stage.troubles.tell()
-    assert capsys.readouterr().err == "t-1 can be read again\n"
-
-
 def test_an_end_is_waited_for_a_minute_at_most() -> None:
-    stage = Stage()
-    assert not stage.troubles.refuse_lasting()
-    stage.found = {BAD: ("LEADER_NOT_AVAILABLE", 2.0)}
-    assert stage.troubles.refuse_lasting()
-    stage.found = {BAD: ("LEADER_NOT_AVAILABLE", 61.0)}
+    found: dict[TopicPartition, tuple[str, float]] = {}
+    consumer: Any = SimpleNamespace(troubles=lambda: found)
+    assert not refuse_lasting_trouble(consumer)
+    found[BAD] = ("LEADER_NOT_AVAILABLE", 2.0)
+    assert refuse_lasting_trouble(consumer)
+    found[BAD] = ("LEADER_NOT_AVAILABLE", 61.0)
     with pytest.raises(click.ClickException, match="t-1 cannot be read for 61 s: LEADER_NOT_AVAILABLE"):
-        stage.troubles.refuse_lasting()
+        refuse_lasting_trouble(consumer)
 
 
 def test_a_consumer_knows_which_of_its_partitions_cannot_be_read() -> None:

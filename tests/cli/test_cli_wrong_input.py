@@ -69,8 +69,16 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("produce x -f lines -f missing", USAGE, "missing is not there: name a file of messages"),
         ("produce x -f link", USAGE, "link is a link to what is not there: name a file of messages"),
         ("produce x -f folder", USAGE, "folder is a directory: name a file of messages"),
-        ("produce x -f bytes --json", FAILED, "bytes, line 1: no JSON: byte 2 of it (0xff) is no UTF-8"),
-        ("produce x -f lines --json", FAILED, "lines, line 1: no JSON: character 1 cannot stand there"),
+        (
+            "produce x -f bytes --json --create",
+            FAILED,
+            "bytes, line 1: no JSON: byte 2 of it (0xff) is no UTF-8",
+        ),
+        (
+            "produce x -f lines --json --create",
+            FAILED,
+            "lines, line 1: no JSON: character 1 cannot stand there",
+        ),
         ("produce x -f lines -X delivery.timeout.ms=1", USAGE, "must be at least linger.ms"),
         ("produce x -f lines -X enable.idempotence=true -a 0", USAGE, "needs acks=all"),
         ("consume x --group= -e", USAGE, "--group is empty"),
@@ -180,7 +188,7 @@ def test_damage_is_told_with_its_place(cli: Run, files: Path, broker: Broker) ->
     path.write_bytes(data[: 2 * third - 1] + bytes([data[2 * third - 1] ^ 1]) + data[2 * third :])
     said = cli("consume", "hurt", "--from-beginning", "-e", code=FAILED)
     assert said.startswith("one\ntwo\ntidemill: hurt-0 cannot be read at offsets 2 to 3: ")
-    assert said.endswith("what is behind that is read from offset 4 on\n")
+    assert said.endswith("what is behind that is read from offset 4 on (2 messages read)\n")
     assert cli("consume", "hurt", "--offset", "4", "-e") == "one\ntwo\n"
     group = cli("consume", "hurt", "-g", "hurt-readers", "--offset", "2", "-e", code=FAILED)
     assert group.startswith("tidemill: hurt-0 cannot be read at offsets 2 to 3: ")

@@ -112,6 +112,17 @@ def test_set_goes_before_environment_before_file_before_default(tmp_path: Path) 
     assert config.warnings == ()
 
 
+def test_a_broker_on_its_own_store_lets_a_group_begin_at_once_unless_it_is_told_otherwise() -> None:
+    key = "group.initial.rebalance.delay.ms"
+    alone, one_of_several = BrokerConfig.of(), BrokerConfig.of(zookeeper_connect="127.0.0.1:2181")
+    assert [alone.int(key), one_of_several.int(key)] == [0, 3000]
+    assert [alone.synonyms(key), one_of_several.synonyms(key)] == [
+        [Synonym(key, "0", DEFAULT)],
+        [Synonym(key, "3000", DEFAULT)],
+    ]
+    assert BrokerConfig.of({key: "3000"}).int(key) == 3000
+
+
 def test_keys_of_our_own_may_leave_their_first_word_out_in_the_environment() -> None:
     config = BrokerConfig.from_sources(environment={"TIDEMILL_METRICS_PORT": "9404"})
     assert config.int("tidemill.metrics.port") == 9404

@@ -8,7 +8,7 @@ import click
 
 from tidemill.cli import directories, suggest
 from tidemill.cli.options import INT_MAX, Target, TextType, Whole, target_options
-from tidemill.cli.output import done, json_option, print_json, print_table
+from tidemill.cli.output import done, json_option, on_terminal, print_json, print_table
 from tidemill.cli.settings import changes_of, unset_option
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ Examples:
   tidemill broker describe 1 --configs        every key
   tidemill broker describe 1 --json | jq '.[0].configs."log.retention.ms".value'
 
-A setting of one broker goes before that of all brokers, and that before its configuration file.""",
+A setting of one broker goes before that of all brokers, and that before what it was started with: command
+line, environment, file.""",
 )
 @click.argument(
     "brokers", metavar="BROKER...", nargs=-1, required=True, type=Which(), shell_complete=suggest.brokers
@@ -122,23 +123,34 @@ def describe(brokers: tuple[str, ...], all_configs: bool, as_json: bool, target:
     if as_json:
         print_json([as_object(which, entries) for which, entries in found.items()])
     else:
-        rows = [
-            [which, key, "(hidden)" if entry.sensitive else entry.value, entry.source, _changes(entry)]
-            for which, entries in found.items()
-            for key, entry in entries.items()
-        ]
-        print_table(
-            ["broker", "setting", "value", "set by", "changes"],
-            rows,
-            empty="nothing is set: every key has its default",
-        )
+        _print_settings(found)
     for failure in missing:
         click.echo(f"tidemill: {failure}", err=True)
     return FAILED if missing else 0
 
 
+def _print_settings(found: dict[str, dict[str, ConfigEntry]]) -> None:
+    """A table for each broker on a terminal, one for all of them elsewhere."""
+    columns = ["setting", "value", "set by", "changes"]
+    rows = {
+        which: [
+            [key, "(hidden)" if entry.sensitive else entry.value, entry.set_by, _changes(entry)]
+            for key, entry in entries.items()
+        ]
+        for which, entries in found.items()
+    }
+    if not on_terminal():
+        print_table(["broker", *columns], [[which, *row] for which, each in rows.items() for row in each])
+        return
+    for number, (which, each) in enumerate(rows.items()):
+        if len(rows) > 1:
+            click.echo("\n" if number else "", nl=False)
+            click.secho(said(which), bold=True)
+        print_table(columns, each, settings=True, empty="nothing is set: every key has its default")
+
+
 def _described(admin: Admin, which: str, all_configs: bool) -> dict[str, ConfigEntry]:
-    entries = admin.describe_configs(resource_of(which))
+    entries = admin.describe_configs(resource_of(which), documentation=True)
     return {key: one for key, one in sorted(entries.items()) if all_configs or not one.is_default}
 
 
@@ -154,6 +166,7 @@ def as_object(which: str, entries: dict[str, ConfigEntry]) -> dict[str, Any]:
             key: {
                 "value": entry.value,
                 "source": entry.source,
+                "set_by": entry.set_by,
                 "read_only": entry.read_only,
                 "sensitive": entry.sensitive,
                 "synonyms": [one._asdict() for one in entry.synonyms],

@@ -214,7 +214,8 @@ def add(port: int | None, sets: tuple[str, ...], directory: str) -> None:
     local = LocalCluster.existing(directory)
     local.check([])
     with local.alone():
-        local.add_brokers(1, local.next_port if port is None else port, settings)
+        first_port = local.next_port if port is None else port
+        local.add_brokers(1, first_port, settings, is_exact=bool(port))
         _start_zookeeper(local, quiet=True)
         _start(local, [max(local.ports)], {})
     if on_terminal():

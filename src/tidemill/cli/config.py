@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from tidemill.cli.layout import wrap
 from tidemill.cli.options import broker_settings_option, config_file_option, pairs
-from tidemill.cli.output import json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import INDENT, console, json_option, on_terminal, print_json, print_table
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
 from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
 
@@ -52,8 +53,9 @@ def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: 
         print_json([as_object(key) for key in chosen])
         return
     if on_terminal():
+        width = console().width
         for key in chosen:
-            _print_key(key)
+            _print_key(key, width)
         if not chosen:
             click.secho(f"no key has {part!r} in its name", dim=True)
     else:
@@ -64,7 +66,7 @@ def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: 
         click.secho(f"{hidden} keys are known and have no effect here; --all shows them and why.", dim=True)
 
 
-def _print_key(key: Key) -> None:
+def _print_key(key: Key, width: int) -> None:
     """A key as people read it: its facts in one line, what it means below."""
     default = key.render(key.default)
     facts = [
@@ -74,10 +76,19 @@ def _print_key(key: Key) -> None:
         *([f"changes {key.dynamic}"] if key.dynamic != READ_ONLY else []),
     ]
     scope = "" if key.scope == "broker" else f" ({key.scope})"
-    click.echo(f"{click.style(key.name, bold=True)}{scope}  {click.style('; '.join(facts), dim=True)}")
-    click.echo(f"    {key.doc}")
+    head = f"{key.name}{scope}  "
+    told = "; ".join(facts)
+    lines = wrap(head + told, width)
+    if not lines[0].startswith(head):
+        lines = [head, told]
+    click.echo(click.style(head, bold=True) + click.style(lines[0][len(head) :], dim=True))
+    for line in wrap(" ".join(lines[1:]), width - INDENT) if lines[1:] else ():
+        click.secho(" " * INDENT + line, dim=True)
+    for line in wrap(key.doc, width - INDENT):
+        click.echo(" " * INDENT + line)
     if not key.takes_effect:
-        click.secho(f"    {key.effect}", fg="yellow")
+        for line in wrap(key.effect, width - INDENT):
+            click.secho(" " * INDENT + line, fg="yellow")
 
 
 def _row(key: Key) -> list[str]:
@@ -145,6 +156,7 @@ def check(config_file: str | None, sets: tuple[str, ...], as_json: bool) -> None
         ]
         for name in given
     ]
-    print_table(["key", "value", "set by", "effect"], rows, empty="nothing is set: every key has its default")
+    columns = ["key", "value", "set by", "effect"]
+    print_table(columns, rows, settings=True, empty="nothing is set: every key has its default")
     for warning in config.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)

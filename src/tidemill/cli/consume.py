@@ -13,8 +13,9 @@ import click
 
 from tidemill.cli import suggest
 from tidemill.cli.options import Duration, Moment, Target, Whole, target_options, unescape
-from tidemill.cli.output import on_terminal, time_text
+from tidemill.cli.output import after_interrupt, counted, on_terminal, time_text
 from tidemill.cli.records import as_text, for_terminal, hexadecimal, to_json
+from tidemill.cli.waiting import say_no_more
 
 if TYPE_CHECKING:
     from tidemill.client import Consumer
@@ -61,42 +62,18 @@ class Start:
         return {item: min(max(starts[item], self.offset), ends[item]) for item in partitions}
 
 
-TROUBLE_TOLD_AFTER_S = 3.0
-TROUBLE_TOLD_AGAIN_S = 60.0
+HEARTBEAT_MS = 1_000
+TROUBLE_S_MAX = 60.0
+"""How long the end of a partition is waited for that cannot be read."""
 
 
-class Troubles:
-    """Says on stderr which partitions cannot be read, as otherwise nothing tells why no message comes."""
-
-    def __init__(self, consumer: Consumer, now: Callable[[], float] = time.monotonic) -> None:
-        self._consumer = consumer
-        self._now = now
-        self._told: dict[TopicPartition, float] = {}
-
-    def tell(self) -> None:
-        """Warns of what has lasted for a few seconds, of each partition once a minute."""
-        troubles = self._consumer.troubles()
-        for item in [item for item in self._told if item not in troubles]:
-            click.echo(f"{item} can be read again", err=True)
-            del self._told[item]
-        for item, (error, seconds) in sorted(troubles.items()):
-            last = self._told.get(item)
-            if seconds < TROUBLE_TOLD_AFTER_S or (last and self._now() - last < TROUBLE_TOLD_AGAIN_S):
-                continue
-            self._told[item] = self._now()
-            click.echo(
-                f"warning: {item} cannot be read for {seconds:.0f} s: {error}; it is asked for again. The "
-                "logs of the brokers that hold it say why",
-                err=True,
-            )
-
-    def refuse_lasting(self) -> bool:
-        """Whether a partition cannot be read now. Raises when that has lasted too long to wait for an end."""
-        found = self._consumer.troubles()
-        for item, (error, seconds) in found.items():
-            if seconds >= TROUBLE_TOLD_AGAIN_S:
-                raise click.ClickException(f"{item} cannot be read for {seconds:.0f} s: {error}")
-        return bool(found)
+def refuse_lasting_trouble(consumer: Consumer) -> bool:
+    """Whether a partition cannot be read now. Raises when that has lasted too long to wait for an end."""
+    found = consumer.troubles()
+    for item, (error, seconds) in found.items():
+        if seconds >= TROUBLE_S_MAX:
+            raise click.ClickException(f"{item} cannot be read for {seconds:.0f} s: {error}")
+    return bool(found)
 
 
 class Format:
@@ -110,9 +87,15 @@ class Format:
         self.separator = separator
         self._write = write
         self._terminal = terminal
+        self.count = 0
+        """How many records were printed."""
 
     def print(self, record: ConsumerRecord) -> None:
         """One record, one line."""
+        self._print(record)
+        self.count += 1
+
+    def _print(self, record: ConsumerRecord) -> None:
         if self.kind == "json":
             self._write(to_json(record).encode("utf-8", "surrogatepass") + b"\n")
             return
@@ -246,6 +229,8 @@ def command(
         group_id=group,
         auto_offset_reset="earliest" if from_beginning else "latest",
         isolation_level="read_committed" if read_committed else "read_uncommitted",
+        # So that it is noticed soon when the coordinator does not answer.
+        heartbeat_interval_ms=HEARTBEAT_MS,
     )
     if group is None:
         config.pop("group.id", None)
@@ -255,10 +240,21 @@ def command(
             _subscribe(consumer, topics, pattern, start)
         else:
             _assign(consumer, topics, pattern, partitions, start)
-        count = _print_all(consumer, shown, max_messages, timeout, exit_at_end)
-    if max_messages is not None and count < max_messages:
+        try:
+            _print_all(consumer, shown, max_messages, timeout, exit_at_end)
+        except KeyboardInterrupt:
+            click.echo(after_interrupt(f"{counted(shown.count, 'message')} read"), err=True)
+            raise
+        except BrokenPipeError:
+            raise
+        except Exception as problem:
+            problem.add_note(f"{counted(shown.count, 'message')} read")
+            raise
+        finally:
+            say_no_more()
+    if max_messages is not None and shown.count < max_messages:
         why = "that is all there is now" if exit_at_end else f"and then none within {timeout:g} s"
-        raise click.ClickException(f"{count} of {max_messages} messages came, {why}")
+        raise click.ClickException(f"{shown.count} of {max_messages} messages came, {why}")
 
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "headers", "key")
@@ -304,8 +300,6 @@ def _assign(
         )
     consumer.assign(chosen)
     bad = consumer.troubles()
-    for item, (error, _) in sorted(bad.items()):
-        click.echo(f"warning: {item} cannot be read yet: {error}", err=True)
     # Where all begins at an end, those that nobody leads do so by the policy, once somebody does.
     now = chosen if start.is_looked_up else [item for item in chosen if item not in bad]
     for item, at in start.offsets(consumer, now).items():
@@ -332,11 +326,9 @@ def _subscribe(consumer: Consumer, topics: tuple[str, ...], pattern: str | None,
 
 def _print_all(
     consumer: Consumer, shown: Format, max_messages: int | None, timeout: float | None, exit_at_end: bool
-) -> int:
-    count = 0
+) -> None:
     last = time.monotonic()
     ends: dict[TopicPartition, int] | None = None
-    troubles = Troubles(consumer)
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     while True:
@@ -344,22 +336,20 @@ def _print_all(
             raise BrokenPipeError("nobody reads any more, and no message comes whose writing would tell")
         if exit_at_end:
             assigned = consumer.assignment()
-            is_whole = not troubles.refuse_lasting()
+            is_whole = not refuse_lasting_trouble(consumer)
             if assigned and is_whole and (ends is None or set(ends) != assigned):
                 ends = consumer.end_offsets(assigned)
             if ends is not None and all(consumer.position(item) >= end for item, end in ends.items()):
-                return count
+                return
         wait = 1.0 if timeout is None else max(0.0, min(1.0, last + timeout - time.monotonic()))
-        most = None if max_messages is None else min(500, max_messages - count)
+        most = None if max_messages is None else min(500, max_messages - shown.count)
         records = consumer.poll(wait, max_records=most)
-        troubles.tell()
         for record in records:
             shown.print(record)
-        count += len(records)
         if records:
             last = time.monotonic()
             sys.stdout.buffer.flush()
-        if max_messages is not None and count >= max_messages:
-            return count
+        if max_messages is not None and shown.count >= max_messages:
+            return
         if timeout is not None and time.monotonic() - last >= timeout:
-            return count
+            return

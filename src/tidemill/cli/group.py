@@ -9,7 +9,7 @@ import click
 
 from tidemill.cli import suggest
 from tidemill.cli.options import Moment, Target, Whole, target_options
-from tidemill.cli.output import count_text, done, json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import count_text, done, fits, json_option, on_terminal, print_json, print_table
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -160,7 +160,18 @@ def _print_group(group: GroupDescription, lags: list[PartitionLag], by_member: b
     if not terminal:
         columns = ["group", *columns]
         rows = [[group.group_id, *row] for row in rows]
-    print_table(columns, rows, right=right, empty=empty)
+    if by_member or not terminal or fits(columns, rows):
+        print_table(columns, rows, right=right, empty=empty)
+        return
+    # The names of members are long: numbers stand for them, and a second table says whose they are.
+    hosts = {row.member_id: row.host or "" for row in lags if row.member_id in names}
+    numbers = {member_id: str(number) for number, member_id in enumerate(sorted(hosts), 1)}
+    short = [[*row[:6], numbers.get(lag.member_id, "-")] for row, lag in zip(rows, lags, strict=True)]
+    print_table(columns[:-1], short, right=right)
+    if numbers:
+        click.echo()
+        whose = [[number, names[member_id], hosts[member_id]] for member_id, number in numbers.items()]
+        print_table(["member", "name", "host"], whose)
 
 
 @command.command(

@@ -215,11 +215,22 @@ class LocalCluster:
 
     # Making brokers
 
-    def add_brokers(self, count: int, first_port: int, settings: Mapping[str, str]) -> None:
-        """Makes so many more, with settings that go with how many there are then, and ``settings``."""
+    def add_brokers(
+        self, count: int, first_port: int, settings: Mapping[str, str], *, is_exact: bool = False
+    ) -> None:
+        """Makes so many more, with settings that go with how many there are then, and ``settings``.
+
+        ``is_exact``: the first gets that port, or none is made. Else ports of the cluster are passed over.
+        """
         made = {}
         taken = set(self.ports.values())
         port = first_port
+        if is_exact and port in taken:
+            owner = next(number for number, one in self.ports.items() if one == port)
+            raise click.ClickException(
+                f"port {port} is that of broker {owner} of this cluster: give another one, or leave --port "
+                f"out for {self.next_port}"
+            )
         for number in range(max(self.ports, default=0) + 1, max(self.ports, default=0) + 1 + count):
             while first_port and port in taken:
                 port += 1

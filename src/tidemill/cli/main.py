@@ -143,10 +143,12 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as problem:
         return problem.exit_code
     except click.UsageError as problem:
-        problem.show()
+        from tidemill.cli.kafka_options import explained
+
+        explained(problem).show()
         return USAGE
     except click.ClickException as problem:
-        _say(problem.format_message())
+        _say(_with_notes(problem.format_message(), problem))
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         return interrupted(arguments)
@@ -166,7 +168,7 @@ def run(arguments: Sequence[str]) -> int:
             return FAILED
         if os.environ.get("TIDEMILL_TRACEBACK") or not _is_expected(problem):
             raise
-        _say(_one_line(problem))
+        _say(_with_notes(_one_line(problem), problem))
         return FAILED
 
 
@@ -205,6 +207,12 @@ def _one_line(problem: Exception) -> str:
         fault = fault_of(problem)
         return f"{problem.filename} cannot be used: {fault}" if problem.filename else fault
     return " ".join(str(problem).split())
+
+
+def _with_notes(text: str, problem: Exception) -> str:
+    """Behind the text what the command has added to the problem: how far it had come."""
+    notes = "; ".join(getattr(problem, "__notes__", ()))
+    return f"{text} ({notes})" if notes else text
 
 
 def _say(text: str) -> None:

@@ -95,7 +95,9 @@ class Target:
 
     def check_reachable(self) -> None:
         """Says at once when nobody listens there, where a client would go on trying for a while."""
+        from tidemill.client import waits
         from tidemill.client.config import parse_address
+        from tidemill.client.waits import Kind
 
         failures = []
         for text in self.bootstrap.split(","):
@@ -104,7 +106,8 @@ class Target:
             except ConfigError as problem:
                 raise click.UsageError(f"--bootstrap-server {self.bootstrap}: {problem}") from None
             try:
-                socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+                with waits.waiting(Kind.CLUSTER, f"{text.strip()} has not taken the connection"):
+                    socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
             except TimeoutError:
                 return
             except OSError as problem:
@@ -181,10 +184,13 @@ def target_options(function: F) -> F:
     def made(
         *arguments: Any, bootstrap: str, client_file: str | None, client_sets: tuple[str, ...], **rest: Any
     ) -> Any:
+        from tidemill.cli.waiting import watching
+
         target = Target(bootstrap, client_settings(client_file, client_sets))
-        target.check_reachable()
         try:
-            return function(*arguments, target=target, **rest)
+            with watching():
+                target.check_reachable()
+                return function(*arguments, target=target, **rest)
         except ConfigError as problem:
             # Of keys that do not go together, which only the client that they are for can tell.
             raise click.UsageError(str(problem)) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidemill.cli.layout import GAP, blocks, fit, wrap
 from tidemill.cli.records import for_terminal
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+INDENT = 4
+"""Spaces before what belongs to the line above."""
 
 _BREAKS = str.maketrans("\t\r\n", "   ")
 """What ends a cell or a line for programs; ids of clients and groups may have it in them."""
@@ -65,11 +69,15 @@ def print_table(
     rows: Iterable[Sequence[Any]],
     *,
     right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+    settings: bool = False,
     empty: str = "nothing there",
 ) -> None:
     """``rows`` under ``columns``: a table on a terminal, lines with tabs (and a head line) elsewhere.
 
-    ``right`` names the columns of numbers. ``empty`` is said on a terminal when there are no rows.
+    ``right`` names the columns of numbers, ``spare`` those that a narrow terminal does without. ``settings``:
+    the first two columns are a key and its value, which stand together where the table is too wide.
+    ``empty`` is said on a terminal when there are no rows.
     """
     listed = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not on_terminal():
@@ -80,23 +88,62 @@ def print_table(
     if not listed:
         click.secho(empty, dim=True)
         return
+    shown = _shown(listed)
+    terminal = console()
+    layout = fit(columns, shown, terminal.width)
+    for name in spare:
+        if layout is None:
+            index = list(columns).index(name)
+            columns = [*columns[:index], *columns[index + 1 :]]
+            shown = [[*row[:index], *row[index + 1 :]] for row in shown]
+            layout = fit(columns, shown, terminal.width)
+    if layout is None:
+        _print_blocks(columns, shown, terminal.width, settings)
+        return
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
-    for column in columns:
-        is_right = column in right
+    # A line between the columns is one space; with the padding they are as far apart as fit() counts.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
+    for column, head in zip(columns, layout.heads, strict=True):
         table.add_column(
-            column, justify="right" if is_right else "left", overflow="fold", header_style="bold cyan"
+            Text(head),
+            justify="right" if column in right else "left",
+            vertical="bottom",
+            header_style="bold cyan",
         )
-    for row in listed:
-        table.add_row(*(Text(for_terminal(cell)) for cell in row))
-    console().print(table)
+    for row in layout.rows:
+        table.add_row(*map(Text, row))
+    terminal.print(table)
+
+
+def fits(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bool:
+    """Whether the terminal is wide enough for a table."""
+    return fit(columns, _shown(rows), console().width) is not None
+
+
+def _shown(rows: Iterable[Sequence[Any]]) -> list[list[str]]:
+    return [["" if cell is None else for_terminal(str(cell)) for cell in row] for row in rows]
+
+
+def _print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, settings: bool) -> None:
+    """Rows that are too wide for a table: a block of lines each."""
+    if settings:
+        for key, value, *facts in rows:
+            click.echo(f"{click.style(key, fg='cyan', bold=True)}={value}")
+            told = [f"{name} {fact}" for name, fact in zip(columns[2:], facts, strict=True) if fact]
+            lines = wrap("; ".join(told), width - INDENT)
+            if len(lines) > 1:
+                lines = [line for fact in told for line in wrap(fact, width - INDENT)]
+            for line in lines:
+                click.secho(" " * INDENT + line, dim=True)
+        return
+    for number, block in enumerate(blocks(columns, rows, width)):
+        if number:
+            click.echo()
+        for name, value in block:
+            click.echo(click.style(name, fg="cyan", bold=True) + value)
 
 
 def done(text: str) -> None:
@@ -112,6 +159,11 @@ def count_text(number: float) -> str:
 def counted(number: int, what: str) -> str:
     """``1 partition``, ``2 partitions``."""
     return f"{count_text(number)} {what}" if number == 1 else f"{count_text(number)} {what}s"
+
+
+def after_interrupt(text: str) -> str:
+    """``text`` as what is said at ctrl-C: on a terminal below the ``^C`` that stands there."""
+    return f"\ninterrupted: {text}" if sys.stderr.isatty() else f"interrupted: {text}"
 
 
 def bytes_text(number: float) -> str:

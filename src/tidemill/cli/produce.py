@@ -12,16 +12,18 @@ import click
 
 from tidemill.cli import suggest
 from tidemill.cli.options import Existing, Target, Whole, target_options, unescape
-from tidemill.cli.output import count_text, on_terminal
+from tidemill.cli.output import after_interrupt, count_text, counted, on_terminal
 from tidemill.cli.records import BadInput, InputRecord, from_json
+from tidemill.cli.waiting import say_no_more
+from tidemill.model.configs.topic import near
 
 if TYPE_CHECKING:
     from tidemill.client.producer import BulkDelivery, Producer
 
 CHUNK_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 256 * 1024 * 1024
-SILENT_S = 5.0
-"""After so long it is said why nothing is acknowledged."""
+INTERRUPTED_S = 3.0
+"""How long after ctrl-C the acknowledgements are waited for of what was sent."""
 
 UNDER_WAY_MAX = 256
 """Chunks of input whose fate is not known yet; the oldest is waited for."""
@@ -35,7 +37,9 @@ Examples:
   tidemill produce hello -K : < lines.txt             lines such as  key:value
   tidemill produce hello -f day1.txt -f day2.txt -z zstd
   tidemill produce hello -k user7 -H source=cli -p 0
-  tidemill consume hello --from-beginning --json -e | tidemill produce copy --json""",
+  tidemill consume hello --from-beginning --json -e | tidemill produce copy --json --create
+
+A topic that is not there is created with --create only; on a terminal it asks.""",
 )
 @click.argument("topic", shell_complete=suggest.topics)
 @click.option(
@@ -69,6 +73,7 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as 'consume --json' prints them.")
 @click.option("--keep-place", is_flag=True, help="With --json: keep partition and timestamp.")
+@click.option("--create", is_flag=True, help="Create TOPIC when it is not there.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say how many messages were sent.")
 @target_options
 def command(
@@ -83,13 +88,14 @@ def command(
     null_marker: str | None,
     as_json: bool,
     keep_place: bool,
+    create: bool,
     quiet: bool,
     target: Target,
 ) -> int:
     """Send each line of standard input, or of files, as a message to TOPIC.
 
     Exit code 0 means that every message was acknowledged. It stops at the first line that is no message:
-    those before it are sent.
+    those before it are sent. After an error, and after ctrl-C, it says how many were sent and acknowledged.
     """
     if as_json and (key_separator is not None or key is not None):
         raise click.UsageError("--json lines carry their keys: leave --key and --key-separator out")
@@ -103,6 +109,7 @@ def command(
     if separator == b"":
         raise click.UsageError("--key-separator is empty: no key can end there")
     from tidemill.client import Producer
+    from tidemill.client.config import KEYS
 
     fixed = [_header(text) for text in headers]
     fixed_key = key.encode() if key is not None else None
@@ -125,14 +132,97 @@ def command(
         return record
 
     choices = {"acks": acks, "compression_type": compression}
-    config = target.config(max_block_ms=15_000, **{name: text for name, text in choices.items() if text})
+    config = target.config(**{name: text for name, text in choices.items() if text})
+    # The buffer may be full as long as its oldest message may wait.
+    config.setdefault("max.block.ms", config.get("delivery.timeout.ms", KEYS["delivery.timeout.ms"].default))
     with Producer(target.bootstrap, config) as producer:
-        sent = _send_all(producer, topic, files, read)
+        _find_topic(target, topic, create)
+        sent = _send_and_tell(producer, topic, files, read)
     if not quiet and (on_terminal() or sys.stderr.isatty()):
-        click.secho(
-            f"{count_text(sent)} {'message' if sent == 1 else 'messages'} sent to {topic}", dim=True, err=True
-        )
+        click.secho(f"{counted(sent, 'message')} sent to {topic}", dim=True, err=True)
     return 0
+
+
+def _send_and_tell(
+    producer: Producer, topic: str, files: tuple[str, ...], read: Callable[[bytes], InputRecord]
+) -> int:
+    """As :func:`_send_all`; at ctrl-C and at errors it says how far it has come."""
+    try:
+        try:
+            return _send_all(producer, topic, files, read)
+        except BadInput:
+            raise
+        except Exception as problem:
+            say_no_more()
+            producer.close()
+            problem.add_note(_fate(producer))
+            raise
+    except KeyboardInterrupt:
+        say_no_more()
+        try:
+            producer.close(INTERRUPTED_S)
+        finally:
+            click.echo(after_interrupt(_fate(producer)), err=True)
+        raise
+
+
+def _fate(producer: Producer) -> str:
+    """How many messages were sent, and what is known of them."""
+    counts = producer.counts()
+    sent = f"{counted(counts.sent, 'message')} sent"
+    if not counts.sent:
+        return sent
+    if producer.config.int("acks") == 0:
+        return f"{sent}; with acks=0 nobody says which of them have arrived"
+    if counts.acknowledged == counts.sent:
+        return f"{sent}, all acknowledged"
+    rest = counts.sent - counts.acknowledged
+    return (
+        f"{sent}, {count_text(counts.acknowledged)} acknowledged; of the other {count_text(rest)} it is not "
+        "known whether the topic has them"
+    )
+
+
+def _find_topic(target: Target, topic: str, create: bool) -> None:
+    """Makes sure that the topic is there. A new one is created when that is asked for, or a user says yes."""
+    from tidemill.client import Admin, ClientError
+    from tidemill.client.errors import BrokerUnreachable, RequestTimeout, is_there
+    from tidemill.model.errors import ErrorCode
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        try:
+            admin.describe_topics([topic])
+            return
+        except (BrokerUnreachable, RequestTimeout):
+            raise
+        except ClientError as problem:
+            if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return  # The producer meets it too, and says what it means.
+        names = [one.name for one in admin.list_topics()]
+        hint = near(topic, names)
+        question = f"topic {topic!r} is not there{hint or '.'} Create {topic!r}?"
+        if not create and not _asked(question):
+            raise click.ClickException(
+                f"topic {topic!r} is not there: 'tidemill topic create {topic}' creates it, or --create of "
+                f"this command{hint}"
+            )
+        try:
+            admin.create_topic(topic)
+        except ClientError as problem:
+            if not is_there(problem):
+                raise
+
+
+def _asked(question: str) -> bool:
+    """What a user on a terminal says. Standard input may be the messages, so the terminal itself is asked."""
+    if not sys.stderr.isatty():
+        return False
+    try:
+        with open("/dev/tty", encoding="utf-8", errors="replace") as terminal:
+            click.echo(f"{question} [y/N]: ", nl=False, err=True)
+            return terminal.readline().strip().lower() in ("y", "yes")
+    except OSError:
+        return False
 
 
 def _header(text: str) -> tuple[str, bytes | None]:
@@ -174,33 +264,14 @@ def _send_all(
             if stopped is not None:
                 break
             while under_way and (len(under_way) > UNDER_WAY_MAX or under_way[0].done()):
-                sent += _settled(producer, under_way.popleft())
+                sent += under_way.popleft().result()
     except BadInput as problem:
         stopped = problem
     while under_way:
-        sent += _settled(producer, under_way.popleft())
+        sent += under_way.popleft().result()
     if stopped is not None:
-        noun = "message" if sent == 1 else "messages"
-        raise BadInput(f"{stopped} ({count_text(sent)} {noun} before it sent, nothing after it)")
+        raise BadInput(f"{stopped} ({counted(sent, 'message')} before it sent, nothing after it)")
     return sent
-
-
-def _settled(producer: Producer, delivery: BulkDelivery) -> int:
-    """How many were acknowledged; says why it waits where that takes long."""
-    from tidemill.client.errors import DeliveryTimeout, RequestTimeout
-
-    try:
-        return delivery.result(SILENT_S)
-    except DeliveryTimeout:
-        raise
-    except RequestTimeout:
-        timeout_s = producer.config.seconds("delivery.timeout.ms")
-        click.echo(
-            f"warning: not acknowledged after {SILENT_S:g} s, and tried for {timeout_s:g} s at most: "
-            f"{producer.trouble() or 'no leader answers'}",
-            err=True,
-        )
-    return delivery.result()
 
 
 def _records(

@@ -241,7 +241,7 @@ def _described(
     led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]
     starts, ends, failed = _ends(admin, led)
     failures.update(failed)
-    configs = admin.topic_configs(name)
+    configs = admin.topic_configs(name, documentation=True)
     return {
         "name": name,
         "topic_id": topic_id_text(topic.topic_id),
@@ -261,7 +261,7 @@ def _described(
             for p in topic.partitions
         ],
         "configs": {
-            key: {"value": entry.value, "source": entry.source}
+            key: {"value": entry.value, "source": entry.source, "set_by": entry.set_by}
             for key, entry in sorted(configs.items())
             if all_configs or not entry.is_default
         },
@@ -338,10 +338,11 @@ def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:
             p["state"],
         ]
         rows.append(row if terminal else [topic["name"], *row])
-    print_table(columns, rows, right=("partition", "leader", "start", "end", "offsets", "size"))
-    settings = [[key, entry["value"], entry["source"]] for key, entry in topic["configs"].items()]
+    right = ("partition", "leader", "start", "end", "offsets", "size")
+    print_table(columns, rows, right=right, spare=("offsets",))
+    settings = [[key, entry["value"], entry["set_by"]] for key, entry in topic["configs"].items()]
     if settings and terminal:
-        print_table(["setting", "value", "set by"], settings)
+        print_table(["setting", "value", "set by"], settings, settings=True)
     elif settings and with_settings:
         click.echo()
         print_table(["topic", "setting", "value", "set by"], [[topic["name"], *row] for row in settings])

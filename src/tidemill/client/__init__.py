@@ -61,3 +61,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    """What is meant to be used, for who asks with a key: not what this module imports, nor its parts."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -201,6 +201,10 @@ class PartitionQueue:
         self.bump_due = False
         self.sent_to: i64 = -1
         """The broker that has the batches in flight."""
+        self.acknowledged_at = 0.0
+        """When the last of its batches was acknowledged; monotonic seconds."""
+        self.has_given_up = False
+        """The last batch that was settled was not acknowledged."""
 
 
 class TopicQueues:
@@ -238,6 +242,10 @@ class Accumulator:
         self.wake = wake
         self.used_bytes: i64 = 0
         self.waiters = 0
+        self.messages: i64 = 0
+        """Messages that were handed over, those that were acknowledged, and those that were given up."""
+        self.messages_acknowledged: i64 = 0
+        self.messages_failed: i64 = 0
         self.closed: ClientError | None = None
         self.lock: Any = threading.Lock()
         self.room: Any = threading.Condition(self.lock)
@@ -287,6 +295,7 @@ class Accumulator:
                 raise
             batch.bytes += after - before
             self.used_bytes += after - before
+            self.messages += 1
             if on_delivery is not None:
                 if batch.callbacks is None:
                     batch.callbacks = []
@@ -475,6 +484,12 @@ class Accumulator:
         with self.lock:
             batch.error = error
             batch.done = True
+            if error is None:
+                self.messages_acknowledged += batch.builder.count
+                batch.queue.acknowledged_at = time.monotonic()
+            else:
+                self.messages_failed += batch.builder.count
+            batch.queue.has_given_up = error is not None
             self.incomplete.pop(batch, None)
             self.used_bytes -= batch.bytes
             if batch.event is not None:

@@ -19,9 +19,12 @@ SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 class ConfigAdmin(AdminBase):
     """Configuration: describe, change, replace."""
 
-    def topic_configs(self, topic: str, timeout: float | None = None) -> dict[str, ConfigEntry]:
+    def topic_configs(
+        self, topic: str, timeout: float | None = None, *, documentation: bool = False
+    ) -> dict[str, ConfigEntry]:
         """The configuration of a topic, by key."""
-        return self.describe_configs(ConfigResource(ResourceType.TOPIC, topic), timeout=timeout)
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self.describe_configs(resource, documentation=documentation, timeout=timeout)
 
     def broker_configs(self, broker_id: int, timeout: float | None = None) -> dict[str, ConfigEntry]:
         """The configuration of a broker, by key."""

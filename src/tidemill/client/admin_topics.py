@@ -15,7 +15,7 @@ from tidemill.client.admin_types import (
     TopicDescription,
     TopicListing,
 )
-from tidemill.client.cluster import Topic
+from tidemill.client.cluster_image import Topic
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, check, error_for
 from tidemill.client.group_protocol import by_topic

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from tidemill.model.configs.provenance import provenance_in
 from tidemill.model.types import TopicPartition
 
 
@@ -143,6 +144,11 @@ class ConfigEntry(NamedTuple):
     sensitive: bool
     synonyms: list[ConfigSynonym]
     documentation: str | None
+
+    @property
+    def set_by(self) -> str:
+        """What set the value, as exactly as the documentation tells, if that was asked for."""
+        return provenance_in(self.documentation) or self.source
 
 
 class GroupListing(NamedTuple):

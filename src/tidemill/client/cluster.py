@@ -11,9 +11,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+from tidemill.client import waits
 from tidemill.client.authentication import Security
+from tidemill.client.cluster_image import Node, Partition, Topic
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.coordinator_trouble import CoordinatorTrouble
@@ -22,10 +25,13 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
+    NoAnswerYet,
     RequestTimeout,
     code_of,
     error_for,
 )
+from tidemill.client.opening import Failures, Opener, Openings, no_answer, slow_open
+from tidemill.client.waits import Kind, Wait
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, TidemillError
 from tidemill.model.types import ZERO_ID
@@ -38,61 +44,17 @@ LOG = logging.getLogger(__name__)
 DATA, CONTROL, GROUP = "data", "control", "group"
 """Purposes of connections: records, questions, the group's coordinator."""
 
+LATE_S = 5.0
+"""A connection with a request without an answer for so long is passed over, where there is another broker."""
 
-class Node:
-    """A broker, as the cluster advertises it."""
+METADATA_S = 10.0
+"""How long a broker may take to answer a question for metadata before another is asked."""
 
-    __slots__ = ("host", "node_id", "port", "rack")
+SLOW_S = 1.0
+"""What takes no longer than this is no reason to say that a client waits."""
 
-    def __init__(self, node_id: int, host: str, port: int, rack: str | None = None) -> None:
-        self.node_id = node_id
-        self.host = host
-        self.port = port
-        self.rack = rack
-
-    @property
-    def address(self) -> str:
-        """``host:port``."""
-        return join_address(self.host, self.port)
-
-    def __repr__(self) -> str:
-        return f"Node({self.node_id}, {self.address!r}, rack={self.rack!r})"
-
-
-class Partition:
-    """A partition's leader and replicas. ``leader`` is -1 while there is none."""
-
-    __slots__ = ("error_code", "isr", "leader", "leader_epoch", "offline", "partition", "replicas")
-
-    def __init__(
-        self,
-        partition: int,
-        leader: int,
-        leader_epoch: int,
-        replicas: list[int],
-        isr: list[int],
-        offline: list[int],
-        error_code: int,
-    ) -> None:
-        self.partition = partition
-        self.leader = leader
-        self.leader_epoch = leader_epoch
-        self.replicas = replicas
-        self.isr = isr
-        self.offline = offline
-        self.error_code = error_code
-
-
-class Topic:
-    """A topic: its id (zeros from brokers that have none) and its partitions by number."""
-
-    __slots__ = ("internal", "name", "partitions", "topic_id")
-
-    def __init__(self, name: str, topic_id: bytes, internal: bool, partitions: list[Partition]) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.internal = internal
-        self.partitions = partitions
+WAITING_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+"""Their answers may take their time; whoever sends them knows how much."""
 
 
 class Cluster:
@@ -119,13 +81,19 @@ class Cluster:
         self._security = Security(config)
         self._refusal: ClientError | None = None
         self._lock = threading.RLock()
+        self._trouble: tuple[float, str] | None = None
+        """Since when no broker has answered a question for metadata or of a command, and why."""
+        self.retrying: tuple[float, str] | None = None
+        """Since when a call repeats a question to brokers that cannot answer it yet, and why."""
         self._refresh_lock = threading.Lock()
         self._connections: dict[tuple[int, str], Connection] = {}
         self._bootstrap: Connection | None = None
         self.coordinator_trouble = CoordinatorTrouble()
         self._opening: set[tuple[int, str]] = set()
-        self._failures: dict[int, tuple[int, float]] = {}
         self._random = random.Random()
+        self._openings = Openings()
+        self._failures = Failures(config, self._random)
+        waits.register(self)
 
     # -- connections --------------------------------------------------------------------------------------
 
@@ -201,8 +169,7 @@ class Cluster:
 
     def pause(self, node_id: int) -> float:
         """Seconds until a broker that failed may be tried again; 0 when now."""
-        failed = self._failures.get(node_id)
-        return max(0.0, failed[1] - time.monotonic()) if failed else 0.0
+        return self._failures.pause(node_id)
 
     def _open(self, node_id: int, purpose: str) -> Connection:
         self._check_open(None)
@@ -211,12 +178,12 @@ class Cluster:
             raise BrokerUnreachable(f"broker {node_id} is not in the metadata; it may be down")
         made = Connection(node.host, node.port, self.config, node_id, self._security)
         try:
-            made.open()
-        except TidemillError:
-            self.failed(node_id)
+            self._openings.open(made)
+        except TidemillError as problem:
+            self.failed(node_id, problem)
             raise
         with self._lock:
-            self._failures.pop(node_id, None)
+            self._failures.ended(node_id)
             other = self.opened(node_id, purpose)
             if other is not None:
                 made.close()
@@ -232,53 +199,55 @@ class Cluster:
                 made.close()
             raise ClientClosed("the client is closed", ErrorCode.NETWORK_EXCEPTION)
 
-    def failed(self, node_id: int) -> None:
-        """Notes a failure: the broker is left alone for a growing pause, with a fifth of jitter."""
-        count = self._failures.get(node_id, (0, 0.0))[0]
-        base = self.config.seconds("reconnect.backoff.ms") * 2 ** min(count, 20)
-        pause = min(base, self.config.seconds("reconnect.backoff.max.ms")) * self._random.uniform(0.8, 1.2)
-        self._failures[node_id] = (count + 1, time.monotonic() + pause)
+    def failed(self, node_id: int, problem: TidemillError | None = None) -> None:
+        """Notes a failure: the broker is left alone for a growing pause."""
+        self._failures.failed(node_id, problem)
 
     def any_connection(self, deadline: float) -> Connection:
-        """A connection to some broker: one that is open, a known one, or one of ``bootstrap.servers``."""
-        for (_, purpose), found in list(self._connections.items()):
-            if purpose == CONTROL and not found.closed:
-                return found
-        if self._bootstrap is not None and not self._bootstrap.closed:
-            return self._bootstrap
-        failures: list[ClientError] = []
-        known = list(self.nodes)
-        self._random.shuffle(known)
-        for node_id in known:
-            if self.pause(node_id) <= 0:
-                try:
-                    return self._open(node_id, CONTROL)
-                except ClientError as problem:
-                    failures.append(problem)
-        return self._open_bootstrap(deadline, failures)
+        """A connection to some broker: one that is open, a known one, or one of ``bootstrap.servers``.
 
-    def _open_bootstrap(self, deadline: float, failures: list[ClientError]) -> Connection:
-        servers = list(self.config["bootstrap.servers"])
-        self._random.shuffle(servers)
+        A broker that does not answer holds up nobody: others are tried beside it. BrokerUnreachable at the
+        ``deadline`` (monotonic); AuthenticationFailed where no broker takes the login.
+        """
+        for (_, purpose), found in list(self._connections.items()):
+            if purpose == CONTROL and not found.closed and not _is_late(found):
+                return found
+        if self._bootstrap is not None and not self._bootstrap.closed and not _is_late(self._bootstrap):
+            return self._bootstrap
         attempt = 0
+        told: BrokerUnreachable | None = None
         while True:
-            reasons = list(failures)
-            for host, port in servers:
-                made = Connection(host, port, self.config, security=self._security)
-                try:
-                    made.open()
-                except ClientError as problem:
-                    reasons.append(problem)
-                    continue
-                return self._keep_bootstrap(made)
-            refused = next((one for one in reasons if isinstance(one, AuthenticationFailed)), None)
-            if refused is not None:
-                raise refused  # Asking again would not help, and may lock the account.
-            attempt += 1
-            pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
-            if time.monotonic() + pause >= deadline or self.closed:
-                raise BrokerUnreachable("no broker can be reached: " + "; ".join(map(str, reasons)))
+            try:
+                return self._openings.first(self._openers(), deadline)
+            except BrokerUnreachable as problem:
+                if isinstance(problem, NoAnswerYet) and told is not None:
+                    raise told from None  # It says more than that the last attempt had no time.
+                told = problem
+                attempt += 1
+                pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
+                if self.closed or time.monotonic() + pause >= deadline:
+                    raise
+                self._in_trouble(problem)
             time.sleep(pause)
+
+    def _openers(self) -> list[Opener]:
+        """The brokers that may be tried now, in the order in which they are."""
+        nodes = [node for node in self.nodes.values() if self.pause(node.node_id) <= 0]
+        servers = list(self.config["bootstrap.servers"])
+        self._random.shuffle(nodes)
+        self._random.shuffle(servers)
+        found = [Opener(one.node_id, one.address, partial(self._open, one.node_id, CONTROL)) for one in nodes]
+        known = {one.address for one in nodes}
+        for host, port in servers:
+            address = join_address(host, port)
+            if address not in known:
+                found.append(Opener(address, address, partial(self._open_server, host, port)))
+        return found
+
+    def _open_server(self, host: str, port: int) -> Connection:
+        made = Connection(host, port, self.config, security=self._security)
+        self._openings.open(made)
+        return self._keep_bootstrap(made)
 
     def _keep_bootstrap(self, made: Connection) -> Connection:
         """Keeps the first of the connections that several threads may have opened at once."""
@@ -351,19 +320,25 @@ class Cluster:
             try:
                 connection = self.any_connection(deadline)
                 version = connection.version(ApiKey.METADATA)
+                timeout = min(
+                    self.config.seconds("request.timeout.ms"), max(METADATA_S, deadline - time.monotonic())
+                )
                 asked = None if every else [MetadataRequestTopic(name=name) for name in sorted(self._wanted)]
                 if not every and version == 0 and not asked:
                     asked = [MetadataRequestTopic(name="")]  # an empty list means every topic in version 0
                 if every and version == 0:
                     asked = []
                 request = MetadataRequest(topics=asked, allow_auto_topic_creation=create or version < 4)
-                answer = connection.call(ApiKey.METADATA, request, version=version)
+                answer = connection.call(ApiKey.METADATA, request, version=version, timeout=timeout)
                 if answer.error_code:
                     raise error_for(answer.error_code, "read metadata", broker=connection.address)
                 self._take(answer, every)
+                self._trouble = None
                 return
             except (BrokerUnreachable, RequestTimeout) as problem:
-                failure = problem
+                if failure is None or not isinstance(problem, NoAnswerYet):
+                    failure = problem  # Else the one before says more.
+                self._in_trouble(failure)
             if time.monotonic() >= deadline or self.closed:
                 raise failure
             time.sleep(self.config.seconds("retry.backoff.ms"))
@@ -463,8 +438,11 @@ class Cluster:
         """Asks some broker; others are tried while brokers fail and there is time."""
         while True:
             try:
-                return self.any_connection(deadline).call(key, message, **options)
-            except (BrokerUnreachable, RequestTimeout):
+                answer = self.any_connection(deadline).call(key, message, **options)
+                self._trouble = None
+                return answer
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                self._in_trouble(problem)
                 if time.monotonic() + self.config.seconds("retry.backoff.ms") >= deadline:
                     raise
                 time.sleep(self.config.seconds("retry.backoff.ms"))
@@ -506,9 +484,51 @@ class Cluster:
                 self.coordinator_trouble.failed(key, failure)
             time.sleep(self.config.seconds("retry.backoff.ms"))
 
+    # -- what is waited for -------------------------------------------------------------------------------
+
+    def _in_trouble(self, problem: ClientError) -> None:
+        self._trouble = (self._trouble[0] if self._trouble else time.monotonic(), str(problem))
+
+    def blocked(self, node_id: int, *purposes: str) -> tuple[float, str] | None:
+        """Since when a broker does not answer, and why; None when nothing is known against it.
+
+        ``purposes``: the connections that matter. Requests of :data:`WAITING_APIS` do not count.
+        """
+        now = time.monotonic()
+        failing = self._failures.reason(node_id)
+        if failing is not None:
+            return failing
+        for since, made in self._openings.slow(SLOW_S):
+            if made.node_id == node_id:
+                return since, slow_open(made)
+        for purpose in purposes:
+            found = self._connections.get((node_id, purpose))
+            oldest = found.unanswered() if found is not None and not found.closed else None
+            if oldest is not None and oldest.api_key not in WAITING_APIS and now - oldest.sent > SLOW_S:
+                return oldest.sent, no_answer(oldest.connection, oldest.api_key)
+        return None
+
+    def waits(self) -> list[Wait]:
+        """What questions to any broker wait for: see :mod:`tidemill.client.waits`."""
+        now = time.monotonic()
+        group = self.coordinator_trouble.current
+        if group is not None:
+            return [Wait(Kind.GROUP, *group)]
+        found = [trouble for trouble in (self._trouble, self.retrying) if trouble is not None]
+        found += self._failures.repeated(SLOW_S)
+        found += [(since, slow_open(made)) for since, made in self._openings.slow(SLOW_S)]
+        open_ones = [one for (_, purpose), one in list(self._connections.items()) if purpose == CONTROL]
+        for one in [*open_ones, *([self._bootstrap] if self._bootstrap is not None else [])]:
+            oldest = None if one.closed else one.unanswered()
+            if oldest is not None and now - oldest.sent > SLOW_S:
+                found.append((oldest.sent, no_answer(one, oldest.api_key)))
+        return [Wait(Kind.CLUSTER, "", reason, since) for since, reason in sorted(found)[:1]]
+
     def close(self) -> None:
         """Closes every connection."""
         self.closed = True
+        waits.unregister(self)
+        self._openings.close()
         with self._lock:
             found = list(self._connections.values())
             self._connections.clear()
@@ -516,3 +536,8 @@ class Cluster:
                 found.append(self._bootstrap)
         for connection in found:
             connection.close()
+
+
+def _is_late(connection: Connection) -> bool:
+    oldest = connection.unanswered()
+    return oldest is not None and time.monotonic() - oldest.sent > LATE_S

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import Any
 
 import tidemill
@@ -103,16 +104,20 @@ class Connection:
     def open(self) -> None:
         """Connects, learns which versions the broker speaks, and logs in where that is asked for.
 
+        It takes ``socket.connection.setup.timeout.ms`` at most.
         BrokerUnreachable with the reason; AuthenticationFailed when one end refuses the other.
         """
         mechanism = self._login.begin() if self._login is not None else None
-        self._socket = self._connect()
+        setup_s = self._config.seconds("socket.connection.setup.timeout.ms")
+        deadline = time.monotonic() + setup_s
+        self._socket = self._connect(deadline)
         self._poll.register(self._socket, select.POLLIN)
         try:
-            self._negotiate()
+            self._negotiate(deadline)
             if self._login is not None and mechanism is not None:
                 self._check_login_known(mechanism.name)
-                self._login_session = authenticate(self._ask, self._login, mechanism, self.address)
+                ask = partial(self._ask, deadline)
+                self._login_session = authenticate(ask, self._login, mechanism, self.address)
         except ProtocolError as problem:
             self.close()
             raise BrokerUnreachable(
@@ -131,12 +136,17 @@ class Connection:
                 "security.protocol what that listener speaks?",
                 broker=self.address,
             ) from problem
+        except RequestTimeout as problem:
+            raise BrokerUnreachable(
+                f"{self.address} took the connection and has not answered within {setup_s:g} s; is the "
+                "broker stopped or overloaded, and is it a Kafka broker?",
+                broker=self.address,
+            ) from problem
         except BaseException:
             self.close()
             raise
 
-    def _connect(self) -> Any:
-        deadline = time.monotonic() + self._config.seconds("socket.connection.setup.timeout.ms")
+    def _connect(self, deadline: float) -> Any:
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as problem:
@@ -197,14 +207,16 @@ class Connection:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
         return made
 
-    def _negotiate(self) -> None:
+    def _negotiate(self, deadline: float) -> None:
         version = API[ApiKey.API_VERSIONS].version_max
         while True:
             question = ApiVersionsRequest(
                 client_software_name="tidemill", client_software_version=tidemill.__version__
             )
-            request = self.send(ApiKey.API_VERSIONS, question, version=version)
-            self.wait(request, self._timeout)
+            timeout = min(self._timeout, max(0.001, deadline - time.monotonic()))
+            request = self.send(ApiKey.API_VERSIONS, question, version=version, timeout=timeout)
+            while not request.done:
+                self.wait(request, timeout + 1)
             if request.error is not None:
                 raise request.error
             # A broker that does not know the version answers in version 0, and says what it knows.
@@ -300,12 +312,14 @@ class Connection:
 
     # -- logging in ---------------------------------------------------------------------------------------
 
-    def _ask(self, key: ApiKey, message: Any, version: int | None) -> Any:
-        """Asks and waits, as a part of a login. No other thread sends meanwhile."""
+    def _ask(self, deadline: float, key: ApiKey, message: Any, version: int | None) -> Any:
+        """Asks and waits until ``deadline``, as a part of a login. No other thread sends meanwhile."""
         version = self.version(key) if version is None else version
-        request = Request(self, key, version, 0, time.monotonic() + self._timeout, None)
+        timeout = min(self._timeout, max(0.001, deadline - time.monotonic()))
+        request = Request(self, key, version, 0, time.monotonic() + timeout, None)
         self._post(request, message)
-        self.wait(request, self._timeout)
+        while not request.done:
+            self.wait(request, timeout + 1)
         return request.response()
 
     def _check_login_known(self, mechanism: str) -> None:
@@ -338,7 +352,8 @@ class Connection:
         try:
             mechanism = self._login.begin()
             with self._send_lock:
-                self._login_session = authenticate(self._ask, self._login, mechanism, self.address)
+                ask = partial(self._ask, time.monotonic() + self._timeout)
+                self._login_session = authenticate(ask, self._login, mechanism, self.address)
         except NoLoginDue:
             again = time.monotonic() + RENEW_AGAIN_SECONDS
             self._login_session = Session(again, self._login_session.ends_at)
@@ -417,6 +432,33 @@ class Connection:
             return True
         return False
 
+    def unanswered(self) -> Request | None:
+        """The oldest request without an answer; None also where one has begun to arrive. From any thread."""
+        try:
+            oldest = self._pending[0]
+        except IndexError:
+            return None
+        found = self._socket
+        try:
+            if found is None or self._has_decrypted(found):
+                return None
+            arrived = select.poll()  # Not the one of the thread that reads, which no other may use.
+            arrived.register(found, select.POLLIN)
+            return None if arrived.poll(0) else oldest
+        except (OSError, ValueError):
+            return None  # It is being closed.
+
+    def _has_decrypted(self, opened: Any) -> bool:
+        """Whether TLS has bytes that nobody has taken, or may have: another thread uses the session."""
+        if self._tls is None:
+            return False
+        if not self._session.acquire(blocking=False):
+            return True
+        try:
+            return bool(opened.pending())
+        finally:
+            self._session.release()
+
     @property
     def in_flight(self) -> int:
         """How many requests wait for their answer."""
@@ -494,7 +536,10 @@ class Connection:
     # -- closing ------------------------------------------------------------------------------------------
 
     def _broken(self, problem: OSError) -> Broken:
-        text = f"the connection to broker {self.address} broke: {problem}; it is opened again when needed"
+        text = (
+            f"the connection to broker {self.address} broke: {fault_of(problem)}; it is opened again when "
+            "needed"
+        )
         if self._versions and not self._is_known and self._login is None:
             text += ". If that listener asks for a login, set security.protocol=sasl_ssl or sasl_plaintext"
         broken = Broken(text, broker=self.address)

@@ -21,12 +21,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidemill.client import waits
 from tidemill.client.assignors import assignors_for
 from tidemill.client.chunks import ConsumerRecord, ConsumerRecords
 from tidemill.client.collecting import collect, collect_arrow
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientError,
+    NoAnswerYet,
     NoOffset,
     RequestTimeout,
     error_for,
@@ -35,6 +37,7 @@ from tidemill.client.fetcher import Place
 from tidemill.client.group import Membership
 from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed
 from tidemill.client.positions import Positions
+from tidemill.client.waits import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -85,12 +88,14 @@ class Consumer(Positions):
         self._listener: RebalanceListener | None = None
         self._group: Membership | None = None
         self._subscribed = False
+        self._subscribed_at = 0.0
         self._seen_version = -1
         self._auto_commit = self.config.bool("enable.auto.commit") and bool(self.config["group.id"])
         self._commit_every = self.config.seconds("auto.commit.interval.ms")
         self._next_commit = time.monotonic() + self._commit_every
         self._woken = False
         self._closing = False
+        waits.register(self)
 
     # -- choosing -----------------------------------------------------------------------------------------
 
@@ -120,6 +125,7 @@ class Consumer(Positions):
             self._seen_version = -1
             self._listener = listener
             self._subscribed = True
+            self._subscribed_at = time.monotonic()
             if self._group is None:
                 assignors = assignors_for(self.config["partition.assignment.strategy"])
                 self._group = Membership(self._cluster, assignors, self)
@@ -263,6 +269,9 @@ class Consumer(Positions):
     def _first_metadata(self, deadline: float) -> None:
         try:
             self._cluster.refresh(max(deadline, time.monotonic() + 0.5), self._names)
+        except NoAnswerYet:
+            if time.monotonic() - self._subscribed_at > self._timeout:
+                raise
         except (BrokerUnreachable, RequestTimeout):
             if not self._cluster.nodes:
                 raise
@@ -440,6 +449,15 @@ class Consumer(Positions):
 
     # -- ending -------------------------------------------------------------------------------------------
 
+    def waits(self) -> list[Wait]:
+        """What keeps records back now, and since when; from any thread.
+
+        See :mod:`tidemill.client.waits`.
+        """
+        group = self._group
+        found = [*self._fetcher.waits(), *self._resets.waits()]
+        return [*found, *group.waits()] if group is not None else found
+
     def wakeup(self) -> None:
         """Ends a poll() that waits, from any thread: it returns what it has, perhaps nothing."""
         self._woken = True
@@ -477,6 +495,7 @@ class Consumer(Positions):
                 self._leave("the consumer is closed")
             finally:
                 self._closed = True
+                waits.unregister(self)
                 self._cluster.close()
                 self._fetcher.close()
 

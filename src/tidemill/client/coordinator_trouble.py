@@ -25,6 +25,8 @@ class CoordinatorTrouble:
         self._since: float | None = None
         self._warned: float | None = None
         """When the last warning was logged."""
+        self.current: tuple[str, str, float] | None = None
+        """The group that waits now, why, and since when."""
 
     def failed(self, group: str, problem: ClientError) -> None:
         """Notes an attempt that failed, and is repeated. Warns of failures that last, once a minute."""
@@ -33,6 +35,7 @@ class CoordinatorTrouble:
             if self._since is None:
                 self._since = now
             seconds = now - self._since
+            self.current = (group, str(problem), self._since)
             if seconds < WARN_AFTER_S or (self._warned is not None and now - self._warned < WARN_AGAIN_S):
                 return
             self._warned = now
@@ -42,5 +45,6 @@ class CoordinatorTrouble:
         """Notes that the coordinator has answered."""
         with self._lock:
             had_warned, self._since, self._warned = self._warned is not None, None, None
+            self.current = None
         if had_warned:
             LOG.warning("the coordinator of group %s answers again", group)

@@ -109,6 +109,10 @@ class AuthenticationFailed(ClientError):
     code = ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
+class NoAnswerYet(BrokerUnreachable):
+    """The time given is over, and connections are still being opened: the next call goes on with them."""
+
+
 class RequestTimeout(ClientError):
     """No answer within the time given."""
 

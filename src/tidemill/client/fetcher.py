@@ -15,11 +15,13 @@ from collections.abc import Iterable
 
 from tidemill.client import fetching
 from tidemill.client.chunks import Chunk
-from tidemill.client.cluster import DATA, Cluster
+from tidemill.client.cluster import DATA, SLOW_S, Cluster
 from tidemill.client.connection import Connection
-from tidemill.client.errors import ClientError, code_of, error_for
+from tidemill.client.errors import NEXT_STEP, ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
+from tidemill.client.opening import no_answer
 from tidemill.client.request import Request
+from tidemill.client.waits import Kind, Wait
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
@@ -57,6 +59,7 @@ class Place:
         "reset",
         "retry_at",
         "trouble",
+        "trouble_reason",
         "trouble_since",
     )
 
@@ -72,13 +75,21 @@ class Place:
         self.replica_until = 0.0
         self.trouble = ""
         """Why it cannot be read now: the name of an error, and since when, in monotonic seconds."""
+        self.trouble_reason = ""
+        """The error in words, with the next step."""
         self.trouble_since = 0.0
 
-    def note(self, trouble: str) -> None:
-        """Notes that it cannot be read."""
+    def note(self, trouble: str, reason: str, since: float | None = None) -> None:
+        """Notes that it cannot be read, ``since`` now unless told (monotonic seconds)."""
         if not self.trouble:
-            self.trouble_since = time.monotonic()
+            self.trouble_since = time.monotonic() if since is None else since
         self.trouble = trouble
+        self.trouble_reason = reason
+
+
+def _note_error(place: Place, code: ErrorCode) -> None:
+    step = NEXT_STEP.get(code)
+    place.note(code.name, f"{code.name}; {step}" if step else code.name)
 
 
 class Fetcher:
@@ -145,7 +156,7 @@ class Fetcher:
             partition = topic.partitions[item.partition]
             node_id = self._node_for(place, partition.leader, now)
             if node_id < 0:
-                place.note(ErrorCode.LEADER_NOT_AVAILABLE.name)
+                _note_error(place, ErrorCode.LEADER_NOT_AVAILABLE)
                 self._cluster.request_refresh()
                 place.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
@@ -174,7 +185,7 @@ class Fetcher:
             return True
         self._cluster.request_refresh()
         if item in self._places:
-            self._places[item].note(ErrorCode.LEADER_NOT_AVAILABLE.name)
+            _note_error(self._places[item], ErrorCode.LEADER_NOT_AVAILABLE)
         return False
 
     def _node_for(self, place: Place, leader: int, now: float) -> int:
@@ -186,6 +197,10 @@ class Fetcher:
     def _send_to(self, node_id: int, items: list[fetching.Asked]) -> float:
         connection = self._cluster.opened(node_id, DATA)
         if connection is None:
+            blocked = self._cluster.blocked(node_id)
+            if blocked is not None:
+                for asked in items:
+                    self._note_lost(TopicPartition(asked.topic, asked.partition), blocked[1], blocked[0])
             self._cluster.open_soon(node_id, DATA, self.wake)
             return self._cluster.pause(node_id) or 1.0
         version = fetching.version_for(connection.version(ApiKey.FETCH), [asked.topic_id for asked in items])
@@ -203,14 +218,38 @@ class Fetcher:
         tag = {TopicPartition(asked.topic, asked.partition): asked.offset for asked in items}
         try:
             self._requests[node_id] = connection.send(ApiKey.FETCH, message, version=version, tag=tag)
-        except ClientError:
-            self._lost(node_id)
+        except ClientError as problem:
+            self._lost(node_id, tag, problem)
             return self._backoff
         return 1.0
 
-    def _lost(self, node_id: int) -> None:
+    def _lost(self, node_id: int, asked: Iterable[TopicPartition], problem: Exception) -> None:
+        for item in asked:
+            self._note_lost(item, str(problem))
         self._cluster.failed(node_id)
         self._cluster.request_refresh()
+
+    def _note_lost(self, item: TopicPartition, reason: str, since: float | None = None) -> None:
+        place = self._places.get(item)
+        if place is not None:
+            place.note(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
+
+    def waits(self) -> list[Wait]:
+        """The partitions that cannot be read now. From any thread."""
+        now = time.monotonic()
+        found: list[Wait] = []
+        late: dict[TopicPartition, tuple[float, str]] = {}
+        slow_s = self._wait_ms / 1000 + SLOW_S  # A broker waits for records as long as it was told to.
+        for request in list(self._requests.values()):
+            if now - request.sent > slow_s and request.connection.unanswered() is request:
+                reason = no_answer(request.connection, request.api_key)
+                late.update(dict.fromkeys(request.tag, (request.sent, reason)))
+        for item, place in list(self._places.items()):
+            if place.paused or not (place.trouble or item in late):
+                continue
+            since, reason = late.get(item, (place.trouble_since, place.trouble_reason))
+            found.append(Wait(Kind.READ, str(item), reason, since))
+        return found
 
     # -- receiving ----------------------------------------------------------------------------------------
 
@@ -252,16 +291,16 @@ class Fetcher:
     def _answered(self, node_id: int, request: Request) -> None:
         asked: dict[TopicPartition, int] = request.tag
         if request.error is not None:
-            self._lost(node_id)
+            self._lost(node_id, asked, request.error)
             return
         try:
             error, _, answers = fetching.parse_answer(request.frame, request.version)
         except ProtocolError as problem:
-            self._lost(node_id)
+            self._lost(node_id, asked, problem)
             raise request.connection.refuse_answer(problem) from problem
         if error:
             self._cluster.request_refresh()
-            self._hold(asked)
+            self._hold(asked, code_of(error))
             return
         by_id = request.version >= fetching.TOPIC_ID_FROM
         for answer in answers:
@@ -276,11 +315,12 @@ class Fetcher:
                 continue
             self._place_answer(item, place, offset, answer)
 
-    def _hold(self, items: dict[TopicPartition, int]) -> None:
+    def _hold(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
         until = time.monotonic() + self._backoff
         for item in items:
             place = self._places.get(item)
             if place is not None:
+                _note_error(place, code)
                 place.retry_at = until
 
     def _place_answer(self, item: TopicPartition, place: Place, offset: int, answer: fetching.Answer) -> None:
@@ -311,7 +351,7 @@ class Fetcher:
             self._out_of_range(item, place, offset)
         elif code in LEADER_MOVED:
             place.replica = -1
-            place.note(code.name)
+            _note_error(place, code)
             place.retry_at = time.monotonic() + self._backoff
             self._cluster.request_refresh()
         else:

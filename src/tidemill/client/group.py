@@ -26,10 +26,11 @@ from enum import Enum
 from typing import Any, Protocol
 
 from tidemill.client.assignors import Assignor
-from tidemill.client.cluster import GROUP, Cluster
+from tidemill.client.cluster import CONTROL, GROUP, Cluster
 from tidemill.client.connection import Connection
 from tidemill.client.errors import (
     BrokerUnreachable,
+    ClientClosed,
     ClientError,
     RequestTimeout,
     code_of,
@@ -40,9 +41,11 @@ from tidemill.client.group_offsets import COORDINATOR_MOVED
 from tidemill.client.group_protocol import encode_assignment, subscription_for
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
 from tidemill.client.request import Request
+from tidemill.client.waits import Kind, Wait
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.api_versions import ApiVersionsRequest
 from tidemill.wire.messages.heartbeat import HeartbeatRequest
 from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
@@ -51,6 +54,10 @@ LOG = logging.getLogger(__name__)
 
 JOIN_GRACE_SECONDS = 5.0
 """How much longer than the rebalance timeout the answer to JoinGroup may take."""
+
+
+PROBE_S = 6.0
+"""How long the coordinator may take to answer a question while a join waits."""
 
 
 class State(Enum):
@@ -122,6 +129,8 @@ class Membership:
         self._fatal: ClientError | None = None
         self._request: Request | None = None
         self._coordinator: int | None = None
+        self._is_coordinator_silent = False
+        """It did not answer the last question of the heartbeats' thread, during a join."""
         self._reason = ""
         self._counts: dict[str, int] = {}
         self._previous: list[TopicPartition] = []
@@ -165,8 +174,7 @@ class Membership:
                 if not is_moved and not isinstance(problem, BrokerUnreachable | RequestTimeout):
                     raise
                 LOG.debug("group %s: %s", self.group_id, problem)
-                self._cluster.coordinator_trouble.failed(self.group_id, problem)
-                self.forget_coordinator()
+                self.forget_coordinator(problem)
                 if not self._pause(deadline):
                     return False
 
@@ -347,9 +355,10 @@ class Membership:
         problem = error_for(answer.error_code, f"{what} group {self.group_id!r}", broker=broker)
         if code not in COORDINATOR_MOVED:
             raise problem
-        self._cluster.coordinator_trouble.failed(self.group_id, problem)
         if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            self.forget_coordinator()
+            self.forget_coordinator(problem)
+        else:
+            self._cluster.coordinator_trouble.failed(self.group_id, problem)
         return self._pause(deadline)
 
     def _reset(self) -> None:
@@ -383,10 +392,24 @@ class Membership:
             self._coordinator = node_id
         return self._cluster.connection(node_id, GROUP, deadline)
 
-    def forget_coordinator(self) -> None:
-        """Has the coordinator looked up again before the next request."""
+    def coordinator_answered(self) -> None:
+        """The coordinator has taken a request: no trouble with it lasts."""
+        self._cluster.coordinator_trouble.ended(self.group_id)
+
+    def forget_coordinator(self, problem: ClientError) -> None:
+        """Has the coordinator looked up again before the next request, after ``problem``."""
+        self._cluster.coordinator_trouble.failed(self.group_id, problem)
         self._coordinator = None
         self._cluster.request_refresh()
+
+    def waits(self) -> list[Wait]:
+        """That the coordinator does not answer, where that is so. From any thread."""
+        node_id = self._coordinator
+        # While a join is under way, the thread of the heartbeats asks over the other connection.
+        blocked = None if node_id is None else self._cluster.blocked(node_id, GROUP, CONTROL)
+        if blocked is None or self._cluster.coordinator_trouble.current is not None:
+            return []  # The latter is told by the cluster.
+        return [Wait(Kind.GROUP, self.group_id, blocked[1], blocked[0])]
 
     # -- heartbeats: a thread of their own ----------------------------------------------------------------
 
@@ -404,18 +427,34 @@ class Membership:
                     return
                 beating = self.state in (State.STABLE, State.SYNCING) and not self._lost
                 idle = time.monotonic() - self._last_poll
-            if not beating:
-                continue
             try:
-                if idle > self._rebalance_ms / 1000:
+                if not beating:
+                    self._look_for_coordinator()
+                elif idle > self._rebalance_ms / 1000:
                     self._drop_out(idle)
                 else:
                     self._beat()
             except KafkaError as problem:
                 LOG.debug("heartbeat of group %s: %s", self.group_id, problem)
-                self._coordinator = None
+                if isinstance(problem, ClientError) and not isinstance(problem, ClientClosed):
+                    self._cluster.coordinator_trouble.failed(self.group_id, problem)
+                if beating:
+                    self._coordinator = None
+                else:
+                    self._is_coordinator_silent = True
             except Exception:
                 LOG.exception("a heartbeat of group %s failed", self.group_id)
+
+    def _look_for_coordinator(self) -> None:
+        """Asks the coordinator for anything while a join waits, which may take minutes: does it answer?"""
+        node_id, request = self._coordinator, self._request
+        if node_id is None or request is None or self._heartbeat <= 0:
+            return
+        connection = self._cluster.connection(node_id, CONTROL, time.monotonic() + self._heartbeat)
+        connection.call(ApiKey.API_VERSIONS, ApiVersionsRequest(), version=0, timeout=PROBE_S)
+        if self._is_coordinator_silent:
+            self._is_coordinator_silent = False
+            self._cluster.coordinator_trouble.ended(self.group_id)
 
     def _beat(self) -> None:
         deadline = time.monotonic() + self._heartbeat

@@ -31,7 +31,11 @@ class Member(Protocol):
         """A connection to the coordinator."""
         ...
 
-    def forget_coordinator(self) -> None:
+    def coordinator_answered(self) -> None:
+        """The coordinator has taken a commit."""
+        ...
+
+    def forget_coordinator(self, problem: ClientError) -> None:
         """Has the coordinator looked up again."""
         ...
 
@@ -68,7 +72,7 @@ class Commits:
             except ClientError as problem:
                 moved = problem.code in COORDINATOR_MOVED
                 if moved and problem.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                    self._member.forget_coordinator()
+                    self._member.forget_coordinator(problem)
                 if not moved or time.monotonic() + self._backoff >= deadline:
                     raise
                 time.sleep(self._backoff)
@@ -103,6 +107,7 @@ class Commits:
         is_current = generation == self._member.generation
         try:
             check_commit(request.response(), self._member.group_id, request.connection.address)
+            self._member.coordinator_answered()
         except ClientError as problem:
             if problem.code in MEMBERSHIP_LOST:
                 if is_current:
@@ -133,5 +138,5 @@ class Commits:
             except ClientError as problem:
                 error = problem
                 if problem.code in COORDINATOR_MOVED:
-                    self._member.forget_coordinator()
+                    self._member.forget_coordinator(problem)
             done(error)

@@ -7,13 +7,16 @@ partition waiting.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from tidemill.client.cluster import CONTROL, Cluster
+from tidemill.client.cluster import CONTROL, SLOW_S, Cluster
 from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
 from tidemill.client.fetcher import Fetcher, Place
 from tidemill.client.offsets import OffsetAt, send_list_offsets, take_list_offsets
+from tidemill.client.opening import no_answer
 from tidemill.client.request import Request
+from tidemill.client.waits import Kind, Wait
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -80,6 +83,9 @@ class OffsetResets:
         if connection is None:
             problem = BrokerUnreachable(f"there is no connection to the leader, broker {node_id}, yet")
             self.failures |= dict.fromkeys(times, problem)
+            blocked = self._cluster.blocked(node_id)
+            if blocked is not None:
+                self._note(dict.fromkeys(times, BrokerUnreachable(blocked[1])))
             self._cluster.open_soon(node_id, CONTROL, self._fetcher.wake)
             return self._cluster.pause(node_id) or 1.0
         try:
@@ -106,6 +112,7 @@ class OffsetResets:
                     place = self._places.get(item)
                     if item in found and place is not None and place.offset is None and place.reset == at:
                         place.offset, place.reset = found[item].offset, None
+                        place.trouble = ""
                         self.failures.pop(item, None)
         for item, failure in failures.items():
             if item in self._places:
@@ -114,8 +121,25 @@ class OffsetResets:
     def _failed(self, problems: dict[TopicPartition, ClientError]) -> None:
         if problems:
             self.failures |= problems
+            self._note(problems)
             self._retry_at = time.monotonic() + self._backoff_s
             self._cluster.request_refresh()
+
+    def _note(self, problems: Mapping[TopicPartition, ClientError]) -> None:
+        for item, problem in problems.items():
+            place = self._places.get(item)
+            if place is not None:
+                place.note(problem.code.name, str(problem))
+
+    def waits(self) -> list[Wait]:
+        """The partitions whose position a broker is asked for, and has not answered. From any thread."""
+        now = time.monotonic()
+        return [
+            Wait(Kind.READ, str(item), no_answer(request.connection, request.api_key), request.sent)
+            for request, times in list(self._requests.values())
+            if now - request.sent > SLOW_S and request.connection.unanswered() is request
+            for item in times
+        ]
 
 
 def _problem(item: TopicPartition, code: ErrorCode) -> ClientError:

@@ -61,8 +61,23 @@ def list_offsets_known(
 
     ``all_or_none``: it ends with the first that is not worth asking again.
     """
+    try:
+        return _list_offsets(cluster, times, deadline, failures, committed_only, all_or_none)
+    finally:
+        cluster.retrying = None
+
+
+def _list_offsets(
+    cluster: Cluster,
+    times: Mapping[TopicPartition, int],
+    deadline: float,
+    failures: dict[TopicPartition, ClientError],
+    committed_only: bool,
+    all_or_none: bool,
+) -> dict[TopicPartition, OffsetAt]:
     found: dict[TopicPartition, OffsetAt] = {}
     left = dict(times)
+    began = time.monotonic()
     while left:
         again: dict[TopicPartition, ClientError] = {}
         requests: list[tuple[Request, list[TopicPartition]]] = []
@@ -85,6 +100,7 @@ def list_offsets_known(
             late = RequestTimeout(f"no offsets for {', '.join(map(str, left))} in time")
             failures.update({item: again.get(item, late) for item in left})
             break
+        cluster.retrying = (began, str(next(iter(again.values()), "no leader answers")))
         time.sleep(pause)
         try:
             cluster.refresh(deadline)

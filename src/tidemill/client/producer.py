@@ -17,15 +17,17 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.client import accumulator as queues
+from tidemill.client import waits
 from tidemill.client.accumulator import Accumulator, Delivery, PendingBatch, RecordMetadata, TopicQueues
 from tidemill.client.cluster import Cluster
 from tidemill.client.config import PRODUCER, config_of
 from tidemill.client.errors import ClientClosed, ClientError, RequestTimeout
 from tidemill.client.partitioners import kind_of
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
+from tidemill.client.waits import Wait
 from tidemill.model.errors import ErrorCode
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +69,21 @@ class BulkDelivery:
         return self.count
 
 
+class Counts(NamedTuple):
+    """Messages of a producer so far."""
+
+    sent: int
+    """Handed over."""
+    acknowledged: int
+    failed: int
+    """Given up, with an error."""
+
+    @property
+    def unknown(self) -> int:
+        """Neither acknowledged nor given up yet."""
+        return self.sent - self.acknowledged - self.failed
+
+
 class Producer:
     """Sends messages to topics.
 
@@ -106,6 +123,7 @@ class Producer:
         self._sender.thread.start()
         self._closed = False
         _LIVING.add(self)
+        waits.register(self)
 
     def _wake(self) -> None:
         self._sender.wake()
@@ -231,6 +249,19 @@ class Producer:
         """Why messages that wait are not acknowledged yet; None when nothing is known, or nothing waits."""
         return self._sender.outcomes.trouble()
 
+    def waits(self) -> list[Wait]:
+        """The partitions whose messages are not acknowledged for a while now, since when, and why.
+
+        From any thread; see :mod:`tidemill.client.waits`.
+        """
+        return self._sender.waits()
+
+    def counts(self) -> Counts:
+        """How many messages were handed over so far, acknowledged (with acks=0: sent), and given up."""
+        found = self._accumulator
+        with found.lock:
+            return Counts(int(found.messages), int(found.messages_acknowledged), int(found.messages_failed))
+
     def flush(self, timeout: float | None = None) -> None:
         """Returns once every message handed over before is acknowledged or given up.
 
@@ -264,6 +295,7 @@ class Producer:
                 sender.thread.join(5)
         self._cluster.close()
         _LIVING.discard(self)
+        waits.unregister(self)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from tidemill.client.errors import BrokerUnreachable, ClientError
@@ -24,6 +25,7 @@ class Request:
         "error",
         "expires",
         "frame",
+        "sent",
         "tag",
         "version",
     )
@@ -41,6 +43,7 @@ class Request:
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
+        self.sent = time.monotonic()
         self.expires = expires
         self.tag = tag
         self.done = False

@@ -22,9 +22,10 @@ from tidemill.client.accumulator import (
     PartitionQueue,
     PendingBatch,
 )
-from tidemill.client.cluster import DATA, Cluster
+from tidemill.client.cluster import DATA, SLOW_S, Cluster
 from tidemill.client.connection import Connection
 from tidemill.client.errors import (
+    NEXT_STEP,
     BrokerUnreachable,
     ClientClosed,
     ClientError,
@@ -32,8 +33,10 @@ from tidemill.client.errors import (
     code_of,
     error_for,
 )
+from tidemill.client.opening import no_answer
 from tidemill.client.outcomes import Outcomes
 from tidemill.client.request import Request
+from tidemill.client.waits import Kind, Wait
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
@@ -61,6 +64,7 @@ class Sender:
         self._timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
         self._in_flight_max = config.int("max.in.flight.requests.per.connection")
         self._request_bytes = config.int("max.request.size")
+        self._delivery_timeout_s = config.seconds("delivery.timeout.ms")
         self._backoff = config.seconds("retry.backoff.ms")
         self._idempotent = config.bool("enable.idempotence")
         self._producer_id = -1
@@ -363,6 +367,59 @@ class Sender:
         if descriptor >= 0 and self._registered.get(descriptor) is not connection:
             self._poll.register(descriptor, select.POLLIN)
             self._registered[descriptor] = connection
+
+    # -- what is waited for -------------------------------------------------------------------------------
+
+    def waits(self) -> list[Wait]:
+        """The partitions whose messages are not acknowledged for a while now, and why. From any thread."""
+        since: dict[PartitionQueue, float] = {}
+        counts: dict[PartitionQueue, int] = {}
+        with self._accumulator.lock:
+            for batch in self._accumulator.incomplete:
+                since.setdefault(batch.queue, batch.created + self._linger)
+                counts[batch.queue] = counts.get(batch.queue, 0) + int(batch.builder.count)
+            queues = [queue for topic in self._accumulator.topics.values() for queue in topic.queues]
+        now = time.monotonic()
+        # Where messages were given up, that none waits is no end of the trouble.
+        found = [
+            Wait(Kind.ACKNOWLEDGEMENT, f"{queue.topic}-{queue.partition}", "messages were given up", now)
+            for queue in queues
+            if queue.has_given_up and queue not in since
+        ]
+        for queue, due in since.items():
+            began = max(due, queue.acknowledged_at)
+            if now - began > SLOW_S:
+                subject = f"{queue.topic}-{queue.partition}"
+                reason = self._reason(queue, now)
+                found.append(
+                    Wait(
+                        Kind.ACKNOWLEDGEMENT, subject, reason, began, counts[queue], self._delivery_timeout_s
+                    )
+                )
+        return found
+
+    def _reason(self, queue: PartitionQueue, now: float) -> str:
+        """Why the messages of a partition are not acknowledged."""
+        cluster = self._cluster
+        asked = [wait.reason for wait in cluster.waits()]
+        if self._idempotent and self._producer_id < 0:
+            problem = self.outcomes.id_problem
+            return str(problem) if problem is not None else (*asked, "the producer has no id yet")[0]
+        with self._accumulator.lock:
+            batches = [*queue.in_flight, *queue.waiting]
+            node_id = int(queue.sent_to) if queue.in_flight else cluster.leader(queue.topic, queue.partition)
+        if node_id < 0:
+            code = code_of(cluster.errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE))
+            return f"{code.name}; {NEXT_STEP[code]}" if code in NEXT_STEP else code.name
+        blocked = cluster.blocked(node_id)
+        if blocked is not None:
+            return blocked[1]
+        found = cluster.opened(node_id, DATA)
+        request = found.unanswered() if found is not None else None
+        if request is not None and now - request.sent > SLOW_S:
+            return no_answer(request.connection, request.api_key)
+        refusals = [str(one.last_refusal) for one in batches if one.last_refusal is not None]
+        return (*refusals, *asked, "the brokers are slower than the messages come")[0]
 
     # -- answers ------------------------------------------------------------------------------------------
 

@@ -33,3 +33,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(importlib.import_module(f"tidemill.testing.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -32,7 +32,8 @@ TEST_CONFIG: dict[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "offsets.topic.replication.factor": "1",
-    # Nor should records that it gives fixed dates be gone once the broker has served five minutes.
+    # Nor should records that it gives fixed dates be gone once the broker has served for half a minute.
+    "log.initial.task.delay.ms": "86400000",
     "log.retention.check.interval.ms": "86400000",
 }
 """What a test's broker has other than a real one; ``config`` goes before it."""

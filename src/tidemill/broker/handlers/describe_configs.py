@@ -12,6 +12,8 @@ from tidemill.controller.names import check_name
 from tidemill.controller.topics import unknown_topic
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, GroupConfig, Key, Synonym
 from tidemill.model.configs.keys import READ_ONLY, STRING
+from tidemill.model.configs.provenance import with_provenance
+from tidemill.model.configs.tables import TOPIC_SYNONYMS
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 RESOURCES_MAX = 10_000
 """A few bytes of a request become kilobytes of its response: more would fill the broker's memory."""
 
-DYNAMIC_DEFAULT_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 5, 6
+DYNAMIC_DEFAULT_BROKER, STATIC_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 4, 5, 6
 """Where a value is from; the others come with the value."""
 
 
@@ -109,7 +111,13 @@ def _entries(
         check_own_broker(name, broker.node_id)
         config = broker.config
         return [
-            _entry(key, config.rendered(key.name), config.synonyms(key.name), key.dynamic == READ_ONLY)
+            _entry(
+                key,
+                config.rendered(key.name),
+                config.synonyms(key.name),
+                key.dynamic == READ_ONLY,
+                config.provenance(key.name),
+            )
             for key in shown_keys(BROKER_KEYS)
         ]
     if kind == ResourceType.BROKER_LOGGER:
@@ -129,7 +137,13 @@ def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
         raise unknown_topic(name)
     config = broker.config.topic_config(topic.config)
     return [
-        _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
+        _entry(
+            key,
+            config.rendered(key.name),
+            config.synonyms(key.name),
+            False,
+            broker.config.provenance(TOPIC_SYNONYMS.get(key.name, "")),
+        )
         for key in shown_topic_keys(config)
     ]
 
@@ -154,9 +168,13 @@ def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:
 
 
 def _entry(
-    key: Key, value: str | None, synonyms: list[Synonym], read_only: bool
+    key: Key, value: str | None, synonyms: list[Synonym], read_only: bool, provenance: str = ""
 ) -> DescribeConfigsResourceResult:
+    """``provenance``: what set the value, if the broker was started with it."""
     source = synonyms[0].source if synonyms else DEFAULT
+    documentation = f"{key.doc} ({key.effect})" if key.effect else key.doc
+    if provenance and source == STATIC_BROKER:
+        documentation = with_provenance(documentation, provenance)
     return DescribeConfigsResourceResult(
         name=key.name,
         value=value,
@@ -168,7 +186,7 @@ def _entry(
             for synonym in synonyms
         ],
         config_type=key.type,
-        documentation=f"{key.doc} ({key.effect})" if key.effect else key.doc,
+        documentation=documentation,
     )
 
 

@@ -28,6 +28,9 @@ from tidemill.model.errors import ConfigError
 ALL_DIRECTORIES = "*"
 """As the only value of ``cordoned.log.dirs``."""
 
+STANDALONE_DEFAULTS: Mapping[str, Value] = {"group.initial.rebalance.delay.ms": 0}
+"""Defaults of a broker on its own store, as in the properties that Apache Kafka ships for trying out."""
+
 
 class BrokerConfig(Config):
     """All keys of one broker, checked.
@@ -173,6 +176,8 @@ class BrokerConfig(Config):
             setting = self._setting(name)
             if setting is not None and setting.value is not None:
                 return _times(setting.value, factor)
+        if key in STANDALONE_DEFAULTS and self.store() == "embedded":
+            return STANDALONE_DEFAULTS[key]
         if definition.default is None:
             for name, factor in reversed(synonyms):
                 if BROKER_KEYS[name].default is not None:
@@ -210,10 +215,11 @@ class BrokerConfig(Config):
                 if name in layer:
                     found.append(Synonym(name, self._shown(BROKER_KEYS[name], layer[name].value), source))
         for name in names:
-            if BROKER_KEYS[name].default is not None:
-                found.append(
-                    Synonym(name, self._shown(BROKER_KEYS[name], BROKER_KEYS[name].default), DEFAULT)
-                )
+            default = BROKER_KEYS[name].default
+            if name in STANDALONE_DEFAULTS and self.store() == "embedded":
+                default = STANDALONE_DEFAULTS[name]
+            if default is not None:
+                found.append(Synonym(name, self._shown(BROKER_KEYS[name], default), DEFAULT))
                 break
         return found
 

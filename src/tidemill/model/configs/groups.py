@@ -36,7 +36,8 @@ GROUPS: tuple[Row, ...] = (
     ("group.max.session.timeout.ms", INT, 1_800_000, "1..", READ_ONLY, YES,
      "Longest session timeout that a group member may ask for."),
     ("group.initial.rebalance.delay.ms", INT, 3000, "0..", READ_ONLY, YES,
-     "How long an empty group waits for more members before its first assignment; 0 none."),
+     "How long an empty group waits for more members before its first assignment; 0 none. A broker on its "
+     "own store has 0 when it is not set."),
     ("group.max.size", INT, INT_MAX, "1..", READ_ONLY, YES,
      "Members that a group may have."),
     ("group.coordinator.rebalance.protocols", LIST,

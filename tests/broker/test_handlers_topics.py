@@ -21,6 +21,7 @@ import pytest
 from tidemill.broker.carrying_out import CarryingOut
 from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.metadata import Delta, MetadataCache, effective_config
+from tidemill.broker.store_contact import StoreContact
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
@@ -62,6 +63,9 @@ class StillClock(Clock):
         """Some time in 2023."""
         return 1_700_000_000_000
 
+    def monotonic(self) -> float:
+        return 0.0
+
 
 class SmallBroker:
     """A broker without partitions: configuration, store, controller and metadata are the real ones."""
@@ -74,6 +78,7 @@ class SmallBroker:
         self.config = self.static_config
         self.store = store
         self.clock = StillClock()
+        self.store_contact = StoreContact(self.clock)
         self.metadata = MetadataCache()
         self.controller = Controller(
             store, self.node_id, lambda: self.config, self.metadata.publish, self.clock, Random(1)
@@ -1008,6 +1013,11 @@ def test_the_cluster_is_described(tmp_path: Path) -> None:
                 assert answer.cluster_authorized_operations == 0b1_1111_1010_0000
             plain = await broker.ask(DescribeClusterRequest(), 0)
             assert plain.cluster_authorized_operations == -(2**31)
+            assert plain.store_silent_ms == 0
+            broker.store_contact.silent()
+            assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 1  # the clock is still
+            broker.store_contact.back()
+            assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 0
             for endpoint_type, code in (
                 (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
                 (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),

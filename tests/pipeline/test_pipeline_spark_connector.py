@@ -19,11 +19,13 @@ import pytest
 from test_pipeline_spark_write import java_partition
 
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.jobs.session import spark_version
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
 
 JARS = os.environ.get("TIDEMILL_SPARK_CONNECTOR_JARS")
 OURS, THEIRS = "tidemill", "kafka"
+PLANNED_ONCE_FROM = (4, 1)
 MOMENT_MS = 1_700_000_000_000
 
 needs_connector = pytest.mark.skipif(not JARS, reason="needs the jars of Spark's own connector")
@@ -143,13 +145,22 @@ def each(topic: str, *numbers_of: int) -> str:
 # -- batches: KafkaRelationSuite ----------------------------------------
 
 
-def test_a_batch_reads_all_by_default_and_in_new_queries_what_came_since(both: Both, three: str) -> None:
+def test_a_batch_reads_all_by_default(both: Both, three: str) -> None:
+    assert values(both.batch(three)) == numbers(range(21))
+    frame = both.batch(three, startingOffsets="earliest", endingOffsets="latest")
+    assert values(frame) == numbers(range(21))
+    twice = values(frame.union(frame))
+    assert twice == [number for number in numbers(range(21)) for _ in range(2)]
+
+
+def test_different_a_frame_that_is_used_again(both: Both, three: str) -> None:
+    """From PLANNED_ONCE_FROM on Spark plans a Python source once for a frame; a new load() looks again."""
     frame = both.batch(three)
     assert values(frame) == numbers(range(21))
-    assert values(both.batch(three, startingOffsets="earliest", endingOffsets="latest")) == numbers(range(21))
     both.cluster.produce(three, 9, 2, start=21)
-    assert values(frame) == numbers(range(30))
-    assert values(frame.union(frame)) == sorted(2 * numbers(range(30)), key=lambda text: (len(text), text))
+    assert values(both.batch(three)) == numbers(range(30))
+    planned_once = both.source == OURS and spark_version(both.lab.spark) >= PLANNED_ONCE_FROM
+    assert values(frame) == numbers(range(21 if planned_once else 30))
 
 
 def test_a_batch_reads_between_offsets(both: Both, three: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.broker.broker import Broker
+from tidemill.broker.held_answers import HeldAnswers
 from tidemill.coordination.image import ClusterImage, Delta, TopicImage
 from tidemill.model.errors import StorageError
 from tidemill.server import seat
@@ -160,6 +161,7 @@ def test_a_change_that_is_carried_out_after_the_stop_follows_nobody() -> None:
         place._broker.partitions = partitions
         place._broker.controller = place._settings = place.membership = left
         place._isr_changes = place._link = part
+        place._held = HeldAnswers()
         place._silence, place._following = None, following
         place._tasks, place._changes = set(), set()
         await place.stop()

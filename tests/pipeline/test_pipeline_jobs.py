@@ -181,6 +181,54 @@ def test_files_are_published_and_loaded_again_by_date(lab: Any, tmp_path: Path) 
     assert len(list(lab.output.glob("event_date=*/*.parquet"))) <= 3 * 3
 
 
+def test_a_flight_without_a_measurement_is_in_no_class_of_weather(spark: Any) -> None:
+    from tidemill.pipeline.demo.analysis import delay_by_weather
+
+    rows = [(40.0, 0.0, 10.0, 30.0), (31.0, None, None, 20.0), (None, 0.3, 0.5, 5.0), (None, None, None, 1.0)]
+    joined = spark.createDataFrame(rows, "wind_speed double, precip double, visib double, dep_delay double")
+    found = [(row.measure, row.class_from, row.flights) for row in delay_by_weather(joined).collect()]
+    assert found == [
+        ("precip", 0.0, 1),
+        ("precip", 0.2, 1),
+        ("visib", 0.0, 1),
+        ("visib", 10.0, 1),
+        ("wind_speed", 30.0, 2),
+    ]
+
+
+def test_a_load_that_sparks_file_sink_began_goes_on_and_every_reader_finds_each_message_once(
+    lab: Any,
+) -> None:
+    import loads
+
+    from tidemill.pipeline.jobs.load import LoadJob, load
+    from tidemill.pipeline.jobs.transforms import parsed, with_event_date
+
+    topic = lab.cluster.topic()
+    for number in range(6):
+        lab.cluster.send(topic, json.dumps({"n": number}).encode())
+    reader = lab.spark.readStream.format("tidemill").options(**lab.options(topic, startingOffsets="earliest"))
+    dated = with_event_date(parsed(reader.load(), "n bigint"))
+    writer = dated.writeStream.format("parquet").partitionBy("event_date").option("path", str(lab.output))
+    writer.option("checkpointLocation", str(lab.checkpoint)).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    folder = next(lab.output.glob("event_date=*"))
+    listed = next(folder.glob("*.parquet"))
+    (folder / listed.name.replace("part-00000", "part-00007")).write_bytes(listed.read_bytes())
+    assert loads.read_with_arrow(lab.output, "n") != list(range(6))
+    for number in range(6, 9):
+        lab.cluster.send(topic, json.dumps({"n": number}).encode())
+    job = LoadJob(
+        source=lab.options(topic), output=str(lab.output), checkpoint=str(lab.checkpoint), schema="n bigint"
+    )
+    assert load(lab.spark, job).rows == 3
+    for read in loads.READERS.values():
+        assert read(lab.output, "n") == list(range(9))
+    assert sorted(row.n for row in lab.spark.read.parquet(str(lab.output)).collect()) == list(range(9))
+    assert not (lab.output / "_spark_metadata").exists()
+
+
 def csv_of(folder: Path, *lines: str, name: str = "rows.csv") -> str:
     (folder / name).write_text("\n".join(lines) + "\n")
     return str(folder / name)

@@ -7,8 +7,8 @@ to that partition, a message each 20 ms. The figure is the longest time between 
 after the kill: the median of the rounds, and the longest. Once the controller stays, and once the killed
 broker is the controller, where another has to take the office first.
 
-librdkafka connects to the brokers that it needs. Where it has used the leader as its bootstrap broker, it has no
-other connection, asks nobody before its tick of a second, and its figure is 0.9 s.
+librdkafka connects to the brokers that it needs. Where it has used the leader as its bootstrap broker, it has
+no other connection, asks nobody before its tick of a second, and its figure is 0.9 s.
 
 librdkafka and kafka-python come from PyPI, franz-go through Go's modules, and the Java client with Apache
 Kafka's jars. A client is left out where its language is not there.

@@ -6,7 +6,8 @@ import re
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -240,21 +241,28 @@ def command(
             _subscribe(consumer, topics, pattern, start)
         else:
             _assign(consumer, topics, pattern, partitions, start)
-        try:
+        with _telling(shown):
             _print_all(consumer, shown, max_messages, timeout, exit_at_end)
-        except KeyboardInterrupt:
-            click.echo(after_interrupt(f"{counted(shown.count, 'message')} read"), err=True)
-            raise
-        except BrokenPipeError:
-            raise
-        except Exception as problem:
-            problem.add_note(f"{counted(shown.count, 'message')} read")
-            raise
-        finally:
-            say_no_more()
     if max_messages is not None and shown.count < max_messages:
         why = "that is all there is now" if exit_at_end else f"and then none within {timeout:g} s"
         raise click.ClickException(f"{shown.count} of {max_messages} messages came, {why}")
+
+
+@contextmanager
+def _telling(shown: Format) -> Iterator[None]:
+    """Says after the block, when ctrl-C or an error ended it, how many messages were read."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(after_interrupt(f"{counted(shown.count, 'message')} read"), err=True)
+        raise
+    except BrokenPipeError:
+        raise
+    except Exception as problem:
+        problem.add_note(f"{counted(shown.count, 'message')} read")
+        raise
+    finally:
+        say_no_more()
 
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "headers", "key")

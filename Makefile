@@ -57,7 +57,7 @@ mutation: setup ## puts small faults into the source and counts those that tests
 faults: setup ## kills, pauses, cuts off and fills up a cluster under load, cuts its power and empties its disks, and checks what clients saw: FAULTS=300, SEED=, KINDS=, PARTITIONS=, ANEW=1
 	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS)) $(if $(ANEW),--anew)
 
-spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, with 4.3 (which make test has) against Apache Kafka, and beside Spark's own connector; takes 40 minutes
+spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, with 4.3 (which make test has) against Apache Kafka, beside Spark's own connector, and loads that are killed; takes 45 minutes
 	$(BIN)/python tests/spark_matrix.py
 
 check: setup ## lint, formatting, types and import rules

@@ -1,6 +1,6 @@
 """Runs the tests of Spark with what ``make test`` does not: older PySpark, Apache Kafka, Spark's connector.
 
-    python tests/spark_matrix.py [4.0 4.1 4.2 kafka connector]
+    python tests/spark_matrix.py [4.0 4.1 4.2 kafka connector kills]
 
 ==============  ===============================  =============
 name            PySpark                          against
@@ -9,12 +9,13 @@ name            PySpark                          against
 kafka           4.3, the one that is installed   Apache Kafka
 connector       4.0.0, with the jars of Spark's  Apache Kafka
                 own connector
+kills           4.3, the one that is installed   our broker
 ``make test``   4.3, the one that is installed   our broker
 ==============  ===============================  =============
 
 ``connector`` runs each case of ``test_pipeline_spark_connector.py`` with our source and with Spark's own; all
-others run it with ours alone. PySpark comes from PyPI into ``build/``, Apache Kafka and the connector from
-Maven Central. Without arguments all are run.
+others run it with ours alone. ``kills`` kills the job that loads a topic between any two steps. PySpark comes
+from PyPI into ``build/``, Apache Kafka and the connector from Maven Central. Without arguments all are run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ VERSIONS = ("4.0", "4.1", "4.2")
 """Supported lines that are older than the one that is installed."""
 KAFKA = "kafka"
 CONNECTOR = "connector"
+KILLS = "kills"
+CHOSEN = "not clients and not every"
+"""The marks of the tests that run."""
 TRANSACTIONS = ("transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1")
 """Settings with which a single broker serves transactions."""
 COMPARED = "tests/pipeline/test_pipeline_spark_connector.py"
@@ -62,7 +66,7 @@ def run(title: str, tests: Sequence[str] = TESTS, **variables: str) -> bool:
     """Whether all tests passed."""
     print(f"\n{title}", flush=True)
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **variables}
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", CHOSEN, *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
@@ -98,15 +102,21 @@ def run_connector() -> bool:
             )
 
 
+def run_kills() -> bool:
+    """Loads that are killed, with the PySpark that is installed, against our broker."""
+    title = f"PySpark {metadata.version('pyspark')}, loads that are killed"
+    return run(title, ["tests/pipeline/test_pipeline_killed_loads.py"])
+
+
 def run_one(name: str) -> bool:
     """Whether what has this name passed."""
-    runs = {KAFKA: run_kafka, CONNECTOR: run_connector}
+    runs = {KAFKA: run_kafka, CONNECTOR: run_connector, KILLS: run_kills}
     return runs[name]() if name in runs else run_version(name)
 
 
 def main(wanted: list[str]) -> int:
     """Exit code 1 if a test failed, 2 for a name that is not known."""
-    known = (*VERSIONS, KAFKA, CONNECTOR)
+    known = (*VERSIONS, KAFKA, CONNECTOR, KILLS)
     names = wanted or list(known)
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -43,7 +43,7 @@ IN_PROCESSES: dict[str, tuple[str, ...]] = {
 }
 """The files whose tests start what runs the lines of a package that no test runs in its own process."""
 
-CHOSEN = "not clients and not every and not slow"
+CHOSEN = "not clients and not every and not matrix and not slow"
 """The marks of the tests that may be asked."""
 
 

@@ -21,7 +21,12 @@ from test_pipeline_spark_write import java_partition
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.jobs.session import spark_version
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.matrix,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("spark"),
+]
 
 JARS = os.environ.get("TIDEMILL_SPARK_CONNECTOR_JARS")
 OURS, THEIRS = "tidemill", "kafka"

@@ -12,13 +12,13 @@ import json
 import random
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_request_order import Peer, served
 from wire_values import message_of
 
+from tidemill.broker import context as connections
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers import not_served
 from tidemill.broker.registry import APIS, api_for
@@ -62,8 +62,10 @@ REFUSED = [
 
 
 async def refusal(key: int, version: int, request: Struct) -> Any:
-    nobody: Any = SimpleNamespace()
-    context = RequestContext(nobody, "test", key, version, 1, None)
+    nobody: Any = None
+    listener = connections.Listener("PLAINTEXT", "127.0.0.1", 9092)
+    client = connections.Peer(listener, "default", "User:ANONYMOUS", "127.0.0.1", 1)
+    context = RequestContext(client, "test", key, version, 1, None)
     answer = not_served.handle(nobody, context, request)
     return await answer if asyncio.iscoroutine(answer) else answer
 

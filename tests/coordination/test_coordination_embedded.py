@@ -219,7 +219,7 @@ class FailingDatabase(Database):
 def test_a_full_disk_refuses_the_write_and_forgets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "Database", FailingDatabase)
+    monkeypatch.setattr(embedded, "database_class", FailingDatabase)
 
     async def story() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))
@@ -274,7 +274,7 @@ def test_the_loop_goes_on_while_the_disk_is_slow(tmp_path: Path, monkeypatch: py
             gate.wait(30)
             super().commit(rows, last_id)
 
-    monkeypatch.setattr(embedded, "Database", SlowDatabase)
+    monkeypatch.setattr(embedded, "database_class", SlowDatabase)
 
     async def story() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))

@@ -29,7 +29,9 @@ FORM_OF_TWO = """
 
 
 def test_groups_have_kafkas_defaults_where_nothing_is_set() -> None:
-    plain, configured = GroupConfig(), GroupConfig.from_broker(BrokerConfig.of())
+    # A broker on its own store lets the first rebalance begin at once.
+    clustered = BrokerConfig.of({"zookeeper.connect": "localhost:2181"})
+    plain, configured = GroupConfig(), GroupConfig.from_broker(clustered)
     for name in GroupConfig.__slots__:
         assert getattr(plain, name) == getattr(configured, name), name
 

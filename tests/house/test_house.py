@@ -23,6 +23,8 @@ FILE_LINES_MAX = 550
 
 LONG_FILES: dict[str, str] = {
     "tidemill/broker/fetch.py": "one class: a fetch is looked up, waits and is answered",
+    "tidemill/client/connection.py": "one class: a connection is opened, logs in, sends, receives and fails",
+    "tidemill/client/group.py": "one class: a member joins, is assigned, beats and commits",
     "tidemill/client/config.py": "one table: every key of the clients, and how its value is read",
     "tidemill/controller/office.py": "one class: takes office, reads the store, writes to it",
     "tidemill/log/manager.py": "one class: the logs of all data directories, made, moved and removed",

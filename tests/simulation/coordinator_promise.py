@@ -269,11 +269,12 @@ class CoordinatorPromise:
 
     def _heartbeat(self, core: Coordinator, group_id: str, member_id: str, *of: Any) -> ErrorCode:
         """A member is alive: its session begins anew."""
-        code = HEARTBEAT(core, group_id, member_id, *of)
         watched = self._asked(core)
+        # Before the call: outside of simulated time the clock goes on meanwhile.
+        now_ms = watched.shard.now().steady_ms if watched is not None else 0
+        code = HEARTBEAT(core, group_id, member_id, *of)
         if watched is not None and code in ALIVE:
             member = core.groups[group_id].members.get(member_id)
-            now_ms = watched.shard.now().steady_ms
             if member is None or member.deadline_ms < now_ms + member.session_timeout_ms:
                 self._tell(watched, f"has heard of {member_id}, and its session goes on as before")
         return code

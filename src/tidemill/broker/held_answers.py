@@ -132,7 +132,7 @@ class HeldAnswers(LinkWatch):
     # The answers
 
     async def led_topics(self) -> frozenset[bytes | str]:
-        """Names and ids of the topics of which a doubted broker leads a partition."""
+        """Names and ids of the topics with a partition whose leader is a suspected broker."""
         if self._led is None:
             looking = with_pauses(_led_by(self._image, self.doubted))
             self._led = asyncio.get_running_loop().create_task(looking)

@@ -1,4 +1,4 @@
-"""How this broker stands with the coordination store: since when it has not answered."""
+"""Tracks how long the coordination store has not answered this broker."""
 
 from __future__ import annotations
 

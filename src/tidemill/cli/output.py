@@ -162,7 +162,7 @@ def counted(number: int, what: str) -> str:
 
 
 def after_interrupt(text: str) -> str:
-    """``text`` as what is said at ctrl-C: on a terminal below the ``^C`` that stands there."""
+    """Formats the message printed at ctrl-C: on a terminal it begins on the line below ``^C``."""
     return f"\ninterrupted: {text}" if sys.stderr.isatty() else f"interrupted: {text}"
 
 

@@ -64,5 +64,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is meant to be used, for who asks with a key: not what this module imports, nor its parts."""
+    """Lists the public names for completion, without imports and submodules."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -54,7 +54,7 @@ SLOW_S = 1.0
 """What takes no longer than this is no reason to say that a client waits."""
 
 WAITING_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
-"""Their answers may take their time; whoever sends them knows how much."""
+"""APIs whose responses may be delayed by the broker; their senders set the timeout."""
 
 
 class Cluster:

@@ -331,7 +331,7 @@ class Connection:
             )
 
     def session_over(self, now: float) -> bool:
-        """Whether the login holds no longer: the broker closes the connection at the next request."""
+        """Whether the SASL session has expired: the broker closes the connection at the next request."""
         return now >= self._login_session.ends_at
 
     def _renew(self, now: float) -> None:

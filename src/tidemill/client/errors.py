@@ -110,7 +110,7 @@ class AuthenticationFailed(ClientError):
 
 
 class NoAnswerYet(BrokerUnreachable):
-    """The time given is over, and connections are still being opened: the next call goes on with them."""
+    """The timeout passed while connections were being opened; the next call uses the same attempts."""
 
 
 class RequestTimeout(ClientError):

@@ -318,7 +318,7 @@ class Controller(Office):
             self._plan_config(command)
             return
         is_topic = command.resource_type == ResourceType.TOPIC
-        # Of no group's settings depends who is eligible.
+        # Group settings do not affect eligible replicas.
         is_group = command.resource_type == ResourceType.GROUP
         eligible = () if is_group else self._image.topic_index.eligible
         checks: list[Operation] = []

@@ -205,7 +205,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(left_s)
 
     def _report_new_losses(self, losses: Sequence[str]) -> None:
-        """A topic that stays away is a loss in each micro-batch, and is told once."""
+        """A topic that stays absent is a loss in each micro-batch; the loss is logged once."""
         new = [loss for loss in losses if loss not in self._reported]
         self._reported = frozenset(losses)
         report_losses(new, self._options)

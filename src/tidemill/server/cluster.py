@@ -57,7 +57,7 @@ class Cluster(Seat, Hears):
     def __init__(self, broker: Broker, removed: Callable[[], Awaitable[None]]) -> None:
         """``removed`` is awaited after logs were deleted."""
         self._held = broker.held_answers = HeldAnswers()
-        # The first that is told: clients wait for it.
+        # Notified first: clients wait for its answers.
         broker.metadata.on_change(self._held.image_changed)
         self._links = Links(broker, self._held)
         commands = Commands(broker, removed, self._links.listener)

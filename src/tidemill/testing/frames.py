@@ -46,7 +46,7 @@ class Rule:
         self.left = times
         self.client_id = client_id
         self.carried_out = carried_out
-        """Whether the broker does what it is asked, and only the answer tells of an error."""
+        """Whether the broker executes the request, and only its response carries an error."""
 
     def fits(self, key: int, client_id: str | None) -> bool:
         """Whether the answer to such a request is to be replaced."""

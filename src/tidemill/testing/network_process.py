@@ -143,7 +143,7 @@ class Pair:
     # Reading stops for two reasons: a cut, and a side that takes nothing
 
     def set_reading(self, side: Side, reads: bool) -> None:
-        """Stops to read a side, or goes on when nothing stops it any more."""
+        """Pauses reading from one side, or resumes once no reason to pause is left."""
         pauses = self._pauses.get(side, 0) + (-1 if reads else 1)
         self._pauses[side] = max(0, pauses)
         transport = side.transport

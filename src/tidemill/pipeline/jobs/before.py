@@ -1,6 +1,6 @@
-"""What is wrong with a job, as far as that can be known before Spark is started: that takes half a minute.
+"""Checks a job before Spark starts, which takes half a minute.
 
-Spark checks most of it again, in words of its own.
+Spark checks most of it again, and reports it in its own words.
 """
 
 from __future__ import annotations

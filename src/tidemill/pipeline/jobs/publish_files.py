@@ -66,7 +66,7 @@ def files_of(path: str) -> list[str]:
 
 
 def row_of(path: str, form: str, reader: Mapping[str, str], column: str, value: str) -> str:
-    """Where a value stands: "FILE, row 3 (line 4)"; the file alone where its rows cannot be counted here."""
+    """The place of a value: "FILE, row 3 (line 4)"; the file alone if its rows cannot be counted here."""
     if not os.path.isfile(path) or path.endswith(COMPRESSED):
         return path
     try:

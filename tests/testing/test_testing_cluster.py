@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer as LibrdkafkaProducer
+from one_message import outcome_of, stored
 
-from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client import Admin, Producer
 from tidemill.client.errors import ClientError
 from tidemill.testing import Broker, BrokerFailed, Cluster
 from tidemill.testing.zookeeper import ZooKeeper
@@ -62,24 +63,7 @@ def outcome(bootstrap: str, topic: str, value: bytes = b"x", **more: Any) -> str
     producer = LibrdkafkaProducer(
         {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0, **keys}
     )
-    told: list[str] = []
-    producer.produce(
-        topic, value, on_delivery=lambda error, _: told.append(error.name() if error else "stored")
-    )
-    assert producer.flush(WAIT_S) == 0
-    return told[0]
-
-
-def stored(cluster: Cluster, topic: str) -> list[bytes | None]:
-    with Consumer(cluster.bootstrap, enable_auto_commit=False) as consumer:
-        item = TopicPartition(topic, 0)
-        consumer.assign([item])
-        consumer.seek_to_beginning(item)
-        (end,) = consumer.end_offsets([item]).values()
-        found: list[bytes | None] = []
-        while len(found) < end:
-            found += [record.value for record in consumer.poll(5.0)]
-        return found
+    return outcome_of(producer, topic, value)
 
 
 def number_of(cluster: Cluster, broker: Broker) -> int:
@@ -109,7 +93,7 @@ def test_a_cluster_replicates_and_needs_no_java(cluster: Cluster, topic: str) ->
     assert in_sync(cluster, topic, cluster[1]) == [1, 2, 3]
     assert cluster.leader(topic) not in cluster.followers(topic)
     assert len(cluster.followers(topic)) == 2
-    assert stored(cluster, topic) == [b"one"]
+    assert stored(cluster.bootstrap, topic) == [b"one"]
 
 
 def test_another_broker_leads_after_a_kill_and_the_killed_one_follows_again(
@@ -122,7 +106,7 @@ def test_another_broker_leads_after_a_kill_and_the_killed_one_follows_again(
     assert outcome(cluster.bootstrap, topic, b"meanwhile") == "stored"
     leader.start()
     cluster.wait_in_sync(topic)
-    assert stored(cluster, topic) == [b"before", b"meanwhile"]
+    assert stored(cluster.bootstrap, topic) == [b"before", b"meanwhile"]
 
 
 def test_another_broker_leads_when_the_leader_stands_still_for_longer_than_its_session(
@@ -134,7 +118,7 @@ def test_another_broker_leads_when_the_leader_stands_still_for_longer_than_its_s
     assert outcome(cluster.bootstrap, topic, b"meanwhile") == "stored"
     leader.resume()
     cluster.wait_in_sync(topic, WAIT_S)
-    assert stored(cluster, topic) == [b"meanwhile"]
+    assert stored(cluster.bootstrap, topic) == [b"meanwhile"]
 
 
 def test_a_follower_that_is_cut_off_from_the_leader_leaves_the_in_sync_set(
@@ -153,7 +137,7 @@ def test_a_follower_that_is_cut_off_from_the_leader_leaves_the_in_sync_set(
     until(lambda: in_sync(cluster, topic, leader) == others, "it is out of sync")
     cluster.heal(*ends)
     cluster.wait_in_sync(topic, WAIT_S)
-    assert stored(cluster, topic) == [b"x"]
+    assert stored(cluster.bootstrap, topic) == [b"x"]
 
 
 def test_a_leader_cut_off_from_all_others_is_replaced_and_acknowledges_nothing_meanwhile(
@@ -175,7 +159,7 @@ def test_a_leader_cut_off_from_all_others_is_replaced_and_acknowledges_nothing_m
     assert outcome(others, topic, b"majority") == "stored"
     cluster.heal()
     cluster.wait_in_sync(topic, WAIT_S)
-    found = stored(cluster, topic)
+    found = stored(cluster.bootstrap, topic)
     assert b"majority" in found
     # The client may have found the new leader in time; what it was told is what holds.
     assert (refused == "stored") <= (b"alone" in found)

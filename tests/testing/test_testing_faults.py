@@ -18,6 +18,7 @@ from confluent_kafka import Consumer as LibrdkafkaConsumer
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as LibrdkafkaProducer
 from confluent_kafka.admin import AdminClient, NewTopic
+from one_message import outcome_of, stored
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
@@ -90,28 +91,6 @@ def librdkafka(broker: Broker, **more: Any) -> LibrdkafkaProducer:
     )
 
 
-def outcome(producer: LibrdkafkaProducer, topic: str, value: bytes = b"x") -> str:
-    """What librdkafka says of one message: ``stored``, or the error's name."""
-    told: list[str] = []
-    producer.produce(
-        topic, value, on_delivery=lambda error, _: told.append(error.name() if error else "stored")
-    )
-    assert producer.flush(WAIT_S) == 0
-    return told[0]
-
-
-def stored(broker: Broker, topic: str) -> list[bytes | None]:
-    with Consumer(broker.bootstrap, enable_auto_commit=False) as consumer:
-        item = TopicPartition(topic, 0)
-        consumer.assign([item])
-        consumer.seek_to_beginning(item)
-        (end,) = consumer.end_offsets([item]).values()
-        found: list[bytes | None] = []
-        while len(found) < end:
-            found += [record.value for record in consumer.poll(5.0)]
-        return found
-
-
 def health(broker: Broker) -> tuple[int, dict[str, Any]]:
     try:
         url = f"http://127.0.0.1:{broker.metrics_port}/healthz"
@@ -134,13 +113,13 @@ def metric(broker: Broker, name: str) -> float:
 
 def test_clients_of_a_paused_broker_time_out_and_go_on_when_it_resumes(broker: Broker, topic: str) -> None:
     producer = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
-    assert outcome(producer, topic, b"before") == "stored"
+    assert outcome_of(producer, topic, b"before") == "stored"
     broker.pause()
-    assert outcome(producer, topic, b"paused") == "_MSG_TIMED_OUT"
+    assert outcome_of(producer, topic, b"paused") == "_MSG_TIMED_OUT"
     broker.resume()
-    assert outcome(librdkafka(broker), topic, b"after") == "stored"
+    assert outcome_of(librdkafka(broker), topic, b"after") == "stored"
     # A request that timed out was sent all the same, and is carried out.
-    assert stored(broker, topic)[-1] == b"after"
+    assert stored(broker.bootstrap, topic)[-1] == b"after"
 
 
 def test_a_paused_broker_can_be_stopped_and_killed() -> None:
@@ -164,10 +143,10 @@ def test_a_cut_link_stops_clients_and_a_healed_one_lets_them_go_on(
 ) -> None:
     quick = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
     patient = librdkafka(broker)
-    assert outcome(quick, topic) == "stored"
-    assert outcome(patient, topic) == "stored"
+    assert outcome_of(quick, topic) == "stored"
+    assert outcome_of(patient, topic) == "stored"
     broker.cut(how)
-    assert outcome(quick, topic, b"lost") == "_MSG_TIMED_OUT"
+    assert outcome_of(quick, topic, b"lost") == "_MSG_TIMED_OUT"
     with pytest.raises(ClientError), Admin(broker.bootstrap, request_timeout_ms=500) as admin:
         admin.describe_cluster(timeout=1.0)
     told: list[Any] = []
@@ -176,7 +155,7 @@ def test_a_cut_link_stops_clients_and_a_healed_one_lets_them_go_on(
     broker.heal()
     assert patient.flush(WAIT_S) == 0
     assert told == [None]
-    assert b"late" in stored(broker, topic)
+    assert b"late" in stored(broker.bootstrap, topic)
 
 
 def test_a_silent_cut_is_not_noticed_before_a_timeout_and_a_reset_is_at_once(broker: Broker) -> None:
@@ -196,7 +175,7 @@ def test_a_killed_broker_refuses_connections_and_serves_them_again_at_its_addres
     broker: Broker, topic: str
 ) -> None:
     address = broker.bootstrap
-    assert outcome(librdkafka(broker), topic, b"1") == "stored"
+    assert outcome_of(librdkafka(broker), topic, b"1") == "stored"
     broker.kill()
     host, port = address.split(":")
     with pytest.raises(ConnectionRefusedError):
@@ -204,8 +183,8 @@ def test_a_killed_broker_refuses_connections_and_serves_them_again_at_its_addres
     broker.start()
     assert broker.bootstrap == address
     _connect(host, int(port))
-    assert outcome(librdkafka(broker), topic, b"2") == "stored"
-    assert stored(broker, topic) == [b"1", b"2"]
+    assert outcome_of(librdkafka(broker), topic, b"2") == "stored"
+    assert stored(broker.bootstrap, topic) == [b"1", b"2"]
 
 
 def _connect(host: str, port: int) -> None:
@@ -229,34 +208,34 @@ def test_librdkafka_sends_again_what_was_refused_and_nothing_is_stored_twice(
         assert producer.flush(WAIT_S) == 0
         assert told == [None] * 20
         assert injected.left == 0
-    assert stored(broker, topic) == [b"%d" % number for number in range(20)]
+    assert stored(broker.bootstrap, topic) == [b"%d" % number for number in range(20)]
 
 
 def test_an_error_that_is_final_reaches_the_caller_once(broker: Broker, topic: str) -> None:
     broker.fail_next("Produce", "TOPIC_AUTHORIZATION_FAILED")
     # A producer of its own each: librdkafka keeps such a topic in mind.
-    assert outcome(librdkafka(broker), topic, b"refused") == "TOPIC_AUTHORIZATION_FAILED"
-    assert outcome(librdkafka(broker), topic, b"taken") == "stored"
-    assert stored(broker, topic) == [b"taken"]
+    assert outcome_of(librdkafka(broker), topic, b"refused") == "TOPIC_AUTHORIZATION_FAILED"
+    assert outcome_of(librdkafka(broker), topic, b"taken") == "stored"
+    assert stored(broker.bootstrap, topic) == [b"taken"]
 
 
 def test_a_produce_that_was_carried_out_is_stored_though_its_answer_tells_of_an_error(
     broker: Broker, topic: str
 ) -> None:
     broker.fail_next("Produce", ErrorCode.REQUEST_TIMED_OUT, carried_out=True)
-    assert outcome(librdkafka(broker, enable__idempotence=False), topic, b"twice") == "stored"
+    assert outcome_of(librdkafka(broker, enable__idempotence=False), topic, b"twice") == "stored"
     # It was sent again after the error, and this producer has no sequences to find that out by.
-    assert stored(broker, topic) == [b"twice", b"twice"]
+    assert stored(broker.bootstrap, topic) == [b"twice", b"twice"]
     broker.fail_next("Produce", ErrorCode.REQUEST_TIMED_OUT, carried_out=True)
-    assert outcome(librdkafka(broker, enable__idempotence=True), topic, b"once") == "stored"
-    assert stored(broker, topic) == [b"twice", b"twice", b"once"]
+    assert outcome_of(librdkafka(broker, enable__idempotence=True), topic, b"once") == "stored"
+    assert stored(broker.bootstrap, topic) == [b"twice", b"twice", b"once"]
 
 
 def test_errors_meet_only_the_client_that_is_named(broker: Broker) -> None:
     with Admin(broker.bootstrap) as admin:
         admin.create_topic("topic")
     injected = broker.fail_next("Produce", "INVALID_REQUIRED_ACKS", 100, client_id="picked")
-    assert outcome(librdkafka(broker, client__id="other"), "topic") == "stored"
+    assert outcome_of(librdkafka(broker, client__id="other"), "topic") == "stored"
     command = [sys.executable, "-W", "ignore", "-c", KAFKA_PYTHON, broker.bootstrap]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == "InvalidRequiredAcksError"
@@ -361,27 +340,27 @@ def test_names_that_do_not_exist_are_refused_with_the_nearest_ones(broker: Broke
 def test_a_full_disk_refuses_produces_is_told_by_the_health_page_and_frees_itself(
     broker: Broker, topic: str
 ) -> None:
-    assert outcome(librdkafka(broker), topic, b"before") == "stored"
+    assert outcome_of(librdkafka(broker), topic, b"before") == "stored"
     assert health(broker)[0] == 200
     broker.disk.fill()
     refused = librdkafka(broker, delivery__timeout__ms=2000, request__timeout__ms=1000)
-    assert outcome(refused, topic, b"no room") == "_MSG_TIMED_OUT"
+    assert outcome_of(refused, topic, b"no room") == "_MSG_TIMED_OUT"
     status, told = health(broker)
     assert (status, told["full_directories"]) == (503, [broker.data_dir])
     assert "refuse produces" in told["reason"]
     assert metric(broker, "tidemill_full_log_directories") == 1
     # What was stored can be read all the same.
-    assert stored(broker, topic) == [b"before"]
+    assert stored(broker.bootstrap, topic) == [b"before"]
     broker.disk.free()
-    assert outcome(librdkafka(broker), topic, b"after") == "stored"
-    assert stored(broker, topic) == [b"before", b"after"]
+    assert outcome_of(librdkafka(broker), topic, b"after") == "stored"
+    assert stored(broker.bootstrap, topic) == [b"before", b"after"]
 
 
 @pytest.mark.slow
 def test_a_disk_that_stays_full_is_told_after_its_producers_have_given_up(broker: Broker, topic: str) -> None:
     broker.disk.fill()
     refused = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
-    assert outcome(refused, topic) == "_MSG_TIMED_OUT"
+    assert outcome_of(refused, topic) == "_MSG_TIMED_OUT"
     del refused
     time.sleep(22)  # After 20 s without a refusal the broker looks whether there is room.
     assert health(broker)[0] == 503
@@ -393,11 +372,11 @@ def test_a_disk_that_stays_full_is_told_after_its_producers_have_given_up(broker
 
 
 def test_a_disk_with_some_room_takes_what_fits(broker: Broker, topic: str) -> None:
-    assert outcome(librdkafka(broker), topic, b"before") == "stored"
+    assert outcome_of(librdkafka(broker), topic, b"before") == "stored"
     broker.disk.fill(free_bytes=20_000)
     quick = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
-    assert outcome(quick, topic, bytes(1000)) == "stored"
-    assert outcome(quick, topic, bytes(50_000)) == "_MSG_TIMED_OUT"
+    assert outcome_of(quick, topic, bytes(1000)) == "stored"
+    assert outcome_of(quick, topic, bytes(50_000)) == "_MSG_TIMED_OUT"
 
 
 def test_no_topic_can_be_made_on_a_full_disk(broker: Broker) -> None:
@@ -414,30 +393,30 @@ def test_a_slow_disk_holds_what_has_to_be_synced_and_nothing_else(broker: Broker
         admin.create_topic("synced", configs={"flush.messages": "1"})
         admin.create_topic("plain")
     producer = librdkafka(broker)
-    assert outcome(producer, "synced") == outcome(producer, "plain") == "stored"
+    assert outcome_of(producer, "synced") == outcome_of(producer, "plain") == "stored"
     broker.disk.slow_down(sync_s=1.0)
     began = time.monotonic()
-    assert outcome(producer, "plain") == "stored"
+    assert outcome_of(producer, "plain") == "stored"
     plain_s = time.monotonic() - began
     began = time.monotonic()
-    assert outcome(producer, "synced") == "stored"
+    assert outcome_of(producer, "synced") == "stored"
     assert time.monotonic() - began >= 1.0 > plain_s
     broker.disk.speed_up()
     began = time.monotonic()
-    assert outcome(producer, "synced") == "stored"
+    assert outcome_of(producer, "synced") == "stored"
     assert time.monotonic() - began < 1.0
 
 
 def test_slow_writes_hold_all_clients_and_slow_reads_their_own(broker: Broker, topic: str) -> None:
     producer = librdkafka(broker)
-    assert outcome(producer, topic) == "stored"
+    assert outcome_of(producer, topic) == "stored"
     broker.disk.slow_down(write_s=0.7)
     began = time.monotonic()
-    assert outcome(producer, topic) == "stored"
+    assert outcome_of(producer, topic) == "stored"
     assert time.monotonic() - began >= 0.7
     broker.disk.slow_down(read_s=0.7)
     began = time.monotonic()
-    assert len(stored(broker, topic)) == 2
+    assert len(stored(broker.bootstrap, topic)) == 2
     assert time.monotonic() - began >= 0.7
 
 
@@ -448,7 +427,7 @@ def test_a_full_disk_stays_full_over_a_restart(broker: Broker, topic: str) -> No
         broker.start()
     broker.disk.free()
     broker.start()
-    assert outcome(librdkafka(broker), topic) == "stored"
+    assert outcome_of(librdkafka(broker), topic) == "stored"
 
 
 # The tools themselves
@@ -514,4 +493,4 @@ def test_large_messages_of_many_clients_pass_the_links_unharmed(broker: Broker, 
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(value or b"" for value in stored(broker, topic)) == values
+    assert sorted(value or b"" for value in stored(broker.bootstrap, topic)) == values

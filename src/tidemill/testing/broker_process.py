@@ -6,13 +6,14 @@ of :mod:`tidemill.testing.disk_files` over the real one.
 
 from __future__ import annotations
 
+import runpy
 import sys
 
 from tidemill.testing.disk import DiskState
 
 
 def main() -> None:
-    """Puts the disk in place, and runs the command line."""
+    """Puts the disk in place, and runs ``python -m tidemill`` with the other arguments."""
     state = DiskState(sys.argv.pop(1))
 
     from tidemill.coordination import embedded
@@ -23,9 +24,7 @@ def main() -> None:
     embedded.database_class = DiskDatabase
     app.make_files = lambda: DiskFiles(state)
 
-    from tidemill.__main__ import main as run
-
-    run()
+    runpy.run_module("tidemill", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pytest
 from tidemill.broker.carrying_out import CarryingOut
 from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.metadata import Delta, MetadataCache, effective_config
-from tidemill.broker.store_contact import StoreContact
+from tidemill.broker.store_connectivity import StoreConnectivity
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
@@ -78,7 +78,7 @@ class SmallBroker:
         self.config = self.static_config
         self.store = store
         self.clock = StillClock()
-        self.store_contact = StoreContact(self.clock)
+        self.store_connectivity = StoreConnectivity(self.clock)
         self.metadata = MetadataCache()
         self.controller = Controller(
             store, self.node_id, lambda: self.config, self.metadata.publish, self.clock, Random(1)
@@ -1014,9 +1014,9 @@ def test_the_cluster_is_described(tmp_path: Path) -> None:
             plain = await broker.ask(DescribeClusterRequest(), 0)
             assert plain.cluster_authorized_operations == -(2**31)
             assert plain.store_silent_ms == 0
-            broker.store_contact.silent()
+            broker.store_connectivity.silent()
             assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 1  # the clock is still
-            broker.store_contact.back()
+            broker.store_connectivity.back()
             assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 0
             for endpoint_type, code in (
                 (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),

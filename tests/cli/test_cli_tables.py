@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.cli import broker as broker_command
 from tidemill.cli import config, directories, group, output, topic
-from tidemill.cli.layout import wrap
+from tidemill.cli.table_layout import wrap
 from tidemill.client.admin_types import ConfigEntry, GroupDescription, GroupMember, PartitionLag
 from tidemill.model.configs import BROKER_KEYS
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tidemill.log.files import SystemFiles
 from tidemill.model.ports import Files
-from tidemill.pipeline.jobs.file_sink import migrate
+from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.table_folder import Written, open_table
 
 CHANGES = ("replace", "make_directory", "rename", "remove", "sync_directory", "write_unsynced")

@@ -18,7 +18,7 @@ import pytest
 
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline.jobs.file_sink import migrate
+from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.load_manifest import (
     LoadedFile,
     Manifest,

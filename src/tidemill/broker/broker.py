@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tidemill.broker.controller_link import ControllerLink
     from tidemill.broker.held_answers import HeldAnswers
     from tidemill.broker.metadata import MetadataCache
-    from tidemill.broker.store_contact import StoreContact
+    from tidemill.broker.store_connectivity import StoreConnectivity
     from tidemill.broker.throttling import Throttling
     from tidemill.controller.failover import Failover
     from tidemill.controller.shell import Controller
@@ -35,7 +35,7 @@ class Broker:
     logs: LogManager
     partitions: ReplicaManager
     store: Store
-    store_contact: StoreContact
+    store_connectivity: StoreConnectivity
     metadata: MetadataCache
     controller: Controller
     failover: Failover

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from tidemill.cli.layout import wrap
 from tidemill.cli.options import broker_settings_option, config_file_option, pairs
 from tidemill.cli.output import INDENT, console, json_option, on_terminal, print_json, print_table
+from tidemill.cli.table_layout import wrap
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
 from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidemill.cli.layout import GAP, blocks, fit, wrap
 from tidemill.cli.records import for_terminal
+from tidemill.cli.table_layout import GAP, blocks, fit, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,6 +19,7 @@ from tidemill.client.authentication import Security
 from tidemill.client.cluster_image import Node, Partition, Topic
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
+from tidemill.client.connection_attempts import Failures, Opener, Openings, no_answer, slow_open
 from tidemill.client.coordinator_trouble import CoordinatorTrouble
 from tidemill.client.errors import (
     AuthenticationFailed,
@@ -30,7 +31,6 @@ from tidemill.client.errors import (
     code_of,
     error_for,
 )
-from tidemill.client.opening import Failures, Opener, Openings, no_answer, slow_open
 from tidemill.client.waits import Kind, Wait
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, TidemillError

@@ -17,9 +17,9 @@ from tidemill.client import fetching
 from tidemill.client.chunks import Chunk
 from tidemill.client.cluster import DATA, SLOW_S, Cluster
 from tidemill.client.connection import Connection
+from tidemill.client.connection_attempts import no_answer
 from tidemill.client.errors import NEXT_STEP, ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
-from tidemill.client.opening import no_answer
 from tidemill.client.request import Request
 from tidemill.client.waits import Kind, Wait
 from tidemill.model.errors import ErrorCode, ProtocolError

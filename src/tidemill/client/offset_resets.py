@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from tidemill.client.cluster import CONTROL, SLOW_S, Cluster
 from tidemill.client.connection import Connection
+from tidemill.client.connection_attempts import no_answer
 from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
 from tidemill.client.fetcher import Fetcher, Place
 from tidemill.client.offsets import OffsetAt, send_list_offsets, take_list_offsets
-from tidemill.client.opening import no_answer
 from tidemill.client.request import Request
 from tidemill.client.waits import Kind, Wait
 from tidemill.model.errors import ErrorCode

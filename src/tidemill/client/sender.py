@@ -24,6 +24,7 @@ from tidemill.client.accumulator import (
 )
 from tidemill.client.cluster import DATA, SLOW_S, Cluster
 from tidemill.client.connection import Connection
+from tidemill.client.connection_attempts import no_answer
 from tidemill.client.errors import (
     NEXT_STEP,
     BrokerUnreachable,
@@ -33,7 +34,6 @@ from tidemill.client.errors import (
     code_of,
     error_for,
 )
-from tidemill.client.opening import no_answer
 from tidemill.client.outcomes import Outcomes
 from tidemill.client.request import Request
 from tidemill.client.waits import Kind, Wait

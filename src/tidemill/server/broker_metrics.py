@@ -297,7 +297,7 @@ def _min_isr(held: Held) -> Iterator[Family]:
 
 
 def _store(server: BrokerServer) -> Iterator[Family]:
-    contact = server.broker.store_contact
+    contact = server.broker.store_connectivity
     yield gauge(
         "tidemill_store_silent_seconds",
         "Seconds since the coordination store last answered; 0 while it answers.",

@@ -11,7 +11,7 @@ def health_of(broker: Broker) -> tuple[bool, dict[str, Any]]:
     """Whether the broker serves all that it should, and what it says of itself, with the reason if not."""
     failed = [one.path for one in broker.logs.directories if one.failure]
     full = list(broker.partitions.full)
-    silent_s = broker.store_contact.silent_ms / 1000
+    silent_s = broker.store_connectivity.silent_ms / 1000
     reasons = []
     if failed:
         reasons.append(f"failed data directories: {', '.join(failed)}")

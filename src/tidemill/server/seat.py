@@ -15,7 +15,7 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.carrying_out import CarryingOut
 from tidemill.broker.commands import Key
 from tidemill.broker.metadata import effective_config
-from tidemill.broker.store_contact import StoreContact
+from tidemill.broker.store_connectivity import StoreConnectivity
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
 from tidemill.coordination.image import Delta, TopicImage
@@ -59,7 +59,7 @@ class Seat(Events):
             config, image, broker.node_id
         )
         broker.failover = Failover(broker.controller)
-        broker.store_contact = StoreContact(broker.clock)
+        broker.store_connectivity = StoreConnectivity(broker.clock)
         self.membership = Membership(broker.store, broker.controller, self)
 
     def join_partitions(self) -> None:
@@ -227,15 +227,15 @@ class Seat(Events):
 
     def session_lost(self) -> None:
         """Notes that the session has ended."""
-        self._broker.store_contact.expired()
+        self._broker.store_connectivity.expired()
 
     def store_silent(self) -> None:
         """Notes since when the store does not answer."""
-        self._broker.store_contact.silent()
+        self._broker.store_connectivity.silent()
 
     def store_back(self) -> None:
         """Notes that the store answers again."""
-        self._broker.store_contact.back()
+        self._broker.store_connectivity.back()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Starts something that ends by itself, or with the stop."""

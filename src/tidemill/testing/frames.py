@@ -140,7 +140,7 @@ class Exchange:
             return True
         if behind is None and (rule is None or rule.carried_out):
             return True
-        from tidemill.testing.answers import refusal
+        from tidemill.testing.error_responses import refusal
 
         code = behind if behind is not None else rule.code if rule is not None else ErrorCode.NONE
         message = refusal(ApiKey(key), request, code)
@@ -174,7 +174,7 @@ class Exchange:
         rule = self._rules.find(awaited.key, awaited.client_id)
         if rule is None:
             return None
-        from tidemill.testing.answers import can_refuse, failed_fetch, with_error
+        from tidemill.testing.error_responses import can_refuse, failed_fetch, with_error
 
         if not rule.carried_out and not awaited.is_rewritten and can_refuse(rule.api):
             return None  # It came before the rule, and was done.

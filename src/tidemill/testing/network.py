@@ -123,7 +123,7 @@ class Network:
 
         ValueError for names that do not exist.
         """
-        from tidemill.testing.answers import api_named, error_named, has_error
+        from tidemill.testing.error_responses import api_named, error_named, has_error
 
         key, code = api_named(api), error_named(error)
         if times < 1:

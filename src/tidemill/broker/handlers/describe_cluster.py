@@ -48,5 +48,5 @@ def handle(
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else -(2**31)
         ),
-        store_silent_ms=broker.store_contact.silent_ms,
+        store_silent_ms=broker.store_connectivity.silent_ms,
     )

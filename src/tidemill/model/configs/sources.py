@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.model.configs.access import AUTHORIZER_OPTIONS, check_access
+from tidemill.model.configs.access_control import AUTHORIZER_OPTIONS, check_access
 from tidemill.model.configs.tables import BROKER_KEYS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.topic import near
 from tidemill.model.configs.values import Setting

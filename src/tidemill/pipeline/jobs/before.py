@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.connect import open_cluster
-from tidemill.pipeline.jobs.file_sink import read_sink_log
+from tidemill.pipeline.jobs.file_sink_migration import read_sink_log
 from tidemill.pipeline.jobs.publish_files import check_files
 from tidemill.pipeline.jobs.schema import Plain, Struct, parse_schema
 from tidemill.pipeline.jobs.table_folder import query_of, read_manifest

@@ -22,7 +22,7 @@ from tidemill.model.errors import TidemillError
 from tidemill.model.ports import Files
 from tidemill.pipeline.connect import open_cluster
 from tidemill.pipeline.jobs.before import AVAILABLE_NOW, check_load, local_path, source_of
-from tidemill.pipeline.jobs.file_sink import migrate
+from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.session import spark_version, time_zone
 from tidemill.pipeline.jobs.table_folder import TableFolder, Written, open_table
 from tidemill.pipeline.jobs.transforms import (

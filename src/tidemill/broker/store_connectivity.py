@@ -8,7 +8,7 @@ MILLISECONDS_LEAST = 1
 """A store that has just gone has been silent for longer than 0 ms, which means that it answers."""
 
 
-class StoreContact:
+class StoreConnectivity:
     """Kept up to date by the session's events; read by ``/healthz``, the metrics and DescribeCluster."""
 
     def __init__(self, clock: Clock) -> None:

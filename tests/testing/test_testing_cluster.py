@@ -202,12 +202,20 @@ def _names(admin: Admin, wanted: str) -> list[str]:
 
 def test_brokers_register_again_after_their_sessions_have_expired(cluster: Cluster, topic: str) -> None:
     assert cluster.store is not None
+    before = _registrations(cluster)
     ended = cluster.store.expire()
     assert len(ended) == 3
-    for broker in cluster:
-        until(lambda broker=broker: "registered again" in broker.log, "a broker registers")
+    until(
+        lambda: all(now > once for now, once in zip(_registrations(cluster), before, strict=True)),
+        "all brokers register",
+    )
     cluster.wait_in_sync(topic, WAIT_S)
     assert outcome(cluster.bootstrap, topic) == "stored"
+
+
+def _registrations(cluster: Cluster) -> list[int]:
+    """How often each broker has registered again."""
+    return [broker.log.count("registered again") for broker in cluster]
 
 
 def test_errors_are_told_by_whichever_broker_is_asked(cluster: Cluster, topic: str) -> None:

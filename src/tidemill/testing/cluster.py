@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.testing.broker import Broker, BrokerFailed
 from tidemill.testing.links import BrokerLinks
 from tidemill.testing.network import CLIENTS, STORE, InjectedError, Network
 from tidemill.testing.store import StoreServer
+
+if TYPE_CHECKING:
+    from tidemill.client import Admin
+    from tidemill.client.admin_types import PartitionDescription
 
 CLUSTER_CONFIG: dict[str, str] = {
     # A broker that stands still, or is cut off, is missed after seconds and not after minutes.
@@ -30,6 +34,8 @@ CLUSTER_CONFIG: dict[str, str] = {
 REPLICAS_MAX = 3
 WAIT_S = 30.0
 LOOK_S = 0.05
+ASK_S = 3.0
+"""How long a broker may take to describe a topic: one that clients are cut off from holds nobody up."""
 
 Found = TypeVar("Found")
 
@@ -151,24 +157,55 @@ class Cluster:
         return _until(look, "there is a controller")
 
     def wait_in_sync(self, topic: str, timeout_s: float = WAIT_S) -> None:
-        """Returns once every partition of a topic has a leader, and all of its replicas in sync."""
-        from tidemill.client import Admin
+        """Returns once every partition of a topic has a leader, and all of its replicas in sync.
+
+        The newest leader epoch counts: brokers that were paused or cut off may not know the leader yet.
+        """
 
         def look() -> bool:
-            with Admin(self._reachable()) as admin:
-                partitions = admin.describe_topic(topic).partitions
-            return all(one.leader >= 0 and not one.under_replicated for one in partitions)
+            found = self._views(topic)
+            newest = {number: max(one.leader_epoch for one in views) for number, views in found.items()}
+            return all(
+                one.leader >= 0 and not one.under_replicated
+                for number, views in found.items()
+                for one in views
+                if one.leader_epoch == newest[number]
+            )
 
         _until(look, f"every replica of {topic} is in sync", timeout_s)
 
-    def _described(self, topic: str, partition: int) -> Any:
-        from tidemill.client import Admin
+    def _described(self, topic: str, partition: int) -> PartitionDescription:
+        views = self._views(topic)
+        if partition not in views:
+            raise KeyError(f"{topic} has no partition {partition}: it has {len(views)}")
+        return max(views[partition], key=lambda one: one.leader_epoch)
 
-        with Admin(self._reachable()) as admin:
-            partitions = {one.partition: one for one in admin.describe_topic(topic).partitions}
-        if partition not in partitions:
-            raise KeyError(f"{topic} has no partition {partition}: it has {len(partitions)}")
-        return partitions[partition]
+    def _views(self, topic: str) -> dict[int, list[PartitionDescription]]:
+        """The partitions of a topic by their numbers, each as every broker that can be asked describes it."""
+        views: dict[int, list[PartitionDescription]] = {}
+        for found in self._ask_each(lambda admin: admin.describe_topic(topic, ASK_S).partitions):
+            for one in found:
+                views.setdefault(one.partition, []).append(one)
+        return views
+
+    def _ask_each(self, ask: Callable[[Admin], Found]) -> list[Found]:
+        """The answers of the brokers that run and are not paused; raises when none of them has an answer."""
+        from tidemill.client import Admin, ClientError
+
+        def one(broker: Broker) -> Found | ClientError:
+            try:
+                with Admin(broker.bootstrap) as admin:
+                    return ask(admin)
+            except ClientError as problem:
+                return problem
+
+        brokers = [broker for broker in self if broker.is_answering] or list(self)
+        with ThreadPoolExecutor(len(brokers)) as pool:
+            outcomes = list(pool.map(one, brokers))
+        answers = [one for one in outcomes if not isinstance(one, ClientError)]
+        if not answers:
+            raise next(one for one in outcomes if isinstance(one, ClientError))
+        return answers
 
     def _reachable(self) -> str:
         living = [broker.bootstrap for broker in self.brokers.values() if broker.is_answering]
@@ -188,10 +225,8 @@ class Cluster:
     def mend(self, timeout_s: float = WAIT_S) -> Cluster:
         """Ends every fault: heals links, mends disks, resumes and starts what was stopped, and waits.
 
-        It returns once all brokers are registered and every replica of every topic is in sync.
+        It returns once every broker knows that all are registered, and every replica of every topic in sync.
         """
-        from tidemill.client import Admin
-
         self.network.heal()
         if self.store is not None:
             self.store.start()
@@ -200,17 +235,18 @@ class Cluster:
             for one in [pool.submit(broker.mend) for broker in self.brokers.values()]:
                 one.result()
 
+        def is_well(admin: Admin) -> bool:
+            if {one.broker_id for one in admin.describe_cluster().brokers} != self.brokers.keys():
+                return False
+            names = [topic.name for topic in admin.list_topics(include_internal=True)]
+            topics = admin.describe_topics(names).values() if names else ()
+            return all(
+                one.leader >= 0 and not one.under_replicated for topic in topics for one in topic.partitions
+            )
+
         def look() -> bool:
-            with Admin(self.bootstrap) as admin:
-                if {one.broker_id for one in admin.describe_cluster().brokers} != self.brokers.keys():
-                    return False
-                names = [topic.name for topic in admin.list_topics(include_internal=True)]
-                topics = admin.describe_topics(names).values() if names else ()
-                return all(
-                    one.leader >= 0 and not one.under_replicated
-                    for topic in topics
-                    for one in topic.partitions
-                )
+            views = self._ask_each(is_well)
+            return len(views) == len(self.brokers) and all(views)
 
         _until(look, "the cluster is well", timeout_s)
         return self

@@ -18,6 +18,7 @@ from tidemill.cli.local import LocalCluster
 from tidemill.cli.main import run
 from tidemill.cli.moves import document, read_partitions, read_placed, read_plan, read_topics, text
 from tidemill.client import Admin, ConfigResource, Producer, ResourceType
+from tidemill.client.admin_types import PartitionMove, TopicDescription
 from tidemill.model.types import TopicPartition
 
 Call = Callable[..., str]
@@ -241,6 +242,34 @@ def test_a_broker_that_partitions_are_leaving_yet_is_not_called_empty(
         call("reassign", "cancel", "--all")
     assert replicas(local, "leaving") == {0: [4]}
     recovered(call)
+
+
+def test_a_move_that_ends_while_it_is_cancelled_is_no_error(
+    local: LocalCluster, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(local, "arrived", {0: [2]})
+    ended = {TopicPartition("arrived", 0): PartitionMove([1, 2], [2], [1])}
+    monkeypatch.setattr(Admin, "list_reassignments", lambda admin, partitions=None: ended)
+    assert call("reassign", "cancel", "--all") == "nothing moves\n"
+    assert replicas(local, "arrived") == {0: [2]}
+
+
+def test_replicas_that_a_broker_has_not_heard_to_be_removed_are_not_planned(
+    local: LocalCluster, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(local, "stale", {0: [1, 2]})
+    real, stale = Admin.describe_topics, [True]
+
+    def describe_topics(admin: Admin, names: list[str]) -> dict[str, TopicDescription]:
+        found = real(admin, names)
+        if "stale" in names and stale:
+            stale.pop()
+            found["stale"].partitions[0].replicas.append(3)
+        return found
+
+    monkeypatch.setattr(Admin, "describe_topics", describe_topics)
+    assert call("topic", "alter", "stale", "-r", "2") == "stale: every partition has 2 replicas already\n"
+    assert not stale
 
 
 def test_a_topic_gets_more_replicas_and_fewer(

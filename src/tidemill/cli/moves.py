@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ Sizes = Mapping[TopicPartition, Mapping[int, int]]
 SIZES_S = 3.0
 """How long a broker may take to say what it holds; the figures do without it then."""
 
+AGREE_PAUSE_S, AGREE_MAX_S = 0.25, 5.0
+"""Between two readings of where partitions are, and until the last is believed whatever it says."""
+
 ANY = "any"
 """Whichever directory the broker chooses."""
 
@@ -48,10 +52,25 @@ SHOWN_MAX = 20
 
 
 def assignment(admin: Admin, topics: Iterable[str] | None = None) -> Plan:
-    """Where the partitions of topics (all, unless told) are, or will be when the moves under way end."""
+    """Where the partitions of topics (all, unless told) are, or will be when the moves under way end.
+
+    It is read until two readings agree. The controller lists the moves, and any broker the replicas: until a
+    broker has heard that a move has ended, it also names the replicas that the move has removed.
+    """
+    deadline = time.monotonic() + AGREE_MAX_S
+    current = _reading(admin, topics)
+    while True:
+        time.sleep(AGREE_PAUSE_S)
+        before, current = current, _reading(admin, topics)
+        if current == before or time.monotonic() > deadline:
+            return current
+
+
+def _reading(admin: Admin, topics: Iterable[str] | None) -> Plan:
     names = [one.name for one in admin.list_topics(include_internal=True)] if topics is None else list(topics)
+    before = admin.list_reassignments()
     found = admin.describe_topics(names)
-    moving = admin.list_reassignments()
+    moving = {**before, **admin.list_reassignments()}
     items = [
         (TopicPartition(name, one.partition), one)
         for name, topic in found.items()

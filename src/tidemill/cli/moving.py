@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tidemill.client import Admin, ClientError
 
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
+ARRIVED_S = 3.0
+"""How long another place than the planned one may still be what a broker has not heard of."""
 FAILED = 1
 NAMED_MAX = 10
 """Partitions that are named, of those that could not be moved."""
@@ -174,8 +176,15 @@ def elect_preferred(admin: Admin, partitions: Plan | None) -> dict[TopicPartitio
 
 
 def check_arrived(admin: Admin, plan: Plan) -> int:
-    """Says what is elsewhere than it was to be, because another change came between; the exit code."""
-    now = assignment(admin, sorted({item.topic for item in plan}))
+    """Says what is elsewhere than it was to be, because another change came between; the exit code.
+
+    Brokers may hear of the end of a move later than its follower: they are given ``ARRIVED_S``.
+    """
+    deadline = time.monotonic() + ARRIVED_S
+    topics = sorted({item.topic for item in plan})
+    now = assignment(admin, topics)
+    while any(now.get(item) != replicas for item, replicas in plan.items()) and time.monotonic() < deadline:
+        now = assignment(admin, topics)
     return tell(
         {
             item: f"{item} is on {now.get(item)}, and not on {replicas}: another change came between; "

@@ -381,6 +381,12 @@ def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target
         if every and moving and not yes and sys.stdin.isatty() and sys.stdout.isatty():
             click.confirm(f"Stop the moves of {counted(len(moving), 'partition')}?", abort=True)
         outcomes = admin.alter_reassignments(dict.fromkeys(moving)) if moving else {}
+        # What has ended since it was listed does not move any more.
+        outcomes = {
+            item: problem
+            for item, problem in outcomes.items()
+            if problem is None or problem.code != ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+        }
         problems = {item: problem for item, problem in outcomes.items() if problem is not None}
         is_lifted = False
         if not keep_throttle:
@@ -388,7 +394,7 @@ def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target
             every_topic = (one.name for one in admin.list_topics(include_internal=True))
             topics = every_topic if wanted is None else {item.topic for item in wanted}
             is_lifted = throttles.lift(admin, topics)
-    done(f"stopped {counted(len(outcomes) - len(problems), 'move')}" if moving else "nothing moves")
+    done(f"stopped {counted(len(outcomes) - len(problems), 'move')}" if outcomes else "nothing moves")
     if is_lifted:
         done("throttles are lifted")
     return tell(problems)

@@ -25,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ from planted_faults import FAULTS
 from planting import COUNTERS_SOURCE, MODULE, Fault, lines_of, plant, with_probes
 
 ROOT = Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT / "tests" / "simulation"))
+
+from source_digest import SIMULATED, digest_of  # noqa: E402
+
 PACKAGE = Path("src/tidemill")
 COPIED = (Path("src/tidemill"), Path("tests/simulation"), Path("tests/coordination"))
 SEED_RUNS = Path("tests/mutants/mutant_seeds.py")
@@ -170,7 +174,9 @@ class Run:
         self.options = options
         self.kind = kind
         self.faults = faults
-        self.states = STATES / f"{kind}-{digest_of([*COPIED, *SEED_RUN_FILES], kind)}"
+        self.states = (
+            STATES / f"{kind}-{digest_of([*SIMULATED, *(ROOT / one for one in SEED_RUN_FILES)], kind)}"
+        )
         self.states.mkdir(parents=True, exist_ok=True)
         table = "\0".join("\0".join((fault.name, *_edit_of(fault))) for fault in FAULTS)
         self._unchanged_path = self.states / f"unchanged-{_short(table)}.json"
@@ -296,17 +302,6 @@ def _edit_of(fault: Fault) -> tuple[str, str, str]:
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def digest_of(paths: Iterable[Path], *others: str) -> str:
-    """Stands for the content of all Python files below ``paths``."""
-    digest = hashlib.sha256("\0".join(others).encode())
-    for path in paths:
-        top = ROOT / path
-        for file in [top] if top.is_file() else sorted(top.rglob("*.py")):
-            digest.update(f"\0{file.relative_to(ROOT)}\0".encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ other seeds, so that each campaign tries fresh ones.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 import fault_coverage
 from event_log import Violation
+from source_digest import SIMULATED, digest_of
 
 from simulation import Simulation
 
@@ -35,14 +35,6 @@ BATCHES_MIN = 150
 """The median of acknowledged batches."""
 IDLE_SHARE_MAX = 0.01
 """Of the seeds that acknowledge nothing."""
-
-
-def digest_of_source() -> str:
-    """Changes with any file of the program or of the simulator."""
-    digest = hashlib.sha256()
-    for path in sorted([*ROOT.glob("src/tidemill/**/*.py"), *ROOT.glob("tests/simulation/*.py")]):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 class Progress:
@@ -118,7 +110,7 @@ def chunks(
 
 def run(kinds: dict[str, type[Simulation]], seeds: int, jobs: int) -> int:
     """Runs so many seeds of all kinds together; 1 when a promise was broken or something was never tried."""
-    digest = digest_of_source()
+    digest = digest_of(SIMULATED)
     progress = Progress(ROOT / "build" / "simulation" / f"{digest}.json")
     left = [job for job in chunks(kinds, seeds, digest) if job[2] not in progress.done.get(job[0], ())]
     done = sum(map(len, progress.done.values())) * CHUNK_SEEDS

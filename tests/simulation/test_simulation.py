@@ -18,6 +18,7 @@ from unittest import mock
 
 import fault_coverage
 import pytest
+import source_digest
 from acknowledged_holders import ALWAYS, Holders
 from campaign import Progress
 from code_faults import CODE_FAULTS
@@ -455,3 +456,37 @@ def test_a_campaign_that_was_stopped_knows_what_is_done(tmp_path: Path) -> None:
     assert again.counts["cluster"]["faults"] == 6
     assert again.batches == {"cluster": [170, 170]}
     assert again.failures == ["cluster 7: no"] * 2
+
+
+def test_a_campaign_is_keyed_by_what_a_seed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_digest, "ROOT", tmp_path)
+
+    def digest(text: str) -> str:
+        (tmp_path / "one.py").write_text(text)
+        return source_digest.digest_of([tmp_path])
+
+    code = digest("LIMIT = 1\ndef limited(): return LIMIT\n")
+    assert digest('LIMIT = 1\n"""Why."""\ndef limited():\n    """How."""\n    return LIMIT  # It.\n') == code
+    assert digest("LIMIT = 2\ndef limited(): return LIMIT\n") != code
+    (tmp_path / "test_one.py").write_text("assert False")
+    assert digest("LIMIT = 1\ndef limited(): return LIMIT\n") == code
+    (tmp_path / "other.py").write_text("")
+    assert digest("LIMIT = 1\ndef limited(): return LIMIT\n") != code
+
+
+@pytest.mark.parametrize("kind", ["cluster", "replication"])
+def test_a_seed_imports_nothing_that_its_digest_leaves_out(kind: str) -> None:
+    command = (
+        "import sys; sys.argv[1:] = ['--kind', sys.argv[1], '--seed', '1']; import simulate; simulate.main();"
+        "print(*sorted(name for name in sys.modules if name.startswith('tidemill.')))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", command, kind],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TIDEMILL_PLAIN": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packages = {name.split(".")[1] for name in ran.stdout.splitlines()[-1].split()}
+    assert "replication" in packages
+    assert not packages & {*source_digest.NOT_SIMULATED}

@@ -150,6 +150,8 @@ def test_a_key_without_meaning_here_says_what_to_do() -> None:
         ("bootstrap.servers", "", "names no server"),
         ("bootstrap.servers", "host", "no host:port"),
         ("bootstrap.servers", "host:99999", "no host:port"),
+        ("bootstrap.servers", "a..b:9092", "whose host is no name"),
+        ("bootstrap.servers", f"{'a' * 64}:9092", "whose host is no name"),
     ],
 )
 def test_a_value_that_cannot_be_used_names_key_value_and_what_is_allowed(

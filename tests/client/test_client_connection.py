@@ -304,6 +304,37 @@ def test_nobody_listens() -> None:
         Connection("127.0.0.1", port, config).open()
 
 
+def test_a_broker_that_advertises_no_host_name_is_named() -> None:
+    config = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
+    with pytest.raises(BrokerUnreachable, match=r"broker a\.\.b:9092 cannot be resolved: it is no host"):
+        Connection("a..b", 9092, config).open()
+
+
+@pytest.mark.parametrize("first", ["takes no connection", "of a family that this machine does not have"])
+def test_the_second_address_of_a_name_is_tried_in_time(
+    serve: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    script = after_versions(lambda peer, frame: peer.send(metadata(frame)))
+    connection = serve(script, socket_connection_setup_timeout_ms=4000)
+    with socket.socket() as full, contextlib.ExitStack() as fill:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(8):  # The system takes no more connections, and drops what asks for one.
+            one = fill.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        family = socket.AF_INET if first == "takes no connection" else 4711
+        addresses = [
+            (family, socket.SOCK_STREAM, 0, "", full.getsockname()),
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", connection.port)),
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+        began = time.monotonic()
+        connection.open()
+        assert time.monotonic() - began < 3.5
+    assert ask(connection).cluster_id == "c"
+
+
 def test_ipv6(serve: Callable[..., Connection]) -> None:
     try:
         listener = socket.create_server(("::1", 0), family=socket.AF_INET6)

@@ -160,6 +160,12 @@ def parse_address(text: str) -> tuple[str, int]:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or host[0] == "[" or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ConfigError(f"bootstrap.servers has {text!r}, which is no host:port (IPv6 as [address]:port)")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigError(
+            f"bootstrap.servers has {text!r}, whose host is no name: between the dots are 1 to 63 characters"
+        ) from None
     return host, int(port)
 
 

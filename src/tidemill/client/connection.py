@@ -149,21 +149,28 @@ class Connection:
     def _connect(self, deadline: float) -> Any:
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as problem:
+        except (OSError, UnicodeError) as problem:  # UnicodeError: a label of the name is empty or too long.
+            why = fault_of(problem) if isinstance(problem, OSError) else "it is no host name"
             raise BrokerUnreachable(
-                f"the name of broker {self.address} cannot be resolved: {fault_of(problem)}; check "
+                f"the name of broker {self.address} cannot be resolved: {why}; check "
                 "bootstrap.servers and the broker's advertised.listeners",
                 broker=self.address,
             ) from problem
         reason: OSError | None = None
         connected = False
-        for family, kind, protocol, _, address in found:
-            made = socket.socket(family, kind, protocol)
+        for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError as problem:  # The name has an IPv6 address, and this machine no IPv6.
+                reason = problem
+                continue
             try:
                 self._prepare(made)
-                made.settimeout(max(0.001, deadline - time.monotonic()))
+                # An address that does not answer leaves time for those after it.
+                made.settimeout(max(0.001, (deadline - time.monotonic()) / left))
                 made.connect(address)
                 connected = True
+                made.settimeout(max(0.001, deadline - time.monotonic()))
                 return self._ready(made)
             except OSError as problem:
                 made.close()

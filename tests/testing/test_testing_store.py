@@ -16,6 +16,7 @@ from kazoo.exceptions import KazooException
 from kazoo.protocol.states import WatchedEvent
 
 from tidemill.testing import StoreServer
+from tidemill.testing.store_frames import Op
 from tidemill.testing.zookeeper import ZooKeeper
 
 WAIT_S = 20.0
@@ -261,6 +262,20 @@ def test_what_is_no_request_ends_its_own_connection_only(store: StoreServer, dat
                 while raw.recv(4096):
                     pass
         assert one.exists("/") is not None
+
+
+def test_a_request_that_ends_too_early_does_not_keep_the_store_from_its_next_start() -> None:
+    with StoreServer() as store:
+        with client(store.address) as one:
+            one.create("/kept", b"")
+        with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
+            _connect(raw, 5000)
+            raw.sendall(struct.pack(">iii", 8, 1, Op.CREATE))
+            assert raw.recv(1) == b""
+        store.kill()
+        store.start()
+        with client(store.address) as one:
+            assert one.exists("/kept") is not None
 
 
 def test_the_commands_of_four_letters_answer(store: StoreServer) -> None:

@@ -15,6 +15,7 @@ A begin of a session is a request of operation -10 with its timeout as INT32, it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -94,7 +95,8 @@ class Server:
                 continue
             session = self.core.sessions.get(session_id)
             if session is not None:
-                self.core.request(session, request, now_ms)
+                with contextlib.suppress(BadFrame):  # It ended its connection, and changed nothing.
+                    self.core.request(session, request, now_ms)
         for session in self.core.sessions.values():
             session.watches = Watches()
             self.heard_of(session)

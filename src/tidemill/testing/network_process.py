@@ -345,27 +345,41 @@ class Port:
 
     async def _begin(self, sock: socket.socket) -> None:
         pair = Pair(self)
-        how = self.network.cuts.get(pair.ends) if pair.source else None
-        if how == RESET or self.upstream is None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
-            sock.close()
+        if self.upstream is None or self._cut_of(pair) == RESET:
+            _reset(sock)
             return
         try:
             await self._loop.create_connection(lambda: pair.server, *self.upstream)
         except OSError:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
-            sock.close()
+            _reset(sock)
             self.refuse()
             return
         transport = pair.server.transport
         if transport is not None:
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Only now: a cut that began or was healed while the connection was opened did not find the pair.
+        how = self._cut_of(pair)
+        if how == RESET:
+            pair.server.end(is_reset=True)
+            _reset(sock)
+            return
         self.pairs.add(pair)
         if how is not None:
             pair.cut(how)
         await self._loop.connect_accepted_socket(lambda: pair.client, sock)
         if pair.is_cut and pair.client.transport is not None:
             pair.client.transport.pause_reading()
+        if pair.server.transport is None or pair.server.transport.is_closing():
+            pair.client.end(is_reset=True)
+
+    def _cut_of(self, pair: Pair) -> str | None:
+        """How the link of a pair is cut now; None where it is not, or its source is not known yet."""
+        return self.network.cuts.get(pair.ends) if pair.source else None
+
+
+def _reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+    sock.close()
 
 
 class Network:

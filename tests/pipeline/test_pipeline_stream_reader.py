@@ -492,6 +492,33 @@ def test_a_group_commit_that_fails_is_logged_and_nothing_else(
     assert cluster.committed(f"{topic}-g") == {(topic, 0): 0}
 
 
+def test_a_group_commit_that_fails_is_repeated_and_logged_every_ten_seconds_while_nothing_comes(
+    cluster: Any,
+    readers: Any,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tidemill.client.errors import ClientError
+
+    topic = cluster.topic()
+    reader = readers(topic, commitOffsets="true", kafka__group__id=f"{topic}-g")
+    start = reader.initialOffset()
+
+    def refuse(*_: Any) -> None:
+        raise ClientError("cannot commit: GROUP_AUTHORIZATION_FAILED")
+
+    monkeypatch.setattr(RangeReader, "commit", refuse)
+    with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
+        for _ in range(20):
+            reader.latestOffset(start)
+        assert caplog.text.count("does not show") == 1
+        clock.now_s += 10
+        reader.latestOffset(start)
+    assert caplog.text.count("does not show") == 2
+    monkeypatch.undo()
+
+
 def test_a_log_that_ends_before_the_position_is_a_loss(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 3)

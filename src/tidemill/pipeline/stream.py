@@ -63,6 +63,8 @@ log = logging.getLogger("tidemill.pipeline")
 IDLE_PAUSE_S_MIN = 0.01
 IDLE_PAUSE_S_MAX = 0.1
 """Between two looks at the cluster that find nothing new: twice as long each time, within these bounds."""
+COMMIT_AGAIN_S = 10.0
+"""How long after a failed commit the same position is committed again, when an idle reader is asked."""
 
 
 class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -77,6 +79,8 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: ClusterView | None = None
         self._latest: StreamPosition | None = None
         self._committed: StreamPosition | None = None
+        self._commit_failed: StreamPosition | None = None
+        self._commit_again_s = -math.inf
         self._absent: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
         self._asked_before = False
@@ -96,7 +100,8 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._warn_of_limits()
         self._asked_before = True
         position = parse_position(start) if start is not None else self._last_position()
-        self._note_committed(position)
+        if position != self._commit_failed or time.monotonic() >= self._commit_again_s:
+            self._note_committed(position)
         self._pause_if_idle()
         view, ahead = self._advance(position)
         self._absent = frozenset(partition.topic for partition in ahead.absent)
@@ -262,3 +267,5 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._committed = position
         except (TidemillError, OSError) as problem:
             log.warning("group %s does not show the stream's offsets: %s", group, problem)
+            self._commit_failed = position
+            self._commit_again_s = time.monotonic() + COMMIT_AGAIN_S

@@ -176,6 +176,30 @@ def test_requests_under_way_are_answered_in_order_to_any_thread(serve: Callable[
     assert connection.in_flight == 0
 
 
+def test_an_answer_that_another_thread_has_read_is_there_at_once(serve: Callable[..., Connection]) -> None:
+    frames: list[bytes] = []
+
+    def script(peer: Peer, frame: bytes) -> None:
+        frames.append(frame)
+        if len(frames) % 2 == 0:
+            time.sleep(0.1)
+            peer.send(metadata(frames[-2]))
+            time.sleep(0.7)
+            peer.send(metadata(frames[-1]))
+
+    connection = serve(after_versions(script))
+    connection.open()
+    for _ in range(8):  # Which thread goes first after an answer is up to chance.
+        first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
+        reader = threading.Thread(target=connection.wait, args=(second, 10))
+        reader.start()
+        time.sleep(0.05)  # It reads: both answers pass through its hands.
+        assert connection.wait(first, 10)
+        assert not second.done
+        reader.join()
+        assert second.done
+
+
 @pytest.mark.parametrize("size", [-1, 0, 3, 2**30, 2**31 - 1])
 def test_a_length_that_lies_costs_the_connection_and_no_memory(
     serve: Callable[..., Connection], size: int

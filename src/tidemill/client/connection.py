@@ -85,7 +85,9 @@ class Connection:
         self._socket: Any = None
         self._poll = select.poll()
         self._send_lock = threading.Lock()
-        self._read_lock = threading.Lock()
+        self._reading = threading.Condition()
+        """Notified when a thread has stopped to read: the answers that others wait for may be there."""
+        self._is_read = False
         self._pending: deque[Request] = deque()
         self._correlation = 0
         security = security or Security(config)
@@ -388,15 +390,32 @@ class Connection:
         """Waits up to ``timeout`` seconds for the answer; True once there is one, or an error."""
         deadline = time.monotonic() + timeout
         while not request.done:
-            now = time.monotonic()
-            if not self._read_lock.acquire(timeout=max(0.0, deadline - now)):
+            if not self._begin_reading(request, deadline):
                 return request.done
             try:
                 if not self._step(min(deadline, request.expires), request) and time.monotonic() >= deadline:
                     return False
             finally:
-                self._read_lock.release()
+                self._end_reading()
         return True
+
+    def _begin_reading(self, request: Request | None = None, deadline: float | None = None) -> bool:
+        """Waits until no other thread reads; False at ``deadline``, and once ``request`` has ended."""
+        with self._reading:
+            while self._is_read and (request is None or not request.done):
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._reading.wait(left_s)
+            if request is not None and request.done:
+                return False
+            self._is_read = True
+            return True
+
+    def _end_reading(self) -> None:
+        with self._reading:
+            self._is_read = False
+            self._reading.notify_all()
 
     def _step(self, deadline: float, request: Request) -> bool:
         """Reads one answer if one begins by ``deadline``; closes when the request has expired. Done?"""
@@ -427,9 +446,12 @@ class Connection:
 
     def receive(self) -> None:
         """For a thread that polls :meth:`fileno` itself: takes the answers that have begun to arrive."""
-        with self._read_lock:
+        self._begin_reading()
+        try:
             while self._readable(0.0):
                 self._receive()
+        finally:
+            self._end_reading()
 
     def expire(self, now: float) -> bool:
         """Closes the connection when its oldest request is overdue."""
@@ -487,7 +509,7 @@ class Connection:
         return bool(self._poll.poll(max(0, int(timeout * 1000 + 0.999))))
 
     def _receive(self) -> None:
-        """Reads one whole answer and hands it to its request. The caller holds the read lock."""
+        """Reads one whole answer and hands it to its request. No other thread reads meanwhile."""
         try:
             if not self._pending:
                 raise ProtocolError("an answer to no request")

@@ -115,6 +115,10 @@ def test_scram_by_a_delegation_token() -> None:
             "extension logicalCluster: its value must be printable",
         ),
         (
+            {"sasl.jaas.config": OAUTH_LINE, URL: "https://h/t", "sasl.oauthbearer.extensions": "a=b, c"},
+            "extensions: part 2 is not name=value",
+        ),
+        (
             {"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": "a.IAMLoginModule required awsSts=x;"},
             "awsSts",
         ),

@@ -171,11 +171,7 @@ def _credential(name: str, value: str | None, mechanism: str) -> str:
 def _token_login(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> TokenLogin:
     from tidemill.client.tokens import RefreshTimes
 
-    extensions = dict(
-        pair.strip().split("=", 1)
-        for pair in config.text("sasl.oauthbearer.extensions").split(",")
-        if "=" in pair
-    )
+    extensions = _extensions(config.text("sasl.oauthbearer.extensions"))
     extensions |= {
         name.removeprefix(EXTENSION): value for name, value in options.items() if name.startswith(EXTENSION)
     }
@@ -187,6 +183,17 @@ def _token_login(config: ClientConfig, mechanism: str, options: Mapping[str, str
         config["sasl.login.refresh.buffer.seconds"],
     )
     return TokenLogin(_source(config, mechanism, options), times, extensions)
+
+
+def _extensions(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, pair in enumerate(text.split(","), start=1):
+        name, equals, value = pair.strip().partition("=")
+        if equals:
+            found[name] = value
+        elif name:  # It is not shown: it may be a part of a secret.
+            raise ConfigError(f"sasl.oauthbearer.extensions: part {number} is not name=value")
+    return found
 
 
 def _source(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> TokenSource:

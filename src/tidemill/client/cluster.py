@@ -218,7 +218,10 @@ class Cluster:
         told: BrokerUnreachable | None = None
         while True:
             try:
-                return self._openings.first(self._openers(), deadline)
+                found = self._openings.first(self._openers(), deadline)
+                if told is not None:
+                    self._trouble = None  # The next question has its own.
+                return found
             except BrokerUnreachable as problem:
                 if isinstance(problem, NoAnswerYet) and told is not None:
                     raise told from None  # It says more than that the last attempt had no time.

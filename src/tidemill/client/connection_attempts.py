@@ -141,8 +141,9 @@ class Failure(NamedTuple):
 
     attempts: int
     until: float
-    """When it may be tried again; both in monotonic seconds."""
+    """When it may be tried again, in monotonic seconds."""
     since: float
+    """When the first of them failed, in monotonic seconds."""
     reason: str
 
 
@@ -156,13 +157,14 @@ class Failures:
 
     def failed(self, node_id: int, problem: TidemillError | None = None) -> None:
         """Notes a failure: the broker is left alone for a growing pause, with a fifth of jitter."""
+        now = time.monotonic()
         before = self._found.get(node_id)
+        if before is not None and now - before.until > FORGOTTEN_S:
+            before = None
         count = before.attempts if before else 0
         base = self._config.seconds("reconnect.backoff.ms") * 2 ** min(count, 20)
         pause = min(base, self._config.seconds("reconnect.backoff.max.ms")) * self._random.uniform(0.8, 1.2)
-        now = time.monotonic()
-        is_new = before is None or now - before.until > FORGOTTEN_S
-        since = now if before is None or is_new else before.since
+        since = before.since if before else now
         reason = str(problem) if problem else before.reason if before else ""
         self._found[node_id] = Failure(count + 1, now + pause, since, reason)
 

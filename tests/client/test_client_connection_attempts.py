@@ -1,0 +1,53 @@
+"""What a client remembers of brokers that failed, and when that is over."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.config import COMMON, ClientConfig
+from tidemill.client.connection import Connection
+from tidemill.client.connection_attempts import FORGOTTEN_S, Failures
+from tidemill.client.errors import BrokerUnreachable
+
+CONFIG = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
+
+
+def test_a_broker_that_nobody_has_tried_for_long_has_a_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    failures = Failures(CONFIG, random.Random(1))
+    for _ in range(8):
+        failures.failed(1, BrokerUnreachable("away"))
+    assert failures.pause(1) >= 0.8
+    assert failures.repeated(5) == [(1000.0, "away")]
+    now_s += FORGOTTEN_S + 2
+    failures.failed(1, BrokerUnreachable("away again"))
+    assert failures.pause(1) <= 0.06
+    assert failures.reason(1) == (now_s, "away again")
+    assert failures.repeated(5) == []
+
+
+def test_a_client_that_has_found_a_broker_again_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no metadata are read afterwards, as for the coordinator of a group."""
+    cluster = Cluster(CONFIG)
+    found = Connection("unused", 1, CONFIG)
+    reasons: list[str] = []
+
+    def first(*_: object) -> Connection:
+        if not reasons:
+            reasons.append("no broker can be reached")
+            raise BrokerUnreachable(reasons[0])
+        reasons.extend(wait.reason for wait in cluster.waits())
+        return found
+
+    monkeypatch.setattr(cluster._openings, "first", first)
+    try:
+        assert cluster.any_connection(time.monotonic() + 60) is found
+        assert reasons == ["no broker can be reached"] * 2
+        assert cluster.waits() == []
+    finally:
+        cluster.close()

@@ -541,22 +541,37 @@ def test_after_a_batch_that_expires_the_sequence_begins_again(sequence: int, bum
     assert not outcomes.expire(batch.created + 5.0)
 
 
+class Sent:
+    """A request without an answer."""
+
+    def __init__(self, tag: Any) -> None:
+        self.tag = tag
+        self.done = False
+
+    def response(self) -> Any:
+        raise BrokerUnreachable("the connection broke")
+
+
 class Broker:
     """What the sender sees of a broker: it notes the sequences of the batches that it is sent."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+        self.closed = False
         self.sequences: list[int] = []
 
     def version(self, key: ApiKey) -> int:
         return 9
+
+    def expire(self, now: float) -> bool:
+        return False
 
     def fileno(self) -> int:
         return -1
 
     def send(self, *arguments: Any, tag: Any, **options: Any) -> Any:
         self.sequences += [batch.sequence for batch in tag]
-        return type("Sent", (), {"done": False})()
+        return Sent(tag)
 
 
 def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
@@ -589,6 +604,33 @@ def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
     sender.outcomes.succeeded(queue.in_flight[0], 0, -1)
     sender._send_ready(time.monotonic() + 60)
     assert brokers[2].sequences == [0, 1]
+    for descriptor in (sender._wake_read, sender._wake_write):
+        os.close(descriptor)
+
+
+def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the thread of a refused login does: the connection is closed first, then its requests end."""
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    broker = Broker(1)
+    monkeypatch.setattr(cluster, "leader", lambda name, partition: 1)
+    monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
+    sender = Sender(cluster, found)
+    sender._producer_id, sender._producer_epoch = 7, 0
+    found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+    sender._send_ready(time.monotonic() + 1)
+    queue = topic.queues[0]
+    (request,) = sender._outstanding[broker]
+    sender._registered[10_000] = broker
+    broker.closed = True
+    sender._await(0.0)
+    request.done = True
+    sender._await(0.0)
+    assert (len(queue.in_flight), len(queue.waiting)) == (0, 1)
+    assert not sender._registered
     for descriptor in (sender._wake_read, sender._wake_write):
         os.close(descriptor)
 

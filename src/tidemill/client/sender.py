@@ -137,7 +137,8 @@ class Sender:
             while requests and requests[0].done:
                 self._answered(requests.popleft())
         for descriptor, connection in list(self._registered.items()):
-            if connection.closed:
+            # The thread that closes may not have ended every request yet: those are taken in a later turn.
+            if connection.closed and not self._outstanding.get(connection):
                 self._unregister(descriptor, connection)
 
     def _unregister(self, descriptor: int, connection: Connection) -> None:

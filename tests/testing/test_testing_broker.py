@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
 from tidemill.model.errors import ConfigError
-from tidemill.testing import Broker, BrokerFailed
+from tidemill.testing import Broker, BrokerFailed, StoreServer
 
 pytest_plugins = ["pytester"]
 
@@ -61,6 +64,21 @@ def test_a_broker_keeps_data_and_address_over_stop_and_crash() -> None:
         assert read(broker, "t") == [b"one", b"two"]
         assert broker.stop() == 0
         assert "stopped" in broker.log
+
+
+def test_what_ended_by_itself_is_started_again_and_leaves_no_file_open() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Broker() as broker, StoreServer() as store:
+            broker.pause()
+            for one in (broker, store):
+                os.kill(one.pid, signal.SIGKILL)
+                while one.running:
+                    time.sleep(0.01)
+                one.start()
+            assert broker.is_answering
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
 
 
 def test_nothing_stays_behind() -> None:

@@ -141,6 +141,7 @@ class Broker:
         """Starts the broker and waits until it serves. The port of an earlier start is kept."""
         if self.running:
             return self
+        self.kill()  # It may have ended by itself: its pipe and its links are as they were then.
         began = time.monotonic()
         if self._links is not None:
             self._links.starting()

@@ -52,6 +52,7 @@ class Child:
 
     def start(self, arguments: Sequence[str] = ()) -> dict[str, Any]:
         """Starts the process; the line that it writes once it serves."""
+        self.kill()  # It may have ended by itself: its pipes are open then.
         with open(self._log_path, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module, *arguments],

@@ -341,6 +341,24 @@ def test_a_table_of_sparks_file_sink_is_taken_over_also_after_kills(tmp_path: Pa
     assert manifest.batch == 3
 
 
+def test_a_power_cut_after_the_takeover_brings_no_file_back_that_does_not_count() -> None:
+    files = FaultyFiles()
+    dates, log = "/out/event_date=2013-01-01", "/out/_spark_metadata"
+    listed, unlisted = (f"{dates}/{SPARKS.format(number)}" for number in range(2))
+    for folder in ("/out", dates, log, "/checkpoint"):
+        files.make_directory(folder)
+    entry = json.dumps({"path": f"file://{listed}", "size": 1, "action": "add"})
+    for path, text in ((f"{log}/0", f"v1\n{entry}"), (listed, "x"), (unlisted, "y")):
+        files.replace(path, text.encode())
+    files.replace("/checkpoint/metadata", b'{"id":"9d3c"}')
+    for folder in ("/", "/out"):
+        files.sync_directory(folder)
+    table = open_table(files, "/out", "/checkpoint", len)
+    assert migrate(files, table, "/out", "/checkpoint") == 1
+    files.power_cut()
+    assert (files.exists(listed), files.exists(unlisted), files.exists(log)) == (True, False, False)
+
+
 def test_a_file_that_neither_spark_nor_its_list_knows_is_named_and_stays(tmp_path: Path) -> None:
     file_sink_table(tmp_path)
     mine = tmp_path / "out" / "event_date=2013-01-01" / "mine.parquet"

@@ -7,7 +7,7 @@ in the same folders, and other readers see them. The takeover removes these, and
 ====  =======================================================
 step  what is done
 ====  =======================================================
-1     files that the log does not name are removed
+1     files that the log does not name are removed, durably
 2     a manifest with the log's last micro-batch is made durable
 3     ``_spark_metadata`` is moved to ``_tidemill/spark_metadata``
 ====  =======================================================
@@ -18,6 +18,7 @@ A kill between two of them leaves ``_spark_metadata``, and the next run begins a
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -87,6 +88,9 @@ def migrate(files: Files, table: TableFolder, output: str, checkpoint: str) -> i
         )
     for path in unlisted:
         files.remove(path)
+    # The log is gone soon: a file that came back after a power cut would count then.
+    for folder in sorted({os.path.dirname(path) for path in unlisted}):
+        files.sync_directory(folder)
     table.adopt(query_of(files, checkpoint), log.batch if log.batch >= 0 else None)
     kept = f"{output}/{KEPT_LOG}"
     if files.exists(kept):

@@ -88,6 +88,7 @@ def said(*arguments: str, code: int = 2) -> str:
             ["--master", "spark://localhost:1"],
             "the master cannot be reached (localhost:1: Connection refused)",
         ),
+        (["--master", "spark://a..b:1"], "the master cannot be reached (a..b:1: it is no host name)"),
         (["--master", "yarn"], "master yarn needs HADOOP_CONF_DIR"),
         ([], "no broker can be reached (localhost:1: "),
     ],

@@ -491,6 +491,8 @@ def _check_reachable(connect: str) -> None:
             raise click.UsageError(f"--zookeeper {connect}: {text.strip()!r} is not HOST:PORT")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except UnicodeError:
+            problems.append(f"{text.strip()}: it is no host name")
         except (OSError, OverflowError) as problem:
             problems.append(f"{text.strip()}: {getattr(problem, 'strerror', None) or problem}")
         else:

@@ -144,7 +144,9 @@ def _check_reachable(master: str) -> None:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), MASTER_TIMEOUT_S).close()
-        except (OSError, OverflowError, UnicodeError) as problem:
+        except UnicodeError:
+            problems.append(f"{address}: it is no host name")
+        except (OSError, OverflowError) as problem:
             problems.append(f"{address}: {getattr(problem, 'strerror', None) or problem}")
         else:
             return

@@ -6,8 +6,6 @@ was given out, so that memory is bounded by ``fetch.max.bytes`` a broker.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import select
 import time
 from collections import deque
@@ -22,6 +20,7 @@ from tidemill.client.errors import NEXT_STEP, ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
 from tidemill.client.request import Request
 from tidemill.client.waits import Kind, Wait
+from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
@@ -112,20 +111,15 @@ class Fetcher:
         self._policy = config.text("auto.offset.reset")
         self._requests: dict[int, Request] = {}
         self.chunks: deque[Chunk] = deque()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._pipe = WakePipe()
 
     def wake(self) -> None:
         """Ends :meth:`wait` in the polling thread. From any thread."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"\0")
+        self._pipe.wake()
 
     def close(self) -> None:
         """Gives the descriptors back."""
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        self._wake_read = self._wake_write = -1
+        self._pipe.close()
 
     # -- asking -------------------------------------------------------------------------------------------
 
@@ -263,7 +257,7 @@ class Fetcher:
         if self.chunks and for_records:
             return
         poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._pipe, select.POLLIN)
         connections: dict[int, Connection] = {}
         for connection in (*(request.connection for request in self._requests.values()), *others):
             descriptor = connection.fileno()
@@ -271,9 +265,8 @@ class Fetcher:
                 poll.register(descriptor, select.POLLIN)
                 connections[descriptor] = connection
         for descriptor, _ in poll.poll(max(0, int(timeout * 1000 + 0.999))):
-            if descriptor == self._wake_read:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
+            if descriptor == self._pipe.fileno():
+                self._pipe.drain()
             else:
                 connections[descriptor].receive()
         self.take()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import threading
 import time
@@ -37,6 +36,7 @@ from tidemill.client.errors import (
 from tidemill.client.outcomes import Outcomes
 from tidemill.client.request import Request
 from tidemill.client.waits import Kind, Wait
+from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
@@ -72,23 +72,15 @@ class Sender:
         self._poll = select.poll()
         self._registered: dict[int, Connection] = {}
         self._outstanding: dict[Connection, deque[Request]] = {}
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._poll.register(self._wake_read, select.POLLIN)
-        self._awake = False
-        self._wake_lock = threading.Lock()
-        """Keeps a number that was closed, and may be another file by now, from being written to."""
+        self._pipe = WakePipe()
+        self._poll.register(self._pipe, select.POLLIN)
         self._refreshing = False
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="tidemill-producer", daemon=True)
 
     def wake(self) -> None:
         """Has the thread look again. Safe from any thread."""
-        if not self._awake:
-            self._awake = True
-            with self._wake_lock, contextlib.suppress(OSError):
-                os.write(self._wake_write, b"\0")
+        self._pipe.wake()
 
     # -- the loop -----------------------------------------------------------------------------------------
 
@@ -106,11 +98,7 @@ class Sender:
             if not isinstance(problem, Exception):
                 raise
         finally:
-            self._awake = True
-            with self._wake_lock:
-                os.close(self._wake_read)
-                os.close(self._wake_write)
-                self._wake_write = -1
+            self._pipe.close()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -123,10 +111,8 @@ class Sender:
     def _await(self, wait: float) -> None:
         """Sleeps until an answer, a wake-up or the time; takes the answers."""
         for descriptor, _ in self._poll.poll(int(wait * 1000 + 0.999)):
-            if descriptor == self._wake_read:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
-                self._awake = False
+            if descriptor == self._pipe.fileno():
+                self._pipe.drain()
                 continue
             connection = self._registered.get(descriptor)
             if connection is not None:

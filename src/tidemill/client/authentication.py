@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.client.errors import AuthenticationFailed, ClientError, error_for
-from tidemill.client.sasl import WrongSignature, printable, told
+from tidemill.client.sasl import WrongSignature, printable, refusal_text
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.sasl_authenticate import SaslAuthenticateRequest
@@ -129,7 +129,7 @@ def _refused(answer: Any, login: Login, mechanism: Mechanism, address: str) -> C
             detail=printable(answer.error_message or ""),
             broker=address,
         )
-    reasons = [mechanism.refusal(), told(answer.error_message or "")]
+    reasons = [mechanism.refusal(), refusal_text(answer.error_message or "")]
     why = ": ".join(dict.fromkeys(reason for reason in reasons if reason))
     return AuthenticationFailed(
         f"broker {address} refuses the login by {mechanism.name}{f' ({why})' if why else ''}; "

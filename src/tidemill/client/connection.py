@@ -55,7 +55,7 @@ TLS_ALERT = 0x1503
 """How an alert of TLS begins: a listener that speaks TLS sends one to who does not."""
 
 
-def _told(problem: OSError | None) -> str:
+def _reason_text(problem: OSError | None) -> str:
     return "it has no address" if problem is None else fault_of(problem)
 
 
@@ -180,7 +180,7 @@ class Connection:
             except BaseException:
                 made.close()
                 raise
-        why = _told(reason)
+        why = _reason_text(reason)
         if connected and self._tls is not None:
             refusal = self._tls.refusal(reason, self.address)
             if refusal is not None:

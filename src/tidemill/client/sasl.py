@@ -126,7 +126,7 @@ class OAuthBearerMechanism(Mechanism):
             self._step = advance(self.name, self.TABLE, self._step)
             return None
         self._step = advance(self.name, self.REFUSED, self._step)
-        self._refusal = told(challenge.decode(errors="replace"))
+        self._refusal = refusal_text(challenge.decode(errors="replace"))
         return _ABORT
 
     def refusal(self) -> str | None:
@@ -142,7 +142,7 @@ def check_extensions(extensions: Mapping[str, str]) -> None:
             raise ConfigError(f"SASL extension {name}: its value must be printable ASCII, and not empty")
 
 
-def told(text: str) -> str:
+def refusal_text(text: str) -> str:
     """A broker's reason in one bounded line: of a refusal of OAUTHBEARER, which is JSON, its status."""
     text = text[: 16 * CHALLENGE_SHOWN_MAX]
     try:

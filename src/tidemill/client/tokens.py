@@ -108,12 +108,13 @@ class TokenCache:
             try:
                 token = self.source.fetch()
             except ClientError as problem:
-                return self._last_one(problem, now)
+                return self._valid_or_raise(problem, now)
             self._token = token
             self._renew_at = self._times.renew_at(now, token.expires_s, random.random())
             return token
 
-    def _last_one(self, problem: ClientError, now: float) -> Token:
+    def _valid_or_raise(self, problem: ClientError, now: float) -> Token:
+        """The token of before, as long as it is valid; else ``problem``, which kept a new one from coming."""
         token = self._token
         if token is None or token.expires_s is None or token.expires_s <= now:
             raise problem
@@ -203,18 +204,18 @@ class ProviderSource(TokenSource):
             raise
         except OSError as problem:
             raise BrokerUnreachable(
-                f"{self.name} gave no token: {self._told(problem)}; is its service reachable from here?"
+                f"{self.name} gave no token: {self._fault(problem)}; is its service reachable from here?"
             ) from problem
         except Exception as problem:
             raise AuthenticationFailed(
-                f"{self.name} gave no token: {self._told(problem)}; correct the function, or what it reads"
+                f"{self.name} gave no token: {self._fault(problem)}; correct the function, or what it reads"
             ) from problem
-        return self._taken(given)
+        return self._token_of(given)
 
-    def _told(self, problem: Exception) -> str:
+    def _fault(self, problem: Exception) -> str:
         return without(self._secrets, f"{type(problem).__name__}: {problem}")
 
-    def _taken(self, given: Any) -> Token:
+    def _token_of(self, given: Any) -> Token:
         if isinstance(given, Token):
             return checked(given.text, given.expires_s, given.extensions, self.name)
         if isinstance(given, tuple) and len(given) >= 2:

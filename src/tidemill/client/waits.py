@@ -75,7 +75,7 @@ def unregister(source: Source) -> None:
 def waiting(kind: Kind, reason: str) -> Iterator[None]:
     """Has :func:`all_waits` name what the block waits for."""
     wait = Wait(kind, "", reason, time.monotonic())
-    source = _Told(wait)
+    source = _OneWait(wait)
     register(source)
     try:
         yield
@@ -83,7 +83,9 @@ def waiting(kind: Kind, reason: str) -> Iterator[None]:
         unregister(source)
 
 
-class _Told:
+class _OneWait:
+    """A source with one wait."""
+
     def __init__(self, wait: Wait) -> None:
         self._wait = wait
 

@@ -51,6 +51,12 @@ def test_before_4_2_a_listener_needs_brokers(monkeypatch: pytest.MonkeyPatch) ->
         LagListener()
 
 
+def test_from_4_2_on_a_listener_needs_no_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("4.2.0", "4.2.0.dev3", "4.10.1", "10.0.0"):
+        monkeypatch.setattr(pyspark, "__version__", version)
+        assert LagListener().latest("no query") is None
+
+
 def test_before_4_2_the_latest_offset_of_the_progress_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

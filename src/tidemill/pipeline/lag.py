@@ -100,7 +100,7 @@ class LagListener(StreamingQueryListener):
         query: str | None = None,
         on_lag: Callable[[Lag], object] | None = None,
     ) -> None:
-        if options is None and (group is not None or pyspark.__version__ < "4.2"):
+        if options is None and (group is not None or _is_before_4_2()):
             what = "commit to a group" if group is not None else f"ask for the latest offsets on {_version()}"
             raise ConfigError(
                 f"a LagListener needs the brokers to {what}: give it the options of the source, at least "
@@ -183,7 +183,7 @@ class LagListener(StreamingQueryListener):
 
     def _is_end_again(self, source: SourceProgress) -> bool:
         """Whether Spark shows the end of the micro-batch instead: before 4.2, for a Python source."""
-        return pyspark.__version__ < "4.2" and "version" in json.loads(source.latestOffset)
+        return _is_before_4_2() and "version" in json.loads(source.latestOffset)
 
     def _commit(self, offsets: Offsets) -> None:
         if self._group is None or not offsets:
@@ -192,6 +192,10 @@ class LagListener(StreamingQueryListener):
             self._connected().commit(self._group, offsets)
         except (TidemillError, OSError) as problem:
             log.warning("group %s does not show the stream's offsets: %s", self._group, problem)
+
+
+def _is_before_4_2() -> bool:
+    return tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2)
 
 
 def _version() -> str:

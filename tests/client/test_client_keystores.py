@@ -218,6 +218,26 @@ def test_a_certificate_that_is_renewed_on_disk_is_used_by_the_next_connection(st
     assert names(settings.context()) == ["another"]
 
 
+def test_while_a_renewed_key_is_missing_connections_use_the_key_of_before(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = store.file("half.pem", store.client.pem)
+    key = store.file("half.key", store.client.key_pem)
+    settings = TlsSettings(config(**{"ssl.certificate.location": path, "ssl.key.location": key}))
+    first = settings.context()
+    renewed = signed(store.ca, "client")
+    store.file("half.pem", renewed.pem)
+    os.utime(path, ns=(1, 1))
+    assert settings.context() is first
+    assert "the key belongs to another certificate" in caplog.text
+    assert "connections use the certificates and the key of before" in caplog.text
+    store.file("half.key", renewed.key_pem)
+    os.utime(key, ns=(1, 1))
+    caplog.clear()
+    assert settings.context() is not first
+    assert caplog.text == ""
+
+
 def test_names_are_checked_unless_that_is_switched_off() -> None:
     assert context_for(config()).check_hostname
     for off in ("", "none"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
@@ -15,6 +16,8 @@ from tidemill.model.faults import fault_of
 
 if TYPE_CHECKING:
     from tidemill.client.config import ClientConfig
+
+LOG = logging.getLogger(__name__)
 
 TRUST_STEP = (
     "name the authority that signed it: ssl.truststore.location (or ssl.ca.location, or its PEM text in "
@@ -56,11 +59,20 @@ class TlsSettings:
         return _identity_key(self._config) is not None
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection. Raises ConfigError for files that cannot be used."""
+        """The context for a new connection. Raises ConfigError for files that cannot be used at the first.
+
+        Later the context of before stays in use: a file may be half written, or its key not renewed yet.
+        """
         with self._lock:
             states = tuple(_state(self._config.text(key)) for key in _FILES)
-            if self._context is None or states != self._read_at:
+            if self._context is not None and states == self._read_at:
+                return self._context
+            try:
                 self._context, self._read_at = context_for(self._config), states
+            except ConfigError as problem:
+                if self._context is None:
+                    raise
+                LOG.warning("%s. Until then connections use the certificates and the key of before", problem)
             return self._context
 
     def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:

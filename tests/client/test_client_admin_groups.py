@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
 from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import Committed
 from tidemill.model.errors import ErrorCode
+from tidemill.testing import Broker
 
 NewTopic = Callable[..., str]
 
@@ -133,3 +134,17 @@ def test_a_group_that_is_not_there_has_no_lag_and_no_description(admin: Admin, g
     for call in (admin.describe_group, admin.group_lag):
         with pytest.raises(ClientError, match=f"cannot describe group '{group}': GROUP_ID_NOT_FOUND"):
             call(group)
+
+
+def test_a_commit_with_a_timeout_waits_no_longer_for_a_coordinator_that_does_not_answer() -> None:
+    with Broker() as broker, RangeReader(broker.bootstrap) as reader:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("t")
+        item = TopicPartition("t", 0)
+        reader.commit("g", {item: 0})
+        broker.pause()
+        began = time.monotonic()
+        with pytest.raises(ClientError):
+            reader.commit("g", {item: 1}, 1.0)
+        assert time.monotonic() - began < 20
+        broker.resume()

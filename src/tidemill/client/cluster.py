@@ -48,7 +48,7 @@ LATE_S = 5.0
 """A connection with a request without an answer for so long is passed over, where there is another broker."""
 
 METADATA_S = 10.0
-"""How long a broker may take to answer a question for metadata before another is asked."""
+"""How long a broker may take at least to answer a question for metadata, or for a coordinator."""
 
 SLOW_S = 1.0
 """What takes no longer than this is no reason to say that a client waits."""
@@ -323,16 +323,15 @@ class Cluster:
             try:
                 connection = self.any_connection(deadline)
                 version = connection.version(ApiKey.METADATA)
-                timeout = min(
-                    self.config.seconds("request.timeout.ms"), max(METADATA_S, deadline - time.monotonic())
-                )
                 asked = None if every else [MetadataRequestTopic(name=name) for name in sorted(self._wanted)]
                 if not every and version == 0 and not asked:
                     asked = [MetadataRequestTopic(name="")]  # an empty list means every topic in version 0
                 if every and version == 0:
                     asked = []
                 request = MetadataRequest(topics=asked, allow_auto_topic_creation=create or version < 4)
-                answer = connection.call(ApiKey.METADATA, request, version=version, timeout=timeout)
+                answer = connection.call(
+                    ApiKey.METADATA, request, version=version, timeout=self._answer_s(deadline)
+                )
                 if answer.error_code:
                     raise error_for(answer.error_code, "read metadata", broker=connection.address)
                 self._take(answer, every)
@@ -345,6 +344,11 @@ class Cluster:
             if time.monotonic() >= deadline or self.closed:
                 raise failure
             time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    def _answer_s(self, deadline: float) -> float:
+        """How long a broker may take to answer a question that another one can answer, too; seconds."""
+        left_s = deadline - time.monotonic()
+        return min(self.config.seconds("request.timeout.ms"), max(METADATA_S, left_s))
 
     def _take(self, answer: Any, every: bool) -> None:
         with self._lock:
@@ -462,7 +466,9 @@ class Cluster:
             else:
                 request.key = key
             try:
-                answer = connection.call(ApiKey.FIND_COORDINATOR, request, version=version)
+                answer = connection.call(
+                    ApiKey.FIND_COORDINATOR, request, version=version, timeout=self._answer_s(deadline)
+                )
                 found = answer.coordinators[0] if version >= 4 else answer
                 if not found.error_code:
                     with self._lock:

@@ -120,9 +120,10 @@ def commit_offsets(cluster: Cluster, group: str, offsets: Offsets, deadline: flo
     def ask(connection: Connection) -> None:
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
         request = commit_request(group, offsets, "", -1, None, version)
-        check_commit(
-            connection.call(ApiKey.OFFSET_COMMIT, request, version=version), group, connection.address
-        )
+        left_s = max(1.0, deadline - time.monotonic())
+        timeout = min(left_s, cluster.config.seconds("request.timeout.ms"))
+        answer = connection.call(ApiKey.OFFSET_COMMIT, request, version=version, timeout=timeout)
+        check_commit(answer, group, connection.address)
 
     with_coordinator(cluster, group, deadline, ask)
 

@@ -145,13 +145,16 @@ class RangeReader:
             {TopicPartition(n, p): place for n, v in views.items() for p in range(v.partitions)}
         )
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Notes offsets for a group that has no members, so that lag tools see how far the stream is."""
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None = None) -> None:
+        """Notes offsets for a group that has no members, so that lag tools see how far the stream is.
+
+        ``timeout`` is in seconds, ``default.api.timeout.ms`` unless told.
+        """
         commit_offsets(
             self._cluster,
             group,
             {item: (offset, -1, "") for item, offset in offsets.items()},
-            self._deadline(),
+            self._deadline() if timeout is None else time.monotonic() + timeout,
         )
 
     # -- records ------------------------------------------------------------------------------------------

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import time
 from typing import Any
 
 import pyspark
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from tidemill.client.errors import DataLoss
+from tidemill.client import cluster as client_cluster
+from tidemill.client.errors import DataLoss, error_for
 from tidemill.client.ranges import RangeReader
-from tidemill.model.errors import InvalidRecord
+from tidemill.model.errors import ErrorCode, InvalidRecord
 from tidemill.pipeline import stream
 from tidemill.pipeline.options import parse_source_options
 from tidemill.pipeline.reader import read_range
@@ -517,6 +519,26 @@ def test_a_group_commit_that_fails_is_repeated_and_logged_every_ten_seconds_whil
         reader.latestOffset(start)
     assert caplog.text.count("does not show") == 2
     monkeypatch.undo()
+
+
+def test_a_coordinator_that_is_away_holds_no_micro_batch_up_for_long(
+    cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 2)
+    reader = readers(topic, commitOffsets="true", kafka__group__id=f"{topic}-g")
+    start = reader.initialOffset()
+
+    def away(*_: Any) -> int:
+        raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "find the coordinator of a group")
+
+    monkeypatch.setattr(client_cluster.Cluster, "coordinator", away)
+    monkeypatch.setattr(stream, "COMMIT_S", 0.5)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
+        assert next_of(reader.latestOffset(start)) == {"0": 2}
+    assert time.monotonic() - began < 20
+    assert "does not show the stream's offsets: cannot find the coordinator" in caplog.text
 
 
 def test_a_log_that_ends_before_the_position_is_a_loss(cluster: Any, readers: Any) -> None:

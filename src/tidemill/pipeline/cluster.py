@@ -43,8 +43,8 @@ class Cluster(Protocol):
         """The records from ``start`` up to, and without, ``end``, as columns. Raises DataLoss."""
         ...
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Notes offsets for a group that has no members."""
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None = None) -> None:
+        """Notes offsets for a group that has no members; ``timeout`` is in seconds."""
         ...
 
     def close(self) -> None:

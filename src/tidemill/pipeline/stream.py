@@ -63,6 +63,8 @@ log = logging.getLogger("tidemill.pipeline")
 IDLE_PAUSE_S_MIN = 0.01
 IDLE_PAUSE_S_MAX = 0.1
 """Between two looks at the cluster that find nothing new: twice as long each time, within these bounds."""
+COMMIT_S = 5.0
+"""How long a micro-batch waits for the coordinator of the group that shows its offsets."""
 COMMIT_AGAIN_S = 10.0
 """How long after a failed commit the same position is committed again, when an idle reader is asked."""
 
@@ -263,7 +265,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if partition.topic not in self._absent
         }
         try:
-            self._connected().commit(group, offsets)
+            self._connected().commit(group, offsets, COMMIT_S)
             self._committed = position
         except (TidemillError, OSError) as problem:
             log.warning("group %s does not show the stream's offsets: %s", group, problem)

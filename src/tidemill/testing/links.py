@@ -90,4 +90,4 @@ class BrokerLinks:
     def mend(self) -> None:
         """Heals the link to its clients, and forgets errors."""
         self.heal()
-        self.network.ask({"do": "forget", "target": self.name})
+        self.network.forget(self.name)

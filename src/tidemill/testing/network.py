@@ -41,7 +41,7 @@ class InjectedError:
 
     def cancel(self) -> None:
         """Replaces no more answers."""
-        self._network.ask({"do": "forget", "target": self._target, "rule": self._rule})
+        self._network.forget(self._target, self._rule)
 
     def __enter__(self) -> InjectedError:
         return self
@@ -143,6 +143,10 @@ class Network:
             }
         )["rule"]
         return InjectedError(self, name, int(rule), f"{code.name} in answers to {key.name}")
+
+    def forget(self, target: str, rule: int | None = None) -> None:
+        """Replaces no more answers of a broker: by one rule, or by all when none is named."""
+        self.ask({"do": "forget", "target": target, "rule": rule})
 
 
 __all__ = ["BROKERS", "CLIENTS", "HOST", "STORE", "InjectedError", "Network"]

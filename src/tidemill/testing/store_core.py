@@ -71,7 +71,7 @@ _KINDS: Final = {
     EventKind.CHILDREN_CHANGED: 4,
 }
 _VERSION_POSITION: Final = 4 * 8
-"""Behind the two transactions and the two times."""
+"""Behind the two transactions and the two stat."""
 _LENGTH_POSITION: Final = _VERSION_POSITION + 3 * 4 + 8
 """Behind the three versions and the owner."""
 _EPHEMERAL, _SEQUENTIAL = 1, 2
@@ -85,25 +85,25 @@ class Watches:
 
     def __init__(self) -> None:
         self.data: set[str] = set()
-        """Told once of a node's data and being."""
+        """Paths with a one-shot watch of the data of a node, its creation and its deletion."""
         self.children: set[str] = set()
-        """Told once of a node's children and end."""
+        """Paths with a one-shot watch of the children of a node and its deletion."""
         self.persistent: set[str] = set()
         self.recursive: set[str] = set()
 
     def take(self, event: Event) -> bool:
-        """Whether the connection is told of an event; one-shot watches are used up by that."""
+        """Whether an event triggers a watch of the connection; one-shot watches are removed by that."""
         path, kind = event.path, event.kind
-        told = path in self.persistent
+        is_triggered = path in self.persistent
         if kind is not EventKind.CHILDREN_CHANGED:
-            told = told or any(path in self.recursive for path in _with_parents(path))
+            is_triggered = is_triggered or any(path in self.recursive for path in _with_parents(path))
             if path in self.data:
                 self.data.discard(path)
-                told = True
+                is_triggered = True
         if kind in (EventKind.CHILDREN_CHANGED, EventKind.DELETED) and path in self.children:
             self.children.discard(path)
-            told = True
-        return told
+            is_triggered = True
+        return is_triggered
 
     def remove(self, path: str, kind: int) -> bool:
         """Ends watches of a path: 1 of its children, 2 of its data, 3 all; False when there are none."""
@@ -122,8 +122,8 @@ def _with_parents(path: str) -> Iterator[str]:
         yield path
 
 
-class Facts:
-    """What a stat says of a node beside what the tree knows."""
+class NodeStat:
+    """The part of a node's stat that the tree does not keep."""
 
     __slots__ = ("changed_at_ms", "changed_in", "children_changed_in", "children_version", "made_at_ms")
 
@@ -152,7 +152,7 @@ class StoreCore:
     def __init__(self) -> None:
         self.tree = Tree()
         self.sessions: dict[int, Session] = {}
-        self._facts: dict[str, Facts] = {"/": Facts(0, 0)}
+        self._stats: dict[str, NodeStat] = {"/": NodeStat(0, 0)}
         self._next_session = 0x7469_6400_0000_0001
 
     @property
@@ -238,19 +238,19 @@ class StoreCore:
         node = self.tree.get(path)
         if node is None:
             raise Refused(Code.NO_NODE)
-        facts = self._facts[path]
+        stat = self._stats[path]
         return STAT.pack(
             node.creation_id,
-            facts.changed_in,
-            facts.made_at_ms,
-            facts.changed_at_ms,
+            stat.changed_in,
+            stat.made_at_ms,
+            stat.changed_at_ms,
             node.version,
-            facts.children_version,
+            stat.children_version,
             0,
             node.owner,
             len(node.data),
             len(self.tree.children(path)),
-            facts.children_changed_in,
+            stat.children_changed_in,
         )
 
     def _read_many(self, session: Session, reader: Reader) -> bytes:
@@ -310,7 +310,7 @@ class StoreCore:
         return text_bytes(result.path) + (bytes(stat) if number == Op.CREATE2 else b"")
 
     def _apply(self, operations: Sequence[Operation], session: Session, now_ms: int) -> list[Result]:
-        """Makes changes, and tells their events. Raises OperationError, Refused for what makes no sense."""
+        """Makes changes, and triggers watches. Raises OperationError, Refused for what makes no sense."""
         try:
             applied = self.tree.apply(operations, session.session_id)
         except ValueError:
@@ -318,24 +318,24 @@ class StoreCore:
         for event in applied.events:
             self._note(event, now_ms)
         for event in applied.events:
-            self._tell(event)
+            self._trigger_watches(event)
         return applied.results
 
     def _note(self, event: Event, now_ms: int) -> None:
         if event.kind is EventKind.CREATED:
-            self._facts[event.path] = Facts(self.transaction, now_ms)
+            self._stats[event.path] = NodeStat(self.transaction, now_ms)
         elif event.kind is EventKind.DELETED:
-            self._facts.pop(event.path, None)
-        elif (facts := self._facts.get(event.path)) is not None:
+            self._stats.pop(event.path, None)
+        elif (stat := self._stats.get(event.path)) is not None:
             if event.kind is EventKind.DATA_CHANGED:
-                facts.changed_in, facts.changed_at_ms = self.transaction, now_ms
+                stat.changed_in, stat.changed_at_ms = self.transaction, now_ms
             else:
-                facts.children_version += 1
-                facts.children_changed_in = self.transaction
+                stat.children_version += 1
+                stat.children_changed_in = self.transaction
 
     # Watches
 
-    def _tell(self, event: Event) -> None:
+    def _trigger_watches(self, event: Event) -> None:
         for session in self.sessions.values():
             if session.watches.take(event):
                 self._notify(session, event)
@@ -369,21 +369,21 @@ class StoreCore:
             session.watches.persistent.update(reader.texts())
             session.watches.recursive.update(reader.texts())
         for path in data:
-            if path not in self._facts:
+            if path not in self._stats:
                 self._notify(session, Event(EventKind.DELETED, path))
-            elif self._facts[path].changed_in > since:
+            elif self._stats[path].changed_in > since:
                 self._notify(session, Event(EventKind.DATA_CHANGED, path))
             else:
                 session.watches.data.add(path)
         for path in exist:
-            if path in self._facts:
+            if path in self._stats:
                 self._notify(session, Event(EventKind.CREATED, path))
             else:
                 session.watches.data.add(path)
         for path in children:
-            if path not in self._facts:
+            if path not in self._stats:
                 self._notify(session, Event(EventKind.DELETED, path))
-            elif self._facts[path].children_changed_in > since:
+            elif self._stats[path].children_changed_in > since:
                 self._notify(session, Event(EventKind.CHILDREN_CHANGED, path))
             else:
                 session.watches.children.add(path)

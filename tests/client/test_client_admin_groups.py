@@ -148,3 +148,21 @@ def test_a_commit_with_a_timeout_waits_no_longer_for_a_coordinator_that_does_not
             reader.commit("g", {item: 1}, 1.0)
         assert time.monotonic() - began < 20
         broker.resume()
+
+
+def test_committed_offsets_are_waited_for_ten_seconds_of_a_coordinator_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Broker() as broker, Consumer(broker.bootstrap, group_id="g") as consumer:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("t")
+        item = TopicPartition("t", 0)
+        assert consumer.committed([item]) == {}
+        coordinator = next(iter(consumer._cluster.nodes))
+        monkeypatch.setattr(consumer._cluster, "coordinator", lambda *_: coordinator)
+        broker.pause()
+        began = time.monotonic()
+        with pytest.raises(ClientError):
+            consumer.committed([item], timeout=1.0)
+        assert time.monotonic() - began < 25
+        broker.resume()

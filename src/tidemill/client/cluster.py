@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill.client import waits
 from tidemill.client.authentication import Security
-from tidemill.client.cluster_image import Node, Partition, Topic
+from tidemill.client.cluster_image import Node, Topic, topic_image
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.connection_attempts import Failures, Opener, Openings, no_answer, slow_open
@@ -330,7 +330,7 @@ class Cluster:
                     asked = []
                 request = MetadataRequest(topics=asked, allow_auto_topic_creation=create or version < 4)
                 answer = connection.call(
-                    ApiKey.METADATA, request, version=version, timeout=self._answer_s(deadline)
+                    ApiKey.METADATA, request, version=version, timeout=self.answer_s(deadline)
                 )
                 if answer.error_code:
                     raise error_for(answer.error_code, "read metadata", broker=connection.address)
@@ -345,7 +345,7 @@ class Cluster:
                 raise failure
             time.sleep(self.config.seconds("retry.backoff.ms"))
 
-    def _answer_s(self, deadline: float) -> float:
+    def answer_s(self, deadline: float) -> float:
         """How long a broker may take to answer a question that another one can answer, too; seconds."""
         left_s = deadline - time.monotonic()
         return min(self.config.seconds("request.timeout.ms"), max(METADATA_S, left_s))
@@ -365,7 +365,7 @@ class Cluster:
                         self.topics.pop(item.name, None)
                     continue
                 self.errors.pop(item.name, None)
-                found[item.name] = self._topic(item)
+                found[item.name] = topic_image(item, self.topics.get(item.name))
             if every:
                 self.topics = found
             else:
@@ -373,29 +373,6 @@ class Cluster:
             self.names = {t.topic_id: t.name for t in self.topics.values() if t.topic_id != ZERO_ID}
             self._refreshed = time.monotonic()
             self.version += 1
-
-    def _topic(self, item: Any) -> Topic:
-        """The new image of a topic; a partition whose leader epoch went back is an old broker's view."""
-        old = self.topics.get(item.name)
-        before = {p.partition: p for p in old.partitions} if old and old.topic_id == item.topic_id else {}
-        partitions: list[Partition] = []
-        for p in sorted(item.partitions, key=lambda p: p.partition_index):
-            known = before.get(p.partition_index)
-            if known is not None and 0 <= p.leader_epoch < known.leader_epoch:
-                partitions.append(known)
-                continue
-            partitions.append(
-                Partition(
-                    p.partition_index,
-                    p.leader_id,
-                    p.leader_epoch,
-                    p.replica_nodes,
-                    p.isr_nodes,
-                    p.offline_replicas,
-                    p.error_code,
-                )
-            )
-        return Topic(item.name, item.topic_id, item.is_internal, partitions)
 
     def want(self, topics: Iterable[str]) -> None:
         """Has the next refresh read ``topics`` too."""
@@ -467,7 +444,7 @@ class Cluster:
                 request.key = key
             try:
                 answer = connection.call(
-                    ApiKey.FIND_COORDINATOR, request, version=version, timeout=self._answer_s(deadline)
+                    ApiKey.FIND_COORDINATOR, request, version=version, timeout=self.answer_s(deadline)
                 )
                 found = answer.coordinators[0] if version >= 4 else answer
                 if not found.error_code:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tidemill.model.configs.listeners import join_address
 
 
@@ -59,3 +61,29 @@ class Topic:
         self.topic_id = topic_id
         self.internal = internal
         self.partitions = partitions
+
+
+def topic_image(item: Any, old: Topic | None) -> Topic:
+    """The image of a topic in an answer to Metadata, after ``old``.
+
+    A partition whose leader epoch went back is an old broker's view: that of ``old`` stays.
+    """
+    before = {p.partition: p for p in old.partitions} if old and old.topic_id == item.topic_id else {}
+    partitions: list[Partition] = []
+    for p in sorted(item.partitions, key=lambda p: p.partition_index):
+        known = before.get(p.partition_index)
+        if known is not None and 0 <= p.leader_epoch < known.leader_epoch:
+            partitions.append(known)
+            continue
+        partitions.append(
+            Partition(
+                p.partition_index,
+                p.leader_id,
+                p.leader_epoch,
+                p.replica_nodes,
+                p.isr_nodes,
+                p.offline_replicas,
+                p.error_code,
+            )
+        )
+    return Topic(item.name, item.topic_id, item.is_internal, partitions)

@@ -156,7 +156,8 @@ def fetch_offsets(
                 if wanted is None
                 else [OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in wanted.items()]
             )
-        answer = connection.call(ApiKey.OFFSET_FETCH, request, version=version)
+        timeout = cluster.answer_s(deadline)
+        answer = connection.call(ApiKey.OFFSET_FETCH, request, version=version, timeout=timeout)
         found = answer.groups[0] if version >= 8 else answer
         return _take(found, group, connection.address)
 

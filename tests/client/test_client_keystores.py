@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,23 @@ def test_files_that_cannot_be_used_say_which_setting_to_correct(store: Store) ->
         text = str(caught.value)
         assert PASSWORD not in text
         assert "PRIVATE KEY-----\n" not in text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["ssl.keystore.location"],
+        ["ssl.truststore.location"],
+        ["ssl.ca.location"],
+        ["ssl.certificate.location", "ssl.key.location"],
+    ],
+)
+def test_a_key_where_the_name_of_a_file_is_due_is_refused_without_being_shown(names: list[str]) -> None:
+    text = "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----"
+    made = config(**dict.fromkeys(names, text))
+    with pytest.raises(ConfigError, match=r"holds PEM text where the name of a file is due") as caught:
+        context_for(made)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize(

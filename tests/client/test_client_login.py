@@ -246,5 +246,11 @@ def test_a_secret_that_is_no_text_is_refused_without_being_shown(name: str) -> N
     assert str(10**6) not in "".join(traceback.format_exception(caught.value))
 
 
+def test_a_token_where_its_provider_is_due_is_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigError, match="a token itself belongs in a file") as caught:
+        config(sasl__oauth__token__provider="eyJhbGciOiJub25lIn0.eyJleHAiOjF9.t0ken")
+    assert "t0ken" not in str(caught.value)
+
+
 def test_a_token_is_not_shown() -> None:
     assert "t0ken" not in repr(Token("t0ken", None))

@@ -366,6 +366,14 @@ def test_urls_are_shown_without_user_password_and_query() -> None:
             check_url(url)
 
 
+@pytest.mark.parametrize("user", ["u:p4ssword@", "p4ssword@", ":p4ssword@"])
+def test_a_password_before_the_host_of_a_url_is_refused_without_being_shown(user: str) -> None:
+    with pytest.raises(ConfigError, match=r"before its host.* leave it out") as caught:
+        check_url(f"https://{user}host/path")
+    assert "p4ssword" not in str(caught.value)
+    assert "https://host/path" in str(caught.value)
+
+
 # -- MSK --------------------------------------------------------------------------------------------------
 
 

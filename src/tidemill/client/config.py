@@ -108,7 +108,11 @@ def _provider(name: str, value: Any) -> Any:
         return value.token
     if isinstance(value, str) and re.fullmatch(r"[\w.]+:[\w.]+", value):
         return value
-    raise ConfigError(f"{name}={value!r} is neither callable nor module:function")
+    # The value is not shown: it may be a token.
+    raise ConfigError(
+        f"{name} is neither callable nor module:function; a token itself belongs in a file, which "
+        "sasl.oauthbearer.token.endpoint.url=file:///PATH names"
+    )
 
 
 def _choice(*allowed: str, **aliases: str) -> Callable[[str, Any], str]:

@@ -44,7 +44,12 @@ class Identity(NamedTuple):
 
 
 def read_store(key: str, path: str) -> bytes:
-    """The file that the setting ``key`` names. Raises ConfigError."""
+    """The file that the setting ``key`` names. Raises ConfigError, whose text holds no PEM."""
+    if "-----BEGIN " in path:
+        raise ConfigError(
+            f"{key} holds PEM text where the name of a file is due; texts belong in ssl.keystore.key, "
+            "ssl.keystore.certificate.chain and ssl.truststore.certificates"
+        )
     try:
         with open(path, "rb") as file:
             data = file.read(STORE_BYTES_MAX + 1)

@@ -167,6 +167,12 @@ def check_url(url: str) -> str:
             f"sasl.oauthbearer.token.endpoint.url={without_user(url)!r} is no URL; allowed are "
             "https://HOST/PATH, http://HOST/PATH and file:///PATH of a token"
         )
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"sasl.oauthbearer.token.endpoint.url={without_user(url)!r} has a user or a password before its "
+            "host, which no token endpoint is sent: leave it out, and give client id and secret in "
+            "sasl.oauthbearer.client.credentials.client.id and .client.secret, or in sasl.jaas.config"
+        )
     return url
 
 

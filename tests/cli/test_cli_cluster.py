@@ -242,6 +242,10 @@ def test_a_directory_that_is_named_goes_before_brokers_of_the_environment(
         assert "no broker of the cluster in two runs" in call("cluster", *command, "-d", "two", code=1)
     assert elsewhere in call("cluster", "status", code=1)
     assert elsewhere in call("cluster", "status", "-d", "two", "-b", elsewhere, code=1)
+    monkeypatch.delenv("TIDEMILL_BOOTSTRAP")
+    keys = ("-X", f"bootstrap.servers={elsewhere}")
+    assert elsewhere in call("cluster", "status", *keys, code=1)
+    assert "no broker of the cluster in two runs" in call("cluster", "status", "-d", "two", *keys, code=1)
 
 
 def test_a_full_disk_is_said_to_be_full(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,22 @@ def test_nobody_listening_is_said_at_once(cli: Run) -> None:
     assert "no host:port" in cli("topic", "list", "-b", "nonsense", code=2)
 
 
+def test_brokers_of_the_client_keys_are_asked_where_no_others_are_named(
+    cli: Run, topic: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(f"bootstrap.servers={broker.bootstrap}\n")
+    monkeypatch.delenv("TIDEMILL_BOOTSTRAP")
+    monkeypatch.chdir(tmp_path)  # no cluster of a directory is here
+    assert topic in cli("topic", "list", "--command-config", str(file))
+    assert topic in cli("topic", "list", "-X", f"bootstrap.servers={broker.bootstrap}")
+    assert broker.bootstrap in cli("cluster", "status", "--command-config", str(file))
+    nobody = "127.0.0.1:1"
+    assert nobody in cli("topic", "list", "--command-config", str(file), "-b", nobody, code=1)
+    monkeypatch.setenv("TIDEMILL_BOOTSTRAP", nobody)
+    assert nobody in cli("topic", "list", "--command-config", str(file), code=1)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

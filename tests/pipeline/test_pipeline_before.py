@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -234,6 +235,18 @@ def test_the_environment_names_the_cluster(tmp_path: Path, monkeypatch: pytest.M
     assert "(localhost:2: " in said("publish", "-t", "t", str(tmp_path / "rows.csv"), code=1)
 
 
+def test_the_file_of_client_keys_names_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
+    (tmp_path / "client.properties").write_text("bootstrap.servers=localhost:2\n")
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    keys = ("--command-config", str(tmp_path / "client.properties"))
+    assert "(localhost:2: " in said("load", *keys, "-t", "t", "-o", str(tmp_path / "out"), code=1)
+    assert "(localhost:2: " in said("publish", *keys, "-t", "t", str(tmp_path / "rows.csv"), code=1)
+    assert "(localhost:3: " in said(
+        "publish", *keys, "-b", "localhost:3", "-t", "t", str(tmp_path / "rows.csv"), code=1
+    )
+
+
 def test_topics_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
     with Broker({"auto.create.topics.enable": "true"}) as broker:
@@ -358,12 +371,13 @@ def test_a_login_comes_from_a_file_of_javas_tools(tmp_path: Path) -> None:
         "bootstrap": "h:1",
         "extra": ("kafka.client.id=other",),
     }
-    assert _kafka_options(given) == {
-        "kafka.bootstrap.servers": "h:1",
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.jaas.config": line,
-        "kafka.client.id": "other",
-    }
+    with click.Context(command):  # as in a call of it
+        assert _kafka_options(given) == {
+            "kafka.bootstrap.servers": "h:1",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.jaas.config": line,
+            "kafka.client.id": "other",
+        }
     load = ("load", "-b", "localhost:1", "-t", "t", "-o", str(tmp_path / "out"))
     assert "(localhost:1: " in said(*load, "--command-config", str(file), code=1)
     file.write_text(

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from tidemill.cli import suggest
 from tidemill.cli.local import DIRECTORY, DIRECTORY_VARIABLE, LocalCluster
-from tidemill.cli.options import target_options
+from tidemill.cli.options import brokers_of, client_settings, target_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,9 @@ def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str,
     targeted = target_options(function)
 
     def made(*arguments: Any, directory: str, bootstrap: str, **rest: Any) -> Any:
-        source = click.get_current_context().get_parameter_source
+        ctx = click.get_current_context()
+        source = ctx.get_parameter_source
+        brokers = brokers_of(ctx, bootstrap, client_settings(rest["client_file"], rest["client_sets"]))
         given = ParameterSource.COMMANDLINE
         local: LocalCluster | None
         if source("directory") == given and source("bootstrap") != given:
@@ -50,12 +52,13 @@ def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str,
             local = LocalCluster.existing(directory)
         else:
             local = LocalCluster.load(directory)
-            named = source("bootstrap") != ParameterSource.DEFAULT
+            named = source("bootstrap") != ParameterSource.DEFAULT or brokers != bootstrap
             if local is not None and named:
                 known = local.bootstrap.split(",")
-                local = None if set(bootstrap.split(",")).isdisjoint(known) else local
+                local = None if set(brokers.split(",")).isdisjoint(known) else local
         if local is not None and local.ports:
             bootstrap = local.bootstrap
+            rest["client_sets"] = (*rest["client_sets"], f"bootstrap.servers={bootstrap}")
             if not any(name.isdigit() for name in local.running()):
                 raise click.ClickException(
                     f"no broker of the cluster in {directory} runs: 'tidemill cluster up{local.option}' "

@@ -68,7 +68,8 @@ def _clients() -> Iterable[str]:
     from tidemill.client.config import ALIASES, GONE, KEYS, REQUIRED
     from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
 
-    yield "\n## Client keys\n\nOf `tidemill.client`, and of the command line (`-X`, `--command-config`).\n\n"
+    yield "\n## Client keys\n\nOf `tidemill.client`, and of the command line (`-X`, `--command-config`), "
+    yield "whose `-b` and TIDEMILL_BOOTSTRAP go before `bootstrap.servers`.\n\n"
     yield "| key | client | default | meaning |\n|---|---|---|---|\n"
     for key in KEYS.values():
         if key.default is REQUIRED:

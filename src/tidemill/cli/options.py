@@ -6,10 +6,11 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from tidemill.cli import suggest
 from tidemill.model.errors import ConfigError
@@ -131,7 +132,8 @@ bootstrap_option = click.option(
     metavar="HOST:PORT",
     help="Brokers to ask first, apart by commas.",
 )
-"""The same for every command that asks a cluster."""
+"""The same for every command that asks a cluster. ``bootstrap.servers`` of its client keys goes before the
+default."""
 
 
 client_file_option = click.option(
@@ -186,7 +188,8 @@ def target_options(function: F) -> F:
     ) -> Any:
         from tidemill.cli.waiting import watching
 
-        target = Target(bootstrap, client_settings(client_file, client_sets))
+        settings = client_settings(client_file, client_sets)
+        target = Target(brokers_of(click.get_current_context(), bootstrap, settings), settings)
         try:
             with watching():
                 target.check_reachable()
@@ -227,6 +230,14 @@ def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[
     for name, value in given.items():
         _check_client_setting("-X", name, value)
     found.update(given)
+    return found
+
+
+def brokers_of(ctx: click.Context, bootstrap: str, settings: Mapping[str, Any]) -> str:
+    """The brokers to ask first: ``bootstrap``, or those of the client keys where nobody has named any."""
+    if ctx.get_parameter_source("bootstrap") not in (None, ParameterSource.DEFAULT):
+        return bootstrap
+    found: str = settings.get("bootstrap.servers") or settings.get("metadata.broker.list") or bootstrap
     return found
 
 

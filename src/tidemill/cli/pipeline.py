@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 import click
 
-from tidemill.cli.options import Target, Whole, bootstrap_option, client_file_option, client_settings, pairs
+from tidemill.cli.options import (
+    Target,
+    Whole,
+    bootstrap_option,
+    brokers_of,
+    client_file_option,
+    client_settings,
+    pairs,
+)
 from tidemill.model.errors import ConfigError, TidemillError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -183,7 +191,8 @@ def wrong_usage() -> Iterator[None]:
 
 def _kafka_options(given: dict[str, Any]) -> dict[str, str]:
     """Options of the format ``tidemill`` for the cluster: those of ``--option`` go before the file's keys."""
-    keys = {**client_settings(given["client_file"], ()), "bootstrap.servers": given["bootstrap"]}
+    keys = client_settings(given["client_file"], ())
+    keys["bootstrap.servers"] = brokers_of(click.get_current_context(), given["bootstrap"], keys)
     return {**{f"kafka.{name}": value for name, value in keys.items()}, **pairs("--option", given["extra"])}
 
 

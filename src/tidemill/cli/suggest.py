@@ -80,11 +80,11 @@ def _asked(ctx: click.Context, incomplete: str, ask: Callable[[Admin], Iterable[
     """The names that the cluster of the line so far gives; none when anything goes wrong."""
     # A shell shows what is printed here in the middle of the line that is being typed.
     with contextlib.suppress(Exception):
-        from tidemill.cli.options import Target, client_settings
+        from tidemill.cli.options import Target, brokers_of, client_settings
         from tidemill.client import Admin
 
         given = client_settings(ctx.params.get("client_file"), ctx.params.get("client_sets") or ())
-        bootstrap = ctx.params.get("bootstrap") or "localhost:9092"
+        bootstrap = brokers_of(ctx, ctx.params.get("bootstrap") or "localhost:9092", given)
         limits = {
             "default_api_timeout_ms": PATIENCE_MS,
             "request_timeout_ms": PATIENCE_MS,

@@ -120,6 +120,19 @@ def test_a_topic_that_is_not_there_is_created_when_that_is_asked_for_only(
         consumer.partitions_for("ordres")
 
 
+@pytest.mark.parametrize("group", [(), ("-g", "fleet-readers")])
+def test_a_topic_that_is_not_there_cannot_be_read_and_is_not_created(
+    cli: Run, group: tuple[str, ...]
+) -> None:
+    cli("topic", "create", "fleets", "--if-not-exists")
+    said = cli("consume", "fleet", "-e", *group, code=1)
+    assert said == (
+        "tidemill: topic 'fleet' is not there: 'tidemill topic create fleet' creates it, 'tidemill topic "
+        "list' shows what there is; did you mean fleets?\n"
+    )
+    assert "fleet " not in cli("topic", "list").replace("\t", " ")
+
+
 def on_a_terminal(broker: Broker, answer: str, topic: str) -> tuple[int, str]:
     """``echo line | tidemill produce TOPIC`` on a terminal, where ``answer`` is typed: exit code, screen."""
     pid, descriptor = pty.fork()

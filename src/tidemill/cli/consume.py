@@ -17,6 +17,7 @@ from tidemill.cli.options import Duration, Moment, Target, Whole, target_options
 from tidemill.cli.output import after_interrupt, counted, on_terminal, time_text
 from tidemill.cli.records import as_text, for_terminal, hexadecimal, to_json
 from tidemill.cli.waiting import say_no_more
+from tidemill.model.configs.topic import near
 
 if TYPE_CHECKING:
     from tidemill.client import Consumer
@@ -232,11 +233,14 @@ def command(
         isolation_level="read_committed" if read_committed else "read_uncommitted",
         # So that it is noticed soon when the coordinator does not answer.
         heartbeat_interval_ms=HEARTBEAT_MS,
+        # A misspelt name would become a topic.
+        allow_auto_create_topics=False,
     )
     if group is None:
         config.pop("group.id", None)
         config["enable.auto.commit"] = False
     with Consumer(target.bootstrap, config) as consumer:
+        _find_topics(consumer, topics)
         if group is not None:
             _subscribe(consumer, topics, pattern, start)
         else:
@@ -276,6 +280,26 @@ def _fields(show: str, verbose: bool) -> set[str]:
     if unknown:
         raise click.UsageError(f"--show {show}: {', '.join(sorted(unknown))} is none of {', '.join(FIELDS)}")
     return wanted - {"value"}
+
+
+def _find_topics(consumer: Consumer, topics: Sequence[str]) -> None:
+    """Refuses topics that are not there: a group would wait for them without a word."""
+    from tidemill.client import ClientError
+    from tidemill.client.errors import BrokerUnreachable, RequestTimeout
+    from tidemill.model.errors import ErrorCode
+
+    for topic in topics:
+        try:
+            consumer.partitions_for(topic)
+        except (BrokerUnreachable, RequestTimeout):
+            raise
+        except ClientError as problem:
+            if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return  # The consumer meets it too, and says what it means.
+            raise click.ClickException(
+                f"topic {topic!r} is not there: 'tidemill topic create {topic}' creates it, 'tidemill topic "
+                f"list' shows what there is{near(topic, consumer.topics())}"
+            ) from None
 
 
 def _assign(

@@ -114,6 +114,9 @@ def test_keywords_are_keys_with_underscores() -> None:
         ("queue.buffering.max.ms", "100", "linger.ms", 100),
         ("message.send.max.retries", 3, "retries", 3),
         ("topic.metadata.refresh.interval.ms", 1000, "metadata.max.age.ms", 1000),
+        ("ssl.ca.pem", "PEM", "ssl.truststore.certificates", "PEM"),
+        ("ssl.certificate.pem", "PEM", "ssl.keystore.certificate.chain", "PEM"),
+        ("ssl.password", "s3cret", "ssl.key.password", "s3cret"),
     ],
 )
 def test_names_of_the_old_documents_mean_todays(old: str, value: object, key: str, expected: object) -> None:
@@ -133,9 +136,22 @@ def test_an_unknown_key_names_its_neighbour() -> None:
         ClientConfig(PRODUCER, {"bootstrap.servers": "a:1", "linger.mss": 1})
 
 
-def test_a_key_without_meaning_here_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"give bootstrap.servers"):
-        ClientConfig(CONSUMER, {"zookeeper.connect": "z:2181"})
+@pytest.mark.parametrize(
+    ("key", "step"),
+    [
+        ("zookeeper.connect", "give bootstrap.servers"),
+        ("ssl.key.pem", "as ssl.keystore.key"),
+        ("sasl.oauthbearer.method", "leave it out; sasl.oauthbearer.token.endpoint.url"),
+        ("sasl.oauthbearer.config", "give sasl.oauthbearer.token.endpoint.url"),
+        ("enable.ssl.certificate.verification", "name their authority: ssl.ca.location"),
+        ("ssl.check.hostname", "ssl.endpoint.identification.algorithm"),
+        ("ssl.context", "give ssl.ca.location"),
+    ],
+)
+def test_a_key_without_meaning_here_says_what_to_do(key: str, step: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} has no meaning for this client: .*{step}") as caught:
+        ClientConfig(CONSUMER, {"bootstrap.servers": "h:1", key: "s3cret"})
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

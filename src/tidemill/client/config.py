@@ -415,9 +415,12 @@ ALIASES: dict[str, str] = {
     "sasl.plain.password": "sasl.password",
     "sasl.oauthbearer.client.id": "sasl.oauthbearer.client.credentials.client.id",
     "sasl.oauthbearer.client.secret": "sasl.oauthbearer.client.credentials.client.secret",
+    "ssl.ca.pem": "ssl.truststore.certificates",
     "ssl.cafile": "ssl.ca.location",
     "ssl.certfile": "ssl.certificate.location",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.keyfile": "ssl.key.location",
+    "ssl.password": "ssl.key.password",
 }
 """Names of the 0.8 documents, of librdkafka and kafka-python, and shorter ones, with the name here."""
 
@@ -434,6 +437,14 @@ GONE: dict[str, str] = {
     "value.deserializer": "keys and values are bytes; decode after poll()",
     "block.on.buffer.full": "send() waits max.block.ms; 0 there raises at once",
     "transactional.id": "transactions are not there yet",
+    # Of librdkafka and kafka-python. A key's PEM has one name only, by which it is known to be a secret.
+    "enable.ssl.certificate.verification": "certificates are checked; name their authority: ssl.ca.location",
+    "sasl.oauthbearer.config": "give sasl.oauthbearer.token.endpoint.url or sasl.oauth.token.provider",
+    "sasl.oauthbearer.method": "leave it out; sasl.oauthbearer.token.endpoint.url or "
+    "sasl.oauth.token.provider says where tokens come from",
+    "ssl.check.hostname": "give ssl.endpoint.identification.algorithm: https checks names, none does not",
+    "ssl.context": "give ssl.ca.location, ssl.certificate.location and ssl.key.location",
+    "ssl.key.pem": "give the key's PEM as ssl.keystore.key",
 }
 """Known keys that have no effect here, with what to do instead."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,8 @@ def said(*arguments: str, code: int = 2) -> str:
         (["--time-zone", "Europe/Berlim"], "'Europe/Berlim' is not known; did you mean Europe/Berlin?"),
         (["--checkpoint", "{file}"], "the checkpoint {file} is a file"),
         (["--output", "{file}/out"], "the output {file}/out cannot be made: {file} is a file"),
+        (["--output", ""], "the output is empty: name a folder"),
+        (["--option", "SUBSCRIBE=u"], "--option subscribe: name what to load with --topic or --pattern"),
         (["--output", "s3a://b/out"], "the output s3a://b/out is on s3a: load writes to file systems of"),
         (["--checkpoint", "hdfs://h/c"], "write a table format, Delta Lake or Apache Iceberg"),
         (["--checkpoint", "{folder}/out/c"], "the checkpoint {folder}/out/c lies in the output {folder}/out"),
@@ -166,12 +169,22 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path, given: 
         check_pair(*pair(tmp_path, **given))
 
 
-def test_files_of_somebody_else_in_the_output_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deep/mine.parquet", ".deep/mine.parquet", "deep/mine.csv", "mine"])
+def test_files_of_somebody_else_in_the_output_are_named(tmp_path: Path, name: str) -> None:
     output, checkpoint = pair(tmp_path)
-    (tmp_path / "out" / "deep").mkdir(parents=True)
-    (tmp_path / "out" / "deep" / "mine.parquet").write_text("x")
-    with pytest.raises(ConfigError, match=r"has files that no load has written \(.*mine\.parquet\)"):
+    (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "out" / name).write_text("x")
+    with pytest.raises(ConfigError, match=rf"has files that no load has written \(.*{re.escape(name)}\)"):
         check_pair(output, checkpoint)
+
+
+def test_files_that_no_reader_takes_for_rows_may_be_in_the_output(tmp_path: Path) -> None:
+    output, checkpoint = pair(tmp_path)
+    for name in (".DS_Store", "_SUCCESS", "_notes/read.me"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("x")
+    (tmp_path / "out" / "event_date=2026-01-01").mkdir()
+    check_pair(output, checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def command() -> None:
 @_client_options
 @click.option("-t", "--topic", "topics", multiple=True, help="Topic to load. May be repeated.")
 @click.option("--pattern", help="Regular expression for whole topic names, instead of --topic.")
-@click.option("-o", "--output", required=True, help="Folder (or URL) for the Parquet files.")
+@click.option("-o", "--output", required=True, help="Folder for the Parquet files.")
 @click.option("--checkpoint", help="Folder for Spark's checkpoint.  [default: OUTPUT.checkpoint]")
 @click.option("--schema", help='JSON fields of the values as DDL: "carrier string, delay double".')
 @click.option(
@@ -95,6 +95,8 @@ def load(**given: Any) -> None:
     from tidemill.pipeline.jobs.load import load as run
 
     source = _kafka_options(given)
+    if named := {"subscribe", "subscribepattern", "assign"} & {name.lower() for name in source}:
+        raise click.UsageError(f"--option {min(named)}: name what to load with --topic or --pattern")
     source.update(_selection(given["topics"], given["pattern"]))
     if given["max_offsets"] is not None:
         source["maxOffsetsPerTrigger"] = str(given["max_offsets"])

@@ -265,7 +265,7 @@ def check_pair(output: str, checkpoint: str) -> None:
             f"the checkpoint {checkpoint} has loaded messages into another output than {output}: they "
             "would be missing here. Give that output, or remove the checkpoint as well to start clean"
         )
-    strange = next(Path(output).rglob("*.parquet"), None)
+    strange = _strange_file(Path(output))
     if strange is not None:
         raise ConfigError(
             f"the output {output} has files that no load has written ({strange}): readers would take "
@@ -273,11 +273,25 @@ def check_pair(output: str, checkpoint: str) -> None:
         )
 
 
+def _strange_file(output: Path) -> Path | None:
+    """A file that readers of a table in ``output`` would try to read as a part of it.
+
+    Spark and Arrow read every file but those behind a dot or an underscore, DuckDB all with Parquet's suffix.
+    """
+    for path in output.rglob("*"):
+        hidden = any(part.startswith((".", "_")) for part in path.relative_to(output).parts)
+        if (path.suffix == ".parquet" or not hidden) and not path.is_dir():
+            return path
+    return None
+
+
 def local_path(path: str, what: str = "folder") -> str:
     """The absolute path of a folder of this machine. Raises ConfigError for a URL of another store.
 
     A file becomes visible by being renamed, which an object store does by copying it.
     """
+    if not path.strip():
+        raise ConfigError(f"the {what} is empty: name a folder")
     if path.startswith("file:"):
         path = unquote(urlsplit(path).path)
     elif not is_local(path):

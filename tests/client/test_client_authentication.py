@@ -7,17 +7,20 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_client_connection import Peer, metadata, versions
 
 from tidemill.client import Admin
-from tidemill.client.authentication import UNLIMITED, NoLoginDue, Session, session_of
+from tidemill.client.authentication import UNLIMITED, NoLoginDue, Session, authenticate, session_of
 from tidemill.client.cluster import CONTROL, Cluster, Node
 from tidemill.client.config import COMMON, ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable, ClientError
+from tidemill.client.login import PasswordLogin
+from tidemill.client.scram import ScramMechanism
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_request, encode_response, parse_request_header
@@ -186,6 +189,22 @@ def test_a_broker_that_does_not_prove_itself_is_left(door: Door, connect: Callab
     with pytest.raises(AuthenticationFailed, match=r"does not keep to SCRAM-SHA-256"):
         connect(**{"sasl.mechanism": "SCRAM-SHA-256"}).open()
     assert not [said for said in door.said if b"p4ssword" in said]
+
+
+def test_a_broker_that_does_not_know_the_password_is_said_to_be_another_one() -> None:
+    salted = b"r=abcdef,s=QSXCR+Q6sek8bf92,i=4096"
+    answers = iter([b"", salted, b"v=" + base64.b64encode(bytes(32))])
+
+    def ask(*_: Any) -> Any:
+        return SimpleNamespace(error_code=0, auth_bytes=next(answers), session_lifetime_ms=0)
+
+    login = PasswordLogin("SCRAM-SHA-256", "u", "p4ssword", False)
+    mechanism = ScramMechanism("SCRAM-SHA-256", "u", "p4ssword", nonce="abc")
+    with pytest.raises(
+        AuthenticationFailed, match=r"broker:1 is not the broker .*; check bootstrap.servers"
+    ) as caught:
+        authenticate(ask, login, mechanism, "broker:1")
+    assert "p4ssword" not in str(caught.value)
 
 
 def test_a_connection_that_ends_in_the_middle_of_a_login_can_be_tried_again(port: int) -> None:

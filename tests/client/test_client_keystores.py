@@ -265,7 +265,23 @@ def test_names_are_checked_unless_that_is_switched_off() -> None:
 def test_no_key_is_left_in_a_file(store: Store) -> None:
     with keystores.as_file(store.client.key_pem) as path:
         assert Path(path).read_text() == store.client.key_pem
+        if path.startswith("/proc/"):  # Programs that are started meanwhile do not get it.
+            assert not os.get_inheritable(int(Path(path).name))
     assert not os.path.exists(path)
+
+
+def test_authorities_without_extensions_are_trusted_by_every_python(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ssl.create_default_context
+
+    def strict(*given: Any, **more: Any) -> ssl.SSLContext:  # as Python 3.13 makes them
+        context = made(*given, **more)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    assert not context_for(config()).verify_flags & ssl.VERIFY_X509_STRICT
 
 
 def test_an_identity_is_shown_without_its_key(store: Store) -> None:

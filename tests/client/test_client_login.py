@@ -214,6 +214,14 @@ def test_extensions_cannot_replace_the_token() -> None:
         check_extensions({"auth": "Bearer x"})
 
 
+def test_extensions_of_a_callable_are_checked_before_they_are_sent() -> None:
+    given = ("t0ken", 4102444800, "principal", {"auth": "Bearer x"})
+    login = login_of(config(sasl__mechanism="OAUTHBEARER", sasl__oauth__token__provider=lambda: given))
+    assert login is not None
+    with pytest.raises(ConfigError, match="is not auth"):
+        login.begin()
+
+
 SECRETS = {
     "sasl.jaas.config": PLAIN_LINE,
     "sasl.password": "p4ssword",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import pytest
 
@@ -337,3 +338,14 @@ def test_jobs_are_shown_without_the_options_of_their_login() -> None:
     load = LoadJob(source={**BASE, **LOGIN}, output="o", checkpoint="c")
     publish = PublishJob(sink={**BASE, **LOGIN}, topic="t")
     assert "p4ssword" not in repr(load) + repr(publish)
+
+
+def test_spark_hides_every_secret_of_a_client_in_the_sessions_of_the_jobs() -> None:
+    from tidemill.client.config import ALIASES, KEYS
+    from tidemill.model.secrets import is_secret
+    from tidemill.pipeline.jobs.session import LOCAL_SETTINGS
+
+    hidden = re.compile(LOCAL_SETTINGS["spark.sql.redaction.options.regex"])
+    secrets = [name for name in (*KEYS, *ALIASES) if is_secret(name)]
+    assert {"sasl.jaas.config", "ssl.keystore.key", "sasl.password"} <= set(secrets)
+    assert [name for name in secrets if hidden.search(f"kafka.{name}") is None] == []

@@ -284,6 +284,30 @@ def test_authorities_without_extensions_are_trusted_by_every_python(
     assert not context_for(config()).verify_flags & ssl.VERIFY_X509_STRICT
 
 
+def test_a_file_that_is_much_too_large_for_a_store_is_not_read(store: Store) -> None:
+    path = store.file("huge", "")
+    os.truncate(path, keystores.STORE_BYTES_MAX + 1)
+    with pytest.raises(ConfigError, match=r"has more than 16777216 bytes; does it name the right file"):
+        context_for(config(**{"ssl.truststore.location": path}))
+
+
+@pytest.mark.parametrize(
+    ("code", "step"),
+    [
+        (10, "have the broker's certificate renewed, and see that this machine's clock is right"),
+        (9, "have the broker's certificate renewed"),
+        (62, "use a name in bootstrap.servers and advertised.listeners that the certificate has"),
+        (64, "use a name in bootstrap.servers"),
+        (19, "name the authority that signed it: ssl.truststore.location"),
+    ],
+)
+def test_a_certificate_that_is_refused_says_what_to_do_about_that(code: int, step: str) -> None:
+    problem = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    problem.verify_code = code
+    refusal = TlsSettings(config()).refusal(problem, "broker:1")
+    assert step in str(refusal)
+
+
 def test_an_identity_is_shown_without_its_key(store: Store) -> None:
     shown = repr(keystores.Identity(store.client.key_pem, PASSWORD))
     assert shown == "Identity((hidden))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tidemill.client.errors import DataLoss, TopicRecreated
 from tidemill.client.ranges import RangeReader
+from tidemill.pipeline import connect
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("spark")]
 
@@ -60,3 +62,22 @@ def test_a_reader_that_remembers_fewer_partitions_reads_one_that_came_since(
     assert read(reader, topic, 1, 2, None) == [b"5", b"6"]
     with pytest.raises(DataLoss, match=f"topic '{topic}' has 2 partitions, 2 is not one"):
         read(reader, topic, 2, 1, None)
+
+
+def test_a_client_that_was_lent_out_before_is_used_again_and_never_after_a_fork(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "_idle", {})
+    monkeypatch.setattr(connect, "_idle_process", os.getpid())
+    client = {"bootstrap.servers": cluster.bootstrap}
+    with connect.borrowed(client) as first:
+        first.topic_names()
+    with connect.borrowed(client) as again:
+        assert again is first
+    child = os.getpid() + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: child)
+        with connect.borrowed(client) as forked:
+            assert forked is not first
+    forked.close()
+    first.close()

@@ -15,10 +15,10 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from tidemill.client import cluster as client_cluster
 from tidemill.client.errors import DataLoss, error_for
 from tidemill.client.ranges import RangeReader
-from tidemill.model.errors import ErrorCode, InvalidRecord
+from tidemill.model.errors import ConfigError, ErrorCode, InvalidRecord
 from tidemill.pipeline import stream
 from tidemill.pipeline.options import parse_source_options
-from tidemill.pipeline.reader import read_range
+from tidemill.pipeline.reader import plan_batch, read_range
 from tidemill.pipeline.stream import TidemillStreamReader
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
@@ -303,6 +303,26 @@ def test_a_topic_that_is_away_at_the_plan_is_asked_for_again(
     without(topic, monkeypatch, 4)
     with pytest.raises(DataLoss, match=f"the cluster has no longer {topic}-0, offsets 0 to 4 are lost"):
         reader.partitions(start, end)
+
+
+def test_a_topic_deleted_while_a_batch_is_planned_is_named_and_the_batch_is_not_read_in_part(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, other = cluster.topic(), cluster.topic()
+    for one in (topic, other):
+        cluster.produce(one, 3)
+    plain = RangeReader.list_offsets
+
+    def list_offsets(self: RangeReader, wanted: Any) -> Any:
+        monkeypatch.setattr(RangeReader, "list_offsets", plain)
+        cluster.delete(topic)
+        return plain(self, wanted)
+
+    monkeypatch.setattr(RangeReader, "list_offsets", list_offsets)
+    given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": f"{topic},{other}"}
+    options = parse_source_options(given, streaming=False)
+    with RangeReader(cluster.bootstrap) as client, pytest.raises(ConfigError, match=f"no topic {topic} at"):
+        plan_batch(client, options)
 
 
 @pytest.mark.parametrize("way", ["subscribe", "subscribePattern"])

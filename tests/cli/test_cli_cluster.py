@@ -20,6 +20,7 @@ import pytest
 from tidemill.cli.local import LocalCluster, free_port
 from tidemill.cli.main import run
 from tidemill.cli.processes import Background
+from tidemill.testing import Cluster
 
 Call = Callable[..., str]
 
@@ -126,6 +127,19 @@ def test_the_status_of_a_cluster_whose_zookeeper_has_ended_says_so_and_its_check
     while status(up)["without_store"] and time.monotonic() < deadline:
         time.sleep(0.1)
     status(up, "--check")
+
+
+def test_the_check_fails_for_any_cluster_whose_brokers_do_not_reach_their_store(call: Call) -> None:
+    with Cluster(1) as cluster:
+        where = ("cluster", "status", "-b", cluster.bootstrap)
+        call(*where, "--check")
+        cluster.store.kill()
+        deadline = time.monotonic() + 30
+        while not (found := json.loads(call(*where, "--json")))["without_store"]:
+            assert time.monotonic() < deadline
+        assert [one["broker"] for one in found["without_store"]] == [1]
+        assert not found["under_replicated"] + found["offline"]
+        call(*where, "--check", code=1)
 
 
 def test_a_topic_deleted_while_a_broker_was_down_can_be_made_again_once_the_broker_is_removed(

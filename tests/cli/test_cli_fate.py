@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from command_process import LONG_S, Command, commands
 
+from tidemill.cli.consume import Format, _telling
 from tidemill.cli.waiting import Watch
 from tidemill.client import Admin, Consumer, Producer
 from tidemill.client.errors import ClientError
+from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
 
 Run = Callable[..., str]
@@ -118,6 +120,24 @@ def test_a_topic_that_is_not_there_is_created_when_that_is_asked_for_only(
     assert cli("consume", "returns", "--from-beginning", "-n", "4", "--timeout", "20s").count("one\n") == 2
     with Consumer(broker.bootstrap) as consumer, pytest.raises(ClientError, match="UNKNOWN_TOPIC"):
         consumer.partitions_for("ordres")
+
+
+def test_an_error_says_how_many_were_read() -> None:
+    shown = Format("plain", set(), "", lambda line: len(line), False)
+    shown.count = 2
+    with pytest.raises(ClientError) as caught, _telling(shown):
+        raise ClientError("refused", ErrorCode.OFFSET_OUT_OF_RANGE)
+    assert caught.value.__notes__ == ["2 messages read"]
+
+
+def test_of_messages_without_acknowledgements_it_is_said_that_nobody_knows(broker: Broker, cli: Run) -> None:
+    cli("topic", "create", "unasked")
+    with commands(["produce", "unasked", "-a", "0", "-b", broker.bootstrap]) as (produce,):
+        produce.write("one\n")
+        acknowledged(produce, broker, "unasked", 1)
+        assert produce.interrupt() == 130
+        said = "interrupted: 1 message sent; with acks=0 nobody says which of them have arrived"
+        assert produce.errors()[-1] == said
 
 
 @pytest.mark.parametrize("group", [(), ("-g", "fleet-readers")])

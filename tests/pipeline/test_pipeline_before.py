@@ -199,6 +199,7 @@ def test_files_that_no_reader_takes_for_rows_may_be_in_the_output(tmp_path: Path
         (["--schema", "a inte"], "inte is no type; did you mean int?"),
         (["--schema", "a array<int>"], "the schema has a as a composed type, and a column of CSV has none"),
         (["--format", "json", "--key", "b"], "there is no column b for the key in {folder}/rows.csv"),
+        (["--format", "json", "--schema", "a int"], "a schema is for CSV: files of the format json name"),
         (["--format", "parquet"], "{folder}/rows.csv is no parquet file"),
         (["--format", "orc"], "{folder}/rows.csv is no orc file"),
         (["--master", "locl"], "master 'locl' is not known"),

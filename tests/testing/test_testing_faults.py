@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tidemill.client.errors import ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.testing import Broker, BrokerFailed
 from tidemill.testing.child import ChildFailed
+from tidemill.testing.network_process import Network
 
 WAIT_S = 30.0
 KAFKA_PYTHON = """
@@ -499,3 +501,44 @@ def test_large_messages_of_many_clients_pass_the_links_unharmed(broker: Broker, 
     for thread in threads:
         thread.join()
     assert sorted(value or b"" for value in stored(broker.bootstrap, topic)) == values
+
+
+@pytest.mark.parametrize("first", ["client", "server"])
+def test_a_link_keeps_nothing_of_connections_that_have_ended(first: str) -> None:
+    """Two descriptors of each would be left, until no more connections can be made."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(4))
+        if first == "server":
+            writer.write_eof()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async def play() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        network = Network()
+        number = network.do({"do": "open", "kind": "store", "target": "1", "source": "2"})["port"]
+        port = network.ports[number]
+        port.upstream = server.sockets[0].getsockname()
+        port.listen()
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(b"ping")
+            assert await reader.readexactly(4) == b"ping"
+            if first == "client":
+                writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        for _ in range(500):
+            if not port.pairs:
+                break
+            await asyncio.sleep(0.01)
+        assert not port.pairs
+        port._stop_listening()
+        port._socket.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(play())

@@ -68,6 +68,8 @@ class Side(asyncio.Protocol):
         self._pair = pair
         self.transport: asyncio.Transport | None = None
         self.other: Side | None = None
+        self.has_ended = False
+        """Whether its peer sends nothing any more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Takes the transport."""
@@ -80,8 +82,12 @@ class Side(asyncio.Protocol):
         self._take(self, data)
 
     def eof_received(self) -> bool:
-        """Tells the other side; this one may still be written to."""
+        """Tells the other side; this one may still be written to, until both have ended."""
+        self.has_ended = True
         other = self.other
+        if other is not None and other.has_ended:
+            other.end(is_reset=False)
+            return False
         if other is not None and other.transport is not None and not other.transport.is_closing():
             with contextlib.suppress(OSError, RuntimeError):
                 other.transport.write_eof()

@@ -148,7 +148,7 @@ def test_a_dry_run_changes_nothing(cli: Run) -> None:
         ("alter default --set log.retention.ms=soon", 1, "allowed is a whole number"),
         ("alter 1 --unset log.retention.ms", 1, "nothing was set for broker 1 while it ran"),
         ("alter 7 --set log.retention.ms=4", 1, "broker 7 is not in the metadata"),
-        ("describe 7", 1, "broker 7 is not in the metadata"),
+        ("describe 7", 1, "broker 7 is not in the metadata, which has 1; start it, or name another"),
         ("describe", 2, "Missing argument"),
     ],
 )

@@ -185,6 +185,9 @@ def test_files_that_no_reader_takes_for_rows_may_be_in_the_output(tmp_path: Path
         (tmp_path / "out" / name).write_text("x")
     (tmp_path / "out" / "event_date=2026-01-01").mkdir()
     check_pair(output, checkpoint)
+    (tmp_path / "out" / "read.me").write_text("x")
+    with pytest.raises(ConfigError, match=r"\(.*/out/read\.me\)"):
+        check_pair(output, checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,6 @@ METADATA_S = 10.0
 SLOW_S = 1.0
 """What takes no longer than this is no reason to say that a client waits."""
 
-NAMED_MAX = 20
-"""Brokers that an error text names."""
-
 WAITING_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 """APIs whose responses may be delayed by the broker; their senders set the timeout."""
 
@@ -178,11 +175,9 @@ class Cluster:
         self._check_open(None)
         node = self.nodes.get(node_id)
         if node is None:
-            there = ", ".join(str(known) for known in sorted(self.nodes)[:NAMED_MAX])
-            more = ", ..." if len(self.nodes) > NAMED_MAX else ""
+            there = ", ".join(map(str, sorted(self.nodes)[:20])) or "none"
             raise BrokerUnreachable(
-                f"broker {node_id} is not in the metadata, which has {there or 'none'}{more}; start it, or "
-                "name another"
+                f"broker {node_id} is not in the metadata, which has {there}; start it, or name another"
             )
         made = Connection(node.host, node.port, self.config, node_id, self._security)
         try:

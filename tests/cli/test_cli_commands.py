@@ -234,7 +234,8 @@ def test_brokers_of_the_client_keys_are_asked_where_no_others_are_named(
     cli: Run, topic: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "client.properties"
-    file.write_text(f"bootstrap.servers={broker.bootstrap}\n")
+    serializer = "org.apache.kafka.common.serialization.StringSerializer"  # As Java's clients have it.
+    file.write_text(f"bootstrap.servers={broker.bootstrap}\nkey.serializer={serializer}\n")
     monkeypatch.delenv("TIDEMILL_BOOTSTRAP")
     monkeypatch.chdir(tmp_path)  # no cluster of a directory is here
     assert topic in cli("topic", "list", "--command-config", str(file))

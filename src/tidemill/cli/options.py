@@ -221,9 +221,12 @@ def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[
     """Client keys of a properties file and of ``KEY=VALUE`` texts, the texts going before the file."""
     found: dict[str, Any] = {}
     if config_file is not None:
+        from tidemill.client.config import SERIALIZERS
         from tidemill.model.configs.properties import read_properties
 
         for line in read_properties(config_file):
+            if line.key in SERIALIZERS:
+                continue
             _check_client_setting(f"{config_file}:{line.line}", line.key, line.value)
             found[line.key] = line.value
     given = pairs("-X", settings)

@@ -448,6 +448,9 @@ GONE: dict[str, str] = {
 }
 """Known keys that have no effect here, with what to do instead."""
 
+SERIALIZERS = {name for name in GONE if name.endswith(("serializer", "serializer.class"))}
+"""Files that are shared with Java's clients have them. Commands deal in bytes, and pass them over."""
+
 
 class ClientConfig:
     """Checked values of one client, by Kafka's names. Immutable, and can be pickled."""

@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOT_SIMULATED = ("cli", "client", "pipeline")
-"""Packages that simulated clusters do not import: their source is not part of what a seed runs."""
+PACKAGE = ROOT / "src" / "tidemill"
+NOT_SIMULATED = ("cli", "client", "pipeline", "testing")
+"""Packages that simulated clusters do not import, but for :data:`TEST_FILES`: no seed runs their source."""
+TEST_FILES = tuple(PACKAGE / "testing" / name for name in ("__init__.py", "files.py"))
 SIMULATED = (
     *(
         path
-        for path in sorted((ROOT / "src" / "tidemill").iterdir())
+        for path in sorted(PACKAGE.iterdir())
         if path.name not in NOT_SIMULATED and (path.is_dir() or path.suffix == ".py")
     ),
+    *TEST_FILES,
     ROOT / "tests" / "simulation",
 )
 """The files and folders that a seed of a simulated cluster runs."""

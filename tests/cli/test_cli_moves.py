@@ -322,6 +322,21 @@ def test_what_is_not_acknowledged_for_long_is_told_with_the_reason(
     recovered(call)
 
 
+def test_a_group_is_described_where_a_partition_has_no_leader(local: LocalCluster, call: Call) -> None:
+    make(local, "half", {0: [1], 1: [3]})
+    with Admin(local.bootstrap) as admin:
+        admin.alter_group_offsets("half-readers", {TopicPartition("half", number): 0 for number in (0, 1)})
+    call("cluster", "kill", "3")
+    try:
+        until(lambda: leaders(local, "half") == [1, -1], "the dead broker leads nothing")
+        described = call("group", "describe", "half-readers", "-b", local.bootstrap, "--json")
+    finally:
+        call("cluster", "start", "3")
+    found = [(one["start"], one["end"], one["lag"]) for one in json.loads(described)[0]["partitions"]]
+    assert found == [(0, 0, 0), (None, None, None)]
+    recovered(call)
+
+
 def test_a_partition_without_a_leader_is_told_within_seconds_and_so_is_its_leader(
     local: LocalCluster, call: Call
 ) -> None:

@@ -231,7 +231,10 @@ class GroupAdmin(AdminBase):
         return sorted(items)
 
     def group_lag(self, group: str, timeout: float | None = None) -> list[PartitionLag]:
-        """Where a group is in every partition that it has committed or reads, and how much is left."""
+        """Where a group is in every partition that it has committed or reads, and how much is left.
+
+        Raises ClientError also where one of the leaders does not answer in time.
+        """
         deadline = self._deadline(timeout)
         committed = self.group_offsets(group, timeout=timeout)
         readers: dict[TopicPartition, GroupMember] = {}
@@ -244,26 +247,33 @@ class GroupAdmin(AdminBase):
             readers = {item: member for member in description.members for item in member.partitions}
         self._cluster.refresh(deadline, {item.topic for item in [*committed, *readers]})
         items = [i for i in sorted({*committed, *readers}) if i.topic in self._cluster.topics]
-        starts = list_offsets(self._cluster, dict.fromkeys(items, EARLIEST), deadline)
-        ends = list_offsets(self._cluster, dict.fromkeys(items, LATEST), deadline)
+        led = [item for item in items if self._is_led(item)]
+        starts = list_offsets(self._cluster, dict.fromkeys(led, EARLIEST), deadline)
+        ends = list_offsets(self._cluster, dict.fromkeys(led, LATEST), deadline)
         rows: list[PartitionLag] = []
         for item in items:
             at = committed[item].offset if item in committed else None
+            end = ends[item].offset if item in ends else None
             member = readers.get(item)
             rows.append(
                 PartitionLag(
                     item.topic,
                     item.partition,
                     at,
-                    starts[item].offset,
-                    ends[item].offset,
-                    None if at is None else max(0, ends[item].offset - at),
+                    starts[item].offset if item in starts else None,
+                    end,
+                    None if at is None or end is None else max(0, end - at),
                     member.member_id if member else "",
                     member.client_id if member else "",
                     member.host if member else "",
                 )
             )
         return rows
+
+    def _is_led(self, item: TopicPartition) -> bool:
+        """Whether a broker leads a partition, as far as is known; also where there is no such partition."""
+        partitions = self._cluster.topics[item.topic].partitions
+        return item.partition >= len(partitions) or partitions[item.partition].leader >= 0
 
     def await_empty(self, group: str, timeout: float | None = None) -> None:
         """Returns once the group has no members; ClientError NON_EMPTY_GROUP when it still has some then."""

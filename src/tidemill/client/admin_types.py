@@ -183,13 +183,16 @@ class GroupDescription(NamedTuple):
 
 
 class PartitionLag(NamedTuple):
-    """How far a group is in a partition. ``lag`` is None without a committed offset."""
+    """How far a group is in a partition. ``lag`` is None without a committed offset.
+
+    ``start``, ``end`` and ``lag`` are None for a partition that no broker leads.
+    """
 
     topic: str
     partition: int
     committed: int | None
-    start: int
-    end: int
+    start: int | None
+    end: int | None
     lag: int | None
     member_id: str
     client_id: str

@@ -25,12 +25,12 @@ class Signed(NamedTuple):
         """The key in PKCS8, without a password."""
         return self.encrypted_key_pem("")
 
-    def encrypted_key_pem(self, password: str) -> str:
-        """The key in PKCS8 under a password."""
+    def encrypted_key_pem(self, password: str, form: Any = serialization.PrivateFormat.PKCS8) -> str:
+        """The key under a password, in PKCS8 or in OpenSSL's older form."""
         how: Any = serialization.BestAvailableEncryption(password.encode()) if password else None
         return self.key.private_bytes(  # type: ignore[no-any-return]
             serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
+            form,
             how or serialization.NoEncryption(),
         ).decode()
 

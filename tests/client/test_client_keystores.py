@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import PrivateFormat
 
 from tidemill.client import keystores
 from tidemill.client.config import COMMON, ClientConfig
@@ -121,10 +122,16 @@ def test_a_truststore_of_keytool_is_read_or_its_conversion_is_named(
     assert names(context_for(made)) == ["ca"]
 
 
+def _crlf(text: str) -> str:
+    return text.replace("\n", "\r\n")
+
+
 def test_a_client_shows_its_certificate_from_every_form(store: Store, tmp_path: Path) -> None:
     ca, client = store.ca, store.client
     pem, key = store.file("c.pem", client.pem), store.file("c.key", client.key_pem)
     locked = store.file("locked.key", client.encrypted_key_pem(PASSWORD))
+    older = client.encrypted_key_pem(PASSWORD, PrivateFormat.TraditionalOpenSSL)
+    assert "Proc-Type" in older
     forms: list[dict[str, str]] = [
         {"ssl.certificate.location": pem, "ssl.key.location": key},
         {"ssl.certfile": pem, "ssl.keyfile": locked, "ssl.key.password": PASSWORD},
@@ -140,6 +147,10 @@ def test_a_client_shows_its_certificate_from_every_form(store: Store, tmp_path: 
             "ssl.keystore.certificate.chain": client.pem,
             "ssl.key.password": PASSWORD,
         },
+        *(
+            {"ssl.keystore.location": store.file(name, text), "ssl.key.password": PASSWORD}
+            for name, text in (("older", older + client.pem), ("crlf", _crlf(older + client.pem)))
+        ),
     ]
     trust = {"ssl.truststore.certificates": ca.pem}
     for form in forms:

@@ -179,6 +179,9 @@ def test_arrow_columns_are_sent_and_come_back(broker_address: str, new_topic: Ca
         assert producer.send_arrow(topic, table).result(10) == 3
         with pytest.raises(ValueError, match=r"no value to send"):
             producer.send_arrow(topic, table.select(["key"]))
+        nowhere = table.set_column(2, "partition", pa.array([3, None, -1], pa.int32()))
+        with pytest.raises(ValueError, match=r"column partition has -1: partitions begin at 0"):
+            producer.send_arrow(topic, nowhere)
     with RangeReader(broker_address) as reader:
         rows = [row for batch in reader.read(topic, 3, 0, 2) for row in batch.to_pylist()]
     assert [(row["key"], row["value"], row["timestamp"].timestamp()) for row in rows] == [

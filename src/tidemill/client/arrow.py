@@ -107,8 +107,12 @@ def _times(column: Any, name: str) -> list[int | None]:
 
 
 def _numbers(column: Any, name: str) -> list[int]:
-    """Partitions; null leaves the choice to the partitioner."""
-    return [-1 if number is None else int(number) for number in column.to_pylist()]
+    """Partitions; null leaves the choice to the partitioner, -1 in the result."""
+    found = [None if number is None else int(number) for number in column.to_pylist()]
+    wrong = next((number for number in found if number is not None and number < 0), None)
+    if wrong is not None:
+        raise ValueError(f"column {name} has {wrong}: partitions begin at 0, and null leaves the choice")
+    return [-1 if number is None else number for number in found]
 
 
 def _headers(column: Any, name: str) -> list[list[tuple[str, bytes | None]] | None]:

@@ -132,7 +132,7 @@ def _wrapped(kind: str, body: str) -> str:
     if (
         "Proc-Type:" in body
     ):  # an encrypted key of OpenSSL's older form, whose headers have lines of their own
-        head, _, body = body.strip().partition("\n\n")
+        head, _, body = body.replace("\r\n", "\n").strip().partition("\n\n")
         headers = head + "\n\n"
     data = "".join(body.split())
     lines = [data[at : at + _LINE_LENGTH] for at in range(0, len(data), _LINE_LENGTH)]

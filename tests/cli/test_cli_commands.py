@@ -367,6 +367,22 @@ def test_a_full_device_is_said_in_one_line(broker: Broker, topic: str) -> None:
     assert (outcome.returncode, outcome.stderr) == (1, said)
 
 
+def test_a_closed_standard_stream_is_said_in_one_line(broker: Broker, topic: str, tmp_path: Path) -> None:
+    def outcome(arguments: str, redirection: str) -> tuple[int, str]:
+        line = f"{sys.executable} -m tidemill {arguments} -b {broker.bootstrap} {redirection}"
+        ended = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, timeout=60)
+        return ended.returncode, ended.stderr
+
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    lost = "tidemill: standard output cannot be written: Bad file descriptor\n"
+    assert outcome("topic list", ">&-") == (1, lost)
+    assert outcome(f"produce {topic} -f {tmp_path}/lines", ">&-") == (0, "")
+    assert outcome(f"consume {topic} --from-beginning -e", ">&-") == (1, lost)
+    code, said = outcome(f"produce {topic}", "<&-")
+    assert (code, "bad file descriptor" in said, len(said.splitlines())) == (1, True, 1)
+    assert outcome(f"topic describe {topic}-none", "2>&-") == (1, "")
+
+
 def test_consume_ends_when_its_reader_does_and_no_message_comes(
     broker: Broker, cli: Run, topic: str, tmp_path: Path
 ) -> None:

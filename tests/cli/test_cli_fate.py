@@ -155,9 +155,13 @@ def test_a_topic_that_is_not_there_cannot_be_read_and_is_not_created(
 
 def on_a_terminal(broker: Broker, answer: str, topic: str) -> tuple[int, str]:
     """``echo line | tidemill produce TOPIC`` on a terminal, where ``answer`` is typed: exit code, screen."""
+    return typed(answer, f"echo a line | {sys.executable} -m tidemill produce {topic} -b {broker.bootstrap}")
+
+
+def typed(answer: str, command: str) -> tuple[int, str]:
+    """A line of shell on a terminal, where ``answer`` is typed to its question: exit code, screen."""
     pid, descriptor = pty.fork()
     if pid == 0:
-        command = f"echo a line | {sys.executable} -m tidemill produce {topic} -b {broker.bootstrap}"
         os.execv("/bin/sh", ["/bin/sh", "-c", command])
     screen = b""
     try:
@@ -184,6 +188,16 @@ def test_on_a_terminal_it_asks_whether_to_create_a_topic(broker: Broker, cli: Ru
     assert "topic 'landings' is not there. Create 'landings'? [y/N]" in screen
     assert code == 0, screen
     assert cli("consume", "landings", "--from-beginning", "-n", "1", "--timeout", "20s") == "a line\n"
+
+
+def test_a_no_is_a_failure_in_words_and_nothing_is_done(broker: Broker, cli: Run) -> None:
+    cli("topic", "create", "kept")
+    delete = f"{sys.executable} -m tidemill topic delete kept -b {broker.bootstrap}"
+    code, screen = typed("n\n", delete)
+    assert (code, "tidemill: nothing was done: the answer was no" in screen) == (1, True)
+    assert "kept\t" in cli("topic", "list")
+    assert typed("y\n", delete)[0] == 0
+    assert "kept\t" not in cli("topic", "list")
 
 
 def test_what_ends_because_messages_were_given_up_is_no_good_news(own: Broker) -> None:

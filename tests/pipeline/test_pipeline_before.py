@@ -215,6 +215,17 @@ def test_a_publication_that_cannot_be(tmp_path: Path, more: list[str], words: st
     assert words.replace("{folder}", str(tmp_path)) in told
 
 
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_files_without_a_byte_are_refused_before_spark_starts(tmp_path: Path, form: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.{form}").touch()
+    arguments = ["publish", "-b", "localhost:1", "-t", "t", "--format", form, str(tmp_path / f"*.{form}")]
+    told = said(*arguments, code=2)
+    assert f"{tmp_path}/a.{form} and 1 more: empty, without columns and rows to publish" in told
+    (tmp_path / f"b.{form}").write_text("a\n1\n" if form == "csv" else '{"a": 1}\n')
+    assert "no broker can be reached" in said(*arguments, code=1)
+
+
 def test_columns_are_found_where_spark_finds_them(tmp_path: Path) -> None:
     table = tmp_path / "table"
     (table / "year=2013").mkdir(parents=True)

@@ -300,6 +300,28 @@ def test_nothing_of_a_cluster_stays_behind() -> None:
 
 
 @pytest.mark.slow
+def test_the_tests_that_the_readme_shows_pass(pytester: pytest.Pytester) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def test_" in block]
+    assert len(shown) == 2
+    pytester.makepyfile(**{f"test_shown_{number}": block for number, block in enumerate(shown)})
+    outcome = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
+    outcome.assert_outcomes(passed=2)
+
+
+def test_the_tables_of_the_readme_have_a_head() -> None:
+    before = ""
+    for line in (Path(__file__).parents[2] / "README.md").read_text().splitlines():
+        if line.startswith("|") and not before.startswith("|"):
+            table = [line]
+        elif line.startswith("|"):
+            table.append(line)
+        elif before.startswith("|"):
+            assert len(table) > 2, table
+            assert set(table[1]) <= set("|- :"), table[:2]
+        before = line
+
+
 def test_the_fixtures_work_in_a_users_suite(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """

@@ -14,7 +14,7 @@ from tidemill.cli.cluster_options import broker_ids, directory_option, names_of
 from tidemill.cli.local import ZOOKEEPER, LocalCluster, said
 from tidemill.cli.local_settings import HOST, SESSION_MS
 from tidemill.cli.options import INT_MAX, Target, Whole, broker_settings_option, pairs
-from tidemill.cli.output import counted, done, json_option, on_terminal, print_json
+from tidemill.cli.output import counted, done, json_option, on_terminal, print_json, require_yes
 
 if TYPE_CHECKING:
     from tidemill.client import Admin
@@ -369,7 +369,7 @@ def down(delete: bool, yes: bool, directory: str) -> None:
     """
     local = LocalCluster.existing(directory)
     if delete and not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(f"Delete {directory} and all messages in it?", abort=True)
+        require_yes(f"Delete {directory} and all messages in it?")
     with local.alone():
         running = local.running()
         brokers = [name for name in running if name != ZOOKEEPER]

@@ -125,7 +125,7 @@ def as_object(key: Key) -> dict[str, Any]:
 @broker_settings_option
 @json_option
 def check(config_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Check what 'serve' would be told: FILE, environment and --set; show what is set and by what.
+    """Check what 'serve' would be told: --config, environment and --set; show what is set and by what.
 
     What it refuses, 'serve' refuses in the same words. Ports, directories and ZooKeeper are left alone.
     """

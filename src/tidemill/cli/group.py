@@ -9,7 +9,16 @@ import click
 
 from tidemill.cli import suggest
 from tidemill.cli.options import Moment, Target, Whole, target_options
-from tidemill.cli.output import count_text, done, fits, json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import (
+    count_text,
+    done,
+    fits,
+    json_option,
+    on_terminal,
+    print_json,
+    print_table,
+    require_yes,
+)
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -277,7 +286,7 @@ def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:
     from tidemill.client import Admin, ClientError
 
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(f"Delete {', '.join(names)} and the committed offsets?", abort=True)
+        require_yes(f"Delete {', '.join(names)} and the committed offsets?")
     failures = 0
     with Admin(target.bootstrap, target.config()) as admin:
         for name in names:

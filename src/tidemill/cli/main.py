@@ -132,7 +132,24 @@ def command() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and ends the process with its exit code."""
+    _open_closed_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _open_closed_streams() -> None:
+    """Opens the standard streams that a shell closed (``>&-``): no socket or file takes their numbers.
+
+    Reading such an input and writing to such an output fail with EBADF, as they do for cat. Messages on
+    such a stderr are lost.
+    """
+    for name, flags, mode in (
+        ("stdin", os.O_WRONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
+        if getattr(sys, name) is None:
+            stream = open(os.open(os.devnull, flags), mode, encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def run(arguments: Sequence[str]) -> int:

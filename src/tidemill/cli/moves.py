@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.options import INT_MAX
-from tidemill.cli.output import bytes_text, counted, on_terminal, print_table
+from tidemill.cli.output import bytes_text, counted, on_terminal, print_table, require_yes
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def is_agreed(question: str, yes: bool) -> bool:
     if yes:
         return True
     if sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(question, abort=True)
+        require_yes(question)
         return True
     click.echo("tidemill: nothing was done; --yes carries this out", err=True)
     return False

@@ -151,6 +151,12 @@ def done(text: str) -> None:
     click.secho(text, fg="green" if on_terminal() else None)
 
 
+def require_yes(question: str) -> None:
+    """Asks at the terminal. Raises ClickException after no; ctrl-C and ctrl-D abort."""
+    if not click.confirm(question):
+        raise click.ClickException("nothing was done: the answer was no")
+
+
 def count_text(number: float) -> str:
     """``1,234,567``."""
     return f"{number:,.0f}"

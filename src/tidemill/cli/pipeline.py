@@ -19,6 +19,7 @@ from tidemill.cli.options import (
     client_settings,
     pairs,
 )
+from tidemill.cli.output import counted
 from tidemill.model.errors import ConfigError, TidemillError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -118,15 +119,17 @@ def load(**given: Any) -> None:
     Target(options.bootstrap, {}).check_reachable()
     check_topics_to_load(options, job.checkpoint)
     result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
+    count = len(result.batches)
+    batches = "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
     _print(
         given["as_json"],
         {
             "rows": result.rows,
-            "batches": len(result.batches),
+            "batches": count,
             "seconds": round(result.seconds, 3),
             "raw": dict(result.raw),
         },
-        f"loaded {result.rows:,} messages in {len(result.batches)} micro-batches, {result.seconds:.1f} s",
+        f"loaded {counted(result.rows, 'message')} in {batches}, {result.seconds:.1f} s",
     )
     _say_what_is_raw(result.raw)
 
@@ -178,7 +181,7 @@ def publish(**given: Any) -> None:
     _print(
         given["as_json"],
         {"rows": result.rows, "seconds": round(result.seconds, 3)},
-        f"published {result.rows:,} messages to {given['topic']}, {result.seconds:.1f} s",
+        f"published {counted(result.rows, 'message')} to {given['topic']}, {result.seconds:.1f} s",
     )
 
 

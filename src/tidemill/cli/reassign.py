@@ -34,6 +34,7 @@ from tidemill.cli.output import (
     on_terminal,
     print_json,
     print_table,
+    require_yes,
 )
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -379,7 +380,7 @@ def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target
     with Admin(target.bootstrap, target.config()) as admin:
         moving = admin.list_reassignments(wanted)
         if every and moving and not yes and sys.stdin.isatty() and sys.stdout.isatty():
-            click.confirm(f"Stop the moves of {counted(len(moving), 'partition')}?", abort=True)
+            require_yes(f"Stop the moves of {counted(len(moving), 'partition')}?")
         outcomes = admin.alter_reassignments(dict.fromkeys(moving)) if moving else {}
         # What has ended since it was listed does not move any more.
         outcomes = {

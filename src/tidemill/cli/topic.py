@@ -29,6 +29,7 @@ from tidemill.cli.output import (
     on_terminal,
     print_json,
     print_table,
+    require_yes,
 )
 from tidemill.cli.settings import changes_of, unset_option
 from tidemill.model.types import TopicPartition
@@ -424,7 +425,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
                 f"{name} holds {HELD_BY_INTERNAL[name]}; nothing was deleted, --force would do it"
             )
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(f"Delete {', '.join(names)} and all messages?", abort=True)
+        require_yes(f"Delete {', '.join(names)} and all messages?")
     failures = 0
     with Admin(target.bootstrap, target.config()) as admin:
         for name, problem in admin.delete_topics(names).items():

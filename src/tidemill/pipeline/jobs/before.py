@@ -17,7 +17,7 @@ from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.connect import open_cluster
 from tidemill.pipeline.jobs.file_sink_migration import read_sink_log
-from tidemill.pipeline.jobs.publish_files import check_files
+from tidemill.pipeline.jobs.publish_files import check_files, check_not_empty
 from tidemill.pipeline.jobs.schema import Plain, Struct, parse_schema
 from tidemill.pipeline.jobs.table_folder import query_of, read_manifest
 from tidemill.pipeline.jobs.transforms import EVENT_DATE, columns_of
@@ -162,8 +162,9 @@ def check_publish(job: PublishJob, paths: Sequence[str], form: str = "csv") -> S
     if job.schema is not None and form != "csv":
         raise ConfigError(f"a schema is for CSV: files of the format {form} name their types themselves")
     wanted = {"key": job.key, "timestamp": job.timestamp}
+    local = [path for path in paths if is_local(path)]
     check_files(
-        [path for path in paths if is_local(path)],
+        local,
         form,
         job.reader,
         {
@@ -172,6 +173,8 @@ def check_publish(job: PublishJob, paths: Sequence[str], form: str = "csv") -> S
         },
         None if job.schema is None else parse_schema(job.schema),
     )
+    if len(local) == len(paths):
+        check_not_empty(local)
     return options
 
 

@@ -52,6 +52,16 @@ def check_files(
                 )
 
 
+def check_not_empty(paths: Sequence[str]) -> None:
+    """Raises ConfigError when no file of the paths has a byte: Spark finds no columns there."""
+    files = [file for path in paths for file in files_of(path)]
+    if not any(os.path.getsize(file) for file in files):
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise ConfigError(
+            f"{files[0]}{more}: empty, without columns and rows to publish"
+        )
+
+
 def files_of(path: str) -> list[str]:
     """The files that Spark reads of a local path: itself, those below a folder, those of a pattern."""
     found: list[str] = []

@@ -57,9 +57,7 @@ def check_not_empty(paths: Sequence[str]) -> None:
     files = [file for path in paths for file in files_of(path)]
     if not any(os.path.getsize(file) for file in files):
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        raise ConfigError(
-            f"{files[0]}{more}: empty, without columns and rows to publish"
-        )
+        raise ConfigError(f"{files[0]}{more}: empty, without columns and rows to publish")
 
 
 def files_of(path: str) -> list[str]:

@@ -604,10 +604,10 @@ def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
     sender._pipe.close()
 
 
-def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
+def sender_to_one_broker(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As the thread of a refused login does: the connection is closed first, then its requests end."""
+) -> tuple[Sender, Accumulator, TopicQueues, Broker]:
+    """A sender with a producer id, and the broker that leads the one partition of its topic."""
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
     cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
@@ -616,6 +616,14 @@ def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
     monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
     sender = Sender(cluster, found)
     sender._producer_id, sender._producer_epoch = 7, 0
+    return sender, found, topic, broker
+
+
+def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the thread of a refused login does: the connection is closed first, then its requests end."""
+    sender, found, topic, broker = sender_to_one_broker(monkeypatch)
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
     sender._send_ready(time.monotonic() + 1)
     queue = topic.queues[0]
@@ -637,14 +645,7 @@ def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
 def test_sequences_go_on_with_0_after_the_largest(
     monkeypatch: pytest.MonkeyPatch, first: int, sequences: list[int]
 ) -> None:
-    found, topic = accumulator(), TopicQueues("t", 1)
-    found.topics["t"] = topic
-    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
-    broker = Broker(1)
-    monkeypatch.setattr(cluster, "leader", lambda name, partition: 1)
-    monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
-    sender = Sender(cluster, found)
-    sender._producer_id, sender._producer_epoch = 7, 0
+    sender, found, topic, broker = sender_to_one_broker(monkeypatch)
     queue = topic.queues[0]
     queue.producer_id, queue.producer_epoch, queue.next_sequence = 7, 0, first
     for _ in range(2):

@@ -305,12 +305,8 @@ def test_a_topic_that_is_away_at_the_plan_is_asked_for_again(
         reader.partitions(start, end)
 
 
-def test_a_topic_deleted_while_a_batch_is_planned_is_named_and_the_batch_is_not_read_in_part(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic, other = cluster.topic(), cluster.topic()
-    for one in (topic, other):
-        cluster.produce(one, 3)
+def delete_before_offsets_are_listed(cluster: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request for offsets finds the topic deleted, which the request before it has listed."""
     plain = RangeReader.list_offsets
 
     def list_offsets(self: RangeReader, wanted: Any) -> Any:
@@ -319,6 +315,15 @@ def test_a_topic_deleted_while_a_batch_is_planned_is_named_and_the_batch_is_not_
         return plain(self, wanted)
 
     monkeypatch.setattr(RangeReader, "list_offsets", list_offsets)
+
+
+def test_a_topic_deleted_while_a_batch_is_planned_is_named_and_the_batch_is_not_read_in_part(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, other = cluster.topic(), cluster.topic()
+    for one in (topic, other):
+        cluster.produce(one, 3)
+    delete_before_offsets_are_listed(cluster, topic, monkeypatch)
     given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": f"{topic},{other}"}
     options = parse_source_options(given, streaming=False)
     with RangeReader(cluster.bootstrap) as client, pytest.raises(ConfigError, match=f"no topic {topic} at"):
@@ -339,14 +344,7 @@ def test_a_topic_deleted_while_the_reader_looks_does_not_end_the_query(
     reader = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1, **selected)
     first = reader.latestOffset(reader.initialOffset())
     cluster.produce(other, 1)
-    plain = RangeReader.list_offsets
-
-    def list_offsets(self: RangeReader, wanted: Any) -> Any:
-        monkeypatch.setattr(RangeReader, "list_offsets", plain)
-        cluster.delete(topic)
-        return plain(self, wanted)
-
-    monkeypatch.setattr(RangeReader, "list_offsets", list_offsets)
+    delete_before_offsets_are_listed(cluster, topic, monkeypatch)
     second = reader.latestOffset(first)
     assert second["topics"][topic] == first["topics"][topic]
     assert second["topics"][other]["next"] == {"0": 4}

@@ -12,8 +12,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+from one_message import stored
 
-from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client import Admin, Producer
 from tidemill.model.errors import ConfigError
 from tidemill.testing import Broker, BrokerFailed, StoreServer
 
@@ -27,18 +28,6 @@ def send(broker: Broker, topic: str, *values: bytes) -> None:
     with Producer(broker.bootstrap) as producer:
         for value in values:
             producer.send(topic, value)
-
-
-def read(broker: Broker, topic: str) -> list[bytes | None]:
-    with Consumer(broker.bootstrap, enable_auto_commit=False) as consumer:
-        item = TopicPartition(topic, 0)
-        consumer.assign([item])
-        consumer.seek_to_beginning(item)
-        (end,) = consumer.end_offsets([item]).values()
-        found: list[bytes | None] = []
-        while len(found) < end:
-            found += [record.value for record in consumer.poll(5.0)]
-        return found
 
 
 def test_a_broker_is_there_in_well_under_half_a_second() -> None:
@@ -61,7 +50,7 @@ def test_a_broker_keeps_data_and_address_over_stop_and_crash() -> None:
         assert not broker.running
         broker.start()
         assert broker.bootstrap == address
-        assert read(broker, "t") == [b"one", b"two"]
+        assert stored(broker.bootstrap, "t") == [b"one", b"two"]
         assert broker.stop() == 0
         assert "stopped" in broker.log
 
@@ -95,7 +84,7 @@ def test_a_directory_that_was_given_stays(tmp_path: Path) -> None:
         send(broker, "t", b"x")
     assert (tmp_path / "data" / "t-0").is_dir()
     with Broker(data_dir=tmp_path / "data") as broker:
-        assert read(broker, "t") == [b"x"]
+        assert stored(broker.bootstrap, "t") == [b"x"]
 
 
 def test_configuration_reaches_the_broker() -> None:

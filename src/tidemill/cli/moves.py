@@ -37,8 +37,10 @@ Sizes = Mapping[TopicPartition, Mapping[int, int]]
 SIZES_S = 3.0
 """How long a broker may take to say what it holds; the figures do without it then."""
 
-AGREE_PAUSE_S, AGREE_MAX_S = 0.25, 5.0
-"""Between two readings of where partitions are, and until the last is believed whatever it says."""
+AGREE_PAUSE_S = 0.25
+"""Between two readings of the replicas."""
+AGREE_MAX_S = 5.0
+"""After this time the last reading counts, also where it differs from the one before."""
 
 ANY = "any"
 """Whichever directory the broker chooses."""
@@ -54,8 +56,8 @@ SHOWN_MAX = 20
 def assignment(admin: Admin, topics: Iterable[str] | None = None) -> Plan:
     """Where the partitions of topics (all, unless told) are, or will be when the moves under way end.
 
-    It is read until two readings agree. The controller lists the moves, and any broker the replicas: until a
-    broker has heard that a move has ended, it also names the replicas that the move has removed.
+    Replicas are read until two readings agree. The controller lists the moves, any broker names the replicas:
+    a broker that does not know yet that a move has ended also names the replicas that the move has removed.
     """
     deadline = time.monotonic() + AGREE_MAX_S
     current = _reading(admin, topics)

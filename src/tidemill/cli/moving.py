@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
 ARRIVED_S = 3.0
-"""How long another place than the planned one may still be what a broker has not heard of."""
+"""How long a broker may take to learn that a move has ended."""
 FAILED = 1
 NAMED_MAX = 10
 """Partitions that are named, of those that could not be moved."""
@@ -176,9 +176,9 @@ def elect_preferred(admin: Admin, partitions: Plan | None) -> dict[TopicPartitio
 
 
 def check_arrived(admin: Admin, plan: Plan) -> int:
-    """Says what is elsewhere than it was to be, because another change came between; the exit code.
+    """Names the partitions that another change keeps from their planned replicas; the exit code.
 
-    Brokers may hear of the end of a move later than its follower: they are given ``ARRIVED_S``.
+    A broker may learn the new replicas after the controller lists the move no more: it has ``ARRIVED_S``.
     """
     deadline = time.monotonic() + ARRIVED_S
     topics = sorted({item.topic for item in plan})

@@ -271,9 +271,9 @@ class GroupAdmin(AdminBase):
         return rows
 
     def _is_led(self, item: TopicPartition) -> bool:
-        """Whether a broker leads a partition, as far as is known; also where there is no such partition."""
+        """Whether the metadata names a leader of the partition."""
         partitions = self._cluster.topics[item.topic].partitions
-        return item.partition >= len(partitions) or partitions[item.partition].leader >= 0
+        return item.partition < len(partitions) and partitions[item.partition].leader >= 0
 
     def await_empty(self, group: str, timeout: float | None = None) -> None:
         """Returns once the group has no members; ClientError NON_EMPTY_GROUP when it still has some then."""

@@ -71,7 +71,7 @@ _KINDS: Final = {
     EventKind.CHILDREN_CHANGED: 4,
 }
 _VERSION_POSITION: Final = 4 * 8
-"""Behind the two transactions and the two stat."""
+"""Behind the two transactions and the two times."""
 _LENGTH_POSITION: Final = _VERSION_POSITION + 3 * 4 + 8
 """Behind the three versions and the owner."""
 _EPHEMERAL, _SEQUENTIAL = 1, 2

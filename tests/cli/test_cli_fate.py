@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import sys
 import time
@@ -54,6 +55,36 @@ def test_ctrl_c_says_how_many_were_sent_and_acknowledged(broker: Broker, cli: Ru
         ):
             assert command.interrupt() == 130
             assert command.errors()[-1] == said
+
+
+def test_ctrl_c_tells_the_figures_of_a_measurement_so_far(broker: Broker, cli: Run) -> None:
+    cli("topic", "create", "measured")
+    with commands(
+        ["perf", "produce", "measured", "-n", "1000000", "--rate", "1000", "-b", broker.bootstrap]
+    ) as (perf,):
+        acknowledged(perf, broker, "measured", 500)
+        assert perf.interrupt() == 130
+        said = perf.errors()[-1]
+    count = re.fullmatch(r"interrupted: ([\d,]+) messages in [\d.]+ s, [\d,]+ messages/s, [\d.]+ k?B/s", said)
+    assert count, said
+    assert int(count[1].replace(",", "")) >= 400
+
+
+def test_an_offset_that_a_partition_does_not_have_is_said(broker: Broker, cli: Run) -> None:
+    cli("topic", "create", "short", "-p", "3")
+    arguments = ["consume", "short", "--offset", "5", "--timeout", "1s", "-b", broker.bootstrap]
+    with commands(arguments, [*arguments, "-p", "2"]) as (all_of_them, one):
+        assert (all_of_them.wait(), one.wait()) == (0, 0)
+        assert all_of_them.errors() == [
+            "tidemill: offset 5 is not in short-0, which has 0 to 0: reading begins at 0; 2 other partitions "
+            "too"
+        ]
+        assert one.errors() == ["tidemill: offset 5 is not in short-2, which has 0 to 0: reading begins at 0"]
+
+
+def test_a_topic_that_is_not_there_has_a_name_near_it(cli: Run) -> None:
+    cli("topic", "create", "departures")
+    assert "; did you mean departures?" in cli("topic", "describe", "departure", code=1)
 
 
 def test_ctrl_c_says_of_how_many_nobody_knows(own: Broker) -> None:

@@ -39,6 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("line", "code", "said"),
     [
         ("topic list -b [::1", USAGE, "which is no host:port"),
+        ("topic list -b localhost:99999", USAGE, "whose port is not between 1 and 65535"),
         ("topic list -b a..b:9092", USAGE, "whose host is no name"),
         ("cluster up -d new --zookeeper a..b:2181", FAILED, "be reached (a..b:2181: it is no host name)"),
         ("topic list --command-config missing", USAGE, "missing is not there: name a properties file"),

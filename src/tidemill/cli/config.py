@@ -12,6 +12,7 @@ from tidemill.cli.output import INDENT, console, json_option, on_terminal, print
 from tidemill.cli.table_layout import wrap
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
 from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
+from tidemill.model.configs.topic import near
 
 SCOPES = {"broker": BROKER_KEYS, "topic": TOPIC_KEYS, "group": GROUP_KEYS}
 
@@ -57,7 +58,8 @@ def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: 
         for key in chosen:
             _print_key(key, width)
         if not chosen:
-            click.secho(f"no key has {part!r} in its name", dim=True)
+            names = [name for table in SCOPES.values() for name in table]
+            click.secho(f"no key has {part!r} in its name{near(part, names)}", dim=True)
     else:
         columns = ["key", "scope", "type", "default", "allowed", "changes", "effect", "meaning"]
         print_table(columns, [_row(key) for key in chosen])

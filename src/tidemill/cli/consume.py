@@ -61,7 +61,17 @@ class Start:
             return ends
         if self.offset < 0:
             return {item: max(starts[item], ends[item] + self.offset) for item in partitions}
-        return {item: min(max(starts[item], self.offset), ends[item]) for item in partitions}
+        at = {item: min(max(starts[item], self.offset), ends[item]) for item in partitions}
+        elsewhere = [item for item in partitions if at[item] != self.offset]
+        if elsewhere:
+            first, more = elsewhere[0], len(elsewhere) - 1
+            others = f"; {counted(more, 'other partition')} too" if more else ""
+            click.echo(
+                f"tidemill: offset {self.offset} is not in {first}, which has {starts[first]} to "
+                f"{ends[first]}: reading begins at {at[first]}{others}",
+                err=True,
+            )
+        return at
 
 
 HEARTBEAT_MS = 1_000

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.options import Existing, broker_settings_option, config_file_option, pairs
-from tidemill.cli.output import bytes_bar, bytes_text, count_text, json_option, on_terminal, print_json
+from tidemill.cli.output import (
+    bytes_bar,
+    bytes_text,
+    count_text,
+    counted,
+    json_option,
+    on_terminal,
+    print_json,
+)
 from tidemill.cli.records import for_terminal
 
 if TYPE_CHECKING:
@@ -122,14 +130,14 @@ def _say(finding: Finding) -> None:
 
 
 def _sum_up(checks: list[Check], every: list[Check], damages: int) -> None:
-    counts = {
-        "partitions": len(checks),
-        "segments": sum(check.segments for check in checks),
-        "batches": sum(check.batches for check in checks),
-        "records": sum(check.records for check in checks),
-    }
-    gone_through = ", ".join(f"{count_text(count)} {what}" for what, count in counts.items())
-    gone_through += f", {bytes_text(sum(check.bytes for check in checks))}"
+    parts = [
+        counted(len(checks), "partition"),
+        counted(sum(check.segments for check in checks), "segment"),
+        counted(sum(check.batches for check in checks), "batch", "batches"),
+        counted(sum(check.records for check in checks), "record"),
+        bytes_text(sum(check.bytes for check in checks)),
+    ]
+    gone_through = ", ".join(parts)
     running = " (a broker is running: what it writes now is not in it)" if every and every[0].running else ""
     if damages:
         click.echo(f"{gone_through}: {count_text(damages)} times damage{running}")

@@ -162,9 +162,9 @@ def count_text(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def counted(number: int, what: str) -> str:
-    """``1 partition``, ``2 partitions``."""
-    return f"{count_text(number)} {what}" if number == 1 else f"{count_text(number)} {what}s"
+def counted(number: int, what: str, several: str = "") -> str:
+    """``1 partition``, ``2 partitions``; ``several`` is the plural where it is not ``what`` with an s."""
+    return f"{count_text(number)} {what if number == 1 else several or what + 's'}"
 
 
 def after_interrupt(text: str) -> str:

@@ -8,13 +8,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from tidemill.cli import suggest
 from tidemill.cli.options import Duration, Target, Whole, target_options
-from tidemill.cli.output import bytes_text, count_text, json_option, print_json, print_table
+from tidemill.cli.output import (
+    after_interrupt,
+    bytes_text,
+    count_text,
+    counted,
+    json_option,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from tidemill.client import Admin
@@ -44,7 +53,10 @@ def command() -> None:
 
 
 class Rates:
-    """A line on stderr, once a second: how fast it goes. Silent where nobody looks."""
+    """A line on stderr, once a second: how fast it goes. Silent where nobody looks.
+
+    A context manager: the line goes away at the end of the block, and ctrl-C in it prints the figures so far.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -52,9 +64,27 @@ class Rates:
         self._last = self._began = time.perf_counter()
         self._last_count = 0
         self._last_bytes = 0
+        self._count = self._bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+        if kind is KeyboardInterrupt:
+            seconds = max(time.perf_counter() - self._began, 1e-9)
+            figures = (
+                f"{counted(self._count, 'message')} in {seconds:.3f} s, "
+                f"{count_text(self._count / seconds)} messages/s, {bytes_text(self._bytes / seconds)}/s"
+            )
+            click.echo(after_interrupt(figures), err=True)
 
     def note(self, count: int, size_bytes: int) -> None:
-        """Says how far it is, at most once a second."""
+        """Takes how far it is. Prints it at most once a second."""
+        self._count, self._bytes = count, size_bytes
         if not self._shown:
             return
         now = time.perf_counter()
@@ -69,11 +99,6 @@ class Rates:
         )
         click.echo(f"\r{line}\x1b[K", nl=False, err=True)
         self._last, self._last_count, self._last_bytes = now, count, size_bytes
-
-    def end(self) -> None:
-        """Takes the line away."""
-        if self._shown:
-            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def make_values(size_bytes: int, seed: int = 1) -> list[bytes]:
@@ -179,11 +204,10 @@ def produce(
     values = make_values(size)
     latencies: list[float] = []
     failures: list[Exception] = []
-    rates = Rates(count)
     # In small steps where a rate is asked for: a second's worth at once is no steady rate.
     step = BULK if rate is None else max(1, min(BULK, rate // 100))
     config = target.config(compression_type=compression, acks=acks)
-    with Producer(target.bootstrap, config) as producer:
+    with Producer(target.bootstrap, config) as producer, Rates(count) as rates:
         producer.partitions_for(topic)
         began = time.perf_counter()
         under_way: deque[BulkDelivery] = deque()
@@ -206,7 +230,6 @@ def produce(
             acknowledged += delivery.result()
         producer.flush()
         seconds = time.perf_counter() - began
-    rates.end()
     if failures:
         raise failures[0]
     _report(_result(count, count * size, seconds, latency_ms=percentiles(latencies)), as_json)
@@ -265,26 +288,25 @@ def consume(
         wanted = total if count is None else min(count, total)
         consumer.assign(partitions)
         consumer.seek_to_beginning(*partitions)
-        rates = Rates(wanted)
         read = size_bytes = 0
         first = last = began = time.perf_counter()
-        while read < wanted:
-            if arrow:
-                number, size = _poll_arrow(consumer)
-            else:
-                number, size = _poll_records(consumer, min(10_000, wanted - read))
-            now = time.perf_counter()
-            if not number:
-                if now - last > timeout:
-                    break
-                continue
-            first = now if not read else first
-            last = now
-            read += number
-            size_bytes += size
-            rates.note(read, size_bytes)
+        with Rates(wanted) as rates:
+            while read < wanted:
+                if arrow:
+                    number, size = _poll_arrow(consumer)
+                else:
+                    number, size = _poll_records(consumer, min(10_000, wanted - read))
+                now = time.perf_counter()
+                if not number:
+                    if now - last > timeout:
+                        break
+                    continue
+                first = now if not read else first
+                last = now
+                read += number
+                size_bytes += size
+                rates.note(read, size_bytes)
         seconds = last - began
-    rates.end()
     waited = round((first - began) * 1000, 3)
     _report(_result(read, size_bytes, seconds, first_poll_ms=waited), as_json)
     expected = wanted if count is None else count
@@ -341,13 +363,13 @@ def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target:
     values = make_values(size)
     produced: list[float] = []
     end_to_end: list[float] = []
-    rates = Rates(count)
     item = TopicPartition(topic, 0)
     reading = target.config(enable_auto_commit=False, fetch_max_wait_ms=1_000)
     reading.pop("group.id", None)
     with (
         Producer(target.bootstrap, target.config(acks=acks, linger_ms=0)) as producer,
         Consumer(target.bootstrap, reading) as consumer,
+        Rates(count) as rates,
     ):
         consumer.assign([item])
         consumer.seek_to_end(item)
@@ -367,7 +389,6 @@ def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target:
             end_to_end.append(time.perf_counter() - start)
             rates.note(index + 1, (index + 1) * size)
         seconds = time.perf_counter() - began
-    rates.end()
     result = _result(
         count, count * size, seconds, latency_ms=percentiles(produced), end_to_end_ms=percentiles(end_to_end)
     )

@@ -32,6 +32,7 @@ from tidemill.cli.output import (
     require_yes,
 )
 from tidemill.cli.settings import changes_of, unset_option
+from tidemill.model.configs.topic import near
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -210,9 +211,11 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
     deletion left holes.
     """
     from tidemill.client import Admin, ClientError
+    from tidemill.model.errors import ErrorCode
 
     found = []
-    missing: list[ClientError] = []
+    missing: list[tuple[str, ClientError]] = []
+    hints: dict[str, str] = {}
     failures: dict[TopicPartition, ClientError] = {}
     with Admin(target.bootstrap, target.config()) as admin:
         sizes = _sizes(admin, names)
@@ -220,14 +223,16 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
             try:
                 found.append(_described(admin, name, all_configs, sizes, failures))
             except ClientError as problem:
-                missing.append(problem)
+                if problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    hints[name] = near(name, [one.name for one in admin.list_topics()])
+                missing.append((name, problem))
     if as_json:
         print_json(found)
     else:
         for topic in found:
             _print_topic(topic, all_configs)
-    for failure in missing:
-        click.echo(f"tidemill: {failure}", err=True)
+    for name, failure in missing:
+        click.echo(f"tidemill: {failure}{hints.get(name, '')}", err=True)
     return _tell(failures) or (FAILED if missing else 0)
 
 
@@ -379,7 +384,6 @@ def alter(
 ) -> int:
     """Change settings of a topic, let it grow, or have more or fewer replicas."""
     from tidemill.client import Admin, ConfigResource, ResourceType
-    from tidemill.model.configs.topic import near
 
     changes = changes_of(settings, removed)
     if not (partitions or factor or any(changes)):

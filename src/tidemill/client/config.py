@@ -157,13 +157,18 @@ def _strategies(name: str, value: Any) -> tuple[Any, ...]:
     return found
 
 
+PORT_DIGITS_MAX = 5
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of ``host:port``, ``[::1]:port`` or ``PROTOCOL://host:port``."""
     rest = text.split("://", 1)[-1]
     host, _, port = rest.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or host[0] == "[" or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+    if not host or host[0] == "[" or not (port.isascii() and port.isdigit()):
         raise ConfigError(f"bootstrap.servers has {text!r}, which is no host:port (IPv6 as [address]:port)")
+    if len(port) > PORT_DIGITS_MAX or not 0 < int(port) < 65536:
+        raise ConfigError(f"bootstrap.servers has {text!r}, whose port is not between 1 and 65535")
     try:
         host.encode("idna")
     except UnicodeError:

@@ -58,9 +58,9 @@ def batches(log: Log) -> Iterator[Batch]:
         yield from iter_batches(log.files.read(segment.path))
 
 
-def append(log: Log, batch: MakeBatch, number: int, **options: object) -> bytes:
+def append(log: Log, batch: MakeBatch, number: int, epoch: int = 3, **options: object) -> bytes:
     value = b"%08d" % number
-    log.append([batch(1, value=value, timestamp=NOW + number, **options)], 3, NOW)
+    log.append([batch(1, value=value, timestamp=NOW + number, **options)], epoch, NOW)
     return value
 
 
@@ -637,9 +637,11 @@ def test_a_roll_that_fails_leaves_the_old_segment_in_use(
     assert values(last) == written
 
 
-@pytest.mark.parametrize("fully", [False, True])
+@pytest.mark.parametrize(
+    ("fully", "epoch"), [(False, 3), (True, 3), pytest.param(True, -1, id="without a leader epoch, as v1")]
+)
 def test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did(
-    batch: MakeBatch, fully: bool
+    batch: MakeBatch, fully: bool, epoch: int
 ) -> None:
     files = FaultyFiles()
     manager = started(files)
@@ -654,7 +656,7 @@ def test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did
         log.truncate_to(18, NOW)
     log.flush(NOW)
     manager.checkpoint_recovery_points()
-    written[18:] = [append(log, batch, number) for number in (100, 101)]
+    written[18:] = [append(log, batch, number, epoch) for number in (100, 101)]
     assert manager.close(NOW, {}) == []
     files.power_cut()
     again = started(files).get(KEY)

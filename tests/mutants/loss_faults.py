@@ -62,9 +62,6 @@ LOSSES: Final = (
         "        if state is not None and state.creation_id > _reported_at(image.brokers[broker]):\n",
         "        if False:\n",
         "A report of losses says nothing of partitions that were made after it.",
-        reason="A topic has to be made between a registration with losses and the first look at it.",
-        test="controller/test_controller_unclean_recovery.py"
-        "::test_a_report_of_losses_says_nothing_of_topics_that_were_made_since",
     ),
     Fault(
         "losses-of-new-registration-count-for-new-topics",

@@ -144,6 +144,16 @@ def test_who_has_all_that_is_committed_in_this_epoch_may_join() -> None:
     assert not replicas.may_join(4, 0, 0, 0)
 
 
+def test_who_has_records_that_the_leader_deleted_may_not_join() -> None:
+    """Should it lead, they would be there again."""
+    replicas = led(isr=(1,))
+    replicas.fetched(2, 9, 4, 10, 0)
+    assert not replicas.may_join(2, 9, 0, 5)
+    assert replicas.may_join(2, 9, 0, 4)
+    replicas.fetched(2, 9, 5, 10, 1)
+    assert replicas.may_join(2, 9, 0, 5)
+
+
 def test_replicas_come_and_go() -> None:
     replicas = led()
     replicas.change((1, 3, 4), (1, 3), 9)

@@ -879,6 +879,26 @@ def test_a_later_version_that_says_the_same_ends_the_change_that_was_asked_for()
     staged(test)
 
 
+@pytest.mark.parametrize("older", [(5, 2), (4, 9)], ids=["partition epoch", "leader epoch"])
+def test_a_state_that_is_older_than_what_is_known_changes_nothing(older: tuple[int, int]) -> None:
+    async def test(stage: Stage) -> None:
+        follower = NODE + 1
+
+        def put(leader: int, leader_epoch: int, partition_epoch: int) -> Partition:
+            both = (NODE, follower)
+            state = PartitionState(0, leader, leader_epoch, both, both, partition_epoch)
+            stage.replicas.put_topic("t", b"1" * 16, False, [state], FLUSHED)
+            return stage.partition("t")
+
+        stage.logs.create(TopicPartition("t", 0), b"1" * 16, FLUSHED, 0)
+        assert put(NODE, 5, 3).is_leader
+        partition = put(follower, *older)
+        known = (partition.leader, partition.leader_epoch, partition.partition_epoch)
+        assert known == (NODE, 5, 3)
+
+    staged(test)
+
+
 def test_replicas_that_a_move_brings_in_are_not_missed() -> None:
     async def test(stage: Stage) -> None:
         def told(version: int, replicas: tuple[int, ...], isr: tuple[int, ...], *adding: int) -> Partition:

@@ -262,8 +262,9 @@ def full_disk(choose: Callable[[Target], int]) -> Kind:
 
 
 def slow_disk(target: Target) -> Fault:
-    """A disk takes little of what is written to it."""
-    number = target.broker()
+    """A disk takes little of what is written to it. A fault at the same time may have ended a broker."""
+    running = [number for number, broker in target.stage.brokers.items() if broker.running]
+    number = target.random.choice(running)
     disk, pid = target.stage.machines[number].disk, target.stage.brokers[number].pid
     disk.slow_down(pid, SLOW_BYTES_PER_S)
     try:

@@ -11,14 +11,19 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pytest
+from kazoo.client import KazooClient
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 ROOT = Path(__file__).parents[2]
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 START_TIMEOUT_S = 120
 READ_TIMEOUT_S = 90
+OFFSETS_TOPIC = "__consumer_offsets"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SETTINGS = """
 num.partitions=2
@@ -119,6 +124,21 @@ class ZooKeeper(Program):
         super().__init__(java(jars, main, str(settings), heap="128m"), directory / "zookeeper.out", port)
 
 
+def wait_unregistered(zookeeper: str, node: int) -> None:
+    """Returns once no session holds the registration of a broker: Kafka does not start before."""
+    address, slash, root = zookeeper.partition("/")
+    client = KazooClient(address)
+    client.start(START_TIMEOUT_S)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while client.exists(f"{slash}{root}/brokers/ids/{node}"):
+            assert time.monotonic() < deadline, f"broker {node} stays registered"
+            time.sleep(0.1)
+    finally:
+        client.stop()
+        client.close()
+
+
 class Kafka:
     """One broker of Apache Kafka over ``data``."""
 
@@ -164,6 +184,8 @@ class Kafka:
         if form:
             command = java(self.jars, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(path))
             subprocess.run(command, check=True, capture_output=True, timeout=100)
+        if self.zookeeper:
+            wait_unregistered(self.zookeeper, self.node)
         self.program = Program(java(self.jars, "kafka.Kafka", str(path)), self.directory / "kafka.out", port)
         wait_ready(self.bootstrap)
 
@@ -247,8 +269,8 @@ def check_same(found: Seen, wanted: Seen) -> None:
         assert not differing, (key, differing[0])
         assert len(found.records[key]) == len(records), key
     assert found.ends == wanted.ends
-    assert found.offsets == wanted.offsets
-    assert found.configs == wanted.configs
+    assert found.offsets == wanted.offsets, (found.offsets, wanted.offsets)
+    assert found.configs == wanted.configs, (found.configs, wanted.configs)
 
 
 COMPACTED = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
@@ -377,7 +399,7 @@ def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
     keys = [(name, number) for name in sorted(topics) for number in sorted(topics[name].partitions)]
     records, ends = read_all(bootstrap, keys, isolation)
     offsets = {}
-    for group in admin.list_consumer_groups().result(30).valid:
+    for group in list_groups(bootstrap, admin):
         future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group.group_id)])
         for one in future[group.group_id].result(30).topic_partitions:
             offsets[group.group_id, one.topic, one.partition] = one.offset
@@ -388,6 +410,20 @@ def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         configs[resource.name] = {one.name: one.value for one in told if one.source == own}
     return Seen(records, ends, offsets, configs)
+
+
+def list_groups(bootstrap: str, admin: AdminClient) -> list[ConsumerGroupListing]:
+    """All groups, once every coordinator has loaded its groups."""
+    topics = admin.list_topics(timeout=30).topics
+    if OFFSETS_TOPIC in topics:
+        wait_led(bootstrap, [(OFFSETS_TOPIC, number) for number in topics[OFFSETS_TOPIC].partitions])
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        listed = admin.list_consumer_groups().result(30)
+        if not listed.errors:
+            return listed.valid
+        assert time.monotonic() < deadline, listed.errors
+        time.sleep(0.1)
 
 
 def read_all(bootstrap: str, keys: list[tuple[str, int]], isolation: str) -> tuple[Records, Ends]:

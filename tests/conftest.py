@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from tidemill.coordination.zookeeper import ZooKeeperStore
 
 _numbers = itertools.count()
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell starts what runs in its background so, and the commands that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

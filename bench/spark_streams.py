@@ -5,9 +5,9 @@
 Fills a topic on a broker of its own. A stream then reads it in micro-batches of 100 rows: the median time of
 a micro-batch after the first five, and the CPU seconds of ``--batches`` of them. A batch query then writes
 ``--rows`` rows of 100 B to another topic: rows a second and CPU seconds, the median of three writes after a
-first one. Once the query makes the rows, which takes as long as our sink does; once Spark has them in its
-memory. CPU seconds are those of Python, the JVM and the Python workers together, without the broker's.
-PySpark and the connector are those of ``spark.py``.
+first one. First the query makes the rows, which takes about half of that time with ours; then Spark has them
+in its memory, and the JVM is warm. CPU seconds are those of Python, the JVM and the Python workers together,
+without the broker's. PySpark and the connector are those of ``spark.py``.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pytest
 from command_process import LONG_S, Command, commands
 
 from tidemill.cli.consume import Format, _telling
+from tidemill.cli.output import counted
 from tidemill.cli.waiting import Watch
 from tidemill.client import Admin, Consumer, Producer
 from tidemill.client.errors import ClientError
@@ -80,6 +81,16 @@ def test_an_offset_that_a_partition_does_not_have_is_said(broker: Broker, cli: R
             "too"
         ]
         assert one.errors() == ["tidemill: offset 5 is not in short-2, which has 0 to 0: reading begins at 0"]
+
+
+def test_a_key_that_is_not_there_has_a_name_near_it(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.cli.config.on_terminal", lambda: True)
+    assert "'retentoin.ms' in its name; did you mean retention.ms?" in cli("config", "keys", "retentoin.ms")
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 batches"), (1, "1 batch"), (2000, "2,000 batches")])
+def test_a_plural_that_has_more_than_an_s(number: int, text: str) -> None:
+    assert counted(number, "batch", "batches") == text
 
 
 def test_a_topic_that_is_not_there_has_a_name_near_it(cli: Run) -> None:

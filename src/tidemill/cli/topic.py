@@ -211,11 +211,9 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
     deletion left holes.
     """
     from tidemill.client import Admin, ClientError
-    from tidemill.model.errors import ErrorCode
 
     found = []
-    missing: list[tuple[str, ClientError]] = []
-    hints: dict[str, str] = {}
+    missing: list[str] = []
     failures: dict[TopicPartition, ClientError] = {}
     with Admin(target.bootstrap, target.config()) as admin:
         sizes = _sizes(admin, names)
@@ -223,17 +221,28 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
             try:
                 found.append(_described(admin, name, all_configs, sizes, failures))
             except ClientError as problem:
-                if problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    hints[name] = near(name, [one.name for one in admin.list_topics()])
-                missing.append((name, problem))
+                missing.append(f"{problem}{_near_topic(admin, name, problem)}")
     if as_json:
         print_json(found)
     else:
         for topic in found:
             _print_topic(topic, all_configs)
-    for name, failure in missing:
-        click.echo(f"tidemill: {failure}{hints.get(name, '')}", err=True)
+    for failure in missing:
+        click.echo(f"tidemill: {failure}", err=True)
     return _tell(failures) or (FAILED if missing else 0)
+
+
+def _near_topic(admin: Admin, name: str, problem: ClientError) -> str:
+    """The topic whose name comes nearest, as a hint; empty where there is one of that name, or no answer."""
+    from tidemill.client import ClientError
+    from tidemill.model.errors import ErrorCode
+
+    if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return ""
+    try:
+        return near(name, [one.name for one in admin.list_topics()])
+    except ClientError:
+        return ""  # The topic's own error is printed.
 
 
 def _described(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from random import Random
+from unittest.mock import Mock
 
 import pytest
-from fault_kinds import possible
+from fault_kinds import Target, possible, slow_disk
 from fault_run import do_faults, report
 
 KINDS = ("kill-leader", "kill-controller", "pause-leader", "kill-zookeeper", "expire-leader")
@@ -14,6 +16,14 @@ BY_CHANCE = (
     *("cut-leader-from-brokers", "isolate-controller", "full-disk-leader"),
     *("power-cut-all", "empty-disk-last", "empty-disk-leader"),
 )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_disk_is_slowed_down_under_a_broker_that_runs(seed: int) -> None:
+    """The first of two faults at once may have ended another broker."""
+    stage = Mock(brokers={number: Mock(running=number == 2) for number in (1, 2, 3)}, machines=[Mock()] * 4)
+    fault = slow_disk(Target(stage, Random(seed), "t", Mock()))
+    assert next(fault).startswith("broker 2, ")
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.errors import check, code_of, error_for
+from tidemill.client.errors import check, code_of, error_for, is_there
 from tidemill.model.errors import ErrorCode
 
 
@@ -31,3 +31,19 @@ def test_no_error_raises_nothing() -> None:
     check(0, "do it")
     with pytest.raises(Exception, match="cannot do it: UNKNOWN_SERVER_ERROR"):
         check(-1, "do it")
+
+
+@pytest.mark.parametrize(
+    ("number", "detail", "there"),
+    [
+        (ErrorCode.TOPIC_ALREADY_EXISTS, "Topic 't' already exists.", True),
+        (ErrorCode.TOPIC_ALREADY_EXISTS, "topic t is still being deleted", False),
+        (ErrorCode.TOPIC_ALREADY_EXISTS, "Topic 't' is marked for deletion.", False),
+        (ErrorCode.INVALID_TOPIC_EXCEPTION, "Topic 't' already exists.", False),
+    ],
+)
+def test_a_topic_that_exists_can_be_used_unless_it_is_being_deleted(
+    number: int, detail: str, there: bool
+) -> None:
+    error = error_for(number, "create topic t", detail=detail)
+    assert is_there(error) is there

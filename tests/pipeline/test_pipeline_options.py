@@ -7,6 +7,7 @@ import pickle
 import re
 
 import pytest
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
@@ -18,6 +19,7 @@ from tidemill.pipeline.options import (
     parse_source_options,
 )
 from tidemill.pipeline.source import TidemillDataSource
+from tidemill.pipeline.writer import checked_columns
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
 
@@ -349,3 +351,51 @@ def test_spark_hides_every_secret_of_a_client_in_the_sessions_of_the_jobs() -> N
     secrets = [name for name in (*KEYS, *ALIASES) if is_secret(name)]
     assert {"sasl.jaas.config", "ssl.keystore.key", "sasl.password"} <= set(secrets)
     assert [name for name in secrets if hidden.search(f"kafka.{name}") is None] == []
+
+
+TO_TOPIC = {"topic": "t", "kafka.bootstrap.servers": "h:1"}
+HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+
+
+def schema_of(fields: str) -> StructType:
+    """A schema with fields like ``value string``; ``headers`` have their type. No JVM parses it."""
+    schema = StructType()
+    for field in fields.split(", "):
+        name, _, kind = field.partition(" ")
+        schema.add(name, HEADERS if name == "headers" else kind)
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns"),
+    [
+        ("value string", ("value",)),
+        ("value binary, key string", ("value", "key")),
+        ("offset long, timestampType integer, value string", ("value",)),
+        (
+            "key binary, value binary, topic string, partition integer, timestamp timestamp, headers",
+            ("key", "value", "topic", "partition", "timestamp", "headers"),
+        ),
+    ],
+)
+def test_columns_of_the_source_are_written_but_for_those_of_records(
+    schema: str, columns: tuple[str, ...]
+) -> None:
+    assert checked_columns(parse_sink_options(TO_TOPIC), schema_of(schema)) == columns
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        ("value string, carrier string", TO_TOPIC, "column carrier (string) has no place in a message"),
+        ("value integer", TO_TOPIC, "column value is int: binary or string is allowed, cast it"),
+        ("value string, partition long", TO_TOPIC, "column partition is bigint: int is allowed"),
+        ("key string", TO_TOPIC, "there is no column value, only key"),
+        ("value string", {"kafka.bootstrap.servers": "h:1"}, "set the option topic, or have a column topic"),
+    ],
+)
+def test_columns_that_are_no_part_of_a_message_are_refused(
+    schema: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        checked_columns(parse_sink_options(options), schema_of(schema))

@@ -134,7 +134,7 @@ def _read(source: Path, data: Path, seconds: dict[str, float]) -> dict[str, obje
 
 
 def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> list[str]:
-    """The tests that can notice a mutant, fast ones first.
+    """The tests that can notice a mutant: those named after its module first, then those of its package.
 
     They run its line. Of a line that runs at import or in another process, they run the lines that use the
     name that it defines, or lines of modules that name its module; and those of :data:`IN_PROCESSES`.
@@ -144,7 +144,13 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
         found = _of_definition(mutant, covering, sources)
         files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
         found |= {test for test in covering.seconds if Path(test.partition("::")[0]).stem in files}
-    return sorted(found, key=lambda test: (covering.seconds[test], test))
+    package, stem = mutant.module.split("/")[1], Path(mutant.module).stem
+
+    def order(test: str) -> tuple[bool, bool, float, str]:
+        file = Path(test.partition("::")[0])
+        return stem not in file.stem, file.parent.name != package, covering.seconds[test], test
+
+    return sorted(found, key=order)
 
 
 def _of_definition(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> set[str]:

@@ -47,14 +47,15 @@ LEFT_OUT = {"test_interchange_kafka.py", "test_crash_kill.py"}
 
 PAGE = ROOT / "docs" / "mutation.md"
 FOUND_MIN = 0.85
-TESTS_S_MAX = 60.0
-"""The tests of one mutant take no longer than this together, as they took under coverage."""
+TESTS_S_MAX, TESTS_MAX = 60.0, 400
+"""The tests that are tried first on a mutant: so long together, as they took under coverage, and so many."""
+REST_S_MAX = 240.0
+"""A mutant that survives them is tried with the other tests that run its line, for so long together."""
 TEST_TIMEOUT_S = 120
 PASSED, FAILED, NO_END = 0, 1, -1
 """Exit codes of pytest; -1 is that of :mod:`mutation_server` for a run that does not end."""
 NOT_COLLECTED = 4
 """Exit code of pytest where a test that it is to run by name is not there, or its file cannot be imported."""
-TESTS_MAX = 400
 STEADY = ("records", "log", "groups")
 """Tests in other directories wait for processes with a limit, and fail now and then on a busy machine: what
 one of them notices is tried twice, and once without the mutant."""
@@ -117,17 +118,19 @@ class Worker(threading.Thread):
         """Runs the tests that concern a mutant until one fails."""
         before = self.run_.sources[mutant.module]
         after = mutated(mutant, before)
-        tests = self.run_.tests_of(mutant)
+        groups = self.run_.tests_of(mutant)
         began = time.monotonic()
         outcome, by = "not run", ""
         try:
-            if tests:
-                outcome, by = self._outcome(tests, mutant.module, before, after)
+            for tests in groups:
+                if tests and outcome != "found":
+                    outcome, by = self._outcome(tests, mutant.module, before, after)
         finally:
             self._write(mutant.module, before)
         took_s = round(time.monotonic() - began, 1)
         changed = changed_lines(before, after)
-        return Result(mutant.name, outcome, *changed, by, len(tests), took_s, self.run_.tests_key)
+        count = sum(map(len, groups))
+        return Result(mutant.name, outcome, *changed, by, count, took_s, self.run_.tests_key)
 
     def _write(self, module: str, source: str) -> None:
         path = self.source / module
@@ -254,16 +257,20 @@ class Run:
         except queue.Empty:
             return None
 
-    def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that concern a mutant, as many as there is time for."""
+    def tests_of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
+        """The tests that are tried on a mutant, and those that are tried on it when it survives the first."""
         chosen: list[str] = []
-        total_s = 0.0
+        rest: list[str] = []
+        total_s = rest_s = 0.0
         for test in concerning(mutant, self.covering, self.sources):
-            total_s += self.covering.seconds[test]
-            if chosen and (total_s > TESTS_S_MAX or len(chosen) >= TESTS_MAX):
-                break
-            chosen.append(test)
-        return chosen
+            seconds = self.covering.seconds[test]
+            if not rest and (not chosen or (total_s + seconds <= TESTS_S_MAX and len(chosen) < TESTS_MAX)):
+                chosen.append(test)
+                total_s += seconds
+            elif rest_s + seconds <= REST_S_MAX:
+                rest.append(test)
+                rest_s += seconds
+        return chosen, rest
 
     def note(self, mutant: Mutant, result: Result) -> None:
         """Keeps what became of a mutant, and tells it."""

@@ -206,3 +206,26 @@ def test_each_verdict_names_the_line_as_it_is() -> None:
     assert known
     assert [key for key in known if not key[1]] == []
     assert json.dumps(sorted(key[0] for key in known)).count("log/files.py") == 1
+
+
+def test_a_survivor_is_tried_with_the_other_tests_of_its_line(
+    run: Run, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those named after its module come first, then those of its package, the fast ones before the others."""
+    monkeypatch.setattr(mutation_run, "TESTS_MAX", 2)
+    monkeypatch.setattr(mutation_run, "REST_S_MAX", 3.0)
+    seconds = {
+        TEST: 0.5,
+        "tests/log/test_other.py::test_slow": 2.0,
+        "tests/log/test_other.py::test_fast": 0.1,
+        "tests/broker/test_other.py::test_fast": 0.1,
+        "tests/broker/test_other.py::test_endless": 900.0,
+    }
+    run.covering = covering.Covering(seconds, {MODULE: {1: set(seconds)}})
+    assert run.tests_of(MUTANT) == (
+        [TEST, "tests/log/test_other.py::test_fast"],
+        ["tests/log/test_other.py::test_slow", "tests/broker/test_other.py::test_fast"],
+    )
+    slow = "FAILED tests/log/test_other.py::test_slow - assert 1 == 2"
+    result = answers.worker((0, ""), (1, slow)).tried(MUTANT)
+    assert (result.outcome, result.by, result.tests) == ("found", "tests/log/test_other.py::test_slow", 4)

@@ -6,6 +6,7 @@ build directory by the hash of the test file and of the source, so that only new
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -137,11 +138,14 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
     """The tests that can notice a mutant: those named after its module first, then those of its package.
 
     They run its line. Of a line that runs at import or in another process, they run the lines that use the
-    name that it defines, or lines of modules that name its module; and those of :data:`IN_PROCESSES`.
+    name that its statement defines, or lines of modules that name its module; of the latter also those of
+    :data:`IN_PROCESSES`.
     """
     found = covering.of(mutant.module, mutant.first_line, mutant.last_line)
-    if not found:
-        found = _of_definition(mutant, covering, sources)
+    defined = defined_at_import(sources[mutant.module], mutant.first_line)
+    if not found or defined:
+        # Under coverage, a line that runs at import was run by the test that imported the module first.
+        found = found | _of_definition(mutant.module, defined, covering, sources)
         files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
         found |= {test for test in covering.seconds if Path(test.partition("::")[0]).stem in files}
     package, stem = mutant.module.split("/")[1], Path(mutant.module).stem
@@ -153,20 +157,41 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
     return sorted(found, key=order)
 
 
-def _of_definition(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> set[str]:
-    """The tests of the lines that use what the mutant's line defines; else those of who names its module."""
-    line = sources[mutant.module].splitlines()[mutant.first_line - 1]
-    name = line.strip().partition("=")[0].partition(":")[0].strip()
+def defined_at_import(source: str, line: int) -> set[str]:
+    """The names that the statement with this line defines at import; none inside of a function.
+
+    A decorator, a default and a field of a class count for the function or class that they are part of.
+    """
+    names: set[str] = set()
+    body = ast.parse(source).body
+    while True:
+        node = next((one for one in body if _first_line(one) <= line <= (one.end_lineno or 0)), None)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} or names
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return {node.name} if line < node.body[0].lineno else set()
+        if not isinstance(node, ast.ClassDef):
+            return names
+        names, body = {node.name}, node.body
+
+
+def _first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+
+
+def _of_definition(module: str, names: set[str], covering: Covering, sources: dict[str, str]) -> set[str]:
+    """The tests of the lines that use one of the names; else those of the modules that name ``module``."""
     found: set[str] = set()
-    if name.isidentifier():
-        for module, source in sources.items():
+    for name in names:
+        for other, source in sources.items():
             if name in source:
                 for at in _lines_with(name, source):
-                    found |= covering.of(module, at, at)
+                    found |= covering.of(other, at, at)
     if not found:
-        for module, source in sources.items():
-            if module == mutant.module or Path(mutant.module).stem in source:
-                for tests in covering.tests.get(module, {}).values():
+        for other, source in sources.items():
+            if other == module or Path(module).stem in source:
+                for tests in covering.tests.get(other, {}).values():
                     found |= tests
     return found
 

@@ -229,3 +229,45 @@ def test_a_survivor_is_tried_with_the_other_tests_of_its_line(
     slow = "FAILED tests/log/test_other.py::test_slow - assert 1 == 2"
     result = answers.worker((0, ""), (1, slow)).tried(MUTANT)
     assert (result.outcome, result.by, result.tests) == ("found", "tests/log/test_other.py::test_slow", 4)
+
+
+DEFINITIONS = """\
+A, B = 1, 2
+TABLE: dict[int, str] = {
+    1: "one",
+}
+
+
+class Thing:
+    size: int = 3
+
+    @property
+    def half(self, part: int = 2) -> float:
+        return self.size / part
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        (1, {"A", "B"}),
+        (3, {"TABLE"}),
+        (7, {"Thing"}),
+        (8, {"size"}),
+        (10, {"half"}),
+        (11, {"half"}),
+        (12, set()),
+    ],
+)
+def test_a_line_that_runs_at_import_defines_names(line: int, names: set[str]) -> None:
+    assert covering.defined_at_import(DEFINITIONS, line) == names
+
+
+def test_a_line_that_runs_at_import_is_tried_with_the_tests_that_use_what_it_defines() -> None:
+    """Under coverage, it was run by the test that happened to import the module first."""
+    first, user = "tests/broker/test_any.py::test_import", "tests/broker/test_other.py::test_use"
+    sources = {MODULE: "LIMIT = 1\n", "tidemill/broker/other.py": "\n\nuse(LIMIT)\n"}
+    known = covering.Covering(
+        {first: 0.1, user: 0.2}, {MODULE: {1: {first}}, "tidemill/broker/other.py": {3: {user}}}
+    )
+    assert covering.concerning(MUTANT, known, sources) == [first, user]

@@ -344,6 +344,24 @@ def test_a_follower_refuses_batches_that_overlap_within_one_fetch(
     assert log.append_as_follower(batch(3, base_offset=3, leader_epoch=0).to_bytes(), NOW) == 6
 
 
+@pytest.mark.parametrize("held", [0, 1])
+def test_an_earlier_epoch_after_a_failed_append_is_taken_when_it_is_sent_again(
+    log_of: MakeLog, batch: MakeBatch, held: int
+) -> None:
+    files = FaultyFiles()
+    files.make_directory("/d/events-0")
+    log = log_of(files=files, directory="/d/events-0")
+    for at in range(held):
+        log.append_as_follower(batch(1, base_offset=at, leader_epoch=2).to_bytes(), NOW)
+    files.fail("append", ".log", errno.ENOSPC)
+    with pytest.raises(StorageError):
+        log.append_as_follower(batch(1, base_offset=held, leader_epoch=5).to_bytes(), NOW, sent_in=5)
+    earlier = batch(1, base_offset=held, leader_epoch=3).to_bytes()
+    with pytest.raises(CorruptMessage, match="it may be of the next leader"):
+        log.append_as_follower(earlier, NOW, sent_in=5)
+    assert log.append_as_follower(earlier, NOW, sent_in=5) == held + 1
+
+
 FAR = 1 << 32
 """Farther from a segment's first offset than its indexes reach."""
 

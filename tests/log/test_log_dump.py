@@ -13,7 +13,7 @@ from tidemill.log.dump import DumpOptions, entries, lines
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.model.errors import ConfigError
-from tidemill.records.batch import ATTRIBUTES, CRC, RECORDS, Batch
+from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS, Batch
 from tidemill.records.builder import build_batch, build_end_marker
 from tidemill.records.checksum import crc32c
 
@@ -65,6 +65,29 @@ def test_control_records_of_other_kinds_are_shown_by_their_names(
     told = list(lines(FILES, str(path), DumpOptions(deep=True)))
     assert told[2].endswith("isvalid: true")
     assert told[3].endswith(f"controlType: {shown}")
+
+
+@pytest.mark.parametrize(
+    ("control", "key", "told"),
+    [
+        (False, b"\0\0\0\1", (False, None, None)),
+        (False, None, (False, None, None)),
+        (True, b"\0\0\0\1", (True, 1, "COMMIT")),
+        (True, b"\0\0\0\7more", (True, 7, None)),
+        (True, b"\0\0\0", (True, None, None)),
+        (True, None, (True, None, None)),
+    ],
+)
+def test_a_record_has_a_control_type_when_its_batch_is_control_and_its_key_has_four_bytes(
+    directory: str, control: bool, key: bytes | None, told: tuple[bool, int | None, str | None]
+) -> None:
+    path = Path(directory, "00000000000000000000.log")
+    data = bytearray(build_batch([(TIME, key, b"value", None)], producer_id=7, producer_epoch=0))
+    data[ATTRIBUTES + 1] |= CONTROL_FLAG if control else 0
+    data[CRC:ATTRIBUTES] = struct.pack(">I", crc32c(memoryview(bytes(data))[ATTRIBUTES:]))
+    path.write_bytes(bytes(data))
+    (record,) = [one for one in entries(FILES, str(path), records=True) if one["kind"] == "record"]
+    assert (record["control"], record["control_type"], record["marker"]) == told
 
 
 def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:

@@ -174,6 +174,20 @@ def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> Non
     assert made.lookup(9999) == 600
 
 
+def test_an_entry_that_ends_a_page_needs_no_space_in_the_next_one() -> None:
+    files = FaultyFiles(space_bytes=4096)
+    made = OffsetIndex(files, "/i.index", 0, 16384)
+    made.create()
+    for step in range(511):
+        made.append(step + 1, step + 1)
+    made.release()
+    again = OffsetIndex(files, "/i.index", 0, 16384)
+    again.append(512, 512)
+    assert (again.entries, again.lookup(9999)) == (512, 512)
+    with pytest.raises(OSError, match="No space left"):
+        again.append(513, 513)
+
+
 def test_a_clean_restart_does_not_change_how_far_apart_entries_are(
     log_of: Callable[..., Log], batch: Callable[..., Batch], tmp_path: Path
 ) -> None:

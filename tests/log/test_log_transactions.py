@@ -342,3 +342,17 @@ def test_transactions_begin_and_end_in_any_order() -> None:
     state.end(20, 40)
     assert (state.first_unstable(40), state.are_none) == (20, False)
     assert (state.first_unstable(41), state.are_none) == (-1, True)
+
+
+@pytest.mark.parametrize("high_watermark", [0, 1, 30])
+def test_a_transaction_that_begins_or_ends_counts_at_the_same_high_watermark(high_watermark: int) -> None:
+    state = Transactions()
+    state.begin(1, 10)
+    assert state.first_unstable(high_watermark) == 10
+    state.end(10, 31)
+    assert state.first_unstable(high_watermark) == 10
+    state.clear()
+    state.begin(2, 20)
+    assert state.first_unstable(high_watermark) == 20
+    state.clear()
+    assert state.first_unstable(high_watermark) == -1

@@ -196,6 +196,31 @@ def test_damage_is_found_and_told(data: Path, name: str) -> None:
     assert state_of(data) == before
 
 
+@pytest.mark.parametrize(
+    ("suffix", "layout", "slot", "column", "step", "told"),
+    [
+        (".index", ">ii", 0, 0, None, r"entry 0 \(-1, \d+\) cannot be the first"),
+        (".index", ">ii", 0, 1, None, r"entry 0 \(\d+, -1\) cannot be the first"),
+        (".index", ">ii", 2, 0, 0, "entry 2 .* does not follow"),
+        (".index", ">ii", 2, 0, -1, "entry 2 .* does not follow"),
+        (".index", ">ii", 2, 1, 0, "entry 2 .* does not follow"),
+        (".index", ">ii", 2, 1, -1, "entry 2 .* does not follow"),
+        (".timeindex", ">qi", 0, 1, None, r"entry 0 \(\d+, -1\) cannot be the first"),
+        (".timeindex", ">qi", 2, 0, 0, "entry 2 .* does not follow"),
+        (".timeindex", ">qi", 2, 0, -1, "entry 2 .* does not follow"),
+        (".timeindex", ">qi", 2, 1, -1, "entry 2 .* does not follow"),
+    ],
+)
+def test_both_columns_of_an_index_must_grow(
+    data: Path, suffix: str, layout: str, slot: int, column: int, step: int | None, told: str
+) -> None:
+    path = middle(data, suffix)
+    rows = [list(row) for row in struct.iter_unpack(layout, path.read_bytes())]
+    rows[slot][column] = -1 if step is None else rows[slot - 1][column] + step
+    path.write_bytes(b"".join(struct.pack(layout, *row) for row in rows))
+    assert any(re.search(told, text) for text in texts(verified(data))), texts(verified(data))
+
+
 def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
     for name in (
         "00000000000000000000.log.deleted",

@@ -18,7 +18,7 @@ from tidemill.log.aborted import AbortedTransactions
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.moves import Move
+from tidemill.log.moves import Move, begin_move
 from tidemill.log.names import LEADER_EPOCHS, MOVED_TO, TRANSACTION_INDEX
 from tidemill.log.segment import Slice
 from tidemill.model.clock import SystemClock
@@ -583,6 +583,28 @@ def test_a_destination_that_fails_at_the_end_leaves_no_mark_behind(monkeypatch: 
     asyncio.run(run())
 
 
+def test_a_move_that_is_called_off_when_it_is_decided_leaves_no_mark_behind() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        move = begin_move(stage.logs, KEY, B, 0)
+        assert move is not None
+        move.mark()
+        assert begin_move(stage.logs, KEY, C, 0) is not None
+        assert move.is_off()
+        assert MOVED_TO not in stage.files.list(f"{A}/t-0")
+        await stage.stop()
+        # Without the first destination the partition is where it was.
+        stage.files.fail("list", B, errno.EIO)
+        again = Stage(stage.files)
+        assert again.logs.at_path(B).failure
+        assert values(again.log) == list(range(80))
+        again.files.heal()
+        await again.stop()
+
+    asyncio.run(run())
+
+
 def test_what_keeps_the_old_directory_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -778,9 +800,11 @@ def test_a_leader_that_has_moved_tells_followers_where_its_epoch_began() -> None
         part = FetchPart(ID, 0)
         part.offset = 3
         part.last_fetched_epoch = 6
+        stage.files.fail("rename", f"{B}/t-0/{LEADER_EPOCHS}", errno.ENOSPC)
         stage.mover.begin(KEY, B)
         await stage.moved()
-        assert stage.log.directory == f"{B}/t-0"
+        check_whole(stage, B, 3)
+        stage.files.heal()
         assert diverges(part, stage.partition)
         assert (part.diverging_epoch, part.diverging_end) == (5, 3)
         stage.append()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paths_bench import IDS, NODE, AtOnceExecutor, Bench, HeldExecutor, batch, bench_in
+from paths_bench import IDS, NODE, AtOnceExecutor, Bench, HeldExecutor, batch, bench_in, parts_of
 from test_followers import Follower
 from test_following import FOLLOWER, REPLICAS, Stage, follow_all
 
@@ -39,6 +39,7 @@ from tidemill.wire.messages.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from tidemill.wire.messages.fetch import FetchPartition
 
 FETCH_WAIT_MS = 60_000
 """So long a fetch of a follower may wait for more."""
@@ -186,6 +187,20 @@ def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None
     partition.fetched_by(FOLLOWER, 6, 1, 0)
     assert answered(stage.bench, delete(stage.bench, 4, timeout_ms=0)) == (ErrorCode.REQUEST_TIMED_OUT, 1)
     assert partition._deletion_waiters == [], "nobody waits any more"
+
+
+@pytest.mark.parametrize(
+    ("version", "outcome"), [(4, (ErrorCode.REQUEST_TIMED_OUT, -1)), (5, (ErrorCode.NONE, 1))]
+)
+def test_a_follower_whose_version_of_fetch_tells_no_log_start_is_waited_for(
+    stage: Stage, version: int, outcome: tuple[int, int]
+) -> None:
+    stage.bench.partition("t", 0).high_watermark = 6
+    follower = stage.bench.client()
+    part = FetchPartition(fetch_offset=6, log_start_offset=1, partition_max_bytes=1 << 20)
+    follower.fetch(version, {("t", 0): part}, replica_id=FOLLOWER)
+    assert parts_of(follower.fetched(version))["t", 0].error_code == 0
+    assert answered(stage.bench, delete(stage.bench, 1, timeout_ms=0)) == outcome
 
 
 @pytest.mark.parametrize("offset", [5, 6, 7, -2])

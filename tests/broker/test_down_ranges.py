@@ -150,6 +150,17 @@ def test_replies_in_a_row_hold_every_record_once(
         assert taken >= 1
 
 
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+@pytest.mark.parametrize("stored_max", [1, 17, 100, 3000])
+def test_a_first_batch_that_is_larger_than_the_readers_limit_is_converted_whole(
+    conversions: Conversions, tmp_path: Path, codec: int, stored_max: int
+) -> None:
+    log = batches(2, 400, codec)
+    assert len(log[0]) > stored_max
+    stage = Stage(conversions, tmp_path / "log", log)
+    assert read_whole(stage.reply(0, stored_max), 0) == converted(log[:1])
+
+
 def test_converted_messages_are_counted_for_their_partition(conversions: Conversions, tmp_path: Path) -> None:
     log = batches(3, 40, GZIP)
     stage = Stage(conversions, tmp_path / "log", log)
@@ -207,6 +218,7 @@ def test_what_was_converted_of_another_log_is_not_taken(
     assert all(one is not two for one in made._chunks for two in ahead)
     wanted = converted(other if what == "file" else log)
     begun = read_whole(b"".join(made._chunks), offset)
+    assert begun
     assert begun == [row for row in wanted if row[0] >= offset][: len(begun)]
 
 

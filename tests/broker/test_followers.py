@@ -151,6 +151,25 @@ def test_a_log_that_diverged_is_cut(bench: Bench, version: int) -> None:
     assert theirs.high_watermark == 2
 
 
+def test_what_a_follower_has_of_another_log_from_its_first_record_on_commits_nothing(bench: Bench) -> None:
+    """Its log ends behind the leader's records, and has none of them: it is cut to nothing first."""
+    follower = Follower(bench)
+    mine, theirs = follower.partitions[0], bench.partition("t", 0)
+    mine.become(FOLLOWER, 1, (NODE, FOLLOWER), (FOLLOWER,))
+    for _ in range(3):
+        mine.append([built(b"alone")], 1, 0)
+    theirs.become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+    theirs.append([built(b"2")], 1, 0)
+    mine.become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER))
+    follower.start()
+    follower.round()
+    assert (mine.log.end_offset, theirs.high_watermark) == (0, 0)
+    follower.round()
+    assert follower.values() == [b"2"]
+    follower.round()
+    assert theirs.high_watermark == 1
+
+
 def built(value: bytes) -> Batch:
     data = batch(value)
     return parse_batch(data, 0, len(data))

@@ -29,6 +29,7 @@ from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerRegistration, Conf
 from tidemill.coordination.port import Create, ensure_paths, parent_of
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
 from tidemill.model.configs.keys import PASSWORD
+from tidemill.model.configs.provenance import provenance_in
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
 from tidemill.replication.topics import TopicEntry, TopicTable
@@ -734,6 +735,26 @@ def test_a_brokers_settings_are_described(tmp_path: Path) -> None:
     run(story())
 
 
+def test_the_documentation_says_what_the_broker_was_started_with(tmp_path: Path) -> None:
+    """Not where a default holds, or what was set at run time."""
+
+    async def story() -> None:
+        async with broker_in(tmp_path, num_partitions=3, log_segment_bytes=2_000_000) as broker:
+            await broker.ask(new_topics("t", retention_ms="5"), 7)
+            for kind, name, key, expected in (
+                (BROKER, "7", "num.partitions", "--set num.partitions"),
+                (BROKER, "7", "log.retention.ms", None),
+                (TOPIC, "t", "segment.bytes", "--set log.segment.bytes"),
+                (TOPIC, "t", "retention.ms", None),
+                (TOPIC, "t", "cleanup.policy", None),
+            ):
+                (result,) = (await broker.ask(describe(kind, name, key, docs=True), 4)).results
+                (config,) = result.configs
+                assert provenance_in(config.documentation) == expected, key
+
+    run(story())
+
+
 def test_a_former_name_is_described_of_a_topic_that_set_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
@@ -781,6 +802,7 @@ def test_a_secret_that_is_set_for_all_brokers_is_told_to_nobody(tmp_path: Path) 
             (result,) = (await broker.ask(describe(BROKER, "", synonyms=True), 4)).results
             told = {one.name: (one.is_sensitive, one.value) for one in result.configs}
             assert told == {"ssl.key.password": (True, None), "log.retention.ms": (False, "5")}
+            assert {one.config_source for one in result.configs} == {3}
             assert "hunter2" not in repr(result)
 
     run(story())
@@ -975,6 +997,7 @@ def test_loggers_are_listed_and_set(tmp_path: Path) -> None:
             assert names[0] == "root"
             assert logger.name in names
             assert {config.config_source for config in result.configs} == {6}
+            assert not any(config.read_only or config.is_sensitive for config in result.configs)
             await broker.ask(change(LOGGER, "7", (logger.name, SET, "DEBUG"), validate_only=True), 1)
             assert logger.level == before
             await broker.ask(change(LOGGER, "7", (logger.name, SET, "DEBUG")), 1)

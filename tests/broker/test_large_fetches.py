@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths_bench import FETCH, Bench, bench_in, fetch_request, parts_of, values_of
+from paths_bench import FETCH, Bench, batch, bench_in, fetch_request, parts_of, values_of
 
 from tidemill.broker import large_fetches, request_slices
 from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.request_slices import Lane
 from tidemill.model.errors import ErrorCode
+from tidemill.records.batch import parse_batch
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchTopic, ForgottenTopic
 
@@ -115,6 +116,29 @@ def test_a_session_of_many_partitions_that_ends_lets_go_of_all(bench: Bench) -> 
     bench.until(lambda: not bench.tasks)
     assert waiters(bench) == [0, 0, 0]
     assert bench.sessions.parts == 0
+
+
+@pytest.mark.parametrize(("appended", "is_sliced"), [(5, False), (6, True), (20, True)])
+def test_a_fetch_that_waited_leaves_the_loop_to_others_where_many_partitions_have_news_at_once(
+    sliced: Bench, appended: int, *, is_sliced: bool
+) -> None:
+    sliced.put("t", 20)
+    client = sliced.client()
+    client.fetch(11, {("t", index): 0 for index in range(20)}, session_epoch=0)
+    session = client.fetched(11).session_id
+    sliced.fetches.large_bytes = 1 << 20
+    sliced.fetches.large_parts = 5
+    client.fetch(11, {}, session_id=session, session_epoch=1, max_wait_ms=LONG_MS)
+    sliced.until(lambda: sliced.fetches.waiting == 1)
+    data = batch(b"a")
+    for index in range(appended):
+        sliced.partition("t", index).append([parse_batch(data, 0, len(data))], 1, 0)
+    passes = 0
+    while not client.has_answer():
+        sliced.turn(0)
+        passes += 1
+    assert (passes >= appended) == is_sliced
+    assert len(parts_of(client.fetched(11))) == appended
 
 
 @pytest.mark.parametrize("epoch", [-1, 0], ids=["no session", "new session"])

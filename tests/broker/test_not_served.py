@@ -210,6 +210,23 @@ def test_what_nobody_can_read_has_no_answer(key: int, version: int, text: str) -
         api_for(key, version)
 
 
+def test_a_version_before_the_first_or_behind_the_last_of_any_api_ends_its_connection(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        for key, spec in API.items():
+            if key == ApiKey.API_VERSIONS:  # It is answered in version 0: so a client learns what there is.
+                continue
+            for known, unknown in ((spec.version_min, -1), (spec.version_max, spec.version_max + 1)):
+                frame = bytearray(encode_request(key, known, 7, "c", request_class(key)()))
+                frame[6:8] = struct.pack(">h", unknown)
+                peer = await Peer.of(server)
+                peer.writer.write(frame)
+                peer.writer.write_eof()
+                assert await peer.reader.read() == b"", (key, unknown)
+                await peer.close()
+
+    served(test, tmp_path)
+
+
 def test_a_malformed_request_that_is_not_served_ends_its_connection(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         topics = [AddPartitionsToTxnTopic(name="t", partitions=[1, 2])]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
+import pytest
 from test_request_order import COSTLY, SMALL, Peer, served, until
 
 from tidemill.broker.requests import FETCH, PRODUCE, TIMED_EVERY
@@ -27,22 +29,47 @@ def test_one_of_some_produces_and_fetches_is_timed(tmp_path: Path) -> None:
             assert (await peer.produced()).error_code == 0
         assert requests.local_times[PRODUCE].count == 2
         assert requests.total_times[PRODUCE].count == 2
+        for _ in range(TIMED_EVERY):
+            peer.fetch(wait_ms=0)
+            assert (await peer.fetched()).error_code == 0
+        assert requests.local_times[FETCH].count == 1
+        assert requests.total_times[FETCH].count == 1
         peer.fetch(wait_ms=20_000, offset=TIMED_EVERY + 1)
         await until(lambda: partition.waiting_fetches == 1)
-        assert requests.local_times[FETCH].count == 1
-        assert requests.total_times[FETCH].count == 0
+        assert requests.local_times[FETCH].count == 2
+        assert requests.total_times[FETCH].count == 1
         other = await Peer.of(server)
         other.produce(COSTLY)
         assert (await peer.fetched()).records
-        assert requests.total_times[FETCH].count == 1
+        assert requests.total_times[FETCH].count == 2
         assert requests.total_times[FETCH].sum > requests.local_times[FETCH].sum > 0
         assert (await other.produced()).error_code == 0
         told = render(families(server))[1].decode()
         for name in ("tidemill_request_seconds_count", "tidemill_request_local_seconds_count"):
             assert f'{name}{{api="Produce"}} 2.0' in told
-            assert f'{name}{{api="Fetch"}} 1.0' in told
+            assert f'{name}{{api="Fetch"}} 2.0' in told
         await peer.close()
         await other.close()
+
+    served(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_counted"), [(-1, False), (99, True), (127, True), (128, False), (0x7FFF, False)]
+)
+def test_a_request_of_an_unknown_api_ends_its_connection_and_counts_below_128(
+    tmp_path: Path, key: int, is_counted: bool
+) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        peer = await Peer.of(server)
+        body = struct.pack(">hhih", key, 0, 7, -1)
+        peer.writer.write(struct.pack(">i", len(body)) + body)
+        assert await peer.reader.read() == b""
+        await peer.close()
+        text = render(families(server))[1].decode()
+        assert re.findall(r'^tidemill_requests_total\{api="unknown-(.+)"\} 1', text, re.MULTILINE) == (
+            [str(key)] if is_counted else []
+        )
 
     served(test, tmp_path)
 

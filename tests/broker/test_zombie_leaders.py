@@ -126,6 +126,24 @@ def test_a_leader_that_becomes_the_controller_stops_leading_what_was_moved_away(
     told(story)
 
 
+def test_a_new_controller_names_the_logs_of_its_broker_that_are_elsewhere_by_now_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warned() -> list[str]:
+        return [one for one in caplog.messages if "this broker has no replica" in one]
+
+    async def story(zombie: Zombie) -> None:
+        await zombie.begin()
+        moved = image(MOVED, epoch=2)
+        await zombie.commands.carry_out(Delta(ClusterImage(), moved))
+        assert len(warned()) == 1
+        assert "this broker has no replica: 1, /d/t-0 for instance" in warned()[0]
+        await zombie.commands.carry_out(Delta.between(moved, moved))
+        assert len(warned()) == 1
+
+    told(story)
+
+
 def test_a_leader_stops_as_soon_as_metadata_names_another_in_a_later_epoch() -> None:
     later = PartitionImage(0, OTHER, 4, [NODE, OTHER], [OTHER], 6)
 

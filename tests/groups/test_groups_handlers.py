@@ -366,6 +366,19 @@ def test_offset_fetch_of_all_topics(version: int) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[2:])
+def test_what_was_committed_for_a_topic_that_is_gone_is_listed_where_topics_have_names(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(8, {0: 5})
+            play.metadata.image = ClusterImage()
+            response = await play.fetch(version)
+            topics = response.groups[0].topics if version >= 8 else response.topics
+            assert [one.name for one in topics] == (["t"] if version < 10 else [])
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:])
 def test_offset_fetch_at_the_wrong_broker(version: int) -> None:
     async def story() -> None:

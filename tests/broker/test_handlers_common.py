@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_request_order import served
 
+from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.dispatch import Dispatch
 from tidemill.broker.handlers import init_producer_id
 from tidemill.broker.handlers.common import within
 from tidemill.broker.registry import APIS
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.apis import ApiKey, request_class
+from tidemill.replication.partition import Partition
+from tidemill.server.app import BrokerServer
+from tidemill.wire.apis import ApiKey, request_class, response_class
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 
 
@@ -108,6 +113,43 @@ def test_every_api_is_answered_by_the_handler_of_its_name() -> None:
             assert api.handler().__module__ == f"tidemill.broker.handlers.{api.module}"
         request_class(ApiKey(key))
         assert 0 <= api.first == api.announced_min <= api.last
+
+
+AT_ONCE = {
+    ApiKey.LIST_OFFSETS,
+    ApiKey.METADATA,
+    ApiKey.HEARTBEAT,
+    ApiKey.DESCRIBE_GROUPS,
+    ApiKey.LIST_GROUPS,
+    ApiKey.API_VERSIONS,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    ApiKey.DESCRIBE_ACLS,
+    ApiKey.CREATE_ACLS,
+    ApiKey.DELETE_ACLS,
+    ApiKey.ALTER_REPLICA_LOG_DIRS,
+    ApiKey.DESCRIBE_LOG_DIRS,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+    ApiKey.UPDATE_FEATURES,
+    ApiKey.DESCRIBE_CLUSTER,
+    ApiKey.DESCRIBE_PRODUCERS,
+    ApiKey.LIST_CONFIG_RESOURCES,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+}
+
+
+def test_small_requests_that_wait_for_nobody_are_answered_at_once(tmp_path: Path) -> None:
+    """A task for each would take longer than most of the answers."""
+
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        client = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        for key in AT_ONCE:
+            context = RequestContext(client, "test", key, APIS[key].last, 1, None)
+            answer = APIS[key].handler()(server.broker, context, request_class(key)())
+            assert isinstance(answer, response_class(key)), key
+
+    served(test, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,43 @@ def test_the_highest_common_version_is_chosen(serve: Callable[..., Connection]) 
         connection.version(ApiKey.FETCH)
 
 
+@pytest.mark.parametrize(
+    ("offered", "version", "common"),
+    [
+        ((1, 5), 0, True),
+        ((1, 5), 5, True),
+        ((1, 5), 6, False),
+        ((0, 0), 0, True),
+        ((0, 0), 1, False),
+        ((90, 99), 0, False),
+    ],
+)
+def test_a_version_or_a_later_one_is_there_where_both_ends_speak_it(
+    serve: Callable[..., Connection], offered: tuple[int, int], version: int, common: bool
+) -> None:
+    known = {18: (0, 4), 3: offered}
+    connection = serve(lambda peer, frame: peer.send(versions(frame, known) or b""))
+    connection.open()
+    assert connection.supports(ApiKey.METADATA, version) == common
+
+
+def test_the_oldest_request_is_unanswered_until_its_answer_comes(serve: Callable[..., Connection]) -> None:
+    go = threading.Event()
+
+    def script(peer: Peer, frame: bytes) -> None:
+        go.wait(10)
+        peer.send(metadata(frame))
+
+    connection = serve(after_versions(script))
+    connection.open()
+    assert connection.unanswered() is None
+    first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
+    assert connection.unanswered() is first
+    go.set()
+    assert connection.wait(second, 10)
+    assert connection.unanswered() is None
+
+
 def test_a_broker_without_the_newest_api_versions_is_asked_again(serve: Callable[..., Connection]) -> None:
     asked: list[int] = []
 

@@ -40,6 +40,12 @@ from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.init_producer_id import InitProducerIdResponse
+from tidemill.wire.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
 
 
 class Proxy:
@@ -570,6 +576,9 @@ class Broker:
         self.sequences += [batch.sequence for batch in tag]
         return Sent(tag)
 
+    def unanswered(self) -> None:
+        return None
+
 
 def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
     monkeypatch: pytest.MonkeyPatch,
@@ -605,12 +614,12 @@ def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
 
 
 def sender_to_one_broker(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, partitions: int = 1, **settings: Any
 ) -> tuple[Sender, Accumulator, TopicQueues, Broker]:
-    """A sender with a producer id, and the broker that leads the one partition of its topic."""
-    found, topic = accumulator(), TopicQueues("t", 1)
+    """A sender with a producer id, and the broker that leads the partitions of its topic."""
+    found, topic = accumulator(), TopicQueues("t", partitions)
     found.topics["t"] = topic
-    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}, **settings))
     broker = Broker(1)
     monkeypatch.setattr(cluster, "leader", lambda name, partition: 1)
     monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
@@ -683,3 +692,132 @@ def test_after_the_largest_epoch_a_producer_gets_another_id(epoch: int, after: t
     assert sender._producer_id == after[0]
     assert (queue.bump_due, queue.next_sequence, waiting.sequence) == (False, 0, -1)
     sender._pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sequences", "left"),
+    [(0, [0, 0], 0), (32766, [0, 0], 0), (32767, [0], 1)],  # The last waits for another producer id.
+)
+def test_the_message_after_one_that_was_given_up_is_sent_at_once_unless_the_epochs_are_used_up(
+    monkeypatch: pytest.MonkeyPatch, epoch: int, sequences: list[int], left: int
+) -> None:
+    sender, found, topic, broker = sender_to_one_broker(monkeypatch)
+    sender._producer_epoch = epoch
+    queue = topic.queues[0]
+    found.append(topic, 0, 1, None, b"refused", None, None, 0.0)
+    sender._send_ready(time.monotonic() + 1)
+    refused = error_for(ErrorCode.INVALID_RECORD, "produce to t-0")
+    sender.outcomes.failed(queue.in_flight[0], ErrorCode.INVALID_RECORD, refused)
+    found.append(topic, 0, 1, None, b"good", None, None, 0.0)
+    sender._send_ready(time.monotonic() + 1)
+    assert (broker.sequences, len(queue.waiting)) == (sequences, left)
+    sender._pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "waited_s", "sent"),
+    [
+        ([b"v"], 0.0, 0),
+        ([b"v"], 59.0, 0),
+        ([b"v"], 61.0, 1),
+        ([b"v" * 1100], 0.0, 1),  # over batch.size
+        ([b"v" * 600, b"w" * 600], 0.0, 1),  # The second message begins another batch.
+    ],
+)
+def test_a_batch_waits_for_more_messages_until_it_is_full_or_linger_is_over(
+    monkeypatch: pytest.MonkeyPatch, values: list[bytes], waited_s: float, sent: int
+) -> None:
+    sender, found, topic, broker = sender_to_one_broker(monkeypatch, linger_ms=60_000)
+    for value in values:
+        found.append(topic, 0, 1, None, value, None, None, 0.0)
+    sender._send_ready(topic.queues[0].waiting[0].created + waited_s)
+    assert len(broker.sequences) == sent
+    sender._pipe.close()
+
+
+def test_a_flush_ends_the_lingering_of_every_partition_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, found, topic, broker = sender_to_one_broker(monkeypatch, 3, linger_ms=60_000)
+    for partition in range(3):
+        found.append(topic, partition, 1, None, b"v", None, None, 0.0)
+    now = topic.queues[0].waiting[0].created
+    sender._send_ready(now)
+    assert broker.sequences == []
+    assert len(found.mark_all_urgent()) == 3
+    sender._send_ready(now)
+    assert broker.sequences == [0, 0, 0]
+    sender._pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "of_record", "text"),
+    [
+        (None, None, "INVALID_RECORD, broker"),
+        ("no key", None, "no key"),
+        (None, "no key", "record 4: no key"),
+        ("compacted", "no key", "compacted record 4: no key"),
+        ("bad record 4: no key", "no key", "bad record 4: no key"),
+    ],
+)
+def test_a_refusal_names_the_record_that_was_refused_once(
+    monkeypatch: pytest.MonkeyPatch, message: str | None, of_record: str | None, text: str
+) -> None:
+    sender, found, topic, _ = sender_to_one_broker(monkeypatch)
+    delivery = found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+    sender._send_ready(time.monotonic() + 1)
+    entry = PartitionProduceResponse(index=0, error_code=ErrorCode.INVALID_RECORD, error_message=message)
+    if of_record is not None:
+        entry.record_errors = [BatchIndexAndErrorMessage(batch_index=4, batch_index_error_message=of_record)]
+    answer = ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=[entry])])
+    connection = Connection("there", 9, ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    request = requests.Request(connection, ApiKey.PRODUCE, 9, 1, 0.0, list(topic.queues[0].in_flight))
+    monkeypatch.setattr(requests.Request, "decoded", lambda _: answer)
+    sender._answered(request)
+    error = str(delivery.exception(0))
+    assert text in error
+    assert error.count("no key") == text.count("no key")
+    sender._pipe.close()
+
+
+def test_what_waits_for_long_says_what_the_broker_refused_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, found, topic, _ = sender_to_one_broker(monkeypatch)
+    queue = topic.queues[0]
+    found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+    (batch,) = queue.waiting
+    assert sender.waits() == []
+    batch.created -= 60
+    (wait,) = sender.waits()
+    assert (wait.subject, wait.messages) == ("t-0", 1)
+    assert wait.reason == "the brokers are slower than the messages come"
+    sender._send_ready(time.monotonic())
+    refused = error_for(ErrorCode.NOT_ENOUGH_REPLICAS, "produce to t-0")
+    sender.outcomes.failed(batch, ErrorCode.NOT_ENOUGH_REPLICAS, refused)
+    assert [wait.reason for wait in sender.waits()] == [str(refused)]
+    sender._pipe.close()
+
+
+def test_a_partition_whose_messages_were_given_up_waits_until_one_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sender, found, topic, _ = sender_to_one_broker(monkeypatch)
+    told: list[list[str]] = []
+    for error in (None, ClientError("refused"), None):
+        found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+        found.settle(topic.queues[0].waiting.pop(), error)
+        topic.queues[0].open = None
+        told.append([wait.reason for wait in sender.waits()])
+    assert told == [[], ["messages were given up"], []]
+    sender._pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("none", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
+)
+def test_batches_have_the_codec_that_the_producer_was_told(name: str, number: int) -> None:
+    """The numbers are those of the record batch's attributes, in its lowest three bits."""
+    with Producer("unused:1", compression_type=name, linger_ms=60_000) as producer:
+        made, topic = producer._accumulator, TopicQueues("t", 1)
+        made.append(topic, 0, 1, None, b"v" * 100, None, None, 0.0)
+        (batch,) = topic.queues[0].waiting
+        data = batch.builder.build(-1, -1, -1)
+        made.settle(batch, None)
+    assert parse_batch(data, 0, len(data)).attributes & 7 == number

@@ -62,6 +62,17 @@ def test_user_and_password_by_the_names_of_each_client(settings: dict[str, str])
     assert mechanism.answer(b"") is None
 
 
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_the_step_after_a_refused_password_names_the_mechanism_where_each_has_its_own(mechanism: str) -> None:
+    keys = {"sasl.mechanism": mechanism, "sasl.username": "u", "sasl.password": "p4ssword"}
+    more = (
+        "" if mechanism == "PLAIN" else f", and that the cluster has a password of {mechanism} for this user"
+    )
+    assert password_login(**keys).refused() == (
+        f"check user 'u' and its password, in sasl.username and sasl.password or in sasl.jaas.config{more}"
+    )
+
+
 def test_own_settings_go_before_the_line_of_java() -> None:
     login = password_login(**{"sasl.jaas.config": PLAIN_LINE, "sasl.username": "other"})
     assert login.begin().first() == b"\0other\0p4ssword"

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from tidemill.client import Admin, Producer
+from tidemill.client import Admin, NewTopic, Producer
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
 
@@ -20,5 +20,14 @@ def test_a_producer_creates_a_topic_unless_it_is_told_not_to(broker_address: str
     assert topic not in [one.name for one in admin.list_topics()]
     with Producer(broker_address) as producer:
         assert producer.send(topic, b"v").result().offset == 0
+    assert topic in [one.name for one in admin.list_topics()]
+    admin.delete_topics([topic])
+
+
+def test_topics_are_created_unless_they_are_only_to_be_validated(admin: Admin) -> None:
+    topic = f"made-by-admin-{uuid.uuid4().hex[:8]}"
+    admin.create_topics([NewTopic(topic, 1, 1)], validate_only=True)
+    assert topic not in [one.name for one in admin.list_topics()]
+    admin.create_topics([NewTopic(topic, 1, 1)])
     assert topic in [one.name for one in admin.list_topics()]
     admin.delete_topics([topic])

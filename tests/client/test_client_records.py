@@ -261,6 +261,17 @@ def test_places_by_time_and_ends(broker_address: str, new_topic: Callable[..., s
             consumer.poll(5)
 
 
+def test_partitions_assigned_anew_replace_those_of_before_and_keep_positions() -> None:
+    first, second, third = (TopicPartition("t", at) for at in range(3))
+    with Consumer("unused:1") as consumer:
+        consumer.assign([first, second])
+        consumer.seek(first, 5)
+        consumer.seek(second, 7)
+        consumer.assign([second, third])
+        assert consumer.assignment() == {second, third}
+        assert consumer.position(second) == 7
+
+
 def test_an_offset_out_of_range_is_reset_as_told(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     with Producer(broker_address) as producer:

@@ -1,0 +1,60 @@
+"""The columns of a table that is sent: which types are taken, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemill.client.arrow import columns_of
+
+Column = list[Any] | None
+
+
+def sent(**columns: pa.Array) -> dict[str, Column]:
+    """The columns that are sent of a table with these and a value in each row."""
+    count = len(next(iter(columns.values())))
+    table = pa.table({"value": pa.array([b"v"] * count, pa.binary()), **columns})
+    (found,) = columns_of(table)
+    return dict(zip(("value", "key", "timestamp", "headers", "partition"), found, strict=True))
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
+def test_a_partition_that_is_null_is_left_to_the_partitioner(kind: pa.DataType) -> None:
+    assert sent(partition=pa.array([3, None, 0], kind))["partition"] == [3, -1, 0]
+    assert sent(partition=pa.nulls(2))["partition"] == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (pa.int32(), [1500, None], [1500, None]),
+        (pa.int64(), [1500, None], [1500, None]),
+        (pa.null(), [None, None], [None, None]),
+        (pa.timestamp("s"), [2, None], [2000, None]),
+        (pa.timestamp("ms"), [1500, None], [1500, None]),
+        (pa.timestamp("us"), [1_500_999, -1], [1500, -1]),
+        (pa.timestamp("ns", tz="UTC"), [1_500_999_999, -1], [1500, -1]),
+        (pa.timestamp("us", tz="Europe/Berlin"), [1_500_000, None], [1500, None]),
+    ],
+)
+def test_times_are_timestamps_or_whole_milliseconds(
+    kind: pa.DataType, given: list[int | None], expected: list[int | None]
+) -> None:
+    assert sent(timestamp=pa.array(given, kind))["timestamp"] == expected
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.string(), pa.bool_(), pa.date32()])
+def test_a_time_of_another_type_is_refused_with_what_is_due(kind: pa.DataType) -> None:
+    with pytest.raises(ValueError, match=r"column timestamp is .*, it must be a timestamp, or int64 milli"):
+        sent(timestamp=pa.array([None], kind))
+
+
+@pytest.mark.parametrize("count", [0, 1, 16_383, 16_384, 16_385, 40_000])
+def test_every_row_is_sent_once_and_in_order(count: int) -> None:
+    values = [b"%d" % at for at in range(count)]
+    found = [
+        value for part in columns_of(pa.table({"value": pa.array(values, pa.binary())})) for value in part[0]
+    ]
+    assert found == values

@@ -1,0 +1,140 @@
+"""What a consumer asks brokers for, and what it says of partitions that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tidemill.client.chunks import Chunk
+from tidemill.client.cluster import Cluster
+from tidemill.client.cluster_image import Node, Partition, Topic
+from tidemill.client.config import CONSUMER, ClientConfig
+from tidemill.client.fetcher import Fetcher, Place
+from tidemill.client.fetching import Answer
+from tidemill.model.errors import CorruptMessage
+from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.records.builder import build_batch
+from tidemill.wire.apis import ApiKey
+
+ITEM = TopicPartition("t", 0)
+LEADER, NEARER = 1, 2
+
+
+class Broker:
+    """What a fetcher sees of a connection: it notes what it is asked for, and answers nothing."""
+
+    used = 0.0
+
+    def __init__(self) -> None:
+        self.bytes_max: list[int] = []
+
+    def version(self, key: ApiKey) -> int:
+        return 11
+
+    def send(self, key: ApiKey, message: Any, **options: Any) -> None:
+        self.bytes_max += [
+            entry.partition_max_bytes for topic in message.topics for entry in topic.partitions
+        ]
+
+
+class Fetches:
+    """The fetches of a consumer of one partition, which has offset 0, and two brokers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        cluster = Cluster(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}, **settings))
+        cluster.topics["t"] = Topic("t", ZERO_ID, False, [Partition(0, LEADER, 0, [1, 2], [1, 2], [], 0)])
+        for node_id in (LEADER, NEARER):
+            cluster.nodes[node_id] = Node(node_id, "unused", node_id)
+        self.cluster = cluster
+        self.brokers = {LEADER: Broker(), NEARER: Broker()}
+        monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: self.brokers[node_id])
+        self.place = Place()
+        self.place.offset = 0
+        self.fetcher = Fetcher(cluster, {ITEM: self.place})
+
+    def ask(self) -> list[int]:
+        """The brokers that are asked now."""
+        self.fetcher._requests.clear()
+        before = {node_id: len(broker.bytes_max) for node_id, broker in self.brokers.items()}
+        self.fetcher.send()
+        self.fetcher._requests.clear()
+        return [
+            node_id for node_id, broker in self.brokers.items() if len(broker.bytes_max) > before[node_id]
+        ]
+
+    def bring(self, data: bytes = b"", preferred: int = -1) -> None:
+        answer = Answer("t", ZERO_ID, data)
+        answer.end, answer.preferred_replica = len(data), preferred
+        self.fetcher._place_answer(ITEM, self.place, 0, answer)
+
+
+@pytest.fixture
+def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fetches]:
+    found = Fetches(monkeypatch)
+    yield found
+    found.fetcher.close()
+    found.cluster.close()
+
+
+def test_the_replica_that_the_leader_has_named_is_asked_while_it_is_there(fetches: Fetches) -> None:
+    assert fetches.ask() == [LEADER]
+    fetches.bring(preferred=NEARER)
+    assert fetches.ask() == [NEARER]
+    node = fetches.cluster.nodes.pop(NEARER)
+    assert fetches.ask() == [LEADER]
+    fetches.cluster.nodes[NEARER] = node
+    assert fetches.ask() == [NEARER]
+    fetches.place.replica_until = 0.0
+    assert fetches.ask() == [LEADER]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (1000, [1000, 2000, 4000]),
+        (2**30 - 1, [2**30 - 1, 2**31 - 2, 2**31 - 1]),
+        (2**30, [2**30, 2**31 - 1, 2**31 - 1]),
+    ],
+)
+def test_a_batch_larger_than_was_asked_for_is_asked_for_with_twice_the_bytes(
+    monkeypatch: pytest.MonkeyPatch, first: int, then: list[int]
+) -> None:
+    fetches = Fetches(monkeypatch, max_partition_fetch_bytes=first)
+    part = build_batch([(1, b"k", b"v", None)])[:-1]
+    for _ in then:
+        fetches.ask()
+        fetches.bring(part)
+    assert fetches.brokers[LEADER].bytes_max == then
+    fetches.fetcher.close()
+    fetches.cluster.close()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("trouble", ["", "LEADER_NOT_AVAILABLE"])
+def test_a_partition_waits_while_it_has_trouble_and_is_not_paused(
+    fetches: Fetches, paused: bool, trouble: str
+) -> None:
+    fetches.place.paused = paused
+    if trouble:
+        fetches.place.note(trouble, "no leader; wait for an election", 5.0)
+    expected = [("t-0", "no leader; wait for an election", 5.0)] if trouble and not paused else []
+    assert [(wait.subject, wait.reason, wait.since) for wait in fetches.fetcher.waits()] == expected
+
+
+def test_what_is_before_a_damaged_batch_is_given_out_and_what_is_behind_it_is_not() -> None:
+    batches = [build_batch([(1, None, b"%d" % at, None)], base_offset=at) for at in range(3)]
+    batches[1] = batches[1][:-2] + b"?" + batches[1][-1:]
+    data = b"".join(batches)
+    answer = Answer("t", ZERO_ID, data)
+    answer.end = len(data)
+    chunk = Chunk(ITEM, answer, 0, committed_only=False, check_crcs=True)
+    assert [record.value for record in chunk.take(100)] == [b"0"]
+    assert (chunk.exhausted, chunk.next_offset) == (True, 1)
+    behind = Chunk(ITEM, answer, 1, committed_only=False, check_crcs=True)
+    for _ in range(2):
+        with pytest.raises(CorruptMessage, match=r"t-0 cannot be read at offsets 1 to 1"):
+            behind.take(100)
+    beyond = Chunk(ITEM, answer, 2, committed_only=False, check_crcs=True)
+    assert [record.value for record in beyond.take(100)] == [b"2"]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
+from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition, admin_groups
 from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import Committed
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.consumer_group_describe import ConsumerGroupDescribeResponse, DescribedGroup
+from tidemill.wire.messages.describe_groups import DescribedGroup as OlderGroup
+from tidemill.wire.messages.describe_groups import DescribeGroupsResponse
 
 NewTopic = Callable[..., str]
 
@@ -166,3 +171,49 @@ def test_committed_offsets_are_waited_for_ten_seconds_of_a_coordinator_that_does
             consumer.committed([item], timeout=1.0)
         assert time.monotonic() - began < 25
         broker.resume()
+
+
+class NewerCoordinator:
+    """A coordinator that knows no such group of the older protocol, and ``newer`` of the one of KIP-848."""
+
+    address, node_id = "there:9092", 7
+
+    def __init__(self, newer: DescribedGroup) -> None:
+        self.newer = newer
+
+    def version(self, key: ApiKey) -> int:
+        return 5
+
+    def supports(self, key: ApiKey) -> bool:
+        return True
+
+    def call(self, key: ApiKey, request: Any, **options: Any) -> Any:
+        if key == ApiKey.CONSUMER_GROUP_DESCRIBE:
+            return ConsumerGroupDescribeResponse(groups=[self.newer])
+        older = OlderGroup(error_code=ErrorCode.GROUP_ID_NOT_FOUND, group_id="g")
+        return DescribeGroupsResponse(groups=[older])
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (ErrorCode.NONE, None),
+        (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.GROUP_ID_NOT_FOUND),
+        (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.GROUP_ID_NOT_FOUND),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED),
+    ],
+)
+def test_a_group_of_the_newer_protocol_is_described_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, code: ErrorCode, told: ErrorCode | None
+) -> None:
+    newer = DescribedGroup(error_code=code, group_id="g", group_state="Stable", assignor_name="uniform")
+    coordinator = NewerCoordinator(newer)
+    monkeypatch.setattr(admin_groups, "with_coordinator", lambda *given: given[-1](coordinator))
+    with Admin("unused:1") as admin:
+        if told is None:
+            found = admin.describe_group("g")
+            assert (found.state, found.assignor, found.coordinator) == ("Stable", "uniform", 7)
+            return
+        with pytest.raises(ClientError) as caught:
+            admin.describe_group("g")
+        assert caught.value.code == told

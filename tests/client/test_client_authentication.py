@@ -20,6 +20,7 @@ from tidemill.client.config import COMMON, ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable, ClientError
 from tidemill.client.login import PasswordLogin
+from tidemill.client.request import Request
 from tidemill.client.scram import ScramMechanism
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
@@ -115,6 +116,24 @@ def test_the_login_comes_before_anything_else(door: Door, connect: Callable[...,
     ask(connection)
     assert door.seen == [VERSIONS, HANDSHAKE, AUTHENTICATE, METADATA]
     assert door.said == [b"\0alice\0p4ssword"]
+
+
+@pytest.mark.parametrize(("setup_ms", "request_ms"), [(60_000, 40_000), (40_000, 60_000)])
+def test_each_message_of_a_login_has_the_time_of_a_request_or_what_is_left_of_the_setup(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch, setup_ms: int, request_ms: int
+) -> None:
+    times: dict[int, float] = {}
+    post = Connection._post
+
+    def noted(self: Connection, request: Request, *more: Any) -> None:
+        times[int(request.api_key)] = request.expires - request.sent
+        post(self, request, *more)
+
+    monkeypatch.setattr(Connection, "_post", noted)
+    keys = {"socket.connection.setup.timeout.ms": setup_ms, "request.timeout.ms": request_ms}
+    connect(**keys).open()
+    assert set(times) == {VERSIONS, HANDSHAKE, AUTHENTICATE}
+    assert all(20 < seconds <= 40 for seconds in times.values())
 
 
 def test_a_refusal_names_the_user_and_the_settings_and_not_the_password(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tidemill.client.cluster import Cluster
+from tidemill.client.config import CONSUMER, ClientConfig
 from tidemill.client.coordinator_trouble import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorTrouble
-from tidemill.client.errors import error_for
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
+from tidemill.client.group import Membership, State
 from tidemill.model.errors import ErrorCode
 
 
@@ -43,3 +48,29 @@ def test_a_coordinator_that_moves_is_no_line(caplog: pytest.LogCaptureFixture) -
         now += WARN_AFTER_S - 0.1
         trouble.ended("g")
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"), [(BrokerUnreachable("away"), "away"), (ClientClosed("closed"), None)]
+)
+def test_a_heartbeat_that_fails_is_trouble_unless_the_client_was_closed(
+    monkeypatch: pytest.MonkeyPatch, problem: ClientError, told: str | None
+) -> None:
+    settings = {"bootstrap.servers": "unused:1", "group.id": "g", "heartbeat.interval.ms": 1}
+    cluster = Cluster(ClientConfig(CONSUMER, settings))
+    member: Any = Membership(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
+    member.state = State.STABLE
+    tries: list[float] = []
+
+    def fail(deadline: float) -> Any:
+        tries.append(deadline)
+        if len(tries) == 2:  # By now the thread is done with the first failure, and it ends after this one.
+            member._closing = True
+        raise problem
+
+    monkeypatch.setattr(member, "connection", fail)
+    member._beat_on()
+    assert len(tries) == 2
+    current = cluster.coordinator_trouble.current
+    assert (current[:2] if current is not None else None) == (("g", told) if told else None)
+    cluster.close()

@@ -165,6 +165,16 @@ def test_frames_one_after_the_other_are_read(codec):
     assert decompress(codec, compress(codec, b"one") + compress(codec, b"two"), 100) == b"onetwo"
 
 
+@pytest.mark.parametrize("kind", [0, 15])
+@pytest.mark.parametrize("codec", [LZ4, ZSTD])
+def test_frames_to_skip_are_left_out_wherever_they_stand(codec: int, kind: int) -> None:
+    skipped = struct.pack("<II", 0x184D2A50 + kind, 3) + b"xyz"
+    one, two = compress(codec, b"one"), compress(codec, b"two")
+    for packed in (skipped + one + two, one + skipped + skipped + two, one + two + skipped):
+        assert decompress(codec, packed, 100) == b"onetwo"
+    assert decompress(codec, skipped, 100) == b""
+
+
 def test_levels():
     whole = bytes(range(256)) * 400
     assert gzip.decompress(compress(GZIP, whole, 9)) == whole

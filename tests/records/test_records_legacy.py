@@ -9,9 +9,9 @@ import pytest
 from legacy_samples import entry_bytes, messages, read_set
 
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS, SNAPPY, ZSTD
-from tidemill.records.builder import build_batch
-from tidemill.records.compression import compress
+from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS, SNAPPY, ZSTD, Batch, parse_batch
+from tidemill.records.builder import build_batch, stamp_append_time
+from tidemill.records.compression import compress, decompress_range
 from tidemill.records.convert import COSTLY_MESSAGES, KEEP_CODEC, down, for_storage, is_costly_for_storage
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
@@ -111,6 +111,13 @@ def with_base_offset(data: bytes, offset: int) -> bytes:
     return struct.pack(">q", offset) + data[8:]
 
 
+def stored_at(made: Batch | MessageSet, offset: int, append_time_ms: int = -1) -> bytes:
+    """What a log holds of a produced set, the first record of which gets ``offset``."""
+    if isinstance(made, MessageSet):
+        return made.stored(offset, append_time_ms)
+    return with_base_offset(made.to_bytes(), offset)
+
+
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_offsets_inside_are_absolute_in_v0_and_relative_in_v1(codec: int) -> None:
     records = [(TIME_MS + i, b"key", b"value") for i in range(6)]
@@ -142,10 +149,60 @@ def test_a_client_that_leaves_offsets_at_minus_one_can_produce_compressed_sets(
     inside = messages(magic, [(offset, TIME_MS, b"key", b"%d" % offset) for offset in offsets])
     data = wrap(magic, codec, inside, wrapper_offset, TIME_MS)
     made = for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
-    stored = made.stored(100) if isinstance(made, MessageSet) else with_base_offset(made.to_bytes(), 100)
-    assert [(offset, value) for offset, *_, value in read_set(stored)] == [
+    assert [(offset, value) for offset, *_, value in read_set(stored_at(made, 100))] == [
         (100 + index, b"%d" % offset) for index, offset in enumerate(offsets)
     ]
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("stored_magic", [0, 1, 2])
+def test_a_set_is_stored_whatever_bytes_of_the_request_lie_around_it(
+    codec: int, magic: int, stored_magic: int
+) -> None:
+    data = build_message_set(magic, [(TIME_MS + at, b"key", b"%d" % at) for at in range(3)], codec)
+    for before in (0, 3, 33):
+        request = b"#" * before + data + b"#" * 40
+        made = for_storage(
+            request, before, before + len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False
+        )
+        assert [(one[0], one[4]) for one in read_set(stored_at(made, 100))] == [
+            (100 + at, b"%d" % at) for at in range(3)
+        ]
+
+
+@pytest.mark.parametrize("stored_magic", [0, 1, 2])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_wrapper_stands_alone_in_its_set(magic: int, stored_magic: int) -> None:
+    wrapper = build_message_set(magic, [(TIME_MS, b"k", b"v")], GZIP)
+    plain = build_message_set(magic, [(TIME_MS, b"k", b"v")])
+    for data in (wrapper * 2, wrapper + plain, plain + wrapper):
+        with pytest.raises(InvalidRecord, match="must be one wrapper, and hold nothing beside it"):
+            for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
+
+
+@pytest.mark.parametrize("value_bytes", range(20))
+def test_append_time_is_stored_with_every_message_of_a_set(value_bytes: int) -> None:
+    data = build_message_set(1, [(at, b"key", b"%d" % at + bytes(value_bytes)) for at in range(4)])
+    made = for_storage(data, 0, len(data), 1, KEEP_CODEC, Limits(), TIME_MS, True)
+    assert read_set(stored_at(made, 100, TIME_MS)) == [
+        (100 + at, TIME_MS, 1, b"key", b"%d" % at + bytes(value_bytes)) for at in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("position", "end"), [(-1, 10), (0, 43), (40, 43), (42, 41), (43, 43)])
+def test_a_range_that_is_not_in_its_buffer_is_refused(position: int, end: int) -> None:
+    """Of formats v0 and v1, of compressed bytes, and of what a producer sends."""
+    data = build_message_set(1, [(TIME_MS, b"key", b"value")])
+    assert len(data) == 42
+    for take in (
+        lambda: parse_entry(data, position, end),
+        lambda: decompress_range(GZIP, data, position, end, 1000),
+        lambda: for_storage(data, position, end, 1, KEEP_CODEC, Limits(), TIME_MS, False),
+        lambda: parse_batch(data, position, end),
+    ):
+        with pytest.raises(ValueError, match=f"bytes {position} to {end} are not inside a buffer of 42"):
+            take()
 
 
 @pytest.mark.parametrize("wrapper_offset", [-1, 1])
@@ -370,6 +427,18 @@ def test_a_compressed_batch_becomes_one_wrapper_with_the_offsets_of_its_format(
         assert part.next_offset == 20 + 3 * count
         assert part.next_position == sum(map(len, batches[:count]))
         assert len(read_set(part.data)) == 3 * count
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_old_reader_is_told_of_append_time_where_its_format_has_times(magic: int, codec: int) -> None:
+    batch = build_batch([(5, b"k", b"v", None), (6, b"k", b"w", None)], codec, base_offset=20)
+    data = stamp_append_time(parse_batch(batch, 0, len(batch)), TIME_MS)
+    made = down(data, 0, len(data), magic, 20, 1 << 20)
+    attributes = (8 if magic else 0) | codec
+    assert parse_entry(made.data, 0, len(made.data)).attributes == attributes
+    times = {(ms, kind) for _, ms, kind, _, _ in read_set(made.data)}
+    assert times == ({(TIME_MS, 1)} if magic else {(-1, -1)})
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -261,6 +261,21 @@ def test_jitter_spreads_the_rolls_of_partitions_and_never_delays_one(
     assert len(set(rolled.values())) > 15
 
 
+def test_a_jitter_above_the_time_of_a_segment_is_taken_for_that_time(
+    tmp_path: Path, batch: MakeBatch
+) -> None:
+    config = LogConfig(segment_ms=1000, segment_jitter_ms=10**9)
+    for partition in range(10):
+        directory = tmp_path / f"t-{partition}"
+        directory.mkdir()
+        log = open_log(SystemFiles(), str(directory), TopicPartition("t", partition), config, now_ms=NOW)
+        for _ in range(3):
+            log.append([batch(1)], 0, NOW)
+        assert len(log.segments) == 1, "no segment waits for less than nothing"
+        log.append([batch(1, timestamp=NOW + 1001)], 0, NOW + 1001)
+        assert len(log.segments) == 2
+
+
 def test_a_batch_larger_than_a_segment_is_refused(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 1000})
     with pytest.raises(KafkaError, match=r"larger than a segment may be \(segment.bytes=1000\)") as caught:

@@ -112,6 +112,23 @@ def test_an_index_is_full_at_its_size(index: MakeIndex) -> None:
     assert made.is_full
 
 
+@pytest.mark.parametrize(("kind", "bytes_max"), [(OffsetIndex, 3 * 8), (TimeIndex, 4 * 12)])
+def test_an_index_that_was_full_is_full_after_a_start(
+    kind: type[OffsetIndex | TimeIndex], bytes_max: int
+) -> None:
+    """Three entries fill it: one more of the time index is kept free for its end."""
+    files = FaultyFiles()
+    made = kind(files, "/i", BASE, bytes_max)
+    made.create()
+    for step in range(1, 4):
+        assert not kind(files, "/i", BASE, bytes_max).is_full
+        if isinstance(made, TimeIndex):
+            made.append(step, BASE + step)
+        else:
+            made.append(BASE + step, step)
+    assert kind(files, "/i", BASE, bytes_max).is_full
+
+
 def test_truncating_forgets_batches_from_a_position_on(index: MakeIndex) -> None:
     made = index()
     for step in range(1, 6):

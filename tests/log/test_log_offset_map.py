@@ -64,6 +64,14 @@ def test_the_smallest_map_takes_a_key() -> None:
     held = OffsetMap(0, 0.9, 7)
     assert held.put(b"key", 0, 3, 7)
     assert held.get(b"key", 0, 3) == 7
+    assert held.utilization == 1.0, "however little memory it may take"
+
+
+def test_the_utilization_is_the_part_of_the_memory_that_is_taken() -> None:
+    held = OffsetMap(MIB, 0.9, 0)
+    assert held.put(b"key", 0, 3, 7)
+    assert held.utilization == held.memory_bytes / MIB
+    assert 0 < held.utilization < 0.1
 
 
 def test_an_offset_beyond_the_span_of_the_map_is_refused() -> None:

@@ -371,6 +371,28 @@ def test_a_damaged_snapshot_is_removed_and_the_log_read(filled: Log, directory: 
     assert len([warning for warning in warnings if "has checksum" in warning]) >= 1
 
 
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_the_newest_snapshot_that_is_whole_tells_of_producers_whose_batches_are_gone(
+    log_of: MakeLog, batch: MakeBatch, directory: str, damaged: int
+) -> None:
+    log = log_of({"file_delete_delay_ms": 0})
+    for producer in range(4):
+        log.append([batch(1, producer_id=producer, producer_epoch=0, base_sequence=7)], 0, NOW)
+        log.roll(NOW)
+    log.close(NOW)
+    snapshots = sorted(Path(directory).glob("*.snapshot"))
+    assert len(snapshots) == 4
+    for path in snapshots[4 - damaged :]:
+        flip(path, 20)
+    # Those of the first snapshot alone are nowhere else.
+    Path(directory, f"{0:020d}.log").unlink()
+    _, warnings = restored = opening(directory, recovery_point=4)
+    log = restored[0]
+    assert sum("has checksum" in warning for warning in warnings) == damaged
+    assert sorted(log.producer_state.entries) == [0, 1, 2, 3]
+    assert not any(path.exists() for path in snapshots[4 - damaged : -1])
+
+
 @pytest.mark.parametrize("content", [b"", b"0\n3\n0 0\n", b"garbage", b"1\n0\n", b"0\n2\n5 0\n4 10\n"])
 def test_a_damaged_leader_epoch_file_is_read_from_the_log(
     filled: Log, directory: str, content: bytes

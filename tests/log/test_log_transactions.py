@@ -319,6 +319,27 @@ def test_a_control_batch_that_is_no_marker_ends_nothing(key: bytes | None, value
     assert marker_of(parse_batch(data, 0, len(data))) is None
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_record_that_looks_like_a_marker_ends_nothing(log_of: MakeLog, directory: str, leads: bool) -> None:
+    log = log_of()
+    data = build_batch(
+        [(NOW, b"\0\0\0\0", bytes(6), None)],
+        transactional=True,
+        leader_epoch=0,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=1,
+        base_offset=1,
+    )
+    put(log, 1)
+    if leads:
+        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+    else:
+        log.append_as_follower(data, NOW)
+    assert (log.end_offset, log.last_stable_offset(2)) == (2, 0)
+    assert entries(directory) == []
+
+
 def test_a_marker_of_a_later_version_counts_all_the_same() -> None:
     data = build_batch([(NOW, b"\0\1\0\1", b"\0\1\0\0\0\x21more", None)], producer_id=7, producer_epoch=0)
     marker = marker_of(parse_batch(data, 0, len(data)))
@@ -333,7 +354,7 @@ def test_a_batch_too_large_for_a_marker_is_not_looked_into() -> None:
 
 def test_transactions_begin_and_end_in_any_order() -> None:
     state = Transactions()
-    assert state.are_none
+    assert (state.are_none, state.first_open(), state.first_unstable(100)) == (True, -1, -1)
     state.begin(1, 10)
     state.begin(2, 20)
     assert (state.first_open(), state.first_open(1), state.first_unstable(100)) == (10, 20, 10)

@@ -6,16 +6,20 @@ import json
 import os
 import re
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tidemill.cli.main import command
 from tidemill.log.checkpoints import write_offsets
 from tidemill.log.config import LogConfig
+from tidemill.log.dry_run import ScratchFiles
 from tidemill.log.files import SystemFiles
 from tidemill.log.findings import Check
 from tidemill.log.manager import LogManager
@@ -274,6 +278,24 @@ def verified_partition(path: Path) -> dict[str, Any]:
     return document
 
 
+def test_a_batch_that_is_cut_while_it_is_checked_is_damage(tmp_path: Path, batch: MakeBatch) -> None:
+    first = batch(1).to_bytes()
+    second = bytearray(batch(1, base_offset=1).to_bytes())
+    second[17:21] = (1).to_bytes(4, "big")
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(first + second)
+
+    def cut(_: int) -> None:
+        os.truncate(path, len(first) + 21)
+
+    check = Check(FILES, str(tmp_path), on_bytes=cut)
+    check_partition(check)
+    assert any(
+        one.damage and one.position == len(first) and "its header says 1" in one.text
+        for one in check.findings
+    )
+
+
 def test_links_to_nothing_are_told(data: Path) -> None:
     (data / "backup-1").symlink_to("/gone/backup")
     outcome = run("verify", data)
@@ -314,6 +336,42 @@ def test_a_rehearsal_says_what_a_start_does_and_changes_nothing(data: Path) -> N
     assert json.loads(outcome.output)["messages"] == document["messages"]
     assert last.stat().st_size == good
     assert (data / ".kafka_cleanshutdown").exists()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("truncate"), st.integers(0, 20)),
+            st.tuples(st.just("append"), st.binary(max_size=6)),
+            st.tuples(st.just("write"), st.integers(0, 12), st.binary(min_size=1, max_size=4)),
+        ),
+        max_size=8,
+    )
+)
+def test_a_rehearsal_reads_what_it_would_have_written_and_the_file_stays_as_it_is(
+    changes: list[tuple[Any, ...]],
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        real = Path(directory, "file")
+        real.write_bytes(b"0123456789")
+        rehearsal, copy = ScratchFiles(), Path(directory, "copy")
+        copy.write_bytes(b"0123456789")
+        pairs = [(rehearsal, str(real)), (FILES, str(copy))]
+        for name, *values in changes:
+            for files, path in pairs:
+                file = files.open(path)
+                if name == "truncate":
+                    file.truncate(values[0])
+                elif name == "append":
+                    file.append([values[0]])
+                else:
+                    file.write_at(*values)
+                file.close()
+            expected = copy.read_bytes()
+            assert (rehearsal.read(str(real)), rehearsal.size(str(real))) == (expected, len(expected))
+        rehearsal.close()
+        assert real.read_bytes() == b"0123456789"
 
 
 def test_a_directory_in_use_is_not_recovered(data: Path) -> None:

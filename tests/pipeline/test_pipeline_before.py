@@ -422,6 +422,8 @@ def test_a_java_that_does_not_start_is_told_in_its_own_words() -> None:
     assert start_failure(gateway, said) == (
         "Java ended before Spark was up (Invalid maximum heap size: -Xmxabc): look at --conf and JAVA_HOME"
     )
+    for before in ("", "nothing of this\n", "nor of this\nor that\n"):
+        assert "up (the last words): look at" in start_failure(gateway, f"{before}the last words\n")
     assert start_failure(gateway, "") == "Java ended before Spark was up: look at --conf and JAVA_HOME"
     assert start_failure(ValueError("other"), said) == "other"
 

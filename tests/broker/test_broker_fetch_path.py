@@ -24,6 +24,8 @@ from paths_bench import (
 )
 
 from tidemill.model.errors import ErrorCode
+from tidemill.records.batch import ZSTD
+from tidemill.replication.storage import Storage
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
@@ -72,6 +74,19 @@ def test_every_version_reads_what_was_written(bench: Bench, version: int) -> Non
         assert values_of(found["u", 0]) == [b"e"]
         wanted: Any = [] if isolation else None
         assert all(part.aborted_transactions == wanted for part in found.values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_topic_of_zstd_is_read_from_version_10_on(bench: Bench, version: int) -> None:
+    client = bench.client()
+    client.append(b"a")
+    client.append(b"b", index=1)
+    bench.partition("t", 1).storage = Storage(codec=ZSTD)
+    found = parts_of(client.ask(FETCH, version, fetch_request(version, {("t", 0): 0, ("t", 1): 0})))
+    refused = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE if version < 10 else 0
+    assert [part.error_code for part in found.values()] == [0, refused]
+    assert values_of(found["t", 0]) == [b"a"]
+    assert values_of(found["t", 1]) == ([] if refused else [b"b"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)

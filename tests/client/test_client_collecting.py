@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.client.chunks import Chunk
+from tidemill.client.chunks import Chunk, ConsumerRecords
 from tidemill.client.cluster import Cluster
 from tidemill.client.collecting import collect, collect_arrow
 from tidemill.client.config import CONSUMER, ClientConfig
@@ -15,6 +15,7 @@ from tidemill.client.fetching import Answer
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.builder import build_batch
+from tidemill.records.reader import Record
 
 COUNT = 3
 DAMAGED = TopicPartition("t", 1)
@@ -63,3 +64,10 @@ def test_a_damaged_batch_is_told_and_not_passed_over_and_takes_nothing_with_it(p
         polls.values()
     assert polls.values() == [b"2"]
     assert [place.offset for place in polls.places.values()] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_records_of_a_poll_are_true_when_there_is_one(count: int) -> None:
+    record = Record(0, 1, 0, None, b"value", [])
+    found = ConsumerRecords({TopicPartition("t", 0): [record] * count} if count else {})
+    assert (bool(found), len(found), len(list(found))) == (count > 0, count, count)

@@ -327,3 +327,12 @@ def test_a_log_that_was_moved_stays_compacted_up_to_where_it_was() -> None:
     stage.log.clean_end = 3
     moved = stage.swap()
     assert moved.clean_end == 3
+
+
+def test_a_copy_is_flushed_at_its_end_only_where_less_of_it_is_on_the_disk() -> None:
+    """Without being told to: the recovery point must not go back, and need not go on."""
+    stage = Stage(4)
+    assert stage.swap().recovery_point == 0
+    stage = Stage(4)
+    stage.log.flush(NOW)
+    assert stage.swap().recovery_point == 4

@@ -14,7 +14,7 @@ from tidemill.log import recovery
 from tidemill.log.aborted import AbortedTransactions
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.transaction_index import Aborted, decode_all
+from tidemill.log.transaction_index import Aborted, decode_all, write_index
 from tidemill.log.transactions import ABORT, COMMIT, Marker, Transactions, marker_of
 from tidemill.model.errors import StorageError
 from tidemill.records.batch import parse_batch
@@ -151,6 +151,23 @@ def test_an_index_before_the_recovery_point_that_makes_no_sense_is_made_anew(
         Path(directory, name).write_bytes(data[1:])
     log_of(SMALL, recovery_point=int(log.end_offset))
     assert indexes(directory) == wanted
+
+
+def test_writing_an_index_says_whether_it_told_something_else() -> None:
+    files = FaultyFiles()
+    files.make_directory("/d")
+    first, second = Aborted(0, 7, 0, 4, 2), Aborted(0, 8, 5, 9, 5)
+    for entries_now, is_other in (
+        ([], False),
+        ([first], True),
+        ([first], False),
+        ([first, second], True),
+        ([second], True),
+        ([], True),
+        ([], False),
+    ):
+        assert write_index(files, "/d/i", entries_now) is is_other
+        assert files.exists("/d/i") is bool(entries_now)
 
 
 def test_recovery_in_the_middle_of_a_segment_keeps_what_is_before(

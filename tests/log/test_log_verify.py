@@ -273,6 +273,14 @@ def test_an_abort_that_its_index_does_not_tell_is_damage(tmp_path: Path) -> None
     assert "the transaction of producer 7 from offset 0 on is aborted at 1" in found["text"]
 
 
+def test_an_abort_of_a_transaction_whose_beginning_is_deleted_needs_no_entry(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    marker = build_end_marker(False, NOW, 7, 0, 3, base_offset=10)
+    (directory / "00000000000000000010.log").write_bytes(marker)
+    assert verified_partition(directory)["sound"]
+
+
 def verified_partition(path: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(run("verify", path, "--json").output)
     return document

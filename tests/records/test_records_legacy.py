@@ -301,6 +301,17 @@ def test_lz4_of_v0_has_the_wrong_checksum_of_the_first_clients() -> None:
     assert mend_lz4(packed) == compress(LZ4, b"value")
 
 
+@pytest.mark.parametrize("fields", [b"", bytes(range(8)), b"DICT", bytes(range(8)) + b"DICT"])
+def test_the_checksum_of_an_lz4_header_is_mended_behind_its_optional_fields(fields: bytes) -> None:
+    """Bit 3 of the flags announces a content size of 8 bytes, bit 0 a dictionary id of 4."""
+    flags = 0x60 | (0x08 if len(fields) >= 8 else 0) | (0x01 if fields[-4:] == b"DICT" else 0)
+    descriptor = bytes([flags, 0x40]) + fields
+    magic, rest = b"\x04\x22\x4d\x18", b"the blocks"
+    right = magic + descriptor + bytes([xxhash32(descriptor) >> 8 & 0xFF]) + rest
+    wrong = magic + descriptor + bytes([right[len(magic + descriptor)] ^ 0xFF]) + rest
+    assert mend_lz4(wrong) == mend_lz4(right) == right
+
+
 @pytest.mark.parametrize("checksum", [0x82, 0x1A, 0x00])
 def test_lz4_of_v0_is_read_with_any_checksum_and_v1_only_with_the_right_one(checksum: int) -> None:
     for magic in (0, 1):
@@ -330,6 +341,31 @@ def test_raw_snappy_is_read_as_well_as_xerials_frame() -> None:
     data = entry_bytes(1, attributes=SNAPPY, key=None, value=raw)
     assert [value for *_, value in read_set(data)] == [b"value"]
     assert pack(1, SNAPPY, inside)[:8] == b"\x82SNAPPY\x00"
+
+
+def test_xerials_frame_has_blocks_of_32_kib() -> None:
+    """As the clients of that format write them: the header, then each block after its length."""
+    import cramjam
+
+    data = bytes(range(256)) * 300
+    packed = pack(1, SNAPPY, data)
+    position, sizes = 16, []
+    while position < len(packed):
+        (size,) = struct.unpack_from(">i", packed, position)
+        position += 4 + size
+        sizes.append(len(bytes(cramjam.snappy.decompress_raw(packed[position - size : position]))))
+    assert sizes == [32768, 32768, len(data) - 65536]
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("append_time_ms", [-1, TIME_MS + 500])
+def test_a_stored_wrapper_of_v1_has_the_largest_time_or_the_brokers(codec: int, append_time_ms: int) -> None:
+    times = [TIME_MS, TIME_MS + 7, TIME_MS + 3]
+    inside = messages(1, [(at, time, None, b"value") for at, time in enumerate(times)])
+    made = MessageSet(wrap(1, codec, inside, 2, 1), 1, codec, 3, TIME_MS + 7)
+    wrapper = parse_entry(data := made.stored(100, append_time_ms), 0, len(data))
+    assert wrapper.timestamp == (TIME_MS + 7 if append_time_ms < 0 else append_time_ms)
+    assert [offset for offset, *_ in read_set(data)] == [100, 101, 102]
 
 
 def test_set_of_nothing_is_not_built() -> None:

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tidemill.client.cluster import Cluster
+from tidemill.client.cluster import CONTROL, Cluster
+from tidemill.client.cluster_image import Node
 from tidemill.client.config import COMMON, ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.connection_attempts import FORGOTTEN_S, Failures
@@ -49,5 +50,20 @@ def test_a_client_that_has_found_a_broker_again_waits_for_none(monkeypatch: pyte
         assert cluster.any_connection(time.monotonic() + 60) is found
         assert reasons == ["no broker can be reached"] * 2
         assert cluster.waits() == []
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize(("node_id", "named"), [(1, "broker away:9092 failed"), (7, "broker 7 failed")])
+def test_a_broker_that_failed_a_moment_ago_is_named_by_its_address_where_that_is_known(
+    node_id: int, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(CONFIG)
+    cluster.nodes[1] = Node(1, "away", 9092, None)
+    monkeypatch.setattr(cluster, "pause", lambda node_id: 60.0)
+    try:
+        with pytest.raises(BrokerUnreachable, match=named) as raised:
+            cluster.connection(node_id, CONTROL, time.monotonic() + 1)
+        assert raised.value.broker == ("away:9092" if node_id == 1 else None)
     finally:
         cluster.close()

@@ -228,6 +228,20 @@ def test_a_tombstone_stays_for_its_time_and_the_batch_says_until_when(log: Log) 
     assert values(log) == {"b": "1", "c": "1", "d": "2"}
 
 
+def test_a_batch_that_is_cleaned_again_keeps_the_time_until_which_its_tombstones_stay(log: Log) -> None:
+    put(log, ("a", "1"), ("b", "1"))
+    put(log, ("a", None), ("c", "1"), ("e", "1"))
+    log.roll(NOW)
+    clean(log)
+    put(log, ("c", "2"))
+    log.roll(NOW)
+    clean(log, NOW + DAY // 2)
+    assert values(log) == {"b": "1", "a": None, "e": "1", "c": "2"}
+    horizons = [int(one.base_timestamp) for one in batches(log) if one.has_delete_horizon]
+    assert horizons == [NOW + DAY]
+    assert [row[1] for row in rows(log)] == [NOW] * 4
+
+
 def test_records_without_a_key_go(log: Log) -> None:
     write(log, [(NOW, None, b"lost"), (NOW, b"k", b"v")])
     log.roll(NOW)

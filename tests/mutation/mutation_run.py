@@ -239,9 +239,11 @@ class Run:
                 result = Result(*json.loads(line))
                 self.results[result.name] = result
         self._waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-        for mutant in self.mutants:
-            if self.result_of(mutant) is None:
-                self._waiting.put(mutant)
+        # Those that the page takes for equivalent come last: they are tried with all tests that there are.
+        known = verdicts()
+        left = [mutant for mutant in self.mutants if self.result_of(mutant) is None]
+        for mutant in sorted(left, key=lambda one: is_equivalent(one, self.sources, known)):
+            self._waiting.put(mutant)
         self._left = self._waiting.qsize()
         self._lock = threading.Lock()
 
@@ -296,6 +298,16 @@ def verdicts() -> dict[tuple[str, str, str], str]:
                 module, before, after = (cell.strip("`").replace("\\|", "|") for cell in cells[1:4])
                 found[module, before, after] = cells[4]
     return found
+
+
+def is_equivalent(mutant: Mutant, sources: dict[str, str], known: dict[tuple[str, str, str], str]) -> bool:
+    """Whether the page says that a mutant changes nothing."""
+    module = mutant.module.removeprefix("tidemill/")
+    if not any(key[0] == module for key in known):
+        return False
+    source = sources[mutant.module]
+    changed = changed_lines(source, mutated(mutant, source))
+    return known.get((module, *changed), "").startswith("equivalent")
 
 
 def report(run: Run) -> bool:

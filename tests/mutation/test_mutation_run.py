@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import sys
 from collections.abc import Iterator, Sequence
@@ -205,7 +204,7 @@ def test_each_verdict_names_the_line_as_it_is() -> None:
     known = mutation_run.verdicts()
     assert known
     assert [key for key in known if not key[1]] == []
-    assert json.dumps(sorted(key[0] for key in known)).count("log/files.py") == 1
+    assert any(" | " in key[1] for key in known), "a bar in a line does not end its cell"
 
 
 def test_a_survivor_is_tried_with_the_other_tests_of_its_line(

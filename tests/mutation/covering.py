@@ -138,14 +138,16 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
     """The tests that can notice a mutant: those named after its module first, then those of its package.
 
     They run its line. Of a line that runs at import or in another process, they run the lines that use the
-    name that its statement defines, or lines of modules that name its module; of the latter also those of
-    :data:`IN_PROCESSES`.
+    name that its statement defines, any line of its module, or lines of modules that name its module; and
+    those of :data:`IN_PROCESSES`.
     """
     found = covering.of(mutant.module, mutant.first_line, mutant.last_line)
     defined = defined_at_import(sources[mutant.module], mutant.first_line)
     if not found or defined:
         # Under coverage, a line that runs at import was run by the test that imported the module first.
         found = found | _of_definition(mutant.module, defined, covering, sources)
+        # What uses a constant may run at import itself: a default, or another constant.
+        found |= {test for tests in covering.tests.get(mutant.module, {}).values() for test in tests}
         files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
         found |= {test for test in covering.seconds if Path(test.partition("::")[0]).stem in files}
     package, stem = mutant.module.split("/")[1], Path(mutant.module).stem

@@ -165,7 +165,8 @@ def test_a_version_or_a_later_one_is_there_where_both_ends_speak_it(
     assert connection.supports(ApiKey.METADATA, version) == common
 
 
-def test_the_oldest_request_is_unanswered_until_its_answer_comes(serve: Callable[..., Connection]) -> None:
+def answering_later(serve: Callable[..., Connection]) -> tuple[Connection, threading.Event]:
+    """An open connection whose peer answers Metadata once the event is set."""
     go = threading.Event()
 
     def script(peer: Peer, frame: bytes) -> None:
@@ -174,6 +175,11 @@ def test_the_oldest_request_is_unanswered_until_its_answer_comes(serve: Callable
 
     connection = serve(after_versions(script))
     connection.open()
+    return connection, go
+
+
+def test_the_oldest_request_is_unanswered_until_its_answer_comes(serve: Callable[..., Connection]) -> None:
+    connection, go = answering_later(serve)
     assert connection.unanswered() is None
     first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
     assert connection.unanswered() is first
@@ -332,14 +338,7 @@ def test_a_broker_that_does_not_answer_in_time_is_left(serve: Callable[..., Conn
 
 
 def test_waiting_less_than_the_request_has_keeps_the_connection(serve: Callable[..., Connection]) -> None:
-    go = threading.Event()
-
-    def script(peer: Peer, frame: bytes) -> None:
-        go.wait(10)
-        peer.send(metadata(frame))
-
-    connection = serve(after_versions(script))
-    connection.open()
+    connection, go = answering_later(serve)
     request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
     assert not connection.wait(request, 0.05)
     go.set()

@@ -39,7 +39,7 @@ LEFT_OUT_PACKAGES = ["pipeline/demo"]
 """The demonstration has no tests of its parts: ``make run`` runs it as a whole, and it checks its results."""
 FOLDERS = [
     *("records", "log", "groups", "client", "broker", "pipeline", "replication", "transactions"),
-    *("interchange", "testing", "crash", "server", "clients"),
+    *("interchange", "testing", "crash", "server", "clients", "wire"),
 ]
 """Directories of tests that can notice a fault in one of the packages."""
 LEFT_OUT = {"test_interchange_kafka.py", "test_crash_kill.py"}

@@ -563,6 +563,17 @@ async def move_with_failing_step(stage: Stage, monkeypatch: pytest.MonkeyPatch, 
         await stage.moved()
 
 
+async def check_start_without_destination(stage: Stage, count: int) -> None:
+    """After a stop, and with the destination away, the partition is where it was, with all its records."""
+    await stage.stop()
+    stage.files.fail("list", B, errno.EIO)
+    again = Stage(stage.files)
+    assert again.logs.at_path(B).failure
+    assert values(again.log) == list(range(count))
+    again.files.heal()
+    await again.stop()
+
+
 def test_a_destination_that_fails_at_the_end_leaves_no_mark_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())
@@ -571,14 +582,7 @@ def test_a_destination_that_fails_at_the_end_leaves_no_mark_behind(monkeypatch: 
         assert stage.log.directory == f"{A}/t-0"
         assert MOVED_TO not in stage.files.list(f"{A}/t-0")
         stage.append()
-        await stage.stop()
-        # Without the destination the partition is where it was.
-        stage.files.fail("list", B, errno.EIO)
-        again = Stage(stage.files)
-        assert again.logs.at_path(B).failure
-        assert values(again.log) == list(range(81))
-        again.files.heal()
-        await again.stop()
+        await check_start_without_destination(stage, 81)
 
     asyncio.run(run())
 
@@ -593,14 +597,7 @@ def test_a_move_that_is_called_off_when_it_is_decided_leaves_no_mark_behind() ->
         assert begin_move(stage.logs, KEY, C, 0) is not None
         assert move.is_off()
         assert MOVED_TO not in stage.files.list(f"{A}/t-0")
-        await stage.stop()
-        # Without the first destination the partition is where it was.
-        stage.files.fail("list", B, errno.EIO)
-        again = Stage(stage.files)
-        assert again.logs.at_path(B).failure
-        assert values(again.log) == list(range(80))
-        again.files.heal()
-        await again.stop()
+        await check_start_without_destination(stage, 80)
 
     asyncio.run(run())
 

@@ -177,12 +177,18 @@ def test_the_time_index_keeps_one_entry_free_for_its_end(time_index: TimeIndex) 
     assert time_index.entries == 10
 
 
-def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> None:
-    files = FaultyFiles(space_bytes=4096)
+def index_of(files: FaultyFiles, entries: int) -> OffsetIndex:
+    """An offset index of four pages at most, with so many entries; 512 fill a page."""
     made = OffsetIndex(files, "/i.index", 0, 16384)
     made.create()
-    for step in range(512):
+    for step in range(entries):
         made.append(step + 1, step + 1)
+    return made
+
+
+def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> None:
+    files = FaultyFiles(space_bytes=4096)
+    made = index_of(files, 512)
     with pytest.raises(OSError, match="No space left"):
         made.append(600, 600)
     assert made.lookup(9999) == 512
@@ -193,10 +199,7 @@ def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> Non
 
 def test_an_entry_that_ends_a_page_needs_no_space_in_the_next_one() -> None:
     files = FaultyFiles(space_bytes=4096)
-    made = OffsetIndex(files, "/i.index", 0, 16384)
-    made.create()
-    for step in range(511):
-        made.append(step + 1, step + 1)
+    made = index_of(files, 511)
     made.release()
     again = OffsetIndex(files, "/i.index", 0, 16384)
     again.append(512, 512)

@@ -138,14 +138,15 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
     """The tests that can notice a mutant: those named after its module first, then those of its package.
 
     They run its line. Of a line that runs at import or in another process, they run the lines that use the
-    name that its statement defines, any line of its module, or lines of modules that name its module; and
-    those of :data:`IN_PROCESSES`.
+    name that its statement defines, any line of its module, or lines of modules that name its module; or
+    their file uses that name; and those of :data:`IN_PROCESSES`.
     """
     found = covering.of(mutant.module, mutant.first_line, mutant.last_line)
     defined = defined_at_import(sources[mutant.module], mutant.first_line)
     if not found or defined:
         # Under coverage, a line that runs at import was run by the test that imported the module first.
         found = found | _of_definition(mutant.module, defined, covering, sources)
+        found |= _of_files_with(defined, covering)
         # What uses a constant may run at import itself: a default, or another constant.
         found |= {test for tests in covering.tests.get(mutant.module, {}).values() for test in tests}
         files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
@@ -180,6 +181,16 @@ def defined_at_import(source: str, line: int) -> set[str]:
 
 def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+
+
+def _of_files_with(names: set[str], covering: Covering) -> set[str]:
+    """The tests of the files that use one of the names: they may do so without the source."""
+    chosen: dict[str, bool] = {}
+    for file in {test.partition("::")[0] for test in covering.seconds}:
+        path = ROOT / file
+        source = path.read_text("utf-8") if path.exists() else ""
+        chosen[file] = any(name in source and _lines_with(name, source) for name in names)
+    return {test for test in covering.seconds if chosen[test.partition("::")[0]]}
 
 
 def _of_definition(module: str, names: set[str], covering: Covering, sources: dict[str, str]) -> set[str]:

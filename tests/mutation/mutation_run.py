@@ -54,6 +54,8 @@ REST_S_MAX = 240.0
 TEST_TIMEOUT_S = 120
 PASSED, FAILED, NO_END = 0, 1, -1
 """Exit codes of pytest; -1 is that of :mod:`mutation_server` for a run that does not end."""
+UNCLEAN = 3
+"""Exit code of pytest for an error of its own, also after its summary: a socket left open."""
 NOT_COLLECTED = 4
 """Exit code of pytest where a test that it is to run by name is not there, or its file cannot be imported."""
 STEADY = ("records", "log", "groups")
@@ -175,9 +177,9 @@ class Worker(threading.Thread):
         told = output.read_text(errors="replace")
         for line in told.splitlines():
             kind, _, what = line.partition(" ")
-            if code in (FAILED, NOT_COLLECTED) and kind in ("FAILED", "ERROR"):
+            if code in (FAILED, UNCLEAN, NOT_COLLECTED) and kind in ("FAILED", "ERROR"):
                 by = next((test for test in tests if what == test or what.startswith(f"{test} - ")), what)
-                return Failed(by, code)
+                return Failed(by, FAILED if code == UNCLEAN else code)
         text = f"exit code {code}: {told.strip()[-200:]}"
         if code in (FAILED, NOT_COLLECTED, NO_END):
             return Failed(text, code)

@@ -91,6 +91,7 @@ FAILED, NOT_COLLECTED = f"FAILED {TEST} - AssertionError\n", "ERROR tests/log/te
     [
         pytest.param([(0, "")], "survived", "", id="passed"),
         pytest.param([(1, FAILED)], "found", TEST, id="failed"),
+        pytest.param([(3, FAILED + "ResourceWarning")], "found", TEST, id="failed, with an error at the end"),
         pytest.param([(-1, "")], "found", "exit code -1: ", id="without an end"),
         pytest.param(
             [(4, NOT_COLLECTED), (0, "")],
@@ -270,3 +271,15 @@ def test_a_line_that_runs_at_import_is_tried_with_the_tests_that_use_what_it_def
         {first: 0.1, user: 0.2}, {MODULE: {1: {first}}, "tidemill/broker/other.py": {3: {user}}}
     )
     assert covering.concerning(MUTANT, known, sources) == [first, user]
+
+
+def test_a_line_that_runs_at_import_is_tried_with_the_tests_whose_files_use_what_it_defines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test of a table's contents runs no line of the source."""
+    monkeypatch.setattr(covering, "ROOT", tmp_path)
+    (tmp_path / "test_table.py").write_text("assert LIMIT == 1\n")
+    (tmp_path / "test_word.py").write_text("# No LIMIT here.\nLIMITS = 2\n")
+    first, table, word = "test_any.py::test", "test_table.py::test", "test_word.py::test"
+    known = covering.Covering({first: 0.1, table: 0.2, word: 0.3}, {MODULE: {1: {first}}})
+    assert covering.concerning(MUTANT, known, {MODULE: "LIMIT = 1\n"}) == [first, table]

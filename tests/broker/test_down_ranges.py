@@ -12,7 +12,13 @@ import pytest
 
 from tidemill.broker import down_conversion
 from tidemill.broker.conversion import KEPT_MAX, Conversions
-from tidemill.broker.down_conversion import INLINE_BYTES, KEPT_BYTES, PIECE_BYTES, DownRange, unpacked_bound
+from tidemill.broker.down_conversion import (
+    INLINE_BYTES,
+    KEPT_BYTES,
+    PIECE_BYTES,
+    DownRange,
+    unpacked_bound,
+)
 from tidemill.broker.fetch_sessions import FetchPart
 from tidemill.log.files import SystemFiles
 from tidemill.log.scan import BatchScan
@@ -159,6 +165,15 @@ def test_a_first_batch_that_is_larger_than_the_readers_limit_is_converted_whole(
     assert len(log[0]) > stored_max
     stage = Stage(conversions, tmp_path / "log", log)
     assert read_whole(stage.reply(0, stored_max), 0) == converted(log[:1])
+
+
+def test_a_batch_behind_messages_that_the_reader_knows_is_converted(
+    conversions: Conversions, tmp_path: Path
+) -> None:
+    old = build_message_set(MAGIC, [(1000, None, b"old")])
+    new = build_batch([(1001, None, b"new", None)], NONE, base_offset=1)
+    stage = Stage(conversions, tmp_path / "log", [old, new])
+    assert read_whole(stage.reply(0, 1 << 20), 0) == [(0, None, b"old"), (1, None, b"new")]
 
 
 def test_converted_messages_are_counted_for_their_partition(conversions: Conversions, tmp_path: Path) -> None:

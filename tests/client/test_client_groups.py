@@ -170,6 +170,34 @@ def test_committed_offsets_are_where_another_member_goes_on(
         assert next(iter(records)).offset == 4
 
 
+def test_what_was_given_out_is_committed_while_the_consumer_goes_on(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 10, 1)
+    with Consumer(broker_address, {**QUICK, "group.id": group, "auto.commit.interval.ms": 50}) as consumer:
+        consumer.subscribe([topic])
+        assert len(consumer.poll(10)) == 10
+        until(lambda: bool(admin.group_offsets(group)), lambda: consumer.poll(0.05))
+        assert admin.group_offsets(group)[TopicPartition(topic, 0)].offset == 10
+
+
+def test_metadata_after_the_first_is_read_beside_the_polls(
+    broker_address: str, new_topic: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 10, 1)
+    with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
+        consumer.subscribe([topic])
+        assert len(consumer.poll(10)) == 10
+        waited_for: list[float] = []
+        monkeypatch.setattr(consumer, "_first_metadata", waited_for.append)
+        read = consumer._cluster.version
+        consumer._cluster.request_refresh()
+        until(lambda: consumer._cluster.version > read, lambda: consumer.poll(0.05))
+        assert waited_for == []
+
+
 def test_closing_commits_what_was_given_out(
     broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
 ) -> None:

@@ -531,3 +531,13 @@ def test_what_is_refused_at_once_needs_no_thread() -> None:
     assert is_costly(good, 2, GZIP) is True
     assert is_costly(good[:-1], 2, GZIP) is False
     assert is_costly(b"x" * 100_000, 1) is False
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_a_message_without_a_key_is_named_by_its_place_among_all(codec: int) -> None:
+    data = build_message_set(1, [(TIME_MS, b"k", b"a"), (TIME_MS, None, b"b"), (TIME_MS, b"k", b"c")], codec)
+    with pytest.raises(
+        InvalidRecord, match="1 of 3 records cannot be stored, so none was; record 1: "
+    ) as caught:
+        for_storage(data, 0, len(data), 1, KEEP_CODEC, Limits(key_required=True), TIME_MS, False)
+    assert [index for index, _ in caught.value.record_errors] == [1]

@@ -12,13 +12,7 @@ import pytest
 
 from tidemill.broker import down_conversion
 from tidemill.broker.conversion import KEPT_MAX, Conversions
-from tidemill.broker.down_conversion import (
-    INLINE_BYTES,
-    KEPT_BYTES,
-    PIECE_BYTES,
-    DownRange,
-    unpacked_bound,
-)
+from tidemill.broker.down_conversion import INLINE_BYTES, KEPT_BYTES, PIECE_BYTES, DownRange, unpacked_bound
 from tidemill.broker.fetch_sessions import FetchPart
 from tidemill.log.files import SystemFiles
 from tidemill.log.scan import BatchScan

@@ -146,7 +146,7 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
     if not found or defined:
         # Under coverage, a line that runs at import was run by the test that imported the module first.
         found = found | _of_definition(mutant.module, defined, covering, sources)
-        found |= _of_files_with(defined, covering)
+        found |= _of_files_with(with_dependents(sources[mutant.module], defined), covering)
         # What uses a constant may run at import itself: a default, or another constant.
         found |= {test for tests in covering.tests.get(mutant.module, {}).values() for test in tests}
         files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
@@ -177,6 +177,16 @@ def defined_at_import(source: str, line: int) -> set[str]:
         if not isinstance(node, ast.ClassDef):
             return names
         names, body = {node.name}, node.body
+
+
+def with_dependents(source: str, names: set[str]) -> set[str]:
+    """The names, and those of the constants of the module that are made of them."""
+    found = set(names)
+    for node in ast.parse(source).body:  # In the order of their definitions: one pass is enough.
+        used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        if isinstance(node, ast.Assign | ast.AnnAssign) and used & found:
+            found |= defined_at_import(source, node.lineno)
+    return found
 
 
 def _first_line(node: ast.stmt) -> int:

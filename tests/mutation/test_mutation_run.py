@@ -278,8 +278,10 @@ def test_a_line_that_runs_at_import_is_tried_with_the_tests_whose_files_use_what
 ) -> None:
     """A test of a table's contents runs no line of the source."""
     monkeypatch.setattr(covering, "ROOT", tmp_path)
-    (tmp_path / "test_table.py").write_text("assert LIMIT == 1\n")
-    (tmp_path / "test_word.py").write_text("# No LIMIT here.\nLIMITS = 2\n")
+    (tmp_path / "test_table.py").write_text("assert TABLE == {1: 1}\n")
+    (tmp_path / "test_word.py").write_text("# No TABLE here.\nTABLES = OTHER\n")
     first, table, word = "test_any.py::test", "test_table.py::test", "test_word.py::test"
     known = covering.Covering({first: 0.1, table: 0.2, word: 0.3}, {MODULE: {1: {first}}})
-    assert covering.concerning(MUTANT, known, {MODULE: "LIMIT = 1\n"}) == [first, table]
+    source = "LIMIT = 1\nLIMITS = (LIMIT,)\nTABLE: dict[int, int] = {one: one for one in LIMITS}\nOTHER = 2\n"
+    assert covering.with_dependents(source, {"LIMIT"}) == {"LIMIT", "LIMITS", "TABLE"}
+    assert covering.concerning(MUTANT, known, {MODULE: source}) == [first, table]

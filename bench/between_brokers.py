@@ -1,15 +1,15 @@
-"""What requests between brokers about thousands of partitions hold the event loop for.
+"""Measures how long requests between brokers on thousands of partitions block the event loop.
 
     TMPDIR=/dev/shm python bench/between_brokers.py [--partitions 10000,20000] [--only changed] [--where]
 
-Two whole brokers run in one process, on one loop, with one store: the first is the controller. The second is
-sent each request of a controller about so many partitions of one topic (``--spread``: of as many topics), and
-carries it out. Then a client has the controller make, grow and delete such a topic with two replicas, and a
-leader asks it for other in-sync sets of all partitions; at last the second broker asks it to be relieved of
-half of the most partitions, because it is about to stop: there the time is that of whichever broker held the
-loop for longest, from the request until nothing is left of it to be done. The table is as that of
-bench/loop_hold.py. ``--where`` shows what the loop was at in what held it for longer than ``--limit-ms``;
-times are not to be trusted then. Exit code 1 when something held the loop for longer.
+Two whole brokers run in one process, on one loop, with one store: the first is the controller. The second
+receives each request of a controller on that many partitions of one topic (``--spread``: of as many topics),
+and applies it. Then a client has the controller create, expand and delete such a topic with two replicas, and
+a leader requests other in-sync sets of all partitions; last, the second broker requests a controlled shutdown
+with half of the largest number of partitions: that time is of the broker that blocks the loop for longest,
+from the request until its work is complete. The table is as that of bench/loop_hold.py. ``--where`` prints
+the stacks of callbacks that take longer than ``--limit-ms``; times are not reliable then. The exit code is 1
+if a callback took longer.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ SAMPLES_SHOWN = 8
 
 
 class Topics(NamedTuple):
-    """So many partitions: of one topic, or one of each of as many."""
+    """The given number of partitions: of one topic, or one of each of as many topics."""
 
     name: str
     partitions: int
     are_spread: bool
 
     def all(self) -> Iterator[tuple[str, bytes, Sequence[int]]]:
-        """Name, id and partitions of each."""
+        """Returns name, id and partitions of each topic."""
         if not self.are_spread:
             yield self.name, self.name.encode().rjust(16, b"-"), range(self.partitions)
             return
@@ -99,7 +99,7 @@ def leads(topics: Topics, epoch: int, kind: int = 0, leader: int = OTHER) -> Str
 
 
 def news(topics: Topics, epoch: int, kind: int = 0) -> Struct:
-    """UpdateMetadata: what the cluster knows of them."""
+    """UpdateMetadata: the states of the partitions."""
     states = [
         update.UpdateMetadataTopicState(
             topic_name=name,
@@ -125,7 +125,7 @@ def news(topics: Topics, epoch: int, kind: int = 0) -> Struct:
 
 
 def stops(topics: Topics) -> Struct:
-    """StopReplica: they are deleted."""
+    """StopReplica: deletes the partitions."""
     states = [
         stop.StopReplicaTopicState(
             topic_name=name,
@@ -140,7 +140,7 @@ def stops(topics: Topics) -> Struct:
 
 
 def commands(topics: Topics) -> Iterator[Asked]:
-    """Those of a controller, in an order in which each finds what it is about."""
+    """Returns the requests of a controller, in an order in which each finds its partitions."""
     yield Asked("new, led", ApiKey.LEADER_AND_ISR, 7, leads(topics, 0))
     yield Asked("new", ApiKey.UPDATE_METADATA, 8, news(topics, 0))
     yield Asked("in a later epoch", ApiKey.LEADER_AND_ISR, 7, leads(topics, 1))
@@ -151,7 +151,7 @@ def commands(topics: Topics) -> Iterator[Asked]:
 
 
 def creation(name: str, partitions: int) -> Asked:
-    """A client has a topic made with a replica on each broker."""
+    """Creates a topic with a replica on each broker."""
     topic = CreatableTopic(
         name=name, num_partitions=partitions, replication_factor=2, assignments=[], configs=[]
     )
@@ -160,7 +160,7 @@ def creation(name: str, partitions: int) -> Asked:
 
 
 def in_sync_sets(topic_id: bytes, partitions: int, members: Sequence[int], epoch: int) -> Asked:
-    """AlterPartition of the first broker: those that the other leads it is refused."""
+    """Returns the AlterPartition of the first broker: partitions of the other leader are refused."""
     data = [
         isr.AlterPartitionRequestPartitionData(
             partition_index=index,
@@ -179,7 +179,7 @@ def in_sync_sets(topic_id: bytes, partitions: int, members: Sequence[int], epoch
 
 
 class Sampler(threading.Thread):
-    """Looks what the loop is at, once it is at it for too long."""
+    """Samples the stack of the loop when a callback takes too long."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(daemon=True)
@@ -209,13 +209,13 @@ class Sampler(threading.Thread):
 
 
 def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
-    """Both brokers; tells over ``ready`` how long callbacks took, and whatever it is asked."""
+    """Runs both brokers; sends over ``ready`` how long callbacks took, and the results of requests."""
     import gc
 
     from tidemill.coordination.embedded import EmbeddedStore
     from tidemill.model.configs import BrokerConfig
-    from tidemill.server import app
-    from tidemill.server.cluster import Cluster
+    from tidemill.server import broker_server
+    from tidemill.server.cluster_member import ClusterMember
     from tidemill.server.process import COLLECTOR_THRESHOLDS
 
     longest = [0.0]
@@ -240,12 +240,12 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
         stores.append(stores[0].join() if stores else EmbeddedStore.open(f"{directories[0]}/store.db"))
         return stores[-1]
 
-    app.open_store = store_of
-    app.take_seat = Cluster  # type: ignore[assignment,misc]
+    broker_server.open_store = store_of
+    broker_server.take_seat = ClusterMember  # type: ignore[assignment,misc]
 
     async def main() -> None:
         later = loop_hold.LATER_S
-        app.FLUSH_CHECK_S = app.REMOVAL_CHECK_S = later
+        broker_server.FLUSH_CHECK_S = broker_server.REMOVAL_CHECK_S = later
         settings = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.cleaner.enable": "false"}
         for key in ("log.retention.check", "replica.high.watermark.checkpoint"):
             settings[f"{key}.interval.ms"] = str(1000 * later)
@@ -254,7 +254,7 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
             servers = []
             for number, path in zip((CONTROLLER, OTHER), directories, strict=True):
                 config = BrokerConfig.of({**settings, "broker.id": str(number), "log.dirs": path})
-                servers.append(await stack.enter_async_context(app.running(config)))
+                servers.append(await stack.enter_async_context(broker_server.running(config)))
             gc.freeze()
             gc.set_threshold(*COLLECTOR_THRESHOLDS)
             ready.send([one.listeners[0][2] for one in servers])
@@ -275,7 +275,7 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
 
 
 class Bench:
-    """Sends the requests, and prints what came of them."""
+    """Sends the requests, and prints the results."""
 
     def __init__(self, ports: Sequence[int], brokers: Any, arguments: argparse.Namespace) -> None:
         self.ports = dict(zip((CONTROLLER, OTHER), ports, strict=True))
@@ -284,18 +284,18 @@ class Bench:
         self.holds: list[float] = []
 
     def measure(self, asked: Asked, partitions: int, *, is_shown: bool = True) -> None:
-        """Sends one, waits until nothing is left of it to be done, and prints its line."""
+        """Sends a request, waits until its work is complete, and prints its line."""
         frame = loop_hold.encode_request(asked.api, asked.version, 1, "bench", asked.request)
         client = loop_hold.Client(self.ports[OTHER if asked.api in COMMANDS else CONTROLLER])
         client.socket.settimeout(TIMEOUT_MS / 1000)
-        self.told("longest")
-        self.told("where")
+        self.received("longest")
+        self.received("where")
         began = time.perf_counter()
         client.send(frame)
         size = client.answer()
         took = time.perf_counter() - began
         time.sleep(QUIET_S)
-        hold_ms = self.told("longest") * 1000
+        hold_ms = self.received("longest") * 1000
         client.socket.close()
         if not is_shown:
             return
@@ -303,35 +303,35 @@ class Bench:
         name = f"{asked.api.name} {asked.version} {asked.what}"
         print(f"{name:50} {partitions:10} {hold_ms:8.1f} {took:8.2f} {len(frame):9} {size:9}", flush=True)
         if self.arguments.where and hold_ms > self.arguments.limit_ms:
-            for place, count in self.told("where"):
+            for place, count in self.received("where"):
                 print(f"    {count:5} {place}", flush=True)
 
-    def told(self, asked: str) -> Any:
-        """What the process of the brokers says."""
+    def received(self, asked: str) -> Any:
+        """Returns the message of the brokers' process."""
         self.brokers.send(asked)
         return self.brokers.recv()
 
     def have_commanded(self, partitions: int, *, is_shown: bool = True) -> None:
-        """The requests of a controller. Those of the real one are refused after that: it seems to be gone."""
+        """Sends the requests of a controller. The broker refuses those of the real controller afterwards."""
         topics = Topics(f"c{partitions}", partitions, self.arguments.spread)
         for asked in commands(topics):
             self.measure(asked, partitions, is_shown=is_shown)
 
     def have_changed(self, partitions: int, *, is_shown: bool = True) -> None:
-        """The requests to the controller."""
+        """Sends the requests to the controller."""
         name = f"t{partitions}"
         at_once = min(partitions, existing_topics.PARTITIONS_MAX)
         self.measure(creation(name, at_once), at_once, is_shown=is_shown)
         if partitions > at_once:
             self.measure(existing_topics.growth("one topic on both", [name], partitions), partitions)
-        topic_id, epochs = self.told(name)
+        topic_id, epochs = self.received(name)
         asked = in_sync_sets(topic_id, partitions, [CONTROLLER], epochs[0])
         self.measure(asked, partitions, is_shown=is_shown)
         asked = existing_topics.deletion("one topic on both", [name])
         self.measure(asked, partitions, is_shown=is_shown)
 
     def have_stopped(self, partitions: int) -> None:
-        """The second broker stops leading. Nothing takes that back, so that nothing is asked after it."""
+        """Runs ControlledShutdown of the second broker. It is the last request: it is irreversible."""
         name = f"s{partitions}"
         at_once = min(partitions, existing_topics.PARTITIONS_MAX)
         self.measure(creation(name, at_once), at_once, is_shown=False)

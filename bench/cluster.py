@@ -1,19 +1,19 @@
-"""Three brokers of ours beside three of Apache Kafka's: the same settings and clients, in turn; one table.
+"""Compares three Tidemill brokers with three Kafka brokers: the same settings and clients; one table.
 
     python bench/cluster.py [--rounds 3] [--quick] [--only NAME] [--against kafka|nobody]
 
 produce      acks=all, to three partitions of three replicas; and processor time of the three brokers per GB
 synchronous  acks=all, one message at a time
-idle         what a small produce with acks=all costs the three, beside 2,000 idle partitions of theirs
-catch-up     a partition on two brokers gets its third, which has nothing of it: bytes in a second
-topics       1,000 topics of three replicas are made, and every one led
-leader       the broker that leads a partition is killed: the longest that no write is acknowledged
-controller   the controller is killed, with 2,000 partitions: until all are led, as both others tell, and a
-             topic can be made
-memory       resident memory of the three, before and after all that
+idle         the cost of a small produce with acks=all on the three brokers, besides 2,000 idle partitions
+catch-up     a partition on two brokers gets a third, empty replica: bytes per second
+topics       1,000 topics of three replicas are created, until each has leaders
+leader       the leader of a partition is killed: the longest time without an acknowledged write
+controller   the controller is killed, with 2,000 partitions: the time until all have leaders, as both others
+             report, and a topic can be created
+memory       resident memory of the three brokers, before and after the other measurements
 
-Figures are medians of the rounds. The client and all six brokers share the processors, so only ratios are to
-be trusted. Logs lie on tmpfs. Our brokers are on a ZooKeeper of their own, which counts for nothing here.
+Figures are medians of the rounds. The client and all six brokers share the processors, so only ratios are
+reliable. Logs are on tmpfs. The Tidemill brokers have a separate ZooKeeper, which does not count.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WRITE_S = 30.0
 
 
 class Bench:
-    """The measurements of one trio; each gives its figures of one round."""
+    """The measurements of one trio; each method yields the figures of one round."""
 
     def __init__(self, trio: Trio, quick: bool) -> None:
         self.trio = trio
@@ -57,7 +57,7 @@ class Bench:
         self._made = 0
 
     def name(self, what: str) -> str:
-        """Of a topic that is not there yet."""
+        """Returns the name of a new topic."""
         self._made += 1
         return f"{what}-{self._made}"
 
@@ -78,9 +78,9 @@ class Bench:
         return {**figures, "cpu us": (self.trio.cpu_s() - before) / count * 1e6}
 
     def _cost(self, topic: str) -> Figures:
-        """Microseconds of the three brokers' processors, and their system calls, of one small produce.
+        """Returns processor microseconds of the three brokers, and their system calls, of one small produce.
 
-        The median of some looks: single ones differ by a third where the machine has other work.
+        The result is the median of several samples: single ones differ by a third while other processes run.
         """
         seconds = 2.0 / self.scale
         leader = self.trio.partitions(topic)[0].leader
@@ -92,13 +92,15 @@ class Bench:
             made = load("spread", *arguments)["requests"] * seconds
             looks.append({"cpu": (self.trio.cpu_s() - before) / made * 1e6, "requests": made / seconds})
         figures = {key: statistics.median(look[key] for look in looks) for key in looks[0]}
-        # Another turn, for counting takes time, too.
+        # In a separate turn, since counting takes time, too.
         calls = CallCount(*(peer.pid for peer in self.trio.peers.values()))
         counted = load("spread", *arguments)["requests"] * seconds
         return {**figures, "calls": calls.end() / counted}
 
     def idle(self) -> Figures:
-        """The same partition, before and after 2,000 others are there; they stay for what comes next."""
+        """Measures the same partition before and after 2,000 others exist; they stay for the next
+        measurements.
+        """
         topic = self.name("busy")
         self.trio.make({topic: 1})
         self.trio.await_in_sync(topic)
@@ -107,7 +109,7 @@ class Bench:
         return {**alone, **{f"{key} beside": value for key, value in self._cost(topic).items()}}
 
     def with_idle(self) -> None:
-        """Makes 2,000 partitions, unless they are there."""
+        """Creates 2,000 partitions, unless they exist."""
         if "idle" not in self.trio.admin().list_topics(timeout=30).topics:
             self.trio.make({"idle": IDLE_PARTITIONS // (4 if self.scale > 1 else 1)})
         self.trio.await_in_sync("idle")
@@ -152,7 +154,7 @@ class Bench:
         return {"seconds": took, "cpu": used}
 
     def leader(self) -> Figures:
-        """Seconds between the last write acknowledged before the kill and the first one after it."""
+        """Returns the seconds between the last acknowledged write before the kill and the first after it."""
         topic = self.name("failover")
         self.trio.make({topic: 1})
         self.trio.await_in_sync(topic)
@@ -173,7 +175,9 @@ class Bench:
         return {"gap": longest}
 
     def controller(self) -> Figures:
-        """Seconds from the kill of the controller until its partitions are led, and a topic can be made."""
+        """Returns the seconds from the kill of the controller until its partitions have leaders and a topic
+        can be created.
+        """
         self.with_idle()
         controller = self.trio.controller()
         self.trio.peers[controller].kill()
@@ -202,7 +206,7 @@ class Bench:
 
 
 class Nobody:
-    """Of a partition of which nobody tells who leads it."""
+    """A partition whose leader no broker knows."""
 
     leader = -1
 
@@ -210,8 +214,8 @@ class Nobody:
 class Writes:
     """Writes to partition 0 with ``acks=all``, one message after the other, in a thread, until it is stopped.
 
-    It asks the other brokers whenever one refuses or is gone. A client would measure its own timers:
-    librdkafka looks for a leader that it lost once in a second.
+    It sends a metadata request to other brokers when a broker refuses a write or fails. A client would
+    measure its own timers: librdkafka looks up a lost leader once a second.
     """
 
     def __init__(self, trio: Trio, topic: str, first: int) -> None:
@@ -233,7 +237,7 @@ class Writes:
                 return
 
     def _write(self, to: socket.socket) -> None:
-        """Until there is an error: it is for the other brokers then."""
+        """Writes until an error; then another broker is used."""
         while not self._stopped.is_set():
             to.sendall(self._frame)
             answer = b""
@@ -247,18 +251,18 @@ class Writes:
             self.acknowledged.append(time.perf_counter())
 
     def wait(self, seconds: float) -> None:
-        """Lets it write for a while."""
+        """Waits during the writes."""
         self._stopped.wait(seconds)
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the writes."""
         self._stopped.set()
         self._thread.join()
 
 
 Axis = tuple[str, Callable[[Bench], Figures]]
 AXES: list[Axis] = [
-    # Some seconds each: in one, a third would be the client's start, and its own memory.
+    # Some seconds each: in one second, a third would be the start of the client, and its own memory.
     ("produce 100 B", lambda bench: bench.produce(100, 3_000_000)),
     ("produce 1 KB", lambda bench: bench.produce(1000, 900_000)),
     ("produce 10 KB", lambda bench: bench.produce(10_000, 90_000)),
@@ -272,7 +276,7 @@ Gathered = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def measure(trios: list[Trio], rounds: int, quick: bool, only: str) -> Gathered:
-    """All figures of all rounds: by broker, by axis, by name."""
+    """Returns all figures of all rounds: by broker, by axis, by name."""
     gathered: Gathered = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     benches = {trio.name: Bench(trio, quick) for trio in trios}
 
@@ -285,7 +289,7 @@ def measure(trios: list[Trio], rounds: int, quick: bool, only: str) -> Gathered:
     for name, axis in AXES:
         if only not in name:
             continue
-        # The first round warms both up and does not count; where a broker is started anew, all count.
+        # The first round warms up both and does not count; if a broker is restarted each time, all count.
         warm = name.split()[0] in ("produce", "synchronous")
         for turn in range(rounds + warm):
             for trio in trios:
@@ -330,7 +334,7 @@ HEAD = "| three brokers | goal | Tidemill | Apache Kafka | ratio |\n|---|---|---
 
 
 def lines_of(gathered: Gathered) -> list[str]:
-    """The table in Markdown."""
+    """Returns the table in Markdown."""
     ours, theirs = gathered["tidemill"], gathered["kafka"]
     lines = []
     for axis, goal, name, key, form in ROWS:
@@ -349,11 +353,11 @@ def lines_of(gathered: Gathered) -> list[str]:
 
 
 def rows(rounds: int, quick: bool, only: str, against: bool = True) -> list[str]:
-    """Starts both trios, measures, and takes them away; the lines of the table."""
-    from tidemill import _mode
+    """Starts both trios, measures, and removes them; returns the lines of the table."""
+    from tidemill import _build_mode
 
-    if not _mode.compiled:
-        print(f"bench: our brokers run as plain Python ({_mode.reason}): make setup", file=sys.stderr)
+    if not _build_mode.compiled:
+        print(f"bench: our brokers run as plain Python ({_build_mode.reason}): make setup", file=sys.stderr)
     base = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
     data = Path(tempfile.mkdtemp(prefix="tidemill-cluster-", dir=base))
     with ExitStack() as stack:

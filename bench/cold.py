@@ -1,4 +1,4 @@
-"""How long a produce takes while another client reads far back, on a disk: our broker's p50 and p99, in turn.
+"""Measures produce latency on a disk while another client reads old records: p50 and p99, in turn.
 
     python bench/cold.py [--gigabytes 5] [--data DIR]
 
@@ -37,7 +37,7 @@ print(read / (time.time() - begin) / 1e6)
 
 
 def drop_from_cache(directory: Path) -> None:
-    """Asks the kernel to forget the segments of the large log."""
+    """Drops the segments of the large log from the page cache."""
     for path in directory.glob("large-log-*/*.log"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fdatasync(descriptor)
@@ -46,7 +46,7 @@ def drop_from_cache(directory: Path) -> None:
 
 
 def measure(peer: Peer, reading: bool) -> tuple[float, float, float]:
-    """p50 and p99 in microseconds, and the megabytes a second that the reader got."""
+    """Returns p50 and p99 in microseconds, and the reader's megabytes per second."""
     if not reading:
         figures = load("latency", peer.bootstrap, 5000)
         return figures["p50"], figures["p99"], 0.0

@@ -1,13 +1,13 @@
-"""How fast the same log is compacted by our broker and by Apache Kafka, and in how much memory.
+"""Measures how fast Tidemill and Apache Kafka compact the same log, and their memory use.
 
     python bench/compaction.py [--rows 4000000] [--partitions 4] [--only SHAPE|latency] [--data DIR]
 
-Partitions with the same content are laid into the directory of each broker while it is stopped. It compacts
-them one after the other with one cleaner; the first warms it up, and the median of the others counts: rows a
-second, by the time that the broker's own log tells. Memory is the largest that was resident in the broker
-and what it started, together. The cleaner of both has its default memory for keys (128 MB).
+Partitions with the same content are copied into the directory of each broker while it is stopped. The broker
+compacts them one after the other with one cleaner; the first warms it up, and the result is the median of the
+others: rows per second, by the time that the broker logs. Memory is the maximum resident memory of the broker
+and its child processes together. The cleaner of both has its default memory for keys (128 MB).
 
-Then comes what a client feels: synchronous produces to another topic, alone and beside a compaction.
+Then follows the latency of a client: synchronous produces to another topic, alone and during a compaction.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NEVER, AT_ONCE = "1.0", "0.01"
 
 
 class Shape(NamedTuple):
-    """What a log is like. ``batch``: rows in each; ``keys``: distinct ones for every million rows."""
+    """The properties of a log. ``batch``: rows per batch; ``keys``: distinct keys per million rows."""
 
     batch: int
     value_bytes: int
@@ -58,36 +58,34 @@ SHAPES = {
 
 
 def write_content(directory: Path, shape: Shape, rows: int) -> int:
-    """Writes a partition's files; the bytes of its log."""
-    from tidemill.log.config import LogConfig
+    """Writes a partition's files; returns the bytes of its log."""
     from tidemill.log.files import SystemFiles
-    from tidemill.log.recovery import open_log
+    from tidemill.log.log_config import LogConfig
+    from tidemill.log.log_loader import open_log
     from tidemill.model.types import TopicPartition
-    from tidemill.records.builder import build_batch
+    from tidemill.records.builder import BatchBuilder
 
     directory.mkdir(parents=True)
     settings = LogConfig(segment_bytes=SEGMENT_BYTES)
     log = open_log(SystemFiles(), str(directory), TopicPartition(TOPIC, 0), settings, now_ms=NOW_MS)
     chance = random.Random(1)
-    # Half of it repeats, so that codecs have something to do.
+    # Half of it repeats, so that codecs can compress.
     text = b"".join(chance.randbytes(16) + b"0123456789abcdef" for _ in range(1 << 15))
     keys = max(shape.keys * rows // 1_000_000, 1)
     for first in range(0, rows, shape.batch):
-        records = []
+        builder = BatchBuilder(shape.codec)
         for number in range(first, min(first + shape.batch, rows)):
             at = chance.randrange(len(text) - shape.value_bytes)
             key = b"key-%012d" % chance.randrange(keys)
-            records.append((NOW_MS + number, key, text[at : at + shape.value_bytes], None))
-        log.append_as_follower(
-            build_batch(records, base_offset=first, codec=shape.codec, leader_epoch=0), NOW_MS
-        )
+            builder.append(NOW_MS + number, key, text[at : at + shape.value_bytes], None)
+        log.append_as_follower(builder.build(base_offset=first, leader_epoch=0), NOW_MS)
     log.roll(NOW_MS)
     log.close(NOW_MS)
     return sum(path.stat().st_size for path in directory.glob("*.log"))
 
 
 def resident_peak_mb(pid: int) -> float:
-    """Megabytes that a process had in memory at most; 0 for one that is gone."""
+    """Returns the maximum resident megabytes of a process; 0 for an ended process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -96,7 +94,7 @@ def resident_peak_mb(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
+    """Returns the child processes of a process."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         found += map(int, path.read_text().split())
@@ -104,7 +102,7 @@ def children(pid: int) -> list[int]:
 
 
 def lay(content: Path, peer: Peer, partitions: int) -> None:
-    """Puts the content into the directories of the topic's partitions."""
+    """Copies the content into the directories of the topic's partitions."""
     for number in range(partitions):
         directory = peer.data / f"{TOPIC}-{number}"
         for path in directory.iterdir():
@@ -125,7 +123,7 @@ def seconds_of_kafka(log: str) -> list[float]:
 
 
 def begin(peer: Peer, content: Path, partitions: int, ratio: str) -> None:
-    """Makes the topic of a broker that runs, fills it while the broker is down, and starts that again."""
+    """Creates the topic on a running broker, fills it while the broker is stopped, and starts again."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     settings = {
@@ -141,13 +139,13 @@ def begin(peer: Peer, content: Path, partitions: int, ratio: str) -> None:
 
 
 def compacted(peer: Peer) -> list[float]:
-    """The seconds of each compaction that the broker has told of."""
+    """Returns the seconds of each compaction that the broker has logged."""
     log = peer.log_path.read_text(errors="replace")
     return seconds_of_ours(log) if isinstance(peer, Tidemill) else seconds_of_kafka(log)
 
 
 def measure(peer: Peer, content: Path, partitions: int, rows: int) -> tuple[float, float]:
-    """Rows a second, and megabytes of memory."""
+    """Returns rows per second, and megabytes of memory."""
     with peer:
         begin(peer, content, partitions, AT_ONCE)
         memory_of: dict[int, float] = {}
@@ -162,7 +160,7 @@ def measure(peer: Peer, content: Path, partitions: int, rows: int) -> tuple[floa
 
 
 def compact_now(peer: Peer) -> None:
-    """Lets the broker begin."""
+    """Enables compaction on the broker."""
     from confluent_kafka.admin import (
         AdminClient,
         AlterConfigOpType,
@@ -178,8 +176,8 @@ def compact_now(peer: Peer) -> None:
         future.result(30)
 
 
-def felt(peer: Peer, content: Path, partitions: int) -> tuple[Figures, Figures]:
-    """What a produce takes alone, and beside a compaction that goes on all the while."""
+def client_latency(peer: Peer, content: Path, partitions: int) -> tuple[Figures, Figures]:
+    """Measures produce latency alone, and during a permanent compaction."""
     with peer:
         begin(peer, content, partitions, NEVER)
         load("latency", peer.bootstrap, 2000)
@@ -193,13 +191,13 @@ def felt(peer: Peer, content: Path, partitions: int) -> tuple[Figures, Figures]:
 
 
 def latency_rows(rows: int, partitions: int, base: Path) -> list[str]:
-    """The lines of the table about clients."""
+    """Returns the lines of the table on clients."""
     content = base / "content"
     shutil.rmtree(content, ignore_errors=True)
     write_content(content, SHAPES["batches of 500"], rows)
     lines = []
     for peer in peers(base):
-        alone, beside = felt(peer, content, partitions)
+        alone, beside = client_latency(peer, content, partitions)
         for key in ("p50", "p99"):
             a, b = beside[key], alone[key]
             lines.append(
@@ -219,7 +217,7 @@ def peers(base: Path) -> tuple[Peer, Peer]:
 
 
 def compare(rows: int, partitions: int, only: str, base: Path) -> list[str]:
-    """The lines of the table."""
+    """Returns the lines of the table."""
     lines = []
     for name, shape in SHAPES.items():
         if only not in name:
@@ -243,7 +241,7 @@ def compare(rows: int, partitions: int, only: str, base: Path) -> list[str]:
 
 
 def every_row(rows: int, partitions: int, only: str = "", data: str = MEMORY) -> list[str]:
-    """All lines of the table; ``data`` is a directory for the logs."""
+    """Returns all lines of the table; ``data`` is a directory for the logs."""
     base = Path(data) / "tidemill-compaction"
     lines = compare(rows, partitions, only, base)
     if only in "latency":

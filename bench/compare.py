@@ -1,11 +1,11 @@
-"""Our broker beside Apache Kafka: the same clients, on the same machine, in turn; ends with one table.
+"""Compares Tidemill with Apache Kafka: the same clients, on the same machine, in turn; ends with one table.
 
     python bench/compare.py [--rounds 3] [--quick] [--only NAME]
 
-Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
-client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
-Then comes what ``flat.py``, ``spark.py``, ``spark_streams.py``, ``compaction.py`` and ``conversion.py``
-measure, in the same table, and in tables of their own what ``cluster.py`` and ``leader_kill.py`` do.
+Each round measures A, then B; a figure is the median of the rounds, and only ratios are reliable: the client
+shares the processors with the broker. Logs are on tmpfs, otherwise the disk's write-back would be measured.
+The same table has the figures of ``flat.py``, ``spark.py``, ``spark_streams.py``, ``compaction.py`` and
+``conversion.py``; ``cluster.py`` and ``leader_kill.py`` have separate tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from peers import Figures, Kafka, Peer, Tidemill, end_in_order, load, warm_memor
 
 
 def with_cpu(peer: Peer, size: int, count: int) -> Figures:
-    """Throughput, and the broker's processor seconds for a gigabyte in and out."""
+    """Throughput, and the broker's processor seconds per gigabyte in and out."""
     warm_memory(3 * size * count)
     before = peer.cpu_s()
     figures = load("throughput", peer.bootstrap, count, size)
@@ -62,7 +62,7 @@ def request_axes(seconds: float) -> list[tuple[str, Callable[[Peer], Figures]]]:
 
 
 def run(rounds: int, quick: bool, only: str) -> dict[str, dict[str, Figures]]:
-    """All figures: by broker, by measurement, the medians."""
+    """Returns the medians of all figures, by broker and measurement."""
     seconds = 2.0 if quick else 4.0
     jobs = [(f"throughput {name}", job) for name, job in throughput_axes(quick)]
     jobs += [(f"requests {name}", job) for name, job in request_axes(seconds)]
@@ -76,7 +76,7 @@ def run(rounds: int, quick: bool, only: str) -> dict[str, dict[str, Figures]]:
         for peer in (ours, theirs):
             gathered[peer.name]["start"] = {"ready": [peer.ready_s], "idle": [peer.resident_mb()]}
         for name, job in jobs:
-            # The first round warms both up and does not count.
+            # The first round warms up both and does not count.
             for turn in range(rounds + 1):
                 for peer in (ours, theirs):
                     figures = job(peer)
@@ -106,7 +106,7 @@ HEAD = "| axis | goal | Tidemill | against | ratio |\n|---|---|---|---|---|"
 
 
 def table(medians: dict[str, dict[str, Figures]]) -> list[str]:
-    """The figures of both brokers as lines of a table in Markdown."""
+    """Returns the figures of both brokers as lines of a table in Markdown."""
     ours, theirs = medians["tidemill"], medians["kafka"]
     lines: list[str] = []
 
@@ -132,7 +132,7 @@ def table(medians: dict[str, dict[str, Figures]]) -> list[str]:
 
 
 def flat_rows() -> list[str]:
-    """What a produce costs beside much else, against what it costs alone."""
+    """Returns the cost of a produce besides other load, relative to its cost alone."""
     lines = []
     for name, (_, text) in flat.CASES.items():
         (cpu, calls), (cpu_then, calls_then) = flat.compare(name, Path(tempfile.gettempdir()))
@@ -149,7 +149,7 @@ def flat_rows() -> list[str]:
 
 
 def spark_rows(quick: bool) -> list[str]:
-    """Spark with our source, against Spark with its own connector."""
+    """Compares Spark with Tidemill's source and with its own connector."""
     rows = spark.ROWS // 8 if quick else spark.ROWS
     rates = spark.compare(rows)
     million = rows / 1e6

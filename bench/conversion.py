@@ -1,10 +1,10 @@
-"""What conversion for old consumers costs: a log of format v2 read with Fetch 2 (v1), and others meanwhile.
+"""Measures the cost of conversion for old consumers: a log of format v2 read with Fetch 2 (v1).
 
     python bench/conversion.py [--megabytes 200] [--rounds 3] [--seconds 5]
 
-The same log at our broker and at Apache Kafka 3.9.2, the last that converts, in turn: records a second that
-one consumer gets with fetches of 1 MB (the old default), processor time of the broker with its processes, and
-the latency of a producer to another topic without and with such a consumer beside it.
+Tidemill and Apache Kafka 3.9.2, the last version that converts, have the same log, in turn: records per
+second of one consumer with fetches of 1 MB (the old default), processor time of the broker with its
+processes, and the latency of a producer to another topic without and with such a consumer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OldKafka(Kafka):
 
     def __init__(self, data: Path) -> None:
         super().__init__(data)
-        # Another version than the one that a variable may name the jars of.
+        # Another version than the one whose jars a variable may name.
         given = os.environ.pop("TIDEMILL_KAFKA_LIBS", None)
         self.jars = kafka_jars(KAFKA_VERSION)
         if given is not None:
@@ -76,7 +76,7 @@ def fill(peer: Peer, codec: str, megabytes: int) -> None:
 
 
 def read(bootstrap: str, name: str, end: int, seconds: float) -> dict[str, float]:
-    """Reads the log with Fetch 2, from its start to ``end``, again for so many seconds (0: once)."""
+    """Reads the log with Fetch 2, from its start to ``end``, repeatedly for that many seconds (0: once)."""
     host, _, port = bootstrap.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     stream = connection.makefile("rb")
@@ -102,14 +102,14 @@ def read(bootstrap: str, name: str, end: int, seconds: float) -> dict[str, float
 
 
 def last_offset(answer: bytes, position: int) -> int:
-    """The offset of the last whole entry of the only partition."""
+    """Returns the offset of the last whole entry of the only partition."""
     error, _, size = struct.unpack_from(">hqi", answer, position + 4)
     if error:
         raise SystemExit(f"bench: Fetch 2 was answered with error {error}")
     position += 4 + 14
     end = position + size
     before = last = -1
-    with contextlib.suppress(struct.error):  # a size that is cut off
+    with contextlib.suppress(struct.error):  # a truncated size
         while position < end:
             before, last, position = last, position, position + 12 + LENGTH(answer, position + 8)[0]
     if position > end:
@@ -118,13 +118,13 @@ def last_offset(answer: bytes, position: int) -> int:
 
 
 def reader(peer: Peer, codec: str, end: int, seconds: float) -> subprocess.Popen[str]:
-    """Such a consumer as a process."""
+    """Starts such a consumer as a process."""
     command = [sys.executable, __file__, "--reader", peer.bootstrap, f"{LOG}-{codec}", str(end), str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def figures(process: subprocess.Popen[str]) -> dict[str, float]:
-    """What it prints at its end."""
+    """Returns the figures that it prints at its end."""
     output, _ = process.communicate()
     if process.returncode:
         raise SystemExit("bench: the reader failed")
@@ -133,7 +133,7 @@ def figures(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def cpu_s(peer: Peer) -> float:
-    """Processor seconds of the broker and of the processes that it has."""
+    """Returns processor seconds of the broker and its child processes."""
     total = peer.cpu_s()
     for task in Path(f"/proc/{peer.pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -143,7 +143,7 @@ def cpu_s(peer: Peer) -> float:
 
 
 def measure(peer: Peer, codec: str, count: int, seconds: float) -> dict[str, float]:
-    """One turn of one broker."""
+    """Runs one turn of one broker."""
     before = cpu_s(peer)
     alone = figures(reader(peer, codec, count, 0))
     used = cpu_s(peer) - before
@@ -164,7 +164,7 @@ def measure(peer: Peer, codec: str, count: int, seconds: float) -> dict[str, flo
 def compare(
     codecs: list[str], megabytes: int, rounds: int, seconds: float, data: Path
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """By codec and broker: the medians of rounds after one that warms up."""
+    """Returns, by codec and broker, the medians of the rounds after the first."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with Tidemill(data / "tidemill-conversion") as ours, OldKafka(data / "kafka-conversion") as kafka:
         peers = (ours, kafka)
@@ -184,7 +184,7 @@ def compare(
 
 
 def rows(quick: bool) -> list[str]:
-    """Lines of the one table of all benchmarks."""
+    """Returns lines of the table of all benchmarks."""
     codecs = list(CODECS)
     found = compare(codecs, 40 if quick else 200, 1 if quick else 3, 3 if quick else 8, Path("/dev/shm"))
     lines = []

@@ -1,7 +1,7 @@
 """Records a second from fetched bytes to an Arrow record batch, one core: ``python bench/decode.py``.
 
 The compiled data path and the same source as plain Python, in turn, each in its own process. Figures are the
-best of many short rounds, for machines are shared; ``copy`` is the same bytes through memcpy, which no
+best of many short rounds, since machines are shared; ``copy`` is the same bytes through memcpy, which no
 decoder can beat.
 """
 
@@ -27,17 +27,17 @@ def best_seconds(work: Callable[[], object], rounds: int) -> float:
 def measure(value_bytes: int, records: int, rounds: int) -> None:
     import pyarrow as pa
 
-    from tidemill import _mode
+    from tidemill import _build_mode
     from tidemill.records.arrow import to_record_batch
     from tidemill.records.batch import parse_batch
-    from tidemill.records.builder import build_batch
+    from tidemill.records.batch_validation import Limits, validate
+    from tidemill.records.builder import BatchBuilder
     from tidemill.records.columns import decode_columns
-    from tidemill.records.validate import Limits, validate
 
     pa.set_cpu_count(1)
     batch_records = max(1, 16_384 // value_bytes)
     limits = Limits(timestamp_after_ms=(1 << 63) - 1)
-    print("compiled" if _mode.compiled else f"plain ({_mode.reason})")
+    print("compiled" if _build_mode.compiled else f"plain ({_build_mode.reason})")
     for name, key, headers, codec in (
         ("value only", None, None, 0),
         ("key and value", b"12345678", None, 0),
@@ -47,16 +47,11 @@ def measure(value_bytes: int, records: int, rounds: int) -> None:
     ):
         pieces = []
         for first in range(0, records, batch_records):
-            fields = [
-                (
-                    1_700_000_000_000 + i,
-                    key,
-                    os.urandom(value_bytes // 2) + b"x" * (value_bytes // 2),
-                    headers,
-                )
-                for i in range(batch_records)
-            ]
-            pieces.append(build_batch(fields, codec=codec, base_offset=first))
+            builder = BatchBuilder(codec)
+            for i in range(batch_records):
+                value = os.urandom(value_bytes // 2) + b"x" * (value_bytes // 2)
+                builder.append(1_700_000_000_000 + i, key, value, headers)
+            pieces.append(builder.build(base_offset=first))
         data = b"".join(pieces)
         count = decode_columns(data).count
         batch = parse_batch(pieces[0], 0, len(pieces[0]))

@@ -1,6 +1,6 @@
-"""Requests about many topics that are there, for bench/loop_hold.py: each costs more than one that is not.
+"""Requests on many existing topics, for bench/loop_hold.py: each costs more than one on missing topics.
 
-In an order in which each finds what it is about: the topics are made first, and deleted last.
+In an order in which each finds its topics: they are created first, and deleted last.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.configs import AlterOperation, ResourceType
+from tidemill.controller.config_changes import AlterOperation, ResourceType
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
 from tidemill.wire.messages.alter_partition_reassignments import (
@@ -67,7 +67,7 @@ GROUP = "g"
 CLEANUP = "cleanup.policy"
 
 
-class Asked(NamedTuple):
+class TimedRequest(NamedTuple):
     """One request."""
 
     what: str
@@ -76,11 +76,11 @@ class Asked(NamedTuple):
     request: Struct
 
 
-def requests(count: int, large: int) -> Iterator[Asked]:
-    """All of them, about ``count`` topics of one partition each, and one topic of ``large`` partitions."""
+def requests(count: int, large: int) -> Iterator[TimedRequest]:
+    """Returns all requests, on ``count`` topics of one partition and one topic of ``large`` partitions."""
     names = [f"e{number}" for number in range(count)]
     coordinator = FindCoordinatorRequest(key="", key_type=0, coordinator_keys=[GROUP])
-    yield Asked("a group", ApiKey.FIND_COORDINATOR, 4, coordinator)
+    yield TimedRequest("a group", ApiKey.FIND_COORDINATOR, 4, coordinator)
     for at in range(0, count, PARTITIONS_MAX):
         yield creation("new topics", names[at : at + PARTITIONS_MAX], 1)
     yield from reads(names)
@@ -94,38 +94,40 @@ def requests(count: int, large: int) -> Iterator[Asked]:
     yield deletion("one large topic", ["large"])
 
 
-def creation(what: str, names: Sequence[str], partitions: int) -> Asked:
+def creation(what: str, names: Sequence[str], partitions: int) -> TimedRequest:
     topics = [
         CreatableTopic(name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=[])
         for name in names
     ]
     request = CreateTopicsRequest(topics=topics, timeout_ms=TIMEOUT_MS, validate_only=False)
-    return Asked(what, ApiKey.CREATE_TOPICS, 7, request)
+    return TimedRequest(what, ApiKey.CREATE_TOPICS, 7, request)
 
 
-def deletion(what: str, names: Sequence[str]) -> Asked:
+def deletion(what: str, names: Sequence[str]) -> TimedRequest:
     topics = [DeleteTopicState(name=name, topic_id=bytes(16)) for name in names]
-    return Asked(what, ApiKey.DELETE_TOPICS, 6, DeleteTopicsRequest(topics=topics, timeout_ms=TIMEOUT_MS))
+    return TimedRequest(
+        what, ApiKey.DELETE_TOPICS, 6, DeleteTopicsRequest(topics=topics, timeout_ms=TIMEOUT_MS)
+    )
 
 
-def growth(what: str, names: Sequence[str], partitions: int) -> Asked:
+def growth(what: str, names: Sequence[str], partitions: int) -> TimedRequest:
     topics = [CreatePartitionsTopic(name=name, count=partitions, assignments=None) for name in names]
     request = CreatePartitionsRequest(topics=topics, timeout_ms=TIMEOUT_MS, validate_only=False)
-    return Asked(what, ApiKey.CREATE_PARTITIONS, 3, request)
+    return TimedRequest(what, ApiKey.CREATE_PARTITIONS, 3, request)
 
 
-def elections(what: str, partitions: list[TopicPartitions] | None) -> Asked:
+def elections(what: str, partitions: list[TopicPartitions] | None) -> TimedRequest:
     request = ElectLeadersRequest(election_type=0, topic_partitions=partitions, timeout_ms=TIMEOUT_MS)
-    return Asked(what, ApiKey.ELECT_LEADERS, 2, request)
+    return TimedRequest(what, ApiKey.ELECT_LEADERS, 2, request)
 
 
-def reads(names: Sequence[str]) -> Iterator[Asked]:
-    """What changes nothing."""
+def reads(names: Sequence[str]) -> Iterator[TimedRequest]:
+    """Returns the requests that change nothing."""
     named = [MetadataRequestTopic(topic_id=bytes(16), name=name) for name in names]
     for what, topics in (("existing topics", named), ("all topics", None)):
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        yield Asked(what, ApiKey.METADATA, 12, request)
-    yield Asked(
+        yield TimedRequest(what, ApiKey.METADATA, 12, request)
+    yield TimedRequest(
         "existing topics",
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
         0,
@@ -135,10 +137,10 @@ def reads(names: Sequence[str]) -> Iterator[Asked]:
         asked = [ListOffsetsPartition(partition_index=0, timestamp=time)]
         listed = [ListOffsetsTopic(name=name, partitions=asked) for name in names]
         request = ListOffsetsRequest(replica_id=-1, topics=listed)
-        yield Asked(f"existing topics at {time}", ApiKey.LIST_OFFSETS, 7, request)
+        yield TimedRequest(f"existing topics at {time}", ApiKey.LIST_OFFSETS, 7, request)
     epochs = [OffsetForLeaderPartition(partition=0, leader_epoch=0)]
     ends = [OffsetForLeaderTopic(topic=name, partitions=epochs) for name in names]
-    yield Asked(
+    yield TimedRequest(
         "existing topics",
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         4,
@@ -148,16 +150,20 @@ def reads(names: Sequence[str]) -> Iterator[Asked]:
         DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
         for name in names
     ]
-    yield Asked("existing topics", ApiKey.DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=resources))
+    yield TimedRequest(
+        "existing topics", ApiKey.DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=resources)
+    )
     producers = [ProducersOfTopic(name=name, partition_indexes=[0]) for name in names]
-    yield Asked("existing topics", ApiKey.DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=producers))
+    yield TimedRequest(
+        "existing topics", ApiKey.DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=producers)
+    )
     stored = [DescribableLogDirTopic(topic=name, partitions=[0]) for name in names]
-    yield Asked("existing topics", ApiKey.DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=stored))
-    yield Asked("all topics", ApiKey.DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=None))
+    yield TimedRequest("existing topics", ApiKey.DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=stored))
+    yield TimedRequest("all topics", ApiKey.DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=None))
 
 
-def changes(names: Sequence[str]) -> Iterator[Asked]:
-    """What changes something, and keeps the topics."""
+def changes(names: Sequence[str]) -> Iterator[TimedRequest]:
+    """Returns the requests that change topics without deleting them."""
     commits = [
         OffsetCommitRequestTopic(
             name=name, partitions=[OffsetCommitRequestPartition(partition_index=0, committed_offset=0)]
@@ -165,20 +171,20 @@ def changes(names: Sequence[str]) -> Iterator[Asked]:
         for name in names
     ]
     request = OffsetCommitRequest(group_id=GROUP, topics=commits)
-    yield Asked("existing topics", ApiKey.OFFSET_COMMIT, 8, request)
+    yield TimedRequest("existing topics", ApiKey.OFFSET_COMMIT, 8, request)
     everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
-    yield Asked("all offsets of a group", ApiKey.OFFSET_FETCH, 8, everything)
+    yield TimedRequest("all offsets of a group", ApiKey.OFFSET_FETCH, 8, everything)
     forgotten = [
         OffsetDeleteRequestTopic(name=name, partitions=[OffsetDeleteRequestPartition(partition_index=0)])
         for name in names[: len(names) // 2]
     ]
     request = OffsetDeleteRequest(group_id=GROUP, topics=forgotten)
-    yield Asked("existing topics", ApiKey.OFFSET_DELETE, 0, request)
+    yield TimedRequest("existing topics", ApiKey.OFFSET_DELETE, 0, request)
     records = [
         DeleteRecordsTopic(name=name, partitions=[DeleteRecordsPartition(partition_index=0, offset=-1)])
         for name in names
     ]
-    yield Asked(
+    yield TimedRequest(
         "existing topics",
         ApiKey.DELETE_RECORDS,
         2,
@@ -189,9 +195,9 @@ def changes(names: Sequence[str]) -> Iterator[Asked]:
     moved = [ReassignablePartition(partition_index=0, replicas=[0])]
     topics = [ReassignableTopic(name=name, partitions=moved) for name in names]
     reassignments = AlterPartitionReassignmentsRequest(topics=topics, timeout_ms=TIMEOUT_MS)
-    yield Asked("existing topics", ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, reassignments)
+    yield TimedRequest("existing topics", ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, reassignments)
     listed = [ListPartitionReassignmentsTopics(name=name, partition_indexes=[0]) for name in names]
-    yield Asked(
+    yield TimedRequest(
         "existing topics",
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
         0,
@@ -201,9 +207,9 @@ def changes(names: Sequence[str]) -> Iterator[Asked]:
     yield growth("existing topics", names[: len(names) // 2], 2)
 
 
-def settings(names: Sequence[str]) -> Iterator[Asked]:
-    """AlterConfigs and IncrementalAlterConfigs: of topics, and of all brokers, which all topics go by."""
-    some = names[: len(names) // 5]  # Each is a transaction of its own.
+def settings(names: Sequence[str]) -> Iterator[TimedRequest]:
+    """AlterConfigs and IncrementalAlterConfigs: of topics, and of all brokers, which apply to all topics."""
+    some = names[: len(names) // 5]  # Each is a separate transaction.
     resources = [
         AlterConfigsResource(
             resource_type=2,
@@ -213,7 +219,7 @@ def settings(names: Sequence[str]) -> Iterator[Asked]:
         for name in some
     ]
     request = AlterConfigsRequest(resources=resources, validate_only=False)
-    yield Asked("existing topics", ApiKey.ALTER_CONFIGS, 2, request)
+    yield TimedRequest("existing topics", ApiKey.ALTER_CONFIGS, 2, request)
     for what, kind, key, named in (
         ("existing topics", ResourceType.TOPIC, CLEANUP, some),
         ("settings of all brokers", ResourceType.BROKER, "log.cleanup.policy", [""]),
@@ -222,7 +228,7 @@ def settings(names: Sequence[str]) -> Iterator[Asked]:
         altered = [
             AlteredResource(resource_type=kind, resource_name=name, configs=[change]) for name in named
         ]
-        yield Asked(
+        yield TimedRequest(
             what,
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             1,

@@ -1,10 +1,11 @@
-"""What a small produce costs our broker as it fills up: processor time and system calls, before and after.
+"""Measures the cost of a small produce before and after a broker fills up: processor time and system calls.
 
     python bench/flat.py [--only topics|connections|log] [--data DIR]
 
-Two brokers take the same load in turn: one with a log of 1 GB and nothing else, one that has a log of 10 GB,
-1,000 idle topics, or 500 idle connections besides. The medians of the turns, and their ratio: 1.00 is flat.
-System calls are counted by ``perf`` where it is there and may, else the file calls that the kernel counts.
+Two brokers have the same load in turn: one with only a log of 1 GB, one that also has a log of 10 GB, 1,000
+idle topics, or 500 idle connections. The results are the medians of the turns, and their ratio: 1.00 is flat.
+System calls are counted by ``perf`` if it is available and permitted, otherwise the reads and writes that the
+kernel counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SECONDS = 2.0
 
 
 def cost(peer: Peer) -> tuple[float, float]:
-    """Microseconds of processor time and system calls of one small produce."""
+    """Returns microseconds of processor time and system calls of one small produce."""
     calls, cpu = CallCount(peer.pid), peer.cpu_s()
     done = load("requests", peer.bootstrap, 16, 5, SECONDS)["requests"] * SECONDS
     used_us = (peer.cpu_s() - cpu) / done * 1e6
@@ -50,7 +51,7 @@ def idle_connections(peer: Peer) -> None:
 
 
 def large_log(peer: Peer, gigabytes: int, name: str = "large-log") -> None:
-    """Writes so many gigabytes to a new topic, in batches of 900 KB."""
+    """Writes that many gigabytes to a new topic, in batches of 900 KB."""
     from confluent_kafka import Producer
 
     topic(peer.bootstrap, name)
@@ -74,13 +75,13 @@ CASES: dict[str, tuple[Callable[[Peer], None], str]] = {
 
 
 def compare(name: str, data: Path) -> tuple[list[float], list[float]]:
-    """The medians of (CPU in µs, calls), of a broker with 1 GB and of one that is filled as well."""
+    """Returns the medians of (CPU in µs, calls), of a broker with 1 GB and of a filled broker."""
     few, many = Tidemill(data / f"tidemill-flat-{name}-few"), Tidemill(data / f"tidemill-flat-{name}-many")
     with few, many:
         for peer in (few, many):
             large_log(peer, 1)
         CASES[name][0](many)
-        # What was filled in is on the disk before the clock runs: its write-back is nobody's produce.
+        # The filling is on the disk before the measurement, which would include its write-back otherwise.
         os.sync()
         turns: dict[Peer, list[tuple[float, float]]] = {few: [], many: []}
         for turn in range(TURNS + 1):

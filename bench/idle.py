@@ -1,12 +1,12 @@
-"""What a produce costs beside 1 and 2,000 idle partitions that the same client fetches.
+"""Measures the cost of a produce besides 1 and 2,000 idle partitions that the same client fetches.
 
     python bench/idle.py [--partitions 1,2000] [--produces 10000] [--turns 7]
 
-One leader in this process, driven without a loop: a turn is a readiness callback of a connection, called by
-hand. Its partitions have one log with traffic and so many without. Each produce of 1 KB to the first one goes
-round: appended, sent to whoever waits, taken by it with its next fetch, in one fetch session with all idle
-partitions. Microseconds are of the processor, of the leader and of the few lines that play its clients; the
-median turn counts, and the last column is the ratio to the first case: 1.00 is flat.
+One leader in this process, driven without a loop: a turn is a readiness callback of a connection, called
+directly. Its partitions are one log with traffic and that many without. Each produce of 1 KB to the first is
+appended, sent to the waiting client, and acknowledged by its next fetch, in one fetch session with all idle
+partitions. Microseconds are processor time of the leader and of the few lines that act as its clients; the
+result is the median turn, and the last column is the ratio to the first case: 1.00 is flat.
 
 follower   acks=all: the fetch after the append commits it, a third one waits again
 consumer   acks=1, on a partition without other replicas
@@ -39,7 +39,7 @@ WAIT_MS = 500
 
 
 class Turns:
-    """As much of a loop as the paths of Produce and Fetch ask for."""
+    """The part of an event loop that the paths of Produce and Fetch need."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
@@ -89,14 +89,14 @@ class Peer:
     """A client: its end of the connection, and the leader's."""
 
     def __init__(self, loop: Turns, requests: Any) -> None:
-        from tidemill.broker import context
+        from tidemill.broker import request_context
         from tidemill.net.connection import Connection
 
         ours, self.socket = socket.socketpair()
         for one in (ours, self.socket):
             one.setblocking(False)
-        listener = context.Listener("PLAINTEXT", "localhost", 9092)
-        peer = context.Peer(listener, "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        listener = request_context.Listener("PLAINTEXT", "localhost", 9092)
+        peer = request_context.Peer(listener, "default", "User:ANONYMOUS", "127.0.0.1", 1)
         self.connection = Connection(loop, ours, requests, 100 << 20, peer)
 
     def ask(self, frame: bytes) -> None:
@@ -107,7 +107,7 @@ class Peer:
         return self.socket.recv(1 << 20)
 
     def large_answer(self) -> bytes:
-        """To a request, or with an answer, that does not go through a socket in one piece."""
+        """Fails for a request or response that does not pass a socket in one piece."""
         data = b""
         while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
             self.connection.readable()
@@ -118,24 +118,25 @@ class Peer:
 
 
 class Leader:
-    """A broker that leads a partition with traffic, and so many without."""
+    """A broker that leads a partition with traffic, and that many without."""
 
     def __init__(self, directory: str, idle: int, replicas: tuple[int, ...]) -> None:
-        from tidemill.broker.fetch import FetchPath
-        from tidemill.broker.fetch_sessions import FetchSessions
-        from tidemill.broker.produce import ProducePath
-        from tidemill.broker.requests import Requests
-        from tidemill.broker.slow_lane import SlowLane
-        from tidemill.log.config import LogConfig
+        from tidemill.broker.fetch_handler import FetchHandler
+        from tidemill.broker.fetch_reader import FetchReader
+        from tidemill.broker.fetch_session import FetchSessions
+        from tidemill.broker.kafka_apis import KafkaApis
+        from tidemill.broker.produce_handler import ProduceHandler
+        from tidemill.broker.produce_validation import ProduceValidation
         from tidemill.log.files import SystemFiles
-        from tidemill.log.manager import LogManager
+        from tidemill.log.log_config import LogConfig
+        from tidemill.log.log_manager import LogManager
         from tidemill.model.clock import SystemClock
         from tidemill.model.types import TopicPartition
         from tidemill.net.deadlines import Deadlines
-        from tidemill.net.memory import UNBOUNDED, Memory
-        from tidemill.records.validate import Limits
+        from tidemill.net.memory_pool import UNBOUNDED, MemoryPool
+        from tidemill.records.batch_validation import Limits
+        from tidemill.replication.hosted_topics import TopicEntry, TopicTable
         from tidemill.replication.partition import Partition, PartitionEvents
-        from tidemill.replication.topics import TopicEntry, TopicTable
 
         self.loop = Turns()
         self.logs = LogManager(SystemFiles(), [directory])
@@ -149,31 +150,33 @@ class Leader:
                 entry.partitions.append(partition)
             topics.put(entry)
         clock = SystemClock()
-        memory = Memory(self.loop, UNBOUNDED)
+        memory = MemoryPool(self.loop, UNBOUNDED)
         deadlines = Deadlines(self.loop)
-        lane = SlowLane(self.loop, None, memory)  # type: ignore[arg-type]
-        produces = ProducePath(topics, clock, deadlines, lane, memory)
-        fetches = FetchPath(topics, self.loop, deadlines, FetchSessions(clock, 10), 1 << 20)
-        self.requests = Requests(produces, fetches, NoOthers())
+        lane = ProduceValidation(self.loop, None, memory)  # type: ignore[arg-type]
+        produces = ProduceHandler(topics, clock, deadlines, lane, memory)
+        reader = FetchReader(topics, clock, self.loop, 1 << 20)
+        fetches = FetchHandler(reader, self.loop, deadlines, FetchSessions(clock, 10))
+        self.requests = KafkaApis(produces, fetches, NoOthers())
 
     def peer(self) -> Peer:
         return Peer(self.loop, self.requests)
 
 
 def produce_frame(acks: int) -> bytes:
-    from tidemill.records.builder import build_batch
+    from tidemill.records.builder import BatchBuilder
     from tidemill.wire.header import encode_request
     from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
-    records = build_batch([(NOW_MS, None, os.urandom(900), None)])
-    data = [PartitionProduceData(index=0, records=records)]
+    builder = BatchBuilder()
+    builder.append(NOW_MS, None, os.urandom(900), None)
+    data = [PartitionProduceData(index=0, records=builder.build())]
     topics = [TopicProduceData(topic_id=BUSY, partition_data=data)]
     request = ProduceRequest(acks=acks, timeout_ms=60_000, topic_data=topics)
     return encode_request(PRODUCE, PRODUCE_VERSION, 1, "bench", request)
 
 
 def fetch_frame(replica_id: int, epoch: int, busy: bool, idle: int) -> bytes:
-    """A fetch that names the partition with traffic, and so many of the others."""
+    """Returns a fetch with the partition with traffic, and that many of the others."""
     from tidemill.wire.header import encode_request
     from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 
@@ -197,7 +200,7 @@ def fetch_frame(replica_id: int, epoch: int, busy: bool, idle: int) -> bytes:
 
 
 class Frame:
-    """A fetch request whose session, epoch and offset are put in each time."""
+    """A fetch request whose session, epoch and offset are set each time."""
 
     def __init__(self, replica_id: int, busy: bool, session: int) -> None:
         data = fetch_frame(replica_id, EPOCH, busy, 0)
@@ -213,7 +216,7 @@ class Frame:
 
 
 class Case:
-    """A leader with its clients, who go on from turn to turn."""
+    """A leader with its clients, whose state continues from turn to turn."""
 
     def __init__(self, directory: str, idle: int, follows: bool) -> None:
         self.follows = follows
@@ -232,7 +235,7 @@ class Case:
         self.reader.ask(self.unnamed.at(1, 0))
 
     def go_round(self, produces: int) -> float:
-        """Microseconds of a produce."""
+        """Returns the microseconds of a produce."""
         writer, reader, run = self.writer, self.reader, self.loop.run
         epoch, offset = self.epoch, self.offset
         began = time.process_time()
@@ -243,7 +246,7 @@ class Case:
             offset, epoch = offset + 1, epoch + 1
             reader.ask(self.named.at(epoch, offset))
             if self.follows:
-                # It has the records, and is told that they are committed.
+                # It has the records, and learns that they are committed.
                 run()
                 reader.answer()
                 epoch += 1
@@ -277,7 +280,7 @@ def main() -> None:
                 directory = Path(data) / f"{name}-{count}"
                 directory.mkdir()
                 cases.append(Case(str(directory), count, name == "follower"))
-            # In turn, so that what disturbs the machine disturbs them alike; the first turn warms up.
+            # In turn, so that disturbances of the machine affect all cases; the first turn warms up.
             figures = [[case.go_round(options.produces) for case in cases] for _ in range(options.turns + 1)]
             medians = [statistics.median(column) for column in zip(*figures[1:], strict=True)]
             for count, cpu in zip(counts, medians, strict=True):

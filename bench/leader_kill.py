@@ -1,17 +1,17 @@
-"""For how long clients with default settings write nothing after a leader is killed; one table.
+"""Measures how long clients with default settings cannot write after a leader is killed; one table.
 
     python bench/leader_kill.py [--rounds 5] [--clients librdkafka,franz-go] [--against kafka|nobody]
 
-Of three brokers the one that leads a partition is killed, as by a crash, while a writer of each client writes
-to that partition, a message each 20 ms. The figure is the longest time between two acknowledged messages
-after the kill: the median of the rounds, and the longest. Once the controller stays, and once the killed
-broker is the controller, where another has to take the office first.
+The broker of three that leads a partition is killed, as by a crash, while a writer of each client writes to
+that partition, a message each 20 ms. The figure is the longest time between two acknowledged messages after
+the kill: the median of the rounds, and the longest. In one case the controller stays, in the other the killed
+broker is the controller, and another has to be elected first.
 
-librdkafka connects to the brokers that it needs. Where it has used the leader as its bootstrap broker, it has
-no other connection, asks nobody before its tick of a second, and its figure is 0.9 s.
+librdkafka connects to the brokers that it needs. If it has used the leader as its bootstrap broker, it has no
+other connection, sends no metadata request before its tick of a second, and its figure is 0.9 s.
 
 librdkafka and kafka-python come from PyPI, franz-go through Go's modules, and the Java client with Apache
-Kafka's jars. A client is left out where its language is not there.
+Kafka's jars. A client is omitted if its language is not installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GOAL_S = 0.6
 
 
 def franz_go() -> list[str]:
-    """The writer on franz-go as a program, whose modules Go brings."""
+    """Builds the franz-go writer as a program; go downloads its modules."""
     program = BUILD / "writers" / "franz-go"
     program.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["go", "build", "-o", str(program), "."], cwd=WRITERS / "go", check=True)
@@ -54,7 +54,7 @@ def franz_go() -> list[str]:
 
 
 def java() -> list[str]:
-    """The writer on the Java client, compiled where it is started."""
+    """The writer with the Java client, compiled at its start."""
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
     return ["java", quiet, "-cp", f"{kafka_jars()}/*", str(WRITERS / "Writer.java")]
 
@@ -102,7 +102,7 @@ def _acknowledged(error: object) -> None:
 
 
 class Writer:
-    """One client that writes to a topic, as a process."""
+    """A client that writes to a topic, as a process."""
 
     def __init__(self, name: str, command: Sequence[str], bootstrap: str, topic: str) -> None:
         self.name = name
@@ -128,21 +128,21 @@ class Writer:
             self.errors.append(line)
 
     def end(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self.process.kill()
         self.process.wait()
         for reader in self._readers:
             reader.join()
 
     def gap_s(self, since: float) -> float:
-        """The longest time without an acknowledged message after ``since``."""
+        """Returns the longest time without an acknowledged message after ``since``."""
         pairs = itertools.pairwise(self.acknowledged)
         return max(after - before for before, after in pairs if after > since)
 
 
 @contextmanager
 def writers(names: Sequence[str], bootstrap: str, topic: str) -> Iterator[list[Writer]]:
-    """All of them, once each has written."""
+    """Returns all writers, once each has written."""
     with ExitStack() as stack:
         started = []
         for name in names:
@@ -154,7 +154,7 @@ def writers(names: Sequence[str], bootstrap: str, topic: str) -> Iterator[list[W
 
 
 def kill_once(trio: Trio, names: Sequence[str], topic: str, is_controller: bool) -> dict[str, float]:
-    """Seconds without a write of each client."""
+    """Returns the seconds without a write of each client."""
     controller = trio.controller()
     others = [number for number in trio.peers if number != controller]
     replicas = [controller, *others] if is_controller else [*others, controller]
@@ -180,7 +180,7 @@ Gaps = dict[tuple[str, bool, str], list[float]]
 
 
 def measure(trio: Trio, names: Sequence[str], rounds: int) -> Gaps:
-    """Seconds without a write: by brokers, by whether the controller was killed, by client."""
+    """Returns the seconds without a write: by brokers, by whether the controller was killed, by client."""
     gathered: Gaps = defaultdict(list)
     for turn in range(rounds):
         for is_controller in (False, True):

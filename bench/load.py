@@ -1,4 +1,4 @@
-"""One client's load on one broker, as a process of its own; prints its figures as JSON.
+"""One client's load on one broker, in a separate process; prints its figures as JSON.
 
 load.py throughput BOOTSTRAP COUNT BYTES        produce COUNT messages, then consume them
 load.py replicated BOOTSTRAP COUNT BYTES        produce COUNT messages to three replicas, with acks=all
@@ -6,7 +6,7 @@ load.py latency BOOTSTRAP COUNT [REPLICAS]      one message at a time, each wait
 load.py requests BOOTSTRAP CONNECTIONS DEPTH SECONDS [IDLE]
                                                 small produces over raw sockets, IDLE consumers waiting
 load.py spread BOOTSTRAP TOPIC PARTITIONS CONNECTIONS DEPTH SECONDS [ACKS]
-                                                the same, each to another partition of a topic that is there
+                                                the same, each to another partition of an existing topic
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Figures = dict[str, float]
 
 
 def topic(bootstrap: str, name: str, replicas: int = 1) -> str:
-    """Makes a topic of three partitions."""
+    """Creates a topic of three partitions."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -36,7 +36,7 @@ def topic(bootstrap: str, name: str, replicas: int = 1) -> str:
 
 
 def produce(bootstrap: str, name: str, count: int, size: int, acks: int) -> float:
-    """Messages a second, produced."""
+    """Returns produced messages per second."""
     from confluent_kafka import Producer
 
     failed: list[Any] = []
@@ -66,14 +66,14 @@ def produce(bootstrap: str, name: str, count: int, size: int, acks: int) -> floa
 
 
 def replicated(bootstrap: str, count: int, size: int) -> Figures:
-    """Messages a second that three replicas have."""
+    """Returns messages per second that three replicas acknowledge."""
     name = topic(bootstrap, f"replicated-{time.time_ns()}", 3)
     produce(bootstrap, name, 300, size, -1)
     return {"produce": produce(bootstrap, name, count, size, -1)}
 
 
 def throughput(bootstrap: str, count: int, size: int) -> Figures:
-    """Messages a second, produced and then consumed."""
+    """Returns messages per second, produced and then consumed."""
     from confluent_kafka import Consumer, TopicPartition
 
     name = topic(bootstrap, f"throughput-{time.time_ns()}")
@@ -101,7 +101,7 @@ def throughput(bootstrap: str, count: int, size: int) -> Figures:
 
 
 def latency(bootstrap: str, count: int, replicas: int = 1) -> Figures:
-    """Microseconds that a message takes to be acknowledged, sent alone."""
+    """Returns the microseconds until a single message is acknowledged."""
     from confluent_kafka import Producer
 
     name = topic(bootstrap, f"latency-{time.time_ns()}", replicas)
@@ -119,7 +119,7 @@ def latency(bootstrap: str, count: int, replicas: int = 1) -> Figures:
 
 
 def small_produce(name: str, partition: int, acks: int = 1) -> bytes:
-    """A Produce v7 with one message of 100 bytes, framed."""
+    """Returns a framed Produce v7 with one message of 100 bytes."""
     from tidemill.records.builder import BatchBuilder
 
     builder = BatchBuilder()
@@ -132,7 +132,7 @@ def small_produce(name: str, partition: int, acks: int = 1) -> bytes:
 
 
 def idle_fetch(name: str) -> bytes:
-    """A Fetch v4 that waits for what never comes, framed."""
+    """Returns a framed Fetch v4 that waits for records that never arrive."""
     encoded = name.encode()
     body = struct.pack(">hhih", 1, 4, 2, 4) + b"idle"
     body += struct.pack(">iiiibi", -1, 600_000, 1, 1 << 20, 0, 1)
@@ -148,7 +148,7 @@ def connect(bootstrap: str) -> socket.socket:
 
 
 def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle: int) -> Figures:
-    """Small produces a second, ``depth`` of them in flight on each connection."""
+    """Returns small produces per second, ``depth`` of them in flight on each connection."""
     name = topic(bootstrap, f"requests-{time.time_ns()}")
     waiting_on = topic(bootstrap, f"idle-{time.time_ns()}")
     idlers = [connect(bootstrap) for _ in range(idle)]
@@ -164,7 +164,7 @@ def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle:
 def spread(
     bootstrap: str, name: str, partitions: int, connections: int, depth: int, seconds: float, acks: int = 1
 ) -> Figures:
-    """As :func:`requests`, to a topic that is there, each produce to another of so many partitions."""
+    """As :func:`requests`, to an existing topic, each produce to another partition."""
     order = random.Random(1).sample(range(partitions), partitions)
     frames = [small_produce(name, partition, acks) for partition in order]
     begins = [number * partitions // connections for number in range(connections)]

@@ -1,14 +1,14 @@
-"""How long one request holds the event loop: every list of every API, with as many items as it may have.
+"""Measures how long a request blocks the event loop: every list of every API, with the maximum of items.
 
     .venv/bin/python bench/loop_hold.py [--items 99000] [--existing 10000] [--api NAME] [--json FILE]
 
-A broker runs in a process of its own, and each callback of its loop is timed. For each API that takes
-lists, and for each list in its oldest and in its newest version, two requests are sent: one with items that
-are all different, one with items that are all alike. With ``--existing`` the requests are about so many
-topics that are made first (bench/existing_topics.py): what is there costs more than what is not. The table
-has the longest time of the processor for which the loop was held while the request was answered, how long
-the answer took, and the bytes of both. A client asks for ApiVersions all the while, and the longest that it
-waited is there too. Exit code 1 when a request held the loop for more than ``--limit-ms``.
+A broker runs in a separate process, and each callback of its loop is timed. For each API with lists, and for
+each list in its oldest and in its newest version, two requests are sent: one with different items, one with
+equal items. With ``--existing`` the requests are on that many topics, which are created first
+(bench/existing_topics.py): existing topics cost more than missing ones. The table has the longest processor
+time for which the loop was blocked during the response, the time of the response, and the bytes of request
+and response. A client sends ApiVersions continuously, and the table has its longest wait. The exit code is 1
+if a request blocked the loop for more than ``--limit-ms``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import existing_topics
 
-from tidemill.broker.registry import APIS
+from tidemill.broker.api_registry import APIS
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.codegen import allows_null, carries
 from tidemill.wire.header import encode_request
@@ -45,7 +45,7 @@ WARMING_TOPICS = 200
 
 
 class Case(NamedTuple):
-    """One request: which list has the items, and whether they are all different."""
+    """A request: the list with the items, and whether they are all different."""
 
     api: ApiKey
     version: int
@@ -54,7 +54,9 @@ class Case(NamedTuple):
 
 
 def cases(only: str = "") -> Iterator[Case]:
-    """Every list of every API in its oldest and in its newest version: some are carried out differently."""
+    """Returns every list of every API in its oldest and in its newest version, which may have different
+    handlers.
+    """
     for key in sorted(APIS):
         api = ApiKey(key)
         if only and only.upper() != api.name:
@@ -66,7 +68,7 @@ def cases(only: str = "") -> Iterator[Case]:
 
 
 def lists_of(cls: type[Struct], version: int) -> Iterator[tuple[str, ...]]:
-    """The paths of the lists of a message, inner ones too."""
+    """Returns the paths of the lists of a message, including nested ones."""
     for one in cls.fields_:
         if not one.is_array or not carries(one, version):
             continue
@@ -77,7 +79,7 @@ def lists_of(cls: type[Struct], version: int) -> Iterator[tuple[str, ...]]:
 
 
 def message(cls: type[Struct], case: Case, path: tuple[str, ...], items: int, number: int = 0) -> Struct:
-    """A request whose list at ``path`` has so many items, and every list around it one."""
+    """Returns a request whose list at ``path`` has that many items, and each enclosing list one item."""
     values: dict[str, Any] = {}
     for one in cls.fields_:
         if not carries(one, case.version) or one.tag >= 0:
@@ -99,14 +101,14 @@ def message(cls: type[Struct], case: Case, path: tuple[str, ...], items: int, nu
 
 
 def value_of(one: Field, case: Case, path: tuple[str, ...], items: int, number: int) -> Any:
-    """One item of a list."""
+    """Returns one item of a list."""
     if isinstance(one.element, WireType):
         return plain_value(one.element, one.name, number)
     return message(one.element, case, path, items, number)
 
 
 def plain_value(kind: WireType, name: str, number: int) -> Any:
-    """A value that makes some sense, and is another one for each number."""
+    """Returns a plausible value that is different for each number."""
     if kind is STRING:
         if "topic" in name or name in ("name", "resource_name"):
             return TOPIC if number == 0 else f"t{number}"
@@ -132,16 +134,16 @@ def plain_value(kind: WireType, name: str, number: int) -> Any:
 
 
 def serve(ready: Any, data: str) -> None:
-    """A broker whose loop tells how long its callbacks took, over ``ready``."""
+    """Runs a broker whose loop reports over ``ready`` how long its callbacks took."""
     from tidemill.model.configs import BrokerConfig
-    from tidemill.server import app
+    from tidemill.server import broker_server
     from tidemill.server.process import COLLECTOR_THRESHOLDS
 
     longest = [0.0]
     run = asyncio.events.Handle._run
 
     def timed(handle: asyncio.Handle) -> None:
-        # Time of the processor: what else this machine does is nobody's fault here.
+        # Processor time: other processes of this machine do not count.
         began = time.thread_time()
         run(handle)
         longest[0] = max(longest[0], time.thread_time() - began)
@@ -152,13 +154,13 @@ def serve(ready: Any, data: str) -> None:
         import gc
 
         settings = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": data}
-        # Upkeep, which looks at all logs, is not what requests do.
-        app.FLUSH_CHECK_S = app.REMOVAL_CHECK_S = LATER_S
+        # Maintenance, which checks all logs, is not a part of requests.
+        broker_server.FLUSH_CHECK_S = broker_server.REMOVAL_CHECK_S = LATER_S
         for key in ("log.retention.check", "replica.high.watermark.checkpoint"):
             settings[f"{key}.interval.ms"] = str(1000 * LATER_S)
         settings["log.cleaner.enable"] = settings["auto.create.topics.enable"] = "false"
         config = BrokerConfig.of({**settings, "log.initial.task.delay.ms": str(1000 * LATER_S)})
-        async with app.running(config) as server:
+        async with broker_server.running(config) as server:
             gc.freeze()
             gc.set_threshold(*COLLECTOR_THRESHOLDS)
             ready.send(server.listeners[0][2])
@@ -171,7 +173,7 @@ def serve(ready: Any, data: str) -> None:
 
 
 class Client:
-    """One connection, one request after the other."""
+    """A connection with one request at a time."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
@@ -180,7 +182,7 @@ class Client:
         self.socket.sendall(frame)
 
     def answer(self) -> int:
-        """Bytes of the next answer; 0 when the connection was closed instead."""
+        """Returns the bytes of the next response; 0 if the connection was closed instead."""
         try:
             head = self.exactly(4)
             return 4 + len(self.exactly(struct.unpack(">i", head)[0])) if head else 0
@@ -201,8 +203,8 @@ class Client:
         return self.answer()
 
 
-class Witness(threading.Thread):
-    """A client beside: how long it waits at most."""
+class ConcurrentClient(threading.Thread):
+    """A concurrent client that records its longest wait."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -266,14 +268,14 @@ def main() -> int:
 
 
 def measurements(arguments: argparse.Namespace, port: int, broker: Any) -> Iterator[dict[str, Any]]:
-    """Sends each request, and says what came of it."""
+    """Sends each request, and prints the results."""
     if not arguments.existing:
         for case in cases(arguments.api):
             yield measured(case, arguments.items, port, broker)
         return
     first = Client(port)
     for asked in existing_topics.requests(WARMING_TOPICS, WARMING_TOPICS):
-        # They import the handlers, and compile the codecs; and the group gets a coordinator.
+        # They import the handlers and compile the codecs, and the group gets a coordinator.
         first.ask(asked.api, asked.version, asked.request)
     first.socket.close()
     time.sleep(1)
@@ -286,7 +288,7 @@ def measurements(arguments: argparse.Namespace, port: int, broker: Any) -> Itera
 
 
 def measured(case: Case, items: int, port: int, broker: Any) -> dict[str, Any]:
-    """Sends one request, after smaller ones of its kind."""
+    """Sends a request, after smaller ones of the same kind."""
     # The first of an API imports its handler and compiles its codecs, for small messages and for large ones.
     few = message(request_class(case.api), case, case.path, 3)
     some = message(request_class(case.api), case, case.path, 2000)
@@ -303,8 +305,8 @@ def measured(case: Case, items: int, port: int, broker: Any) -> dict[str, Any]:
 
 
 def sent(frame: bytes, port: int, broker: Any) -> dict[str, Any]:
-    """Sends one request, and waits for the answer."""
-    client, witness = Client(port), Witness(port)
+    """Sends a request, and waits for the response."""
+    client, witness = Client(port), ConcurrentClient(port)
     witness.start()
     time.sleep(0.05)
     broker.send("longest")

@@ -1,19 +1,19 @@
-"""What the death of a broker, settings of all brokers and checkpoints cost a broker with many partitions.
+"""Measures the cost of a broker failure, cluster-wide settings and checkpoints with many partitions.
 
     python bench/many_partitions.py [--partitions 1000,10000] [--affected 10]
 
-Only ``affected`` partitions have anything to do with each change; the rest are there. Times are of the
-processor in the thread that answers clients, the least of several, in milliseconds.
+Each change affects only ``affected`` partitions; the others exist. Times are processor time of the thread
+that responds to clients, the minimum of several, in milliseconds.
 
-death        the controller's decision about a dead broker with so many replicas (``plan_broker_change``), and
-             the change of the image by which other brokers are told
-told         a broker that leads all partitions is told that this broker has gone
-settings     a setting of all brokers is changed that no topic depends on
-one default  a default of topics is changed that all but so many topics override
-watermarks   the high watermarks of so many partitions moved, and are written down
-points       the recovery points of so many logs moved, and are written down
-starts       the logs of so many partitions begin later, which is written down
-quiet        none moved since the last checkpoints of all three
+death        the controller's plan for a dead broker with that many replicas (``planning_broker_change``), and
+             the change of the image for the other brokers
+told         a broker that leads all partitions applies the failure of this broker
+settings     a change of a cluster-wide setting on which no topic depends
+one default  a change of a topic default that all but that many topics override
+watermarks   the checkpoint of that many moved high watermarks
+points       the checkpoint of that many moved recovery points
+starts       the checkpoint of that many moved log start offsets
+quiet        all three checkpoints without changes
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tidemill.broker.broker import Broker
-from tidemill.broker.metadata import (
+from tidemill.broker.metadata_cache import (
     BrokerImage,
     ClusterImage,
     Delta,
@@ -37,17 +37,18 @@ from tidemill.broker.metadata import (
     PartitionImage,
     TopicImage,
 )
-from tidemill.controller.elections import plan_broker_change
+from tidemill.controller.leader_election import planning_broker_change
 from tidemill.coordination.nodes import BrokerRegistration
-from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
-from tidemill.log.manager import LogManager
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
-from tidemill.replication.manager import ReplicaManager
+from tidemill.model.event_loop_slices import in_one_go
 from tidemill.replication.partition_state import PartitionState
-from tidemill.server.app import BrokerServer
-from tidemill.server.cluster import Cluster
+from tidemill.replication.replica_manager import ReplicaManager
+from tidemill.server.broker_server import BrokerServer
+from tidemill.server.cluster_member import ClusterMember
 
 LEADER, FOLLOWER, DEAD = 1, 2, 3
 PARTITIONS_A_TOPIC = 10
@@ -55,7 +56,7 @@ ROUNDS = 5
 
 
 def image_of(partitions: int, affected: int, brokers: tuple[int, ...]) -> ClusterImage:
-    """Topics whose every partition is led by one broker; the dead one has replicas of ``affected``."""
+    """Creates topics led by one broker; the dead broker has replicas of ``affected`` partitions."""
     topics = {}
     for first in range(0, partitions, PARTITIONS_A_TOPIC):
         states = []
@@ -71,7 +72,7 @@ def image_of(partitions: int, affected: int, brokers: tuple[int, ...]) -> Cluste
 
 
 async def timed(do: Callable[[], Any], prepare: Callable[[], None] = lambda: None) -> float:
-    """The least time of several calls."""
+    """Returns the minimum time of several calls."""
     best = float("inf")
     for _ in range(ROUNDS):
         prepare()
@@ -95,8 +96,8 @@ class Stage:
         broker.config = BrokerConfig.of()
         broker.metadata = MetadataCache(self.image)
         broker.logs = LogManager(SystemFiles(), [directory])
-        broker.logs.lock()
-        broker.logs.claim("c" * 22, LEADER)
+        broker.logs.dirs.lock()
+        broker.logs.dirs.claim("c" * 22, LEADER)
         broker.logs.load(0, lambda topic: LogConfig())
         loop = asyncio.get_running_loop()
         broker.partitions = ReplicaManager(LEADER, broker.logs, broker.clock, loop, pool, pool)
@@ -109,10 +110,10 @@ class Stage:
         self.all = list(broker.partitions.all())
 
     def dead(self) -> list[Any]:
-        """The decision about the dead broker, and what other brokers are told."""
+        """Plans the elections after a broker failure, and the changes for other brokers."""
         before = self.image
         after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
-        plans = plan_broker_change(after, [DEAD])
+        plans = in_one_go(planning_broker_change(after, [DEAD]))
         assert sum(len(plan.operations) for plan in plans) == self.affected
         image = after.with_topics(plan.topic for plan in plans)
         delta = Delta.between(before, image)
@@ -121,12 +122,12 @@ class Stage:
         return plans
 
     def told(self) -> Awaitable[None]:
-        """A broker hears of it."""
+        """A broker applies the failure."""
         this: Any = SimpleNamespace(_broker=self.broker)
-        return Cluster._brokers_gone(this, self.delta)
+        return ClusterMember._brokers_gone(this, self.delta)
 
     def settings(self, **changed: str) -> Awaitable[None]:
-        """Settings of all brokers have changed."""
+        """Cluster-wide settings have changed."""
         broker = self.broker
         names = {key.replace("_", "."): value for key, value in changed.items()}
         image = self.image.with_broker_config("<default>", names)
@@ -143,23 +144,23 @@ class Stage:
         return BrokerServer._apply(this, Delta.between(self.image, image))
 
     def moved(self) -> None:
-        """The high watermarks of some have moved."""
+        """The high watermarks of some partitions have moved."""
         for partition in self.all[: self.affected]:
             partition._advance(partition.high_watermark + 1, 0)
 
     def appended(self) -> None:
-        """Some logs became longer, and were synced."""
+        """Some logs have grown, and were synced."""
         for partition in self.all[: self.affected]:
             partition.log.skip_to(partition.log.end_offset + 1, 0)
             partition.log.flush(0)
 
     def deleted(self) -> None:
-        """Some logs lost their beginning."""
+        """The start offsets of some logs have moved."""
         for partition in self.all[: self.affected]:
             partition.log.skip_to(partition.log.end_offset + 1, 0)
 
     async def checkpoint(self) -> None:
-        """Writes down what has moved."""
+        """Writes the checkpoints."""
         checkpoints = self.broker.partitions.checkpoints
         await checkpoints.high_watermarks()
         await checkpoints.recovery_points()
@@ -167,7 +168,7 @@ class Stage:
 
 
 async def measure(partitions: int, affected: int) -> dict[str, float]:
-    """All cases with so many partitions."""
+    """Measures all cases with that many partitions."""
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
         stage = Stage(directory, partitions, affected, pool)
         await stage.checkpoint()

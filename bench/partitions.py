@@ -1,13 +1,13 @@
-"""What a small produce costs a broker that has 2,000 partitions: ours and Apache Kafka, in turn.
+"""Measures the cost of a small produce on a broker with 2,000 partitions: Tidemill and Apache Kafka, in turn.
 
     python bench/partitions.py [--partitions 2000] [--turns 5] [--only tidemill|kafka] [--data DIR]
 
-The same requests, one message of 100 bytes each, go to three places, in turn:
+The same requests, one message of 100 bytes each, have three targets, in turn:
 
 the only one   the one partition of a broker without others
-one of many    one partition of a broker that has 2,000: what lies beside it should cost nothing
+one of many    one partition of a broker with 2,000: the others should cost nothing
 spread         each to another of the 2,000: the kernel's share of an append doubles with the number of files
-               (see ``sizes.py``), and replies, written back and index pages are those of 2,000 logs
+               (see ``sizes.py``), and responses, write-back and index pages are those of 2,000 logs
 
 Microseconds of the broker's processor time and system calls of a request; medians of the turns, and ratios to
 the first line. The first turns warm the brokers up.
@@ -35,8 +35,9 @@ PATIENCE_S = 120.0
 
 
 def make_topic(peer: Peer, partitions: int) -> None:
-    """Makes the topic, waits until every partition is led, and writes to each: the first produce to one syncs
-    a file, with both brokers."""
+    """Creates the topic, waits until every partition has a leader, and writes to each: the first produce to a
+    partition syncs a file, with both brokers.
+    """
     from confluent_kafka import KafkaException, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
@@ -62,13 +63,13 @@ def make_topic(peer: Peer, partitions: int) -> None:
 
 
 def cost(peer: Peer, partitions: int) -> tuple[float, float]:
-    """Microseconds of the broker's processor and its system calls, of one request."""
+    """Returns processor microseconds of the broker and its system calls, of one request."""
     warm_memory(256 << 20)
     arguments = (peer.bootstrap, TOPIC, partitions, CONNECTIONS, DEPTH, SECONDS)
     cpu = peer.cpu_s()
     made = load("spread", *arguments)["requests"] * SECONDS
     used_us = (peer.cpu_s() - cpu) / made * 1e6
-    # Another turn, for counting takes time, too.
+    # In a separate turn, since counting takes time, too.
     calls = CallCount(peer.pid)
     made = load("spread", *arguments)["requests"] * SECONDS
     return used_us, calls.end() / made

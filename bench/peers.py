@@ -1,6 +1,6 @@
-"""The brokers that are compared: ours and Apache Kafka, each as a process with a clean directory.
+"""The compared brokers: Tidemill and Apache Kafka, each as a process with a clean directory.
 
-Run as a program, it brings Apache Kafka's jars and prints where they are.
+Run as a program, it downloads Apache Kafka's jars and prints their path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEPENDENCY = """
 
 
 def maven_jars(directory: Path, *artifacts: str) -> Path:
-    """A directory of jars, brought by Maven when they are not there yet: artifacts as group:name:version."""
+    """Returns a directory of jars, downloaded with Maven if necessary: artifacts as group:name:version."""
     done = directory / ".complete"
     if not done.exists():
         if shutil.which("mvn") is None or shutil.which("java") is None:
@@ -48,7 +48,7 @@ def maven_jars(directory: Path, *artifacts: str) -> Path:
 
 
 def kafka_jars(version: str = KAFKA_VERSION) -> Path:
-    """The directory of Apache Kafka's jars."""
+    """Returns the directory of Apache Kafka's jars."""
     given = os.environ.get("TIDEMILL_KAFKA_LIBS")
     if given:
         return Path(given)
@@ -78,15 +78,15 @@ def load(*arguments: object) -> Figures:
 
 
 def end_in_order() -> None:
-    """Lets SIGTERM end this program as ctrl-C does: brokers are stopped, and directories taken away."""
+    """Makes SIGTERM end this program as ctrl-C does: brokers are stopped, and directories removed."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def warm_memory(count: int) -> None:
-    """Takes and frees ``count`` bytes, so that the pages that a run will take are ready.
+    """Allocates and frees ``count`` bytes, so that the pages that a run needs are ready.
 
-    A virtual machine gives freed pages back to its host within seconds, and touching each first then costs
-    several times what writing a log does: without this, the host would be measured.
+    A virtual machine returns freed pages to its host within seconds, and the first access to each then costs
+    several times as much as a write to a log: otherwise the host would be measured.
     """
     chunk = b"x" * (1 << 20)
     with mmap.mmap(-1, count) as pages:
@@ -97,7 +97,7 @@ def warm_memory(count: int) -> None:
 class CallCount:
     """Counts the system calls of processes until :meth:`end`.
 
-    By ``perf``; where that is not there, or may not, it counts their reads and writes alone.
+    Uses ``perf``; without it or without permission, counts only their reads and writes.
     """
 
     def __init__(self, *pids: int) -> None:
@@ -125,7 +125,7 @@ class CallCount:
         return count
 
     def end(self) -> int:
-        """How many there were."""
+        """Returns the number of calls."""
         counted = self._read_or_written() - self._before
         if self._perf is not None:
             self._perf.send_signal(signal.SIGINT)
@@ -135,7 +135,7 @@ class CallCount:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Returns an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -143,7 +143,7 @@ def free_port() -> int:
 
 
 class Peer:
-    """A broker as a process; ``with`` starts it and takes it away. ``settings``: ``key=value`` lines."""
+    """A broker as a process; ``with`` starts and removes it. ``settings``: ``key=value`` lines."""
 
     name = "?"
 
@@ -156,11 +156,11 @@ class Peer:
         self.ready_s = 0.0
 
     def command(self) -> tuple[list[str], dict[str, str]]:
-        """What to run, and with which variables."""
+        """Returns the command and its environment."""
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """What is done before the clock starts."""
+        """Prepares the broker before the measurement."""
 
     def __enter__(self) -> Peer:
         self.make_ready()
@@ -168,7 +168,7 @@ class Peer:
         return self
 
     def make_ready(self) -> None:
-        """Gives it an empty directory, and an empty file for its output."""
+        """Creates an empty directory, and an empty file for the output."""
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(parents=True)
         self.prepare()
@@ -176,16 +176,16 @@ class Peer:
 
     @property
     def log_path(self) -> Path:
-        """Where the broker's output goes."""
+        """The path of the broker's output."""
         return self.data.parent / f"{self.data.name}.log"
 
     def start(self) -> None:
-        """Starts it over what its directory holds."""
+        """Starts the broker with the data in its directory, and waits."""
         self.launch()
         self.wait()
 
     def launch(self) -> None:
-        """Starts it, and does not wait until it answers."""
+        """Starts the broker without waiting for a response."""
         command, variables = self.command()
         self.log = self.log_path.open("ab")
         self._began = time.perf_counter()
@@ -198,7 +198,7 @@ class Peer:
         )
 
     def wait(self) -> None:
-        """Returns once it answers."""
+        """Waits until the broker responds."""
         self._answered()
         self.ready_s = time.perf_counter() - self._began
 
@@ -223,12 +223,12 @@ class Peer:
         self.remove()
 
     def remove(self) -> None:
-        """Ends it and takes its directory away."""
+        """Stops the broker and removes its directory."""
         self.stop()
         shutil.rmtree(self.data, ignore_errors=True)
 
     def stop(self) -> None:
-        """Ends it; its directory stays."""
+        """Stops the broker; keeps its directory."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -240,7 +240,7 @@ class Peer:
             self.log.close()
 
     def kill(self) -> None:
-        """Ends it at once, as a crash does; its directory stays."""
+        """Kills the broker, as a crash does; keeps its directory."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -260,7 +260,7 @@ class Peer:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_mb(self) -> float:
-        """Megabytes of the broker that are in memory."""
+        """Resident megabytes of the broker."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
@@ -268,7 +268,7 @@ class Peer:
 
 
 class Tidemill(Peer):
-    """Our broker, from the environment that runs the benchmark."""
+    """Tidemill, from the environment that runs the benchmark."""
 
     name = "tidemill"
 
@@ -316,7 +316,7 @@ class Kafka(Peer):
         self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self.properties))
 
     def tool(self, *arguments: str) -> str:
-        """What one of Kafka's tools says: its class, then its arguments."""
+        """Runs one of Kafka's tools by class, with arguments; returns its output."""
         return subprocess.run(
             [*self._java(), *arguments], check=True, stdout=subprocess.PIPE, text=True
         ).stdout

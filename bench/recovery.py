@@ -1,13 +1,14 @@
-"""How long a start takes after kill -9 of a broker that was written to: ours and Apache Kafka, in turn.
+"""Measures how long a start takes after kill -9 under writes: Tidemill and Apache Kafka, in turn.
 
     python bench/recovery.py [--gigabytes 10] [--partitions 1,20] [--batch 16384] [--threads 2] [--cold]
                              [--rounds 3] [--data DIR]
 
-Each broker takes the gigabytes in batches of so many bytes and is killed once all are acknowledged. The clock
-runs from the start of its process until it tells the end offset of every partition, as a client needs it. It
-is killed again at once, and started again: a round each, and the median counts; the first is told, too. With
---cold the logs are dropped from the page cache before each start: after a power cut they would come from the
-disk. One partition: all but the last segment is on the disk by then. Many: every one has an open segment.
+Each broker appends the gigabytes in batches of that many bytes and is killed once all are acknowledged. The
+time runs from the start of its process until it returns the end offset of every partition, as a client needs
+it. It is killed again at once, and started again: one round each, and the result is the median; the first is
+printed, too. With --cold the logs are dropped from the page cache before each start: after a power cut they
+would be read from the disk. One partition: all but the last segment is on the disk by then. Many: each has an
+open segment.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from peers import Kafka, Peer, Tidemill, end_in_order
 TOPIC = "recovered"
 VALUE_BYTES = 1000
 PATIENCE_S = 300.0
-CHECKED = re.compile(rb"after an unclean stop ([0-9.]+) MB of logs were checked")
+CHECKED = re.compile(rb"recovered ([0-9.]+) MB of logs")
 
 
 class Start(NamedTuple):
-    """One start: seconds of the clock and of the processor, and the megabytes that were checked, if told."""
+    """One start: wall and processor seconds, and the megabytes that were checked, if logged."""
 
     took_s: float
     cpu_s: float
@@ -51,7 +52,7 @@ def make_topic(peer: Peer, partitions: int) -> None:
 
 
 def fill(peer: Peer, gigabytes: float, partitions: int, batch_bytes: int) -> list[int]:
-    """Writes to each partition in turn; the end offset of each."""
+    """Writes to each partition in turn; returns the end offset of each."""
     from confluent_kafka import Producer
 
     settings = {
@@ -84,7 +85,7 @@ def fill(peer: Peer, gigabytes: float, partitions: int, batch_bytes: int) -> lis
 
 
 def end_offsets(peer: Peer, partitions: int) -> list[int]:
-    """The end of each partition by ListOffsets v1; -1 where the broker does not tell it yet."""
+    """Returns the log end offsets by ListOffsets v1; -1 if the broker does not return it yet."""
     name = TOPIC.encode()
     body = struct.pack(">ii", -1, 1) + struct.pack(">h", len(name)) + name
     body += struct.pack(">i", partitions) + b"".join(struct.pack(">iq", at, -1) for at in range(partitions))
@@ -103,7 +104,7 @@ def end_offsets(peer: Peer, partitions: int) -> list[int]:
 
 
 def start(peer: Peer, expected: list[int]) -> Start:
-    """Starts a broker that was killed, and waits until it tells all that was acknowledged."""
+    """Starts a killed broker, and waits until it returns all acknowledged offsets."""
     told_before = len(CHECKED.findall(peer.log_path.read_bytes()))
     began = time.perf_counter()
     peer.start()
@@ -139,7 +140,7 @@ def drop_from_cache(directory: Path) -> None:
 
 
 def measure(peer: Peer, options: argparse.Namespace, partitions: int) -> list[Start]:
-    """All starts of one broker."""
+    """Measures all starts of one broker."""
     starts = []
     with peer:
         make_topic(peer, partitions)

@@ -1,23 +1,23 @@
-"""What an append and a look-up cost in logs of 1, 10 and 50 GB, and in 1 and 2,000 partitions.
+"""Measures an append and a look-up in logs of 1, 10 and 50 GB, and with 1 and 2,000 partitions.
 
     python bench/sizes.py [--gigabytes 1,10,50] [--partitions 1,2000] [--turns 7] [--data DIR]
 
-The logs are made: the header of each batch is there, its records are a hole in the file, which no look-up
-reads. So all of them take 2 GB of disk. Each case is a process that opens its logs as a start after a clean
-stop does and touches them all; then the cases take turns, and the median counts. Microseconds are of the
-processor; system calls are counted by ``perf`` where it is there and may, else the reads and writes that the
-kernel counts. The last columns are ratios to the first case: 1.00 is flat.
+The logs are synthetic: the header of each batch exists, its records are a hole in the file, which no look-up
+reads. So all of them use 2 GB of disk. Each case is a process that opens its logs as a start after a clean
+shutdown does and accesses them all; then the cases run in turn, and the result is the median. Microseconds
+are processor time; system calls are counted by ``perf`` if it is available and permitted, otherwise the reads
+and writes that the kernel counts. The last columns are ratios to the first case: 1.00 is flat.
 
-write    a bare write(2) of 1 KB to a file by chance, among as many as the segments written to, and as large:
-         what the kernel alone takes. With 2,000 files that is twice as much: each write finds another inode,
-         whose time of change goes to the journal, and pages that no cache of the processor holds
-append   a batch of 1 KB to a partition by chance: to be compared with the write beside it
-to one   a batch of 1 KB to one partition while the others are there: compared with an append to the only one
-fetch    the range of the log that holds an offset, of at most 1 MB
-by time  the first offset at or after a time, as ListOffsets asks (its record is not unpacked here)
+write    a bare write(2) of 1 KB to a random file, of as many as the segments written to, and as large: the
+         share of the kernel. With 2,000 files that is twice as much: each write accesses another inode, whose
+         modification time goes to the journal, and pages that no cache of the processor holds
+append   a batch of 1 KB to a random partition: to be compared with the write above
+to one   a batch of 1 KB to one partition of many: to be compared with an append to a single partition
+fetch    the range of the log with an offset, of at most 1 MB
+by time  the first offset at or after a time, as in ListOffsets (its record is not unpacked here)
 
-Look-ups go to a hundred places by chance, so many in each case: 20,000 places in 50 GB are more bytes than a
-processor's caches hold, in 1 GB they are not, and the caches would be measured.
+Look-ups go to a hundred random positions, the same number in each case: 20,000 positions in 50 GB exceed the
+processor's caches, in 1 GB they do not, and the caches would be measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
 def make_log(directory: Path, size: int) -> None:
-    """The segments of one partition, ``size`` bytes in all, without their records."""
+    """Creates the segments of one partition, ``size`` bytes in all, without their records."""
     directory.mkdir(parents=True)
     offset = written = 0
     while written < size:
@@ -84,15 +84,15 @@ def make_log(directory: Path, size: int) -> None:
 
 
 def make(data: Path, gigabytes: float, partitions: int) -> None:
-    """A data directory, stopped in order."""
-    from tidemill.log.config import LogConfig
+    """Creates a data directory with a clean shutdown."""
     from tidemill.log.files import SystemFiles
-    from tidemill.log.manager import LogManager
+    from tidemill.log.log_config import LogConfig
+    from tidemill.log.log_manager import LogManager
 
     shutil.rmtree(data, ignore_errors=True)
     for partition in range(partitions):
         make_log(data / f"{TOPIC}-{partition}", max(BATCH_BYTES, int(gigabytes * 2**30) // partitions))
-    # Indexes that are missing are made by a start.
+    # A start rebuilds missing indexes.
     (data / ".kafka_cleanshutdown").touch()
     manager = LogManager(SystemFiles(), [str(data)])
     manager.load(NOW_MS, lambda topic: LogConfig())
@@ -104,7 +104,7 @@ def make(data: Path, gigabytes: float, partitions: int) -> None:
 
 
 def open_files(directory: Path, count: int, size: int) -> list[int]:
-    """Descriptors of empty files of ``size`` bytes, at whose ends is written."""
+    """Returns descriptors of empty files of ``size`` bytes, to be appended to."""
     directory.mkdir()
     opened = []
     for number in range(count):
@@ -116,12 +116,12 @@ def open_files(directory: Path, count: int, size: int) -> list[int]:
 
 
 def operations(data: Path) -> dict[str, Callable[[], None]]:
-    """What is measured, each as so many :data:`OPERATIONS` in this process."""
-    from tidemill.log.config import LogConfig
+    """Returns the measured operations, each as :data:`OPERATIONS` calls in this process."""
     from tidemill.log.files import SystemFiles
-    from tidemill.log.manager import LogManager
+    from tidemill.log.log_config import LogConfig
+    from tidemill.log.log_manager import LogManager
     from tidemill.records.batch import parse_batch
-    from tidemill.records.builder import build_batch
+    from tidemill.records.builder import BatchBuilder
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
@@ -129,7 +129,9 @@ def operations(data: Path) -> dict[str, Callable[[], None]]:
     manager.load(NOW_MS, lambda topic: LogConfig())
     logs = list(manager.logs.values())
     ends = [int(log.end_offset) for log in logs]
-    record = build_batch([(NOW_MS, None, os.urandom(900), None)])
+    builder = BatchBuilder()
+    builder.append(NOW_MS, None, os.urandom(900), None)
+    record = builder.build()
     batches = [parse_batch(record, 0, len(record))]
     chance = random.Random(1)
     places = [chance.randrange(len(logs)) for _ in range(OPERATIONS)]
@@ -164,7 +166,7 @@ def operations(data: Path) -> dict[str, Callable[[], None]]:
 
 
 def serve(data: Path) -> None:
-    """Takes a turn for each line of input, which names the operation; answers with the processor's µs."""
+    """Runs a turn for each line of input, which names the operation; prints the processor's µs."""
     work = operations(data)
     print("ready", flush=True)
     for line in sys.stdin:
@@ -175,7 +177,7 @@ def serve(data: Path) -> None:
 
 
 class Case:
-    """Logs of one size, and the process that has them open; ``with`` makes them and takes them away."""
+    """Logs of one size, and the process that has them open; ``with`` creates and removes them."""
 
     def __init__(self, data: Path, gigabytes: float, partitions: int) -> None:
         self.data = data / f"tidemill-sizes-{gigabytes:g}-{partitions}"
@@ -211,7 +213,7 @@ class Case:
         return line
 
     def turn(self, name: str) -> float:
-        """Microseconds of the processor of one operation."""
+        """Returns processor microseconds of one operation."""
         if self.process is None or self.process.stdin is None:
             raise RuntimeError("the process was not started")
         self.process.stdin.write(f"{name}\n")
@@ -219,7 +221,7 @@ class Case:
         return float(self.answer())
 
     def calls(self, name: str) -> float:
-        """System calls of one operation: another turn, for counting takes time, too."""
+        """Returns system calls of one operation, in a separate turn, since counting takes time, too."""
         if self.process is None:
             raise RuntimeError("the process was not started")
         calls = CallCount(self.process.pid)
@@ -233,7 +235,7 @@ def measure(cases: list[Case], turns: int) -> None:
     for name in ("write", "append", "to one", "fetch", "by time"):
         asked = [case for case in cases if name != "to one" or case.partitions > 1]
         for case in asked:
-            case.turn(name)  # the first one opens what it needs
+            case.turn(name)  # the first call opens files
         calls = [case.calls(name) for case in asked]
         figures = [[case.turn(name) for case in asked] for _ in range(turns)]
         for case, called, column in zip(asked, calls, zip(*figures, strict=True), strict=True):

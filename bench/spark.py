@@ -1,10 +1,10 @@
-"""Spark reading one topic: with our source, and with Spark's own Kafka connector, in turn.
+"""Measures Spark reading one topic: with Tidemill's source, and with Spark's own Kafka connector, in turn.
 
     python bench/spark.py [--rows 8000000] [--bootstrap HOST:PORT] [--installed]
 
-Fills a topic of 4 partitions with messages of 100 B on a broker of its own (or the given one), then
-counts it and writes it to Parquet with both. PySpark 4.0.0 comes from PyPI and the connector's jars from
-Maven Central, into ``build/``. ``--installed`` measures our source alone, with the PySpark that is installed.
+Fills a topic of 4 partitions with messages of 100 B on a separate broker (or the given one), then counts it
+and writes it to Parquet with both. PySpark 4.0.0 comes from PyPI and the connector's jars from Maven Central,
+into ``build/``. ``--installed`` measures Tidemill's source alone, with the PySpark that is installed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def session() -> Any:
 
 
 def measure(spark: Any, source: str, bootstrap: str, topic: str, rows: int, out: str) -> tuple[float, float]:
-    """Rows a second, counted and written to Parquet."""
+    """Returns rows per second, counted and written to Parquet."""
     frame = (
         spark.read.format(source)
         .option("kafka.bootstrap.servers", bootstrap)
@@ -95,7 +95,7 @@ def measure(spark: Any, source: str, bootstrap: str, topic: str, rows: int, out:
 
 
 def measure_all(bootstrap: str, rows: int, sources: list[str]) -> Rates:
-    """By source: the medians of rows a second, counted and to Parquet, after one round that warms up."""
+    """Returns, by source, the medians of rows per second, counted and to Parquet, after a warm-up round."""
     out = tempfile.mkdtemp(prefix="tidemill-spark-")
     spark = session()
     rates: dict[str, list[tuple[float, float]]] = {source: [] for source in sources}
@@ -114,7 +114,7 @@ def measure_all(bootstrap: str, rows: int, sources: list[str]) -> Rates:
 
 
 def pyspark_and_jars() -> dict[str, str]:
-    """The environment in which PySpark and the connector of ``VERSION`` are found; brought when missing."""
+    """Returns an environment with PySpark and the connector of ``VERSION``, downloaded if missing."""
     directory = BUILD / f"pyspark-{VERSION}"
     if not (directory / "pyspark").exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory)]
@@ -122,7 +122,7 @@ def pyspark_and_jars() -> dict[str, str]:
     jars = maven_jars(
         BUILD / f"spark-kafka-{VERSION}", f"org.apache.spark:spark-sql-kafka-0-10_2.13:{VERSION}"
     )
-    # What Spark brings itself must not come twice.
+    # Jars of Spark itself must not be on the path twice.
     kinds = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
     needed = [str(jar) for jar in sorted(jars.iterdir()) if jar.name.startswith(kinds)]
     return {
@@ -134,7 +134,7 @@ def pyspark_and_jars() -> dict[str, str]:
 
 
 def compare(rows: int, bootstrap: str | None = None, installed: bool = False) -> Rates:
-    """Fills a topic and measures it in a process with the right PySpark."""
+    """Fills a topic and measures in a process with that PySpark."""
     shared = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
     own = Tidemill(shared / "tidemill-bench-spark") if bootstrap is None else None
     with own or nullcontext():

@@ -1,13 +1,13 @@
-"""Micro-batches of 100 rows, and the sink: ours and Spark's own Kafka connector, in turn.
+"""Measures micro-batches of 100 rows, and the sink: Tidemill's and Spark's own Kafka connector, in turn.
 
     python bench/spark_streams.py [--rows 4000000] [--batches 30]
 
-Fills a topic on a broker of its own. A stream then reads it in micro-batches of 100 rows: the median time of
-a micro-batch after the first five, and the CPU seconds of ``--batches`` of them. A batch query then writes
+Fills a topic on a separate broker. A stream then reads it in micro-batches of 100 rows: the median time of a
+micro-batch after the first five, and the CPU seconds of ``--batches`` of them. A batch query then writes
 ``--rows`` rows of 100 B to another topic: rows a second and CPU seconds, the median of three writes after a
-first one. First the query makes the rows, which takes about half of that time with ours; then Spark has them
-in its memory, and the JVM is warm. CPU seconds are those of Python, the JVM and the Python workers together,
-without the broker's. PySpark and the connector are those of ``spark.py``.
+first one. First the query creates the rows, which takes about half of that time with Tidemill; then Spark has
+them in its memory, and the JVM is warm. CPU seconds are those of Python, the JVM and the Python workers
+together, without the broker's. PySpark and the connector are those of ``spark.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READ_TOPIC, WRITTEN_TOPIC = "spark-streams", "spark-written"
 
 
 def cpu_s_of_tree(root: int) -> float:
-    """CPU seconds of a process, of its living descendants, and of those that they have waited for."""
+    """Returns CPU seconds of a process, of its live descendants, and of those that they have waited for."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -98,7 +98,7 @@ def micro_batches(spark: Any, source: str, bootstrap: str, count: int, directory
 
 
 def write_rows(spark: Any, source: str, bootstrap: str, count: int, cached: bool) -> tuple[float, float]:
-    """Rows a second, and CPU seconds of one write; ``cached``: the rows are in Spark's memory before."""
+    """Returns rows per second, and CPU seconds of one write; ``cached``: Spark has the rows in memory."""
     rates, used = [], []
     frame = spark.range(0, count, 1, 4).selectExpr("cast(lpad(id, 100, 'x') as binary) as value")
     if cached:
@@ -115,7 +115,7 @@ def write_rows(spark: Any, source: str, bootstrap: str, count: int, cached: bool
 
 
 def measure_here(source: str, bootstrap: str, rows: int, batches: int) -> Figures:
-    """All figures of one source, in this process."""
+    """Returns all figures of one source, in this process."""
     directory = tempfile.mkdtemp(prefix="tidemill-streams-")
     spark = session()
     try:
@@ -130,7 +130,7 @@ def measure_here(source: str, bootstrap: str, rows: int, batches: int) -> Figure
 
 
 def compare(rows: int = ROWS, batches: int = BATCHES) -> dict[str, Figures]:
-    """The figures of our source and sink, and of Spark's own connector, each in a process of its own."""
+    """Returns the figures of Tidemill's source and sink and of Spark's connector, in separate processes."""
     shared = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
     found = {}
     environment = pyspark_and_jars()
@@ -147,7 +147,7 @@ def compare(rows: int = ROWS, batches: int = BATCHES) -> dict[str, Figures]:
 
 
 def table_rows(rows: int = ROWS, batches: int = BATCHES) -> list[str]:
-    """Lines of the table of ``compare.py``."""
+    """Returns lines of the table of ``compare.py``."""
     found = compare(rows, batches)
     ours, theirs = (found[source] for source in SOURCES)
     million = rows / 1e6

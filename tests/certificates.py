@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, what it signs, and the files that clients name."""
+"""Certificates for tests: a certificate authority, signed certificates, and their files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Signed(NamedTuple):
 
     @property
     def key_pem(self) -> str:
-        """The key in PKCS8, without a password."""
+        """The unencrypted key in PKCS8."""
         return self.encrypted_key_pem("")
 
     def encrypted_key_pem(self, password: str, form: Any = serialization.PrivateFormat.PKCS8) -> str:
-        """The key under a password, in PKCS8 or in OpenSSL's older form."""
+        """The encrypted key, in PKCS8 or in the traditional format of OpenSSL."""
         how: Any = serialization.BestAvailableEncryption(password.encode()) if password else None
         return self.key.private_bytes(  # type: ignore[no-any-return]
             serialization.Encoding.PEM,
@@ -40,7 +40,7 @@ class Signed(NamedTuple):
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def pkcs12(self, password: str, *chain: Signed) -> bytes:
-        """Key, certificate and chain in one file."""
+        """The key, certificate and chain in PKCS12."""
         return pkcs12.serialize_key_and_certificates(
             b"own",
             self.key,
@@ -51,12 +51,12 @@ class Signed(NamedTuple):
 
 
 def authority(name: str) -> Signed:
-    """A certificate authority that vouches for itself."""
+    """A self-signed certificate authority."""
     return _signed(name, None, (), is_authority=True)
 
 
 def signed(by: Signed, name: str, *hosts: str, days: tuple[int, int] = (-1, 30)) -> Signed:
-    """A certificate of ``by`` for ``hosts``, valid from and to so many days from now."""
+    """A certificate of ``by`` for ``hosts``. ``days`` are the start and end of its validity from now."""
     return _signed(name, by, hosts, days=days)
 
 
@@ -96,6 +96,6 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def write(path: Path, content: str | bytes) -> str:
-    """A file with this content; its path as text."""
+    """Writes a file. Returns its path as a string."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)

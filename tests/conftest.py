@@ -1,4 +1,4 @@
-"""One ZooKeeper server for all tests of a process; each test gets a part of the tree to itself."""
+"""A ZooKeeper server for all tests of a process. Each test uses its own chroot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import itertools
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,30 +20,33 @@ from tidemill.testing.zookeeper import ZooKeeper
 if TYPE_CHECKING:
     from tidemill.coordination.zookeeper import ZooKeeperStore
 
+# Tests of all layers use the file system of the simulator.
+sys.path.append(str(Path(__file__).parent / "simulation"))
+
 _numbers = itertools.count()
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # A shell starts what runs in its background so, and the commands that tests interrupt would inherit it.
+    # A shell starts background processes with SIGINT ignored, which the tested commands would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def zookeeper_server() -> Iterator[ZooKeeper]:
-    """A server that nobody stops."""
+    """A server that no test stops."""
     with ZooKeeper() as server:
         yield server
 
 
 @pytest.fixture
 def zookeeper(zookeeper_server: ZooKeeper) -> Callable[..., ZooKeeperSettings]:
-    """Settings for a chroot of the test's own; keywords replace some of them."""
+    """Creates settings with a new chroot; keyword arguments override settings."""
     chroot = f"/test-{next(_numbers)}"
     settings = ZooKeeperSettings(zookeeper_server.address, chroot)
     return lambda **others: settings._replace(**others)
 
 
 def end_session(store: ZooKeeperStore) -> None:
-    """Ends a session behind the back of the store that has it: for ZooKeeper, and for it, it has expired."""
+    """Expires the session of a store, by closing it from a second connection."""
     client = store._link._client
     session_id, password = client.client_id
     host, port = client.hosts[0]
@@ -55,5 +60,5 @@ def end_session(store: ZooKeeperStore) -> None:
 
 @pytest.fixture
 def expire() -> Callable[[ZooKeeperStore], None]:
-    """Ends a store's session as a server would that heard nothing of it; blocks for a moment."""
+    """A function that expires the session of a store. It blocks for a moment."""
     return end_session

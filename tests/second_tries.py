@@ -1,9 +1,9 @@
-"""Second tries: only for tests named here, each with its reason; a run ends by listing those that needed one.
+"""Second tries of the tests named here, each with a reason. A run ends with a list of the tests that needed
+one.
 
-A test that passes only on a second try has found a bug: of the code, or of the test. A name in this table
-says that neither can be mended, and why: what the test measures is a promise in seconds, say, and a machine
-that gives the test's processes no time breaks it as well. A test that waits for an event has no place here:
-it waits with a limit that no busy machine overruns.
+A test that passes only on a second try has a bug, or has found one. A test in this table has none: it
+measures a guarantee in seconds, for example, which a busy machine exceeds. A test that waits for an event
+must not be in the table: its timeout must be long enough for any busy machine.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ SECOND_TRIES: dict[str, str] = {
     "test_crash_stop.py::test_a_signal_during_recovery_stops_soon_and_the_next_start_finds_everything": (
         "That a stop takes less than two seconds is the promise; a machine without time breaks it as well."
     ),
-    "test_testing_broker.py::test_a_broker_is_there_in_well_under_half_a_second": (
+    "test_testing_broker.py::test_a_broker_starts_in_less_than_half_a_second": (
         "Half a second to start is the promise; the fastest of five starts takes longer on a busy machine."
     ),
 }
-"""By file and function: why a test may fail at first."""
+"""The reason for a second try, by file and function."""
 
 
 class SecondTry(NamedTuple):
-    """A test that failed at first, and how it ended."""
+    """A test that failed in the first try, and its final result."""
 
     test: str
     passed: bool
@@ -40,7 +40,7 @@ def name_of(test: str) -> str:
 
 
 def second_tries(stats: dict[str, list[pytest.TestReport]]) -> Iterator[SecondTry]:
-    """What the reports of a run tell of second tries."""
+    """The second tries in the reports of a run."""
     passed = {report.nodeid for report in stats.get("passed", ())}
     for report in stats.get("rerun", ()):
         said = report.longreprtext.strip().splitlines() or ["it does not say why"]
@@ -50,14 +50,14 @@ def second_tries(stats: dict[str, list[pytest.TestReport]]) -> Iterator[SecondTr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that may be tried a second time."""
+    """Marks the tests that may have a second try."""
     for item in items:
         if name_of(item.nodeid) in SECOND_TRIES:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Lists them as the last that a run prints; not in the processes of pytest-xdist."""
+    """Prints the second tries at the end of a run, except in the workers of pytest-xdist."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or hasattr(config, "workerinput") or config.option.collectonly:
         return

@@ -1,21 +1,22 @@
-"""Runs the tests of Spark with what ``make test`` does not: older PySpark, Apache Kafka, Spark's connector.
+"""Runs the tests of Spark that ``make test`` omits: older PySpark, Apache Kafka, Spark's connector.
 
     python tests/spark_matrix.py [4.0 4.1 4.2 kafka connector kills]
 
 ==============  ===============================  =============
 name            PySpark                          against
 ==============  ===============================  =============
-4.0, 4.1, 4.2   the newest of that line          our broker
-kafka           4.3, the one that is installed   Apache Kafka
+4.0, 4.1, 4.2   the latest of the line           Tidemill
+kafka           4.3, as installed                Apache Kafka
 connector       4.0.0, with the jars of Spark's  Apache Kafka
                 own connector
-kills           4.3, the one that is installed   our broker
-``make test``   4.3, the one that is installed   our broker
+kills           4.3, as installed                Tidemill
+``make test``   4.3, as installed                Tidemill
 ==============  ===============================  =============
 
-``connector`` runs each case of ``test_pipeline_spark_connector.py`` with our source and with Spark's own; all
-others run it with ours alone. ``kills`` kills the job that loads a topic between any two steps. PySpark comes
-from PyPI into ``build/``, Apache Kafka and the connector from Maven Central. Without arguments all are run.
+``connector`` runs each case of ``test_pipeline_spark_connector.py`` with the source of Tidemill and with that
+of Spark; the others run it only with that of Tidemill. ``kills`` kills the load job between any two steps.
+PySpark is installed from PyPI into ``build/``, Apache Kafka and the connector from Maven Central. Without
+arguments all are run.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from peers import BUILD, Kafka, Peer  # noqa: E402 - the path comes first
 from spark import VERSION, pyspark_and_jars  # noqa: E402
 
 VERSIONS = ("4.0", "4.1", "4.2")
-"""Supported lines that are older than the one that is installed."""
+"""Supported versions older than the installed one."""
 KAFKA = "kafka"
 CONNECTOR = "connector"
 KILLS = "kills"
 CHOSEN = "not clients and not every"
-"""The marks of the tests that run."""
+"""The markers of the tests to run."""
 TRANSACTIONS = ("transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1")
-"""Settings with which a single broker serves transactions."""
+"""Settings of Apache Kafka for transactions on a single broker."""
 COMPARED = "tests/pipeline/test_pipeline_spark_connector.py"
 TESTS = [
     *(f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")),
@@ -52,7 +53,7 @@ TESTS = [
 
 
 def pyspark(version: str) -> Path:
-    """A directory with the newest PySpark of a line."""
+    """A directory with the latest PySpark of a version line."""
     directory = BUILD / f"pyspark-{version}"
     done = directory / ".complete"
     if not done.exists():
@@ -63,7 +64,7 @@ def pyspark(version: str) -> Path:
 
 
 def run(title: str, tests: Sequence[str] = TESTS, **variables: str) -> bool:
-    """Whether all tests passed."""
+    """Runs tests. Returns whether all passed."""
     print(f"\n{title}", flush=True)
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **variables}
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", CHOSEN, *tests]
@@ -71,14 +72,14 @@ def run(title: str, tests: Sequence[str] = TESTS, **variables: str) -> bool:
 
 
 def run_version(version: str) -> bool:
-    """With a PySpark of this line, against our broker."""
+    """Runs the tests with this version of PySpark, against Tidemill."""
     path = pyspark(version)
     found = next((one.version for one in metadata.distributions(name="pyspark", path=[str(path)])), version)
     return run(f"PySpark {found}, our broker", PYTHONPATH=f"{path}{os.pathsep}{ROOT / 'src'}")
 
 
 def run_kafka() -> bool:
-    """With the PySpark that is installed, against Apache Kafka."""
+    """Runs the tests with the installed PySpark, against Apache Kafka."""
     with tempfile.TemporaryDirectory() as directory:
         peer: Peer = Kafka(Path(directory) / "data", TRANSACTIONS)
         with peer:
@@ -88,7 +89,7 @@ def run_kafka() -> bool:
 
 
 def run_connector() -> bool:
-    """Case by case with Spark's own connector and with ours, against Apache Kafka."""
+    """Runs each case with Spark's connector and with that of Tidemill, against Apache Kafka."""
     found = pyspark_and_jars()
     with tempfile.TemporaryDirectory() as directory:
         peer: Peer = Kafka(Path(directory) / "data", TRANSACTIONS)
@@ -103,19 +104,19 @@ def run_connector() -> bool:
 
 
 def run_kills() -> bool:
-    """Loads that are killed, with the PySpark that is installed, against our broker."""
+    """Runs the tests of killed loads with the installed PySpark, against Tidemill."""
     title = f"PySpark {metadata.version('pyspark')}, loads that are killed"
     return run(title, ["tests/pipeline/test_pipeline_killed_loads.py"])
 
 
 def run_one(name: str) -> bool:
-    """Whether what has this name passed."""
+    """Runs the configuration with this name. Returns whether it passed."""
     runs = {KAFKA: run_kafka, CONNECTOR: run_connector, KILLS: run_kills}
     return runs[name]() if name in runs else run_version(name)
 
 
 def main(wanted: list[str]) -> int:
-    """Exit code 1 if a test failed, 2 for a name that is not known."""
+    """Returns exit code 1 if a test failed, and 2 for an unknown name."""
     known = (*VERSIONS, KAFKA, CONNECTOR, KILLS)
     names = wanted or list(known)
     unknown = [name for name in names if name not in known]

@@ -1,6 +1,6 @@
-"""Brings the system's programs that tests use: Java for Spark, kcat as one more client.
+"""Checks and installs system programs for tests: Java for Spark and ZooKeeper, kcat as a client.
 
-``make test`` runs it first. Java has to be there; without kcat its tests are skipped.
+``make test`` runs it first. Java is required; without kcat its tests are skipped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tidemill.pipeline import java
 QUIET = {"check": False, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
-def bring_kcat() -> None:
-    """Installs kcat where this user may; otherwise says how."""
+def install_kcat() -> None:
+    """Installs kcat if this user has permission; otherwise prints the command."""
     if shutil.which("kcat") or shutil.which("kafkacat"):
         return
     if shutil.which("apt-get") and os.geteuid() == 0:
@@ -33,8 +33,8 @@ def bring_kcat() -> None:
 
 
 def main() -> int:
-    """Exit code 1, with one line, where Java is missing and cannot be installed."""
-    bring_kcat()
+    """Returns exit code 1, after one line, if Java is missing and cannot be installed."""
+    install_kcat()
     return java.main()
 
 

@@ -1,7 +1,7 @@
 """Tidemill: a distributed commit log that speaks the Kafka protocol and keeps Kafka's files."""
 
-from tidemill import _mode
+from tidemill import _build_mode
 
 __version__ = "0.1.0"
 
-_mode.select()
+_build_mode.select()

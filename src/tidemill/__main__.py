@@ -1,4 +1,4 @@
-"""``python -m tidemill`` and the script ``tidemill``: the command, and quiet about ctrl-C while it loads."""
+"""``python -m tidemill`` and the script ``tidemill``: run the command line, handle ctrl-C during imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line and ends the process with its exit code."""
+    """Runs the command line, and exits with its exit code."""
     serves = sys.argv[1:2] == ["serve"]
     try:
         if serves:
@@ -19,7 +19,7 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt:
-        # Only before the command had begun; what it does with ctrl-C is its own matter.
+        # Only before the start of the command, which handles ctrl-C itself.
         sys.exit(0 if serves else INTERRUPTED)
 
 

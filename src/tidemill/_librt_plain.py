@@ -1,8 +1,8 @@
-"""The part of librt that the data path uses, in plain Python, for where librt does not load.
+"""The part of librt that the data path uses, in plain Python, for systems on which librt does not load.
 
-Integers are checked as librt checks them: an index outside the bytes is an IndexError, a number that does
-not fit is an error and never cut. ``vec`` keeps its items in an ``array``, whose memory is to be had as
-``vec.array`` (before Python 3.12 a class in Python cannot offer the buffer protocol itself).
+Integers are checked as in librt: an index outside the bytes raises IndexError, and a number that does
+not fit raises an error. ``vec`` stores its items in an ``array``, whose memory is available as
+``vec.array`` (before Python 3.12 a Python class cannot implement the buffer protocol).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _pop(v: vec, i: int = -1) -> tuple[vec, Any]:
 
 
 def modules() -> dict[str, ModuleType]:
-    """The modules to put under librt's names, by name."""
+    """The replacement modules by the names of librt."""
     package, strings, vecs = ModuleType("librt"), ModuleType("librt.strings"), ModuleType("librt.vecs")
     package.__path__ = []
     strings.BytesWriter = BytesWriter  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A broker under attack: its process is watched, and an honest client beside the attackers times answers."""
+"""A broker under attack: its process is monitored, and a normal client measures response times."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopi
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 LATENCY_S_MAX = 3.0
-"""What an honest client waits at most, on a machine that is busy with the attack as well."""
-FAULTS = ("Traceback", "broke its handler", "never retrieved", "Exception in callback")
+"""The limit for the response time of a normal client on a machine that also runs the attack."""
+FAULTS = ("Traceback", "the handler of a request of", "never retrieved", "Exception in callback")
 
 
 class Peer:
-    """A connection that asks one thing after the other, in any version."""
+    """A client that sends one request after the other, in any version."""
 
     def __init__(self, broker: Broker, timeout_s: float = 20.0) -> None:
         self.socket = socket.create_connection((broker.host, broker.port), timeout=timeout_s)
         self.correlation_id = 0
 
     def ask(self, key: int, version: int, request: Any) -> Any:
-        """Sends a request; its response."""
+        """Sends a request. Returns its response."""
         self.correlation_id += 1
         self.socket.sendall(encode_request(key, version, self.correlation_id, "honest", request))
         return self.answer(key, version)
 
     def answer(self, key: int, version: int) -> Any:
-        """The next response."""
+        """Returns the next response."""
         correlation_id, response = decode_response(key, version, self.frame())
         if correlation_id != self.correlation_id:
             raise AssertionError(f"reply to {correlation_id}, asked was {self.correlation_id}")
         return response
 
     def frame(self) -> bytes:
-        """The next frame; ConnectionError when there is none any more."""
-        (size,) = struct.unpack(">i", self.exactly(4))
-        return self.exactly(size)
+        """Returns the next frame. Raises ConnectionError at the end."""
+        (size,) = struct.unpack(">i", self.receive_exactly(4))
+        return self.receive_exactly(size)
 
-    def exactly(self, size: int) -> bytes:
-        """So many bytes."""
+    def receive_exactly(self, size: int) -> bytes:
+        """Receives exactly ``count`` bytes."""
         data = bytearray()
         while len(data) < size:
             piece = self.socket.recv(min(size - len(data), 1 << 20))
@@ -68,7 +68,7 @@ class Peer:
         return bytes(data)
 
     def is_closed(self, within_s: float = 5.0) -> bool:
-        """Whether the broker ends the connection within some time; what it still sends is passed over."""
+        """Whether the broker closes the connection within some time. Ignores received bytes."""
         deadline = time.monotonic() + within_s
         try:
             while time.monotonic() < deadline:
@@ -82,7 +82,7 @@ class Peer:
         return False
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.socket.close()
 
     def __enter__(self) -> Peer:
@@ -93,7 +93,7 @@ class Peer:
 
 
 def make_topic(broker: Broker, name: str, partitions: int = 1, **config: str) -> bytes:
-    """A new topic; its id."""
+    """Creates a topic. Returns its id."""
     with Peer(broker) as peer:
         configs = [
             CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in config.items()
@@ -114,17 +114,17 @@ def make_topic(broker: Broker, name: str, partitions: int = 1, **config: str) ->
 def fetch_request(
     topic_id: bytes, offset: int, wait_ms: int = 1000, index: int = 0, **fields: Any
 ) -> FetchRequest:
-    """A fetch of one partition by id, without a session."""
+    """Returns a fetch of one partition by id, without a session."""
     part = FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
     values: dict[str, Any] = {"max_wait_ms": wait_ms, "min_bytes": 1, "max_bytes": 50 << 20, **fields}
     return FetchRequest(session_epoch=-1, topics=[FetchTopic(topic_id=topic_id, partitions=[part])], **values)
 
 
-class Witness(threading.Thread):
-    """Works with a topic of its own in the usual way, and checks each answer and how long it took."""
+class NormalClient(threading.Thread):
+    """A normal client of its own topic, which checks each response and its time."""
 
     def __init__(self, broker: Broker, topic: str = "honest") -> None:
-        super().__init__(name="witness", daemon=True)
+        super().__init__(name="client_thread", daemon=True)
         self.broker = broker
         self.topic = topic
         self.topic_id = make_topic(broker, topic)
@@ -145,7 +145,7 @@ class Witness(threading.Thread):
             self.problem = problem
 
     def round(self) -> None:
-        """Asks for the topic, writes a message, reads it."""
+        """Requests the metadata of the topic, writes a message, and reads it."""
         peer = self.peer
         wanted = MetadataRequest(
             topics=[MetadataRequestTopic(name=self.topic)], allow_auto_topic_creation=False
@@ -166,43 +166,43 @@ class Witness(threading.Thread):
         self.rounds += 1
 
     def end(self) -> None:
-        """Stops, and raises what went wrong."""
+        """Stops, and raises the error."""
         self.ending.set()
         self.join(30)
         self.peer.close()
         if self.problem is not None:
             raise self.problem
-        assert not self.is_alive(), "the honest client waits for an answer"
+        assert not self.is_alive(), "the normal client waits for an answer"
 
 
 @contextmanager
-def honest_client(broker: Broker, latency_s_max: float = LATENCY_S_MAX) -> Iterator[Witness]:
-    """Lets an honest client work meanwhile; fails when it got a wrong answer, or a late one."""
-    witness = Witness(broker, f"honest-{time.monotonic_ns()}")
-    witness.start()
+def normal_client(broker: Broker, latency_s_max: float = LATENCY_S_MAX) -> Iterator[NormalClient]:
+    """Runs a normal client meanwhile. Fails after a wrong or late response."""
+    client_thread = NormalClient(broker, f"honest-{time.monotonic_ns()}")
+    client_thread.start()
     try:
-        yield witness
+        yield client_thread
     finally:
-        witness.end()
-    assert witness.rounds > 0
-    assert witness.slowest_s < latency_s_max, f"an honest client waited {witness.slowest_s:.2f} s"
+        client_thread.end()
+    assert client_thread.rounds > 0
+    assert client_thread.slowest_s < latency_s_max, f"a normal client waited {client_thread.slowest_s:.2f} s"
 
 
 @contextmanager
 def under_attack(
     broker: Broker, growth_mb_max: float, latency_s_max: float = LATENCY_S_MAX
-) -> Iterator[Witness]:
-    """For the time of an attack: memory, log and an honest client's answers are watched."""
+) -> Iterator[NormalClient]:
+    """Monitors memory, log and the responses of a normal client during an attack."""
     with Peer(broker) as peer:
         peer.ask(
             ApiKey.API_VERSIONS, 3, ApiVersionsRequest(client_software_name="t", client_software_version="1")
         )
     before = len(broker.log)
     pid = broker.pid
-    with honest_client(broker, latency_s_max) as witness:
+    with normal_client(broker, latency_s_max) as client_thread:
         time.sleep(0.2)
         resident = resident_mb(pid)
-        yield witness
+        yield client_thread
     grown = resident_mb(pid) - resident
     check_log(broker, before)
     assert grown < growth_mb_max, f"resident memory grew by {grown:.0f} MB from {resident:.0f} MB"
@@ -211,7 +211,7 @@ def under_attack(
 
 
 def check_log(broker: Broker, start: int = 0) -> None:
-    """Fails when the broker logged a fault of its own."""
+    """Fails if the broker logged an unexpected error."""
     log = broker.log[start:]
     for fault in FAULTS:
         at = log.find(fault)
@@ -219,7 +219,7 @@ def check_log(broker: Broker, start: int = 0) -> None:
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process, without what it mapped and did not touch."""
+    """Returns the resident memory of a process."""
     with open(f"/proc/{pid}/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmRSS:"):
@@ -228,7 +228,7 @@ def resident_mb(pid: int) -> float:
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory that a process ever had."""
+    """Returns the peak memory of a process."""
     with open(f"/proc/{pid}/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmHWM:"):
@@ -236,16 +236,16 @@ def peak_mb(pid: int) -> float:
     raise OSError(f"process {pid} tells no VmHWM")
 
 
-def forget_peak(pid: int) -> None:
-    """Lets :func:`peak_mb` begin anew, where the system allows it."""
+def reset_peak(pid: int) -> None:
+    """Resets :func:`peak_mb`, where the system allows it."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
 
 def burst(broker: Broker, data: bytes, patience_s: float = 0.02) -> int:
-    """Sends ``data`` on a connection of its own and reads until the broker ends it, or goes silent.
+    """Sends ``data`` on a new connection, and reads until the broker closes it or sends nothing more.
 
-    How many answers came.
+    Returns the number of responses.
     """
     received = bytearray()
     with contextlib.closing(socket.create_connection((broker.host, broker.port), timeout=10)) as peer:
@@ -269,5 +269,5 @@ def burst(broker: Broker, data: bytes, patience_s: float = 0.02) -> int:
 
 
 def seed_of(environment: str = "TIDEMILL_SEED") -> int:
-    """The seed of a test that draws: the environment's, or a new one, which a failure prints."""
+    """Returns the seed of a random test: from the environment, or a new one, which a failure prints."""
     return int(os.environ.get(environment) or time.time_ns() % 1_000_000)

@@ -1,4 +1,4 @@
-"""Produce and Fetch as a client sees them: real connections, real logs, no broker around them."""
+"""Produce and Fetch over real connections and logs, without a whole broker."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tidemill.broker.context import Listener, Peer
-from tidemill.broker.fetch import FetchPath
-from tidemill.broker.fetch_sessions import FetchSessions
+from tidemill.broker.conversion_workers import ConversionWorkers
+from tidemill.broker.down_conversion import DownConversion
+from tidemill.broker.fetch_handler import FetchHandler
+from tidemill.broker.fetch_reader import FetchReader
+from tidemill.broker.fetch_session import FetchSessions
+from tidemill.broker.kafka_apis import ApiRequestHandler, KafkaApis
 from tidemill.broker.large_fetches import LargeFetches
-from tidemill.broker.produce import ProducePath
-from tidemill.broker.request_slices import Lane
-from tidemill.broker.requests import Requests
-from tidemill.broker.slow_lane import SlowLane
-from tidemill.log.config import LogConfig
+from tidemill.broker.large_requests import LargeRequestQueue
+from tidemill.broker.produce_handler import ProduceHandler
+from tidemill.broker.produce_validation import ProduceValidation
+from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.files import SystemFiles
-from tidemill.log.manager import LogManager
-from tidemill.model.ports import Clock
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
+from tidemill.model.interfaces import Clock
+from tidemill.model.task_set import TaskSet
 from tidemill.net.connection import Connection
 from tidemill.net.deadlines import Deadlines
-from tidemill.net.memory import Memory
+from tidemill.net.memory_pool import MemoryPool
+from tidemill.net.peer import Listener, Peer
 from tidemill.records.builder import BatchBuilder
-from tidemill.records.reader import iter_records
-from tidemill.replication.manager import ReplicaManager
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
+from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -40,7 +45,7 @@ PRODUCE, FETCH = 0, 1
 NOW = 1_700_000_000_000
 NODE = 1
 BY_ID = 13
-"""From this version of both APIs on topics are named by id."""
+"""The first version of both APIs with topic ids."""
 OFFSETS = "__consumer_offsets"
 IDS = {
     "t": bytes(range(16)),
@@ -54,7 +59,7 @@ PATIENCE_S = 10.0
 
 
 class SetClock(Clock):
-    """A clock that goes when it is told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_ms = NOW
@@ -67,7 +72,7 @@ class SetClock(Clock):
 
 
 class HeldExecutor(Executor):
-    """Runs jobs when it is told to: a disk that takes its time."""
+    """An executor that runs jobs on request, as a slow disk."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
@@ -78,17 +83,17 @@ class HeldExecutor(Executor):
         return future
 
     def run(self) -> None:
-        """Does what was asked so far."""
+        """Runs the submitted jobs."""
         jobs, self.jobs = self.jobs, []
         for future, call, arguments in jobs:
             try:
                 future.set_result(call(*arguments))
-            except BaseException as problem:  # noqa: BLE001 - whoever waits is told
+            except BaseException as problem:  # noqa: BLE001 - passed to the future
                 future.set_exception(problem)
 
 
 class AtOnceExecutor(HeldExecutor):
-    """Runs jobs when they are asked for: what follows does not depend on how fast a thread is."""
+    """An executor that runs jobs at once, so that tests do not depend on the speed of a thread."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **others: Any) -> Future[Any]:  # type: ignore[override]
         future = super().submit(call, *arguments, **others)
@@ -96,8 +101,8 @@ class AtOnceExecutor(HeldExecutor):
         return future
 
 
-class NoOthers:
-    """All other APIs; here they are none."""
+class NoOthers(ApiRequestHandler):
+    """The handler of all other APIs, which has none."""
 
     def __init__(self) -> None:
         self.closed: list[str] = []
@@ -114,7 +119,7 @@ class NoOthers:
 
 
 class Bench:
-    """Two topics, ``t`` with 3 partitions and ``u`` with 1, and what serves them."""
+    """Two topics, ``t`` with 3 partitions and ``u`` with 1, and the handlers for them."""
 
     def __init__(
         self,
@@ -122,33 +127,46 @@ class Bench:
         syncers: Executor | None = None,
         sessions_max: int = 10,
         in_slices: bool = False,
+        converts: bool = False,
     ) -> None:
         self.directory = directory
         self.loop = asyncio.new_event_loop()
         self.clock = SetClock()
         self.pool = ThreadPoolExecutor(1)
         self.logs = LogManager(SystemFiles(), [str(directory)])
-        self.logs.lock()
-        self.logs.claim("c" * 22, NODE)
+        self.logs.dirs.lock()
+        self.logs.dirs.claim("c" * 22, NODE)
         self.logs.load(NOW, lambda topic: LogConfig())
         self.manager = ReplicaManager(NODE, self.logs, self.clock, self.loop, syncers or self.pool, self.pool)
         self.deadlines = Deadlines(self.loop)
-        self.memory = Memory(self.loop, REQUEST_BYTES_MAX)
-        self.slow_lane = SlowLane(self.loop, self.pool, self.memory)
+        self.memory = MemoryPool(self.loop, REQUEST_BYTES_MAX)
+        self.preparation = ProduceValidation(self.loop, self.pool, self.memory)
         topics = self.manager.topics
-        self.produces = ProducePath(topics, self.clock, self.deadlines, self.slow_lane, self.memory)
-        self.slow_lane.path = self.produces
+        self.produces = ProduceHandler(topics, self.clock, self.deadlines, self.preparation, self.memory)
         self.manager.write_back.listeners.append(self.produces.set_congested)
-        self.sessions = FetchSessions(self.clock, sessions_max)
-        self.fetches = FetchPath(topics, self.loop, self.deadlines, self.sessions, FETCH_BYTES_MAX)
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = TaskSet(self.loop)
+        large = LargeFetches(LargeRequestQueue(self.memory), self.tasks)
+        self.sessions = FetchSessions(self.clock, sessions_max, large)
+        aborted = AbortedTransactions(self.logs.files)
+        reader = FetchReader(
+            topics,
+            self.clock,
+            self.loop,
+            FETCH_BYTES_MAX,
+            aborted=aborted,
+            broker_epoch=lambda broker: self.registered.get(broker, -1),
+        )
+        self.registered: dict[int, int] = {}
+        """The broker epochs in the metadata."""
+        self.conversions = ConversionWorkers(1)
+        self.down = DownConversion(self.loop, self.conversions)
+        down = self.down if converts else None
+        self.fetches = FetchHandler(reader, self.loop, self.deadlines, self.sessions, down, large)
         if in_slices:
-            # Every fetch is handled as if it had many partitions.
-            self.fetches.large = LargeFetches(self.fetches, self.loop, Lane(self.memory), self.tasks)
-            self.sessions.end_in_slices = self.fetches.large.end
+            # Every fetch is handled as a large one.
             self.fetches.large_bytes = -1
         self.others = NoOthers()
-        self.requests = Requests(self.produces, self.fetches, self.others)
+        self.requests = KafkaApis(self.produces, self.fetches, self.others)
         self.clients: list[Client] = []
         self.put("t", 3)
         self.put("u", 1)
@@ -156,39 +174,41 @@ class Bench:
     def put(
         self, topic: str, partitions: int, *, replicas: tuple[int, ...] = (NODE,), **settings: Any
     ) -> None:
-        """Creates or alters a topic, of which only this broker is in sync."""
+        """Creates or alters a topic with this broker as the only in-sync replica."""
         states = [PartitionState(index, NODE, 0, replicas, (NODE,)) for index in range(partitions)]
         self.manager.put_topic(topic, IDS[topic], topic == OFFSETS, states, LogConfig(**settings))
 
     def partition(self, topic: str = "t", index: int = 0) -> Partition:
-        """A partition."""
+        """Returns a partition."""
         found = self.manager.find(topic, index)
         assert found is not None
         return found
 
     def client(self) -> Client:
-        """A new connection."""
+        """Opens a connection."""
         self.clients.append(Client(self))
         return self.clients[-1]
 
     def turn(self, seconds: float = 0.005) -> None:
-        """Lets the loop do what is due."""
+        """Runs the events of the loop that are due."""
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Lets the loop go on until something is so."""
+        """Runs the loop until a condition is true."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
             assert time.monotonic() < deadline, "it does not happen"
             self.turn(0.001)
 
     def close(self) -> None:
-        """Takes everything away."""
+        """Closes everything."""
         for client in self.clients:
             client.close()
-        self.turn(0.02)
+        self.until(lambda: all(client.connection.closed for client in self.clients))
         self.until(lambda: not self.tasks)
-        self.loop.run_until_complete(self.slow_lane.stop())
+        self.loop.run_until_complete(self.preparation.stop())
+        self.loop.run_until_complete(self.down.stop())
+        self.conversions.close()
         self.deadlines.close()
         self.loop.run_until_complete(self.manager.stop())
         self.logs.close(NOW, self.manager.high_watermarks())
@@ -198,7 +218,7 @@ class Bench:
 
 
 class Client:
-    """The peer of a connection: sends encoded requests, decodes what comes back."""
+    """A client: sends encoded requests, and decodes the responses."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -212,13 +232,13 @@ class Client:
         self.received = bytearray()
 
     def send(self, key: int, version: int, request: Any) -> int:
-        """Sends a request; its number."""
+        """Sends a request. Returns its number."""
         self.correlation_id += 1
         self.send_bytes(encode_request(key, version, self.correlation_id, "client", request))
         return self.correlation_id
 
     def send_bytes(self, data: bytes) -> None:
-        """Sends bytes as they are."""
+        """Sends bytes."""
         view = memoryview(data)
         while view:
             try:
@@ -227,7 +247,7 @@ class Client:
                 self.bench.turn(0.001)
 
     def has_answer(self) -> bool:
-        """Whether a whole answer is there."""
+        """Whether a complete response has arrived."""
         try:
             while True:
                 piece = self.socket.recv(1 << 20)
@@ -241,7 +261,7 @@ class Client:
         )
 
     def frame(self) -> bytes:
-        """The next answer, without its size."""
+        """Returns the next response without its size."""
         self.bench.until(self.has_answer)
         (size,) = struct.unpack_from(">i", self.received)
         frame = bytes(self.received[4 : 4 + size])
@@ -249,43 +269,43 @@ class Client:
         return frame
 
     def answer(self, key: int, version: int, number: int | None = None) -> Any:
-        """The next answer, decoded: it must be that to request ``number`` (the last one)."""
+        """Returns the next response, decoded: the one to request ``number``, by default the last."""
         correlation_id, response = decode_response(key, version, self.frame())
         assert correlation_id == (self.correlation_id if number is None else number)
         return response
 
     def ask(self, key: int, version: int, request: Any) -> Any:
-        """Sends a request; its answer."""
+        """Sends a request. Returns its response."""
         number = self.send(key, version, request)
         return self.answer(key, version, number)
 
     def is_silent(self) -> bool:
-        """Whether nothing has come after a while."""
+        """Whether no response arrives within a while."""
         self.bench.turn(0.03)
         return not self.has_answer()
 
     def is_closed(self) -> bool:
-        """Whether the other side has ended the connection."""
+        """Whether the peer has closed the connection."""
         self.bench.turn(0.02)
         return bool(self.connection.closed)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.socket.close()
 
     # Produce
 
     def produce(self, version: int, parts: Any, acks: int = -1, timeout_ms: int = 5000) -> int:
-        """Sends a produce of {(topic, index): batch}; its number."""
+        """Sends a Produce request for {(topic, index): batch}. Returns its number."""
         return self.send(PRODUCE, version, produce_request(version, parts, acks, timeout_ms))
 
     def produced(self, version: int, number: int | None = None) -> list[Any]:
-        """The partitions of the next produce's answer, in its order."""
+        """Returns the partitions of the next Produce response, in its order."""
         response = self.answer(PRODUCE, version, number)
         return [part for topic in response.responses for part in topic.partition_responses]
 
     def append(self, *values: bytes, topic: str = "t", index: int = 0) -> int:
-        """Writes one batch; its base offset."""
+        """Writes one batch. Returns its base offset."""
         self.produce(9, {(topic, index): batch(*values)})
         (part,) = self.produced(9)
         assert part.error_code == 0
@@ -295,16 +315,16 @@ class Client:
     # Fetch
 
     def fetch(self, version: int, parts: Any, **fields: Any) -> int:
-        """Sends a fetch of {(topic, index): offset or FetchPartition}; its number."""
+        """Sends a Fetch request for {(topic, index): offset or FetchPartition}. Returns its number."""
         return self.send(FETCH, version, fetch_request(version, parts, **fields))
 
     def fetched(self, version: int, number: int | None = None) -> Any:
-        """The next fetch's answer."""
+        """Returns the next Fetch response."""
         return self.answer(FETCH, version, number)
 
 
 def batch(*values: bytes, codec: int = 0, timestamp: int = NOW, **built: int) -> bytes:
-    """A batch of messages without keys."""
+    """Returns a batch of records without keys."""
     builder = BatchBuilder(codec)
     for value in values:
         builder.append(timestamp, None, value)
@@ -312,7 +332,7 @@ def batch(*values: bytes, codec: int = 0, timestamp: int = NOW, **built: int) ->
 
 
 def produce_request(version: int, parts: Any, acks: int = -1, timeout_ms: int = 5000) -> ProduceRequest:
-    """Partitions of one topic stand together."""
+    """Groups the partitions by topic."""
     topics: list[TopicProduceData] = []
     names: list[str] = []
     for (name, index), records in parts.items():
@@ -329,7 +349,7 @@ def produce_request(version: int, parts: Any, acks: int = -1, timeout_ms: int = 
 
 
 def fetch_request(version: int, parts: Any, forgotten: Any = (), **fields: Any) -> FetchRequest:
-    """``forgotten`` holds (topic, index)."""
+    """Builds a Fetch request. ``forgotten`` has pairs (topic, index)."""
     topics = []
     for (name, index), wanted in parts.items():
         if not isinstance(wanted, FetchPartition):
@@ -342,7 +362,7 @@ def fetch_request(version: int, parts: Any, forgotten: Any = (), **fields: Any) 
 
 
 def named(version: int, item: Any, name: str) -> Any:
-    """Names a topic as the version does."""
+    """Returns the topic field of the version: name or id."""
     if version >= BY_ID:
         item.topic_id = IDS[name]
     else:
@@ -351,7 +371,7 @@ def named(version: int, item: Any, name: str) -> Any:
 
 
 def topic_name(item: Any) -> str:
-    """The name of a topic in an answer, whichever way it is told."""
+    """Returns the name of a topic in a response, which may have its id."""
     by_id = {topic_id: name for name, topic_id in IDS.items()}
     name: str = (
         item.topic if hasattr(item, "topic") and item.topic else item.name if hasattr(item, "name") else ""
@@ -360,7 +380,7 @@ def topic_name(item: Any) -> str:
 
 
 def parts_of(response: Any) -> dict[tuple[str, int], Any]:
-    """The partitions of a fetch's answer."""
+    """Returns the partitions of a Fetch response."""
     found = {}
     for topic in response.responses:
         for part in topic.partitions:
@@ -369,13 +389,13 @@ def parts_of(response: Any) -> dict[tuple[str, int], Any]:
 
 
 def values_of(part: Any, start: int = 0) -> list[bytes]:
-    """The values of the records of a partition."""
+    """Returns the values of the records of a partition."""
     return [one.value or b"" for one in iter_records(part.records or b"", start)]
 
 
 @contextmanager
 def bench_in(directory: Path, **options: Any) -> Iterator[Bench]:
-    """A bench for the time of a ``with``."""
+    """A context manager with a bench."""
     bench = Bench(directory, **options)
     try:
         yield bench

@@ -1,4 +1,4 @@
-"""What the log says of the changes that administrators make: each of them, with who asked."""
+"""The log lines for the changes of administrators, with the requester."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from test_handlers_moves import PREFERRED, brokers_in
 from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata_of, new_topics, run
 
-from tidemill.broker import admin_log, automatic_topics
-from tidemill.broker.context import Listener, Peer, RequestContext
+from tidemill.broker import admin_log, auto_topic_creation
+from tidemill.broker.request_context import RequestContext
+from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.nodes import PartitionListNode, ReassignmentNode
-from tidemill.coordination.port import Create
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.net.peer import Listener, Peer
 from tidemill.server.logging import ADMIN_REPEATS_MAX, RepeatFilter
 from tidemill.wire.messages.alter_configs import (
     AlterableConfig as ReplacedConfig,
@@ -46,14 +47,14 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged of changes since the last call."""
+    """Returns the changes that were logged since the last call."""
     found = [one.getMessage() for one in caplog.records if one.name == "tidemill.admin"]
     assert all(one.levelno == logging.INFO for one in caplog.records if one.name == "tidemill.admin")
     caplog.clear()
     return found
 
 
-def test_topics_that_are_created_grown_and_deleted_are_logged_with_who_asked(
+def test_created_grown_and_deleted_topics_are_logged_with_the_requester(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -72,18 +73,18 @@ def test_topics_that_are_created_grown_and_deleted_are_logged_with_who_asked(
             await broker.ask(DeleteTopicsRequest(topic_names=["a", "none"], timeout_ms=5000), 5)
             assert lines(caplog) == [f"topics deleted: a {BY}"]
             await broker.ask(metadata_of("made", create=True), 9)
-            assert lines(caplog) == [f"topics created as a client asked for their metadata: made {BY}"]
+            assert lines(caplog) == [f"topics created because a client requested their metadata: made {BY}"]
 
     run(story())
 
 
-def test_a_topic_that_many_clients_ask_for_at_once_is_logged_as_created_once(
+def test_a_topic_requested_by_many_clients_is_logged_as_created_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await asyncio.gather(*(broker.ask(metadata_of("made", create=True), 9) for _ in range(20)))
-            assert lines(caplog) == [f"topics created as a client asked for their metadata: made {BY}"]
+            assert lines(caplog) == [f"topics created because a client requested their metadata: made {BY}"]
 
     run(story())
 
@@ -91,23 +92,21 @@ def test_a_topic_that_many_clients_ask_for_at_once_is_logged_as_created_once(
 def test_a_topic_that_is_still_being_deleted_is_not_logged_as_created(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(automatic_topics, "HEARD_S", 0.05)
+    monkeypatch.setattr(auto_topic_creation, "METADATA_WAIT_S_MAX", 0.05)
 
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7, 1])  # Broker 1 has not deleted its replica.
             await brokers.asked.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=5000), 5)
             lines(caplog)
-            answer = await brokers.asked.ask(metadata_of("t", create=True), 9)
-            assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            response = await brokers.asked.ask(metadata_of("t", create=True), 9)
+            assert response.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert lines(caplog) == []
 
     run(story())
 
 
-def test_settings_that_are_altered_are_logged_and_passwords_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_altered_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def incremental(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:
         configs = [AlterableConfig(name=one, config_operation=how, value=to) for one, how, to in changes]
         resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
@@ -157,9 +156,9 @@ def test_reassignments_are_logged_when_they_start_end_and_are_cancelled(
             caplog.clear()
             wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7, 3]})
             await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
-            await brokers.controller.moves.take_wishes()
+            await brokers.controller.reassignments.apply_requested_reassignments()
             assert f"reassignments started by {ReassignmentNode.path}: t-0 to [7, 3]" in caplog.messages
-            assert "(by " not in caplog.text, "who wrote it is not known"
+            assert "(by " not in caplog.text, "the requester is not known"
 
     run(story())
 
@@ -178,7 +177,7 @@ def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_is_logg
             ]
             wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7]})
             await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
-            await brokers.controller.moves.take_wishes()
+            await brokers.controller.reassignments.apply_requested_reassignments()
             assert lines(caplog) == [
                 f"reassignments started by {ReassignmentNode.path}: t-0 to [7]",
                 "reassignments done: t-0 to [7]",
@@ -187,7 +186,7 @@ def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_is_logg
     run(story())
 
 
-def test_elections_that_are_asked_for_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_requested_elections_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1, 7], [7, 1])
@@ -204,25 +203,25 @@ def test_elections_that_are_asked_for_are_logged(tmp_path: Path, caplog: pytest.
             node = PartitionListNode.encode([TopicPartition("t", 0)])
             await brokers.store.transact([Create(PartitionListNode.election_path, node)])
             caplog.clear()
-            await brokers.controller.leading.take_elections()
-            text = f"preferred elections done as {PartitionListNode.election_path} asks: t-0"
+            await brokers.controller.leader_elections.run_requested_elections()
+            text = f"preferred elections done, requested by {PartitionListNode.election_path}: t-0"
             assert text in caplog.messages
 
     run(story())
 
 
-def test_what_a_client_calls_itself_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_client_ids_and_topic_names_are_shortened(caplog: pytest.LogCaptureFixture) -> None:
     peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
-    context = RequestContext(peer, "c" * 30_000, 0, 0, 1, None)
-    admin_log.note(context, "topics deleted", ["t" * 10_000, *(str(number) for number in range(100))])
+    context = RequestContext(peer, "c" * 30_000, 0, 0, 1)
+    admin_log.log_change(context, "topics deleted", ["t" * 10_000, *(str(number) for number in range(100))])
     found = lines(caplog)
-    assert len(found) == 3, "fifty things a line"
+    assert len(found) == 3, "fifty items a line"
     assert all(len(line) < 1000 for line in found)
-    admin_log.note(context, "topics deleted", [])
+    admin_log.log_change(context, "topics deleted", [])
     assert lines(caplog) == []
 
 
-def test_changes_are_not_held_back_as_repetitions() -> None:
+def test_repeated_changes_are_logged_up_to_a_higher_limit() -> None:
     repeats = RepeatFilter(repeats_max=3)
     record = logging.LogRecord("tidemill.admin", logging.INFO, "", 0, "%s: %s (by %s)", (), None)
     assert all(repeats.filter(record) for _ in range(ADMIN_REPEATS_MAX))

@@ -1,4 +1,4 @@
-"""What concerns few partitions costs as much as those few, however many others there are."""
+"""The cost of a change depends on the affected partitions, not on the number of all partitions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.broker.carrying_out import LOGS_A_TURN
 from tidemill.broker.log_configs import changed_defaults, depends_on
-from tidemill.controller import elections
-from tidemill.controller.elections import plan_broker_change
-from tidemill.controller.shutdown import plan_shutdown
-from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.controller import leader_election
+from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
-from tidemill.log.config import LogConfig
+from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
-from tidemill.server.app import BrokerServer
-from tidemill.server.cluster import Cluster
+from tidemill.model.event_loop_slices import STEPS_PER_SLICE
+from tidemill.server.broker_server import BrokerServer
+from tidemill.server.cluster_member import ClusterMember
+from unpaused import plan_broker_change, plan_shutdown
 
 DEAD = 3
 OTHERS = 200
@@ -41,7 +41,7 @@ def image_of(*topics: TopicImage, living: tuple[int, ...] = (1, 2, DEAD)) -> Clu
 
 
 def many() -> ClusterImage:
-    """One partition has a replica on the broker that dies, and many have none."""
+    """One partition has a replica on the failed broker, and many have none."""
     others = [topic(f"other-{number}", [1, 2], [2, 1]) for number in range(OTHERS)]
     return image_of(*others, topic("affected", [1, 2], [1, DEAD]))
 
@@ -51,7 +51,7 @@ names = st.sampled_from(["a", "b", "c"])
 
 
 @given(st.lists(st.dictionaries(names, placements | st.none(), min_size=1), max_size=8))
-def test_the_topics_of_a_broker_are_known_through_all_changes(
+def test_the_topics_by_broker_follow_all_changes(
     changes: list[dict[str, list[list[int]] | None]],
 ) -> None:
     index = TopicIndex({})
@@ -72,19 +72,19 @@ def test_the_topics_of_a_broker_are_known_through_all_changes(
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The topics that elections are planned for."""
+    """The topics for which elections are planned."""
     found: list[str] = []
-    plan = elections._planning_elections
+    plan = leader_election._planning_elections
 
     def noted(image: ClusterImage, one: TopicImage, *arguments: Any) -> Any:
         found.append(one.name)
         return plan(image, one, *arguments)
 
-    monkeypatch.setattr(elections, "_planning_elections", noted)
+    monkeypatch.setattr(leader_election, "_planning_elections", noted)
     return found
 
 
-def test_the_death_of_a_broker_looks_at_the_topics_that_it_has_replicas_of(looked_at: list[str]) -> None:
+def test_a_broker_failure_reads_only_the_topics_of_the_broker(looked_at: list[str]) -> None:
     image = many()
     after = image.with_brokers({one: had for one, had in image.brokers.items() if one != DEAD})
     (plan,) = plan_broker_change(after, [DEAD])
@@ -92,14 +92,14 @@ def test_the_death_of_a_broker_looks_at_the_topics_that_it_has_replicas_of(looke
     assert looked_at == ["affected"]
 
 
-def test_a_broker_that_stops_is_relieved_of_what_it_has() -> None:
+def test_a_controlled_shutdown_plans_only_the_topics_of_the_broker() -> None:
     image = image_of(topic("a", [DEAD, 1]), topic("b", [1, DEAD]), topic("c", [1, 2]), topic("d", [DEAD]))
     found = plan_shutdown(image, DEAD, frozenset())
     assert [plan.topic.name for plan in found.plans] == ["a", "b"]
 
 
 class Led:
-    """A partition that this broker leads, and who it heard has gone."""
+    """A partition that this broker leads, with the departed followers."""
 
     is_leader = True
 
@@ -111,7 +111,7 @@ class Led:
 
 
 class Partitions:
-    """All that this broker has; only those that are looked up are made."""
+    """All partitions of this broker, created at the first look-up."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, int], Led] = {}
@@ -120,18 +120,18 @@ class Partitions:
         return self.found.setdefault((name, index), Led())
 
 
-def test_a_leader_hears_of_a_dead_follower_where_it_has_it_as_one() -> None:
+def test_a_broker_failure_notifies_only_leaders_with_the_follower() -> None:
     before = many()
     after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
     partitions = Partitions()
     broker = SimpleNamespace(partitions=partitions, clock=SimpleNamespace(monotonic_ms=lambda: 0))
     this: Any = SimpleNamespace(_broker=broker)
-    asyncio.run(Cluster._brokers_gone(this, Delta.between(before, after)))
+    asyncio.run(ClusterMember._brokers_gone(this, Delta.between(before, after)))
     assert {key: one.gone for key, one in partitions.found.items()} == {("affected", 1): [DEAD]}
 
 
 def reconfigured(before: dict[str, Any], after: dict[str, Any], *topics: TopicImage) -> list[str]:
-    """The topics that get other settings where those of the broker change."""
+    """Returns the topics that are reconfigured by a change of broker settings."""
     found: list[str] = []
     this = server(BrokerConfig.of(**after), topics, lambda name, config: found.append(name))
     asyncio.run(BrokerServer._reconfigure_topics(this, BrokerConfig.of(**before)))
@@ -141,7 +141,7 @@ def reconfigured(before: dict[str, Any], after: dict[str, Any], *topics: TopicIm
 def server(
     config: BrokerConfig, topics: Sequence[TopicImage], reconfigure: Callable[[str, LogConfig], None]
 ) -> Any:
-    """What of a server puts settings into effect."""
+    """The part of a server that applies settings."""
     entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
     partitions = SimpleNamespace(topics=SimpleNamespace(by_name=entries), reconfigure=reconfigure)
     metadata = SimpleNamespace(image=image_of(*topics))
@@ -149,7 +149,7 @@ def server(
     return SimpleNamespace(broker=broker)
 
 
-def test_settings_of_all_brokers_touch_the_topics_that_depend_on_them() -> None:
+def test_broker_defaults_reconfigure_only_topics_that_depend_on_them() -> None:
     topics = (
         topic("plain", [1]),
         topic("own", [1], retention_ms="5"),
@@ -161,7 +161,7 @@ def test_settings_of_all_brokers_touch_the_topics_that_depend_on_them() -> None:
     assert reconfigured({"log_retention_ms": 1000}, {}, *topics) == ["plain", "unreadable", "another"]
 
 
-def test_settings_of_all_brokers_reach_some_topics_at_a_time_with_the_loop_in_between() -> None:
+def test_broker_defaults_are_applied_in_slices() -> None:
     names = [f"t{number}" for number in range(1000)]
     reached: list[tuple[str, int]] = []
 
@@ -174,10 +174,10 @@ def test_settings_of_all_brokers_reach_some_topics_at_a_time_with_the_loop_in_be
         work = asyncio.create_task(BrokerServer._reconfigure_topics(this, BrokerConfig.of()))
         last = 0
         while not work.done():
-            assert len(reached) - last <= LOGS_A_TURN
+            assert len(reached) - last <= STEPS_PER_SLICE
             last = len(reached)
             if last >= 100:
-                # A topic gets a setting of its own while the others are worked on.
+                # A topic gets its own setting during the loop.
                 this.broker.metadata.image = image_of(
                     *(topic(name, [1], **{"retention_ms": "5"} if name == "t900" else {}) for name in names)
                 )
@@ -187,7 +187,7 @@ def test_settings_of_all_brokers_reach_some_topics_at_a_time_with_the_loop_in_be
     assert reached == [(name, 1000) for name in names if name != "t900"]
 
 
-def test_a_limit_that_is_no_setting_of_topics_concerns_all_of_them() -> None:
+def test_a_limit_without_a_topic_config_applies_to_all_topics() -> None:
     before, after = BrokerConfig.of(), BrokerConfig.of(tidemill_unpacked_batch_bytes_max=1 << 20)
     changed = changed_defaults(before, after)
     assert changed

@@ -1,4 +1,4 @@
-"""Readers of committed records: they stop where the first transaction is open, and wait for its marker."""
+"""READ_COMMITTED consumers read up to the first open transaction, and wait for its marker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from paths_bench import NODE, NOW, Bench, Client, bench_in, parts_of
 
+from record_builders import build_batch
 from tidemill.broker.handlers.list_offsets import LATEST, MAX_TIMESTAMP, look_up
-from tidemill.log.aborted import AbortedTransactions
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.records.builder import build_end_marker
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 
 LONG_MS = 60_000
@@ -23,12 +23,11 @@ VERSIONS = (4, 7, 13, 17)
 @pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     with bench_in(tmp_path, in_slices=request.param) as one:
-        one.fetches.aborted = AbortedTransactions(one.logs.files)
         yield one
 
 
 def write(bench: Bench, producer: int, *, size: int = 10) -> int:
-    """A batch of a transaction, as its coordinator lets it in; its offset."""
+    """Appends a batch of a transaction, as its coordinator would admit it. Returns its offset."""
     rows = [(NOW, None, bytes(size), None)]
     entry = bench.partition().log.producer_state.entries.get(producer)
     sequence = 0 if entry is None else int(entry.last_sequence) + 1
@@ -49,7 +48,7 @@ def ask(client: Client, version: int, offset: int, isolation: int, **fields: Any
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_readers_of_committed_records_stop_at_the_first_open_transaction(bench: Bench, version: int) -> None:
+def test_read_committed_ends_at_the_first_open_transaction(bench: Bench, version: int) -> None:
     client = bench.client()
     client.append(b"plain")
     write(bench, 7)
@@ -67,11 +66,11 @@ def test_readers_of_committed_records_stop_at_the_first_open_transaction(bench: 
 
 
 @pytest.mark.parametrize("bytes_min", [1, 600])
-def test_a_waiting_reader_is_answered_when_the_transaction_ends(bench: Bench, bytes_min: int) -> None:
+def test_a_delayed_read_committed_fetch_completes_with_the_transaction(bench: Bench, bytes_min: int) -> None:
     reader, other = bench.client(), bench.client()
     reader.fetch(11, {("t", 0): 0}, isolation_level=1, max_wait_ms=LONG_MS, min_bytes=bytes_min)
     other.fetch(11, {("t", 0): 0}, isolation_level=1, max_wait_ms=LONG_MS, min_bytes=bytes_min)
-    bench.until(lambda: bench.partition().waiting_fetches == 2)
+    bench.until(lambda: len(bench.partition().delayed.fetches) == 2)
     write(bench, 7, size=500)
     write(bench, 8, size=500)
     assert reader.is_silent()
@@ -85,7 +84,7 @@ def test_a_waiting_reader_is_answered_when_the_transaction_ends(bench: Bench, by
         assert [(one.producer_id, one.first_offset) for one in part.aborted_transactions] == [(8, 1)]
 
 
-def test_a_reader_behind_the_high_watermark_of_slow_followers_sees_no_transaction_half(bench: Bench) -> None:
+def test_read_committed_returns_no_partial_transaction_below_the_high_watermark(bench: Bench) -> None:
     partition = bench.partition()
     write(bench, 7)
     partition.become(NODE, 0, (NODE, 2), (NODE, 2))
@@ -99,9 +98,7 @@ def test_a_reader_behind_the_high_watermark_of_slow_followers_sees_no_transactio
 
 
 @pytest.mark.parametrize(("isolation", "latest"), [(0, 3), (1, 1)])
-def test_the_latest_offset_is_the_one_up_to_which_one_may_read(
-    bench: Bench, isolation: int, latest: int
-) -> None:
+def test_the_latest_offset_depends_on_the_isolation_level(bench: Bench, isolation: int, latest: int) -> None:
     bench.client().append(b"plain")
     write(bench, 7)
     write(bench, 7)
@@ -110,7 +107,7 @@ def test_the_latest_offset_is_the_one_up_to_which_one_may_read(
     assert look_up(bench.partition(), wanted, request, 7, None).offset == latest
 
 
-def test_a_record_at_the_end_of_what_one_may_read_is_not_found_by_its_time(bench: Bench) -> None:
+def test_a_record_above_the_limit_is_not_found_by_timestamp(bench: Bench) -> None:
     def look(timestamp: int, isolation: int) -> int:
         request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation)
         return look_up(bench.partition(), ListOffsetsPartition(timestamp=timestamp), request, 7, None).offset
@@ -132,7 +129,7 @@ def test_a_record_at_the_end_of_what_one_may_read_is_not_found_by_its_time(bench
     assert look(MAX_TIMESTAMP, 0) == 2
 
 
-def test_a_record_of_an_open_transaction_is_not_found_by_its_time(bench: Bench) -> None:
+def test_a_record_of_an_open_transaction_is_not_found_by_timestamp(bench: Bench) -> None:
     bench.client().append(b"plain")
     write(bench, 7)
     wanted = ListOffsetsPartition(timestamp=NOW)
@@ -149,8 +146,8 @@ def test_a_record_of_an_open_transaction_is_not_found_by_its_time(bench: Bench) 
     assert (first, [one.offset for one in found]) == ([0, 0], [1, -1])
 
 
-def test_any_replica_tells_a_debugger_where_its_log_ends_and_of_which_epoch_that_is(bench: Bench) -> None:
-    """Kafka's replica id for debuggers is -2; controllers ask with it before they elect."""
+def test_any_replica_returns_its_log_end_and_epoch_to_a_debugging_replica_id(bench: Bench) -> None:
+    """Kafka's replica id for debuggers is -2; controllers use it before elections."""
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, 2), (NODE, 2))
     data = build_batch([(NOW, None, b"v", None)])

@@ -1,4 +1,4 @@
-"""Fetch in every version over a connection, against the messages' codec: answers, errors, limits, waits."""
+"""Fetch in every version over a connection, with the generated codec: responses, errors, limits, delays."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from paths_bench import (
     values_of,
 )
 
+from tidemill.broker.delayed_fetch import DelayedFetch
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import ZSTD
-from tidemill.replication.storage import Storage
+from tidemill.replication.message_format import TopicMessageFormat
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
@@ -35,18 +36,18 @@ LONG_MS = 60_000
 
 @pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Two topics and what serves them."""
+    """Two topics, and the handlers for them."""
     with bench_in(tmp_path, in_slices=request.param) as one:
         yield one
 
 
 def part_at(offset: int, bytes_max: int = 1 << 20, **fields: Any) -> FetchPartition:
-    """What to ask of a partition."""
+    """The requested fields of a partition."""
     return FetchPartition(fetch_offset=offset, partition_max_bytes=bytes_max, **fields)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_reads_what_was_written(bench: Bench, version: int) -> None:
+def test_every_version_returns_the_appended_records(bench: Bench, version: int) -> None:
     client = bench.client()
     client.append(b"a", b"b")
     client.append(b"c")
@@ -67,7 +68,7 @@ def test_every_version_reads_what_was_written(bench: Bench, version: int) -> Non
         starts = [0, 0, 1, 0] if version >= 5 else [-1] * 4
         assert [part.log_start_offset for part in found.values()] == starts
         assert {part.preferred_read_replica for part in found.values()} == {-1}
-        # The batch that holds the offset comes whole; readers leave out what is before it.
+        # The batch with the offset is complete; readers skip its earlier records.
         assert values_of(found["t", 0], 1) == [b"b", b"c"]
         assert found["t", 1].records == b""
         assert found["t", 2].records == b""
@@ -77,11 +78,11 @@ def test_every_version_reads_what_was_written(bench: Bench, version: int) -> Non
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_topic_of_zstd_is_read_from_version_10_on(bench: Bench, version: int) -> None:
+def test_zstd_requires_version_10(bench: Bench, version: int) -> None:
     client = bench.client()
     client.append(b"a")
     client.append(b"b", index=1)
-    bench.partition("t", 1).storage = Storage(codec=ZSTD)
+    bench.partition("t", 1).storage = TopicMessageFormat(codec=ZSTD)
     found = parts_of(client.ask(FETCH, version, fetch_request(version, {("t", 0): 0, ("t", 1): 0})))
     refused = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE if version < 10 else 0
     assert [part.error_code for part in found.values()] == [0, refused]
@@ -90,14 +91,14 @@ def test_a_topic_of_zstd_is_read_from_version_10_on(bench: Bench, version: int) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -> None:
+def test_every_version_returns_the_error_of_each_partition(bench: Bench, version: int) -> None:
     client = bench.client()
     client.append(b"a")
     client.append(b"b", index=1)
     bench.partition("t", 1).log.advance_start(1)
-    asked = {("t", 0): 0, ("t", 1): 0, ("t", 2): 1, ("t", 3): 0, ("nowhere", 0): 0, ("u", 0): -1}
+    offsets = {("t", 0): 0, ("t", 1): 0, ("t", 2): 1, ("t", 3): 0, ("nowhere", 0): 0, ("u", 0): -1}
     response = client.ask(
-        FETCH, version, fetch_request(version, asked, max_wait_ms=LONG_MS, min_bytes=1 << 20)
+        FETCH, version, fetch_request(version, offsets, max_wait_ms=LONG_MS, min_bytes=1 << 20)
     )
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     beyond = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -111,7 +112,7 @@ def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -
 
 
 @pytest.mark.parametrize("version", range(9, 19))
-def test_a_leader_epoch_that_is_not_the_leaders_is_told(bench: Bench, version: int) -> None:
+def test_a_different_leader_epoch_is_an_error(bench: Bench, version: int) -> None:
     client = bench.client()
     bench.partition().become(1, 5, (1,), (1,))
     for epoch, code in (
@@ -135,14 +136,14 @@ def test_a_leader_epoch_that_is_not_the_leaders_is_told(bench: Bench, version: i
 
 
 def follower_fields(version: int) -> dict[str, Any]:
-    """With these broker 2 asks."""
+    """The request fields of follower 2."""
     if version < 15:
         return {"replica_id": 2}
     return {"replica_state": ReplicaState(replica_id=2, replica_epoch=1), "cluster_id": "c"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_follower_reads_beyond_the_high_watermark(tmp_path: Path, version: int) -> None:
+def test_a_follower_fetches_above_the_high_watermark(tmp_path: Path, version: int) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
@@ -159,7 +160,7 @@ def test_a_follower_reads_beyond_the_high_watermark(tmp_path: Path, version: int
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_request_cut_short_ends_the_connection(bench: Bench, version: int) -> None:
+def test_a_truncated_request_closes_the_connection(bench: Bench, version: int) -> None:
     good = encode_request(FETCH, version, 1, "client", fetch_request(version, {("t", 0): 0, ("u", 0): 0}))
     for missing in (1, 7, len(good) // 2):
         client = bench.client()
@@ -171,7 +172,7 @@ def test_a_request_cut_short_ends_the_connection(bench: Bench, version: int) -> 
 # Limits
 
 
-def test_a_first_batch_comes_whole_however_small_the_limits(bench: Bench) -> None:
+def test_the_first_batch_is_complete_despite_small_limits(bench: Bench) -> None:
     client = bench.client()
     client.append(b"x" * 5000)
     client.append(b"y")
@@ -182,7 +183,7 @@ def test_a_first_batch_comes_whole_however_small_the_limits(bench: Bench) -> Non
     assert found["t", 1].records == b""
 
 
-def test_an_empty_partition_leaves_the_first_batch_to_the_next(bench: Bench) -> None:
+def test_the_first_batch_may_follow_an_empty_partition(bench: Bench) -> None:
     client = bench.client()
     client.append(b"x" * 5000, index=1)
     client.append(b"y", index=2)
@@ -191,7 +192,7 @@ def test_an_empty_partition_leaves_the_first_batch_to_the_next(bench: Bench) -> 
     assert [len(part.records) > 0 for part in found.values()] == [False, True, False]
 
 
-def test_limits_of_partition_and_request_cut_between_batches(bench: Bench) -> None:
+def test_limits_end_the_records_between_batches(bench: Bench) -> None:
     client = bench.client()
     size = len(batch(b"x" * 1000))
     for index in range(3):
@@ -214,7 +215,7 @@ def test_limits_of_partition_and_request_cut_between_batches(bench: Bench) -> No
     assert counts(0x7FFFFFFF, 0x7FFFFFFF) == [5, 5, 5]
 
 
-def test_the_brokers_limit_holds_over_the_requests(bench: Bench) -> None:
+def test_fetch_max_bytes_of_the_broker_limits_the_response(bench: Bench) -> None:
     client = bench.client()
     for _ in range(6):
         client.append(b"x" * 500_000)
@@ -223,7 +224,7 @@ def test_the_brokers_limit_holds_over_the_requests(bench: Bench) -> None:
     assert FETCH_BYTES_MAX // 2 < len(records) <= FETCH_BYTES_MAX
 
 
-def test_a_partition_named_twice_is_answered_twice(bench: Bench) -> None:
+def test_a_duplicate_partition_has_two_responses(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     request = fetch_request(11, {("t", 0): 0})
@@ -233,11 +234,11 @@ def test_a_partition_named_twice_is_answered_twice(bench: Bench) -> None:
     assert [values_of(part) for part in topic.partitions] == [[b"a"]] * 3
 
 
-# Waits
+# Delayed fetches
 
 
 def waits(bench: Bench, count: int = 1) -> None:
-    """Lets the loop go on until so many fetches wait."""
+    """Runs the loop until ``count`` fetches wait."""
     bench.until(lambda: bench.fetches.waiting == count)
 
 
@@ -254,21 +255,21 @@ def test_a_fetch_waits_for_an_append(bench: Bench, version: int) -> None:
     assert values_of(found["t", 1]) == [b"a"]
     assert found["t", 0].records == b""
     assert bench.fetches.waiting == 0
-    assert bench.partition().waiting_fetches == bench.partition("t", 1).waiting_fetches == 0
+    assert len(bench.partition().delayed.fetches) == len(bench.partition("t", 1).delayed.fetches) == 0
 
 
-def test_what_is_appended_in_one_turn_is_answered_together(bench: Bench) -> None:
+def test_appends_of_one_turn_are_in_one_response(bench: Bench) -> None:
     reader, writer = bench.client(), bench.client()
     reader.fetch(11, {("t", 0): 0, ("t", 1): 0}, max_wait_ms=LONG_MS)
     waits(bench)
-    for number in range(5):  # One receive of the other side, so one turn of the loop.
+    for number in range(5):  # The peer receives all at once, in one turn of the loop.
         writer.produce(9, {("t", 0): batch(b"%d" % number), ("t", 1): batch(b"%d" % number)})
     found = parts_of(reader.fetched(11))
     assert values_of(found["t", 0]) == values_of(found["t", 1]) == [b"0", b"1", b"2", b"3", b"4"]
     assert reader.is_silent()
 
 
-def test_a_fetch_waits_for_as_many_bytes_as_it_wants(bench: Bench) -> None:
+def test_a_fetch_waits_for_fetch_min_bytes(bench: Bench) -> None:
     reader, writer = bench.client(), bench.client()
     size = len(batch(b"x" * 100))
     reader.fetch(11, {("t", 0): 0, ("t", 1): 0}, max_wait_ms=LONG_MS, min_bytes=3 * size)
@@ -279,12 +280,12 @@ def test_a_fetch_waits_for_as_many_bytes_as_it_wants(bench: Bench) -> None:
     writer.append(b"x" * 100)
     found = parts_of(reader.fetched(11))
     assert [len(values_of(part)) for part in found.values()] == [2, 1]
-    # What is there already counts.
+    # Available records count.
     reader.fetch(11, {("t", 0): 1, ("t", 1): 0}, max_wait_ms=LONG_MS, min_bytes=2 * size)
     assert [len(values_of(part, 1)) for part in parts_of(reader.fetched(11)).values()] == [1, 0]
 
 
-def test_a_wait_ends_with_its_time(bench: Bench) -> None:
+def test_a_delayed_fetch_completes_at_its_deadline(bench: Bench) -> None:
     reader, writer = bench.client(), bench.client()
     writer.append(b"a")
     began = bench.loop.time()
@@ -297,14 +298,14 @@ def test_a_wait_ends_with_its_time(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("wait_ms", [0, -1, -(2**31)])
-def test_who_does_not_want_to_wait_does_not(bench: Bench, wait_ms: int) -> None:
+def test_a_fetch_without_max_wait_completes_at_once(bench: Bench, wait_ms: int) -> None:
     client = bench.client()
     client.fetch(11, {("t", 0): 0}, max_wait_ms=wait_ms, min_bytes=100)
     assert parts_of(client.fetched(11))["t", 0].error_code == 0
 
 
 @pytest.mark.parametrize("bytes_min", [0, -1])
-def test_who_wants_no_bytes_does_not_wait(bench: Bench, bytes_min: int) -> None:
+def test_a_fetch_with_no_min_bytes_completes_at_once(bench: Bench, bytes_min: int) -> None:
     client = bench.client()
     client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS, min_bytes=bytes_min)
     assert parts_of(client.fetched(11))["t", 0].records == b""
@@ -317,13 +318,11 @@ BIGGEST, LEAST = 0x7FFFFFFF, -0x80000000
 @pytest.mark.parametrize("part_bytes", [BIGGEST, 0, -1, LEAST])
 @pytest.mark.parametrize("bytes_min", [BIGGEST, 0, LEAST])
 @pytest.mark.parametrize("version", [4, 11, 17])
-def test_limits_at_the_ends_of_their_range(
-    bench: Bench, version: int, bytes_max: int, part_bytes: int, bytes_min: int
-) -> None:
+def test_extreme_limits(bench: Bench, version: int, bytes_max: int, part_bytes: int, bytes_min: int) -> None:
     client = bench.client()
     client.append(b"one")
     client.append(b"two")
-    bench.fetches.bytes_max = BIGGEST
+    bench.fetches.set_bytes_max(BIGGEST)
     client.fetch(
         version,
         {("t", 0): part_at(0, part_bytes), ("t", 1): part_at(0, part_bytes)},
@@ -337,7 +336,7 @@ def test_limits_at_the_ends_of_their_range(
 
 
 @pytest.mark.parametrize(("bytes_max", "part_bytes"), [(5000, 1 << 20), (1 << 20, 2500), (4000, 4000)])
-def test_who_wants_at_least_as_much_as_at_most_is_not_kept_waiting_by_whole_batches(
+def test_a_fetch_with_equal_min_and_max_bytes_completes_with_whole_batches(
     bench: Bench, bytes_max: int, part_bytes: int
 ) -> None:
     client = bench.client()
@@ -354,7 +353,7 @@ def test_who_wants_at_least_as_much_as_at_most_is_not_kept_waiting_by_whole_batc
     assert values_of(parts_of(client.fetched(11))["t", 0])
 
 
-def test_more_wanted_than_may_be_had_does_not_wait(bench: Bench) -> None:
+def test_min_bytes_above_the_limits_do_not_delay_a_fetch(bench: Bench) -> None:
     client = bench.client()
     for _ in range(5):
         client.append(b"x" * 1000)
@@ -362,7 +361,7 @@ def test_more_wanted_than_may_be_had_does_not_wait(bench: Bench) -> None:
     assert len(values_of(parts_of(client.fetched(11))["t", 0])) == 1
 
 
-def test_a_reader_of_an_older_segment_does_not_wait(bench: Bench) -> None:
+def test_a_fetch_from_an_inactive_segment_completes_at_once(bench: Bench) -> None:
     bench.put("t", 3, segment_bytes=3000)
     client = bench.client()
     for _ in range(5):
@@ -371,30 +370,30 @@ def test_a_reader_of_an_older_segment_does_not_wait(bench: Bench) -> None:
     assert len(values_of(parts_of(client.fetched(11))["t", 0])) == 2
 
 
-def test_a_fetch_of_nothing_does_not_wait(bench: Bench) -> None:
+def test_a_fetch_without_partitions_completes_at_once(bench: Bench) -> None:
     client = bench.client()
     client.fetch(11, {}, max_wait_ms=LONG_MS)
     assert client.fetched(11).responses == []
 
 
 @pytest.mark.parametrize("version", [11, 17])
-def test_the_deletion_of_a_topic_wakes_who_waits(bench: Bench, version: int) -> None:
+def test_the_deletion_of_a_topic_completes_delayed_fetches(bench: Bench, version: int) -> None:
     reader = bench.client()
     reader.fetch(version, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
-    list(bench.manager.removing("t", IDS["t"]))
+    list(bench.manager.deleting("t", IDS["t"]))
     found = parts_of(reader.fetched(version))
-    gone = (
+    unknown = (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
     )
-    assert found["t", 0].error_code in gone
+    assert found["t", 0].error_code in unknown
     assert found["u", 0].error_code == 0
-    assert bench.partition("u").waiting_fetches == 0
+    assert len(bench.partition("u").delayed.fetches) == 0
 
 
-def test_a_partition_that_is_led_elsewhere_wakes_who_waits(bench: Bench) -> None:
+def test_a_new_leader_completes_delayed_fetches(bench: Bench) -> None:
     reader, knowing = bench.client(), bench.client()
     reader.fetch(10, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
     knowing.fetch(11, {("t", 0): part_at(0, current_leader_epoch=0)}, max_wait_ms=LONG_MS)
@@ -405,16 +404,16 @@ def test_a_partition_that_is_led_elsewhere_wakes_who_waits(bench: Bench) -> None
 
 
 @pytest.mark.parametrize(("version", "leader"), [(4, NODE), (11, NODE), (11, 2)])
-def test_a_consumer_waits_above_the_high_watermark_and_not_above_the_end(
+def test_a_fetch_waits_above_the_high_watermark_but_not_above_the_log_end(
     bench: Bench, version: int, leader: int
 ) -> None:
-    """After a change of leaders it may know more to be committed than this broker does yet."""
+    """After a change of the leader its offset may be above the high watermark of this broker."""
     writer, reader = bench.client(), bench.client()
     writer.append(b"a")
     bench.partition().become(leader, 6, (NODE, 2), (NODE, 2))
     bench.partition().high_watermark = 0
     reader.fetch(version, {("t", 0): 2}, max_wait_ms=LONG_MS)
-    # A follower may have to fetch first what was read elsewhere.
+    # A follower may lack records that the consumer has read from another broker.
     above = ErrorCode.OFFSET_OUT_OF_RANGE if leader == NODE else ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert parts_of(reader.fetched(version))["t", 0].error_code == above
     reader.fetch(version, {("t", 0): 1}, max_wait_ms=LONG_MS)
@@ -430,46 +429,51 @@ def test_a_consumer_waits_above_the_high_watermark_and_not_above_the_end(
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "code"),
     [(4, ErrorCode.NOT_LEADER_OR_FOLLOWER), (5, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
     + [(version, ErrorCode.KAFKA_STORAGE_ERROR) for version in (6, 11)],
 )
-def test_a_disk_that_fails_wakes_who_waits(bench: Bench, version: int, told: ErrorCode) -> None:
+def test_a_storage_error_completes_delayed_fetches(bench: Bench, version: int, code: ErrorCode) -> None:
     reader = bench.client()
     reader.fetch(version, {("t", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
     bench.partition().fail("the disk is gone")
-    assert parts_of(reader.fetched(version))["t", 0].error_code == told
+    assert parts_of(reader.fetched(version))["t", 0].error_code == code
 
 
-def test_a_client_that_leaves_while_it_waits_is_let_go(bench: Bench) -> None:
+def holds_nothing(fetch: DelayedFetch) -> bool:
+    """Whether only a distant deadline refers to the fetch."""
+    return not (fetch.request.partitions or fetch.results.partitions or fetch.registered_on)
+
+
+def test_closing_the_connection_removes_a_delayed_fetch(bench: Bench) -> None:
     reader, other = bench.client(), bench.client()
     reader.fetch(11, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=0x7FFFFFFF)
     other.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench, 2)
     reader.close()
     waits(bench, 1)
-    assert bench.partition().waiting_fetches == 1
-    assert bench.partition("u").waiting_fetches == 0
+    assert len(bench.partition().delayed.fetches) == 1
+    assert len(bench.partition("u").delayed.fetches) == 0
     kept = [entry[2] for entry in bench.deadlines._heap if entry[2].connection is reader.connection]
-    assert [one.parts for one in kept] == [[]]  # The deadline keeps the request alone.
+    assert [holds_nothing(one) for one in kept] == [True]
     bench.client().append(b"a")
     assert values_of(parts_of(other.fetched(11))["t", 0]) == [b"a"]
 
 
-def test_a_client_that_leaves_after_it_was_woken_is_passed_over(bench: Bench) -> None:
+def test_closing_the_connection_cancels_a_scheduled_completion(bench: Bench) -> None:
     reader, writer = bench.client(), bench.client()
     reader.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
     writer.produce(9, {("t", 0): batch(b"a")})
-    reader.connection.close("gone") if bench.fetches._woken else None
+    reader.connection.close("gone") if bench.fetches._scheduled else None
     reader.close()
     assert writer.produced(9)[0].error_code == 0
     bench.turn()
     assert bench.fetches.waiting == 0
 
 
-def test_a_produce_behind_a_fetch_that_waits_has_its_turn_after_it(bench: Bench) -> None:
+def test_a_produce_behind_a_delayed_fetch_is_handled_after_it(bench: Bench) -> None:
     client = bench.client()
     fetch = client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
@@ -480,7 +484,7 @@ def test_a_produce_behind_a_fetch_that_waits_has_its_turn_after_it(bench: Bench)
     assert client.produced(9, produce)[0].base_offset == 1
 
 
-def test_a_fetch_behind_a_fetch_that_waits_has_its_turn_after_it(bench: Bench) -> None:
+def test_a_fetch_behind_a_delayed_fetch_is_handled_after_it(bench: Bench) -> None:
     client = bench.client()
     first = client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
     second = client.fetch(11, {("t", 1): 0}, max_wait_ms=0)
@@ -491,7 +495,7 @@ def test_a_fetch_behind_a_fetch_that_waits_has_its_turn_after_it(bench: Bench) -
     assert list(parts_of(client.fetched(11, second))) == [("t", 1)]
 
 
-def test_hundreds_who_wait_for_one_partition_are_all_answered(bench: Bench) -> None:
+def test_hundreds_of_delayed_fetches_of_one_partition_complete(bench: Bench) -> None:
     readers = [bench.client() for _ in range(200)]
     for reader in readers:
         reader.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
@@ -501,23 +505,23 @@ def test_hundreds_who_wait_for_one_partition_are_all_answered(bench: Bench) -> N
         assert values_of(parts_of(reader.fetched(11))["t", 0]) == [b"a"]
 
 
-def test_deadlines_far_away_do_not_pile_up(bench: Bench) -> None:
+def test_distant_deadlines_do_not_accumulate(bench: Bench) -> None:
     reader, writer = bench.client(), bench.client()
     for number in range(50):
         reader.fetch(11, {("t", 0): number}, max_wait_ms=0x7FFFFFFF)
         waits(bench)
         writer.append(b"%d" % number)
         reader.fetched(11)
-    assert all(entry[2].parts == [] for entry in bench.deadlines._heap)
+    assert all(holds_nothing(entry[2]) for entry in bench.deadlines._heap)
 
 
-def test_a_topic_id_is_what_counts(bench: Bench) -> None:
+def test_topics_are_found_by_id(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     client.fetch(17, {("t", 0): 0})
     response = client.fetched(17)
     assert [topic.topic_id for topic in response.responses] == [IDS["t"]]
     assert [topic_name(topic) for topic in response.responses] == ["t"]
-    list(bench.manager.removing("t", IDS["t"]))
+    list(bench.manager.deleting("t", IDS["t"]))
     client.fetch(17, {("t", 0): 0})
     assert parts_of(client.fetched(17))["t", 0].error_code == ErrorCode.UNKNOWN_TOPIC_ID

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from cluster_stage import Stage, cluster, nodes, until
+from broker_cluster import Brokers, start_cluster, until, zookeeper_client
 from kazoo.client import KazooClient
 from wire_values import message_of
 
@@ -79,16 +79,16 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
     """One broker with a listener for clients, the first, and one for brokers."""
-    with cluster(f"{zookeeper_server.address}/test-inter-broker", 1, **SETTINGS) as found:
+    with start_cluster(f"{zookeeper_server.address}/test-inter-broker", 1, **SETTINGS) as found:
         with found.admin() as admin:
             admin.create_topic("t", 1, 1)
         yield found
 
 
-def ports(stage: Stage) -> dict[str, int]:
-    address, _, path = stage.address.partition("/")
+def ports(cluster: Brokers) -> dict[str, int]:
+    address, _, path = cluster.address.partition("/")
     client = KazooClient(address)
     client.start()
     try:
@@ -118,28 +118,28 @@ def received(one: socket.socket, count: int) -> bytes:
     return data
 
 
-def resident_bytes(stage: Stage) -> int:
-    return int(Path(f"/proc/{stage.brokers[1].pid}/statm").read_text().split()[1]) * 4096
+def resident_bytes(cluster: Brokers) -> int:
+    return int(Path(f"/proc/{cluster.brokers[1].pid}/statm").read_text().split()[1]) * 4096
 
 
-def serves(stage: Stage, name: str) -> None:
-    with stage.admin() as admin:
+def serves(cluster: Brokers, name: str) -> None:
+    with cluster.admin() as admin:
         admin.create_topic(name, 1, 1)
         assert {"t", name} <= {topic.name for topic in admin.list_topics()}
-    assert (Path(stage.brokers[1].data_dir) / "t-0").is_dir()
+    assert (Path(cluster.brokers[1].data_dir) / "t-0").is_dir()
 
 
-def test_commands_are_refused_where_clients_connect(stage: Stage) -> None:
-    port = ports(stage)["CLIENTS"]
-    assert port == stage.brokers[1].port
+def test_commands_are_refused_where_clients_connect(cluster: Brokers) -> None:
+    port = ports(cluster)["CLIENTS"]
+    assert port == cluster.brokers[1].port
     for key, (version, message) in COMMANDS.items():
         answer = asked(port, key, version, message)
         assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED, key
-    serves(stage, "after-refusals")
+    serves(cluster, "after-refusals")
 
 
-def test_commands_of_nobody_change_nothing_where_brokers_connect(stage: Stage) -> None:
-    port = ports(stage)["BROKERS"]
+def test_commands_of_nobody_change_nothing_where_brokers_connect(cluster: Brokers) -> None:
+    port = ports(cluster)["BROKERS"]
     for key in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
         answer = asked(port, key, *COMMANDS[key])
         assert answer.error_code == ErrorCode.NOT_CONTROLLER  # There has been no such epoch.
@@ -149,17 +149,17 @@ def test_commands_of_nobody_change_nothing_where_brokers_connect(stage: Stage) -
         )
         assert asked(port, ApiKey.STOP_REPLICA, 4, stop).error_code == ErrorCode.STALE_BROKER_EPOCH
     assert asked(port, *_of(ApiKey.ENVELOPE)).error_code == ErrorCode.INVALID_REQUEST
-    serves(stage, "after-nobody")
+    serves(cluster, "after-nobody")
 
 
 def _of(key: ApiKey) -> tuple[int, int, Struct]:
     return key, *COMMANDS[key]
 
 
-def test_commands_without_sense_cost_their_connection_at_most(stage: Stage) -> None:
-    port = ports(stage)["BROKERS"]
+def test_commands_without_sense_cost_their_connection_at_most(cluster: Brokers) -> None:
+    port = ports(cluster)["BROKERS"]
     random = Random(11)
-    before = resident_bytes(stage)
+    before = resident_bytes(cluster)
     for _ in range(TRIED):
         key = random.choice(list(COMMANDS))
         first, last = parse_versions(request_class(key).versions_)
@@ -176,9 +176,9 @@ def test_commands_without_sense_cost_their_connection_at_most(stage: Stage) -> N
         with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as one:
             one.sendall(frame[:4] + frame[4:24] + b"\xff\xff\xff\xff\x07" * 8 + frame[64:])
             one.sendall(struct.pack(">i", 90_000_000) + frame[4:])
-    until(lambda: resident_bytes(stage) - before < GROWTH_BYTES_MAX, "it holds no more than before")
-    assert "Traceback" not in stage.brokers[1].log
-    serves(stage, "after-nonsense")
+    until(lambda: resident_bytes(cluster) - before < GROWTH_BYTES_MAX, "it holds no more than before")
+    assert "Traceback" not in cluster.brokers[1].log
+    serves(cluster, "after-nonsense")
 
 
 @contextlib.contextmanager
@@ -201,21 +201,24 @@ def test_a_broker_comes_back_in_sync_while_clients_hold_all_connections_of_its_l
     zookeeper_server: ZooKeeper,
 ) -> None:
     address = f"{zookeeper_server.address}/test-connections-{time.monotonic_ns()}"
-    with cluster(address, 2, **SETTINGS, max__connections="30") as stage, nodes(address) as store:
+    with (
+        start_cluster(address, 2, **SETTINGS, max__connections="30") as cluster,
+        zookeeper_client(address) as store,
+    ):
 
         def isr() -> list[int]:
             data, _ = store.get("/brokers/topics/t/partitions/0/state")
             found: list[int] = json.loads(data)["isr"]
             return sorted(found)
 
-        with stage.admin() as admin:
+        with cluster.admin() as admin:
             admin.create_topic("t", 1, 2)
         until(lambda: isr() == [1, 2], "both are in sync")
-        leader = stage.leaders("t")[0]
-        other = stage.brokers[3 - leader]
+        leader = cluster.leaders("t")[0]
+        other = cluster.brokers[3 - leader]
         other.stop()
         until(lambda: isr() == [leader], "one is left")
-        with all_connections_taken(stage.brokers[leader]):
+        with all_connections_taken(cluster.brokers[leader]):
             other.start()
             until(lambda: isr() == [1, 2], "the other is back in sync")
-        assert "max.connections=30 are open, and a broker came" in stage.brokers[leader].log
+        assert "max.connections=30 are open, and a broker connected" in cluster.brokers[leader].log

@@ -1,15 +1,15 @@
-"""What the log layer is told of the settings of brokers and topics."""
+"""The log settings from the configuration of brokers and topics."""
 
 from __future__ import annotations
 
 import pytest
 
 from tidemill.broker.log_configs import log_config
-from tidemill.log.config import LogConfig
+from tidemill.log.log_config import LogConfig
 from tidemill.model.configs import BrokerConfig
 
 
-def test_topics_without_settings_have_what_their_broker_has_now() -> None:
+def test_topics_without_settings_use_the_current_defaults_of_the_broker() -> None:
     one, two = (BrokerConfig.from_sources(sets=[f"log.segment.bytes={size}"]) for size in (10_000, 20_000))
     assert log_config(one, "a", {}).segment_bytes == 10_000
     assert log_config(one, "b", {}) is log_config(one, "c", {})
@@ -18,7 +18,7 @@ def test_topics_without_settings_have_what_their_broker_has_now() -> None:
     assert log_config(one, "a", {}).segment_bytes == 10_000
 
 
-def test_logs_have_kafkas_defaults_where_nothing_is_set() -> None:
+def test_the_defaults_are_those_of_kafka() -> None:
     assert log_config(BrokerConfig.of(), "t", {}) == LogConfig()
 
 
@@ -54,7 +54,7 @@ SETTINGS: dict[str, tuple[str, str, object]] = {
 
 
 @pytest.mark.parametrize("key", SETTINGS)
-def test_a_setting_of_a_topic_changes_that_of_its_logs_and_no_other(key: str) -> None:
+def test_a_topic_setting_changes_one_log_setting(key: str) -> None:
     field, text, value = SETTINGS[key]
     default, made = LogConfig(), log_config(BrokerConfig.of(), "t", {key: text})
     assert made != default
@@ -63,7 +63,7 @@ def test_a_setting_of_a_topic_changes_that_of_its_logs_and_no_other(key: str) ->
 
 
 @pytest.mark.parametrize("key", ["delete.retention.ms", "file.delete.delay.ms"])
-def test_a_span_that_no_time_can_be_added_to_is_as_long_as_can_be(key: str) -> None:
+def test_a_time_span_that_would_overflow_is_limited(key: str) -> None:
     field = SETTINGS[key][0]
     longest = getattr(log_config(BrokerConfig.of(), "t", {key: str(2**63 - 1)}), field)
     assert 2**50 < longest < 2**63 - 1_800_000_000_000

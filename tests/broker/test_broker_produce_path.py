@@ -1,9 +1,10 @@
-"""Produce in every version over a connection, against the messages' codec: answers, errors, waits, order."""
+"""Produce in every version over a connection, with the generated codec: responses, errors, delays, order."""
 
 from __future__ import annotations
 
 import gc
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.records import batch as layout
 from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.checksum import crc32c
-from tidemill.records.reader import iter_records
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.wire.header import decode_response, encode_request
 
@@ -35,13 +36,13 @@ VERSIONS = range(3, 14)
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """Two topics and what serves them."""
+    """Two topics, and the handlers for them."""
     with bench_in(tmp_path) as one:
         yield one
 
 
 def stored(bench: Bench, topic: str = "t", index: int = 0) -> list[bytes]:
-    """The values in a log."""
+    """Returns the values in a log."""
     partition = bench.partition(topic, index)
     found: list[bytes] = []
     while True:
@@ -55,7 +56,7 @@ def stored(bench: Bench, topic: str = "t", index: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_appends_and_answers(bench: Bench, version: int) -> None:
+def test_every_version_appends_and_responds(bench: Bench, version: int) -> None:
     client = bench.client()
     bench.partition("u").log.append([parse_batch(batch(b"x"), 0, len(batch(b"x")))], 0, NOW)
     parts = {("t", 0): batch(b"a", b"b"), ("t", 2): batch(b"c"), ("u", 0): batch(b"d")}
@@ -82,7 +83,7 @@ def test_every_version_appends_and_answers(bench: Bench, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -> None:
+def test_every_version_returns_the_error_of_each_partition(bench: Bench, version: int) -> None:
     client = bench.client()
     damaged = bytearray(batch(b"damaged"))
     damaged[-1] ^= 1
@@ -99,14 +100,14 @@ def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -
     answers = client.produced(version)
     assert [part.error_code for part in answers] == expected
     assert [part.base_offset for part in answers] == [0, -1, -1, -1, 0]
-    # One text a topic: that of its first partition with an error.
-    told = [part.error_message is not None for part in answers]
-    assert told == ([False, True, False, True, False] if version >= 8 else [False] * 5)
+    # One text for each topic, that of its first partition with an error.
+    has_text = [part.error_message is not None for part in answers]
+    assert has_text == ([False, True, False, True, False] if version >= 8 else [False] * 5)
     assert bench.produces.errors == {code: expected.count(code) for code in expected if code}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_records_that_are_refused_are_named(bench: Bench, version: int) -> None:
+def test_refused_records_are_listed(bench: Bench, version: int) -> None:
     bench.put("t", 3, cleanup_policy=("compact",))
     client = bench.client()
     client.produce(version, {("t", 0): batch(b"a", b"b"), ("t", 1): b""})
@@ -117,20 +118,18 @@ def test_records_that_are_refused_are_named(bench: Bench, version: int) -> None:
         assert [one.batch_index for one in first.record_errors] == [0, 1]
         assert all("key" in one.batch_index_error_message for one in first.record_errors)
         assert "key" in first.error_message
-        assert second.error_message is None  # One text a topic.
+        assert second.error_message is None  # One text for each topic.
     else:
         assert first.record_errors == []
 
 
 @pytest.mark.parametrize("version", [8, 9, 12])
-def test_a_reply_to_thousands_of_unknown_partitions_is_in_proportion_to_its_request(
-    bench: Bench, version: int
-) -> None:
+def test_the_response_to_thousands_of_unknown_partitions_is_small(bench: Bench, version: int) -> None:
     client = bench.client()
     parts = {("t", index): b"" for index in range(1000, 3000)}
     parts |= {("no such topic", index): b"" for index in range(2_000)}
     request = produce_request(version, parts)
-    # A topic that comes again and again is one topic.
+    # A repeated topic is one topic.
     for _ in range(2):
         request.topic_data += produce_request(version, {("again", 7): b""}).topic_data
     sent = len(encode_request(PRODUCE, version, 1, "client", request))
@@ -138,14 +137,14 @@ def test_a_reply_to_thousands_of_unknown_partitions_is_in_proportion_to_its_requ
     frame = client.frame()
     assert len(frame) < 6 * sent
     response = decode_response(PRODUCE, version, frame)[1]
-    told = [[part.error_message for part in topic.partition_responses] for topic in response.responses]
-    assert [sum(text is not None for text in texts) for texts in told] == [1, 1, 1, 0]
-    assert told[0][0] == "t-1000 does not exist"
+    texts = [[part.error_message for part in topic.partition_responses] for topic in response.responses]
+    assert [sum(text is not None for text in topic) for topic in texts] == [1, 1, 1, 0]
+    assert texts[0][0] == "t-1000 does not exist"
     codes = {part.error_code for topic in response.responses for part in topic.partition_responses}
     assert codes == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
-def test_texts_of_refused_records_are_no_more_than_a_reply_has_room_for(bench: Bench) -> None:
+def test_texts_of_refused_records_are_limited(bench: Bench) -> None:
     bench.put("t", 200, cleanup_policy=("compact",))
     client = bench.client()
     data = batch(*[b""] * 100, codec=GZIP)
@@ -160,7 +159,7 @@ def test_texts_of_refused_records_are_no_more_than_a_reply_has_room_for(bench: B
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_append_time_is_told_and_stored(bench: Bench, version: int) -> None:
+def test_the_log_append_time_is_returned_and_stored(bench: Bench, version: int) -> None:
     bench.put("t", 3, message_timestamp_type="LogAppendTime")
     bench.clock.now_ms = NOW + 5000
     client = bench.client()
@@ -176,7 +175,7 @@ def test_append_time_is_told_and_stored(bench: Bench, version: int) -> None:
 
 @pytest.mark.parametrize("version", [8, 9, 13])
 @pytest.mark.parametrize("acks", [-2, 2, 32767])
-def test_acks_that_mean_nothing_are_refused(bench: Bench, version: int, acks: int) -> None:
+def test_invalid_acks_are_refused(bench: Bench, version: int, acks: int) -> None:
     client = bench.client()
     client.produce(version, {("t", 0): batch(b"a")}, acks)
     (part,) = client.produced(version)
@@ -195,9 +194,7 @@ def test_a_transactional_produce_is_refused(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_a_transactional_batch_without_a_transactional_id_does_not_stop_readers_of_committed_records(
-    bench: Bench, version: int
-) -> None:
+def test_a_transactional_batch_without_a_transactional_id_is_refused(bench: Bench, version: int) -> None:
     client = bench.client()
     data = bytearray(batch(b"a", producer_id=7, producer_epoch=0, base_sequence=0))
     data[layout.ATTRIBUTES + 1] |= layout.TRANSACTIONAL_FLAG
@@ -213,7 +210,7 @@ def test_a_transactional_batch_without_a_transactional_id_does_not_stop_readers_
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_committed_offsets_cannot_be_forged_with_a_produce(bench: Bench, version: int) -> None:
+def test_a_produce_to_an_internal_topic_is_refused(bench: Bench, version: int) -> None:
     bench.put(OFFSETS, 1, cleanup_policy=("compact",))
     client = bench.client()
     client.produce(version, {(OFFSETS, 0): batch(b"forged"), ("t", 0): batch(b"a")})
@@ -221,13 +218,13 @@ def test_committed_offsets_cannot_be_forged_with_a_produce(bench: Bench, version
     assert (refused.error_code, refused.base_offset) == (ErrorCode.INVALID_TOPIC_EXCEPTION, -1)
     assert (stored_beside.error_code, stored_beside.base_offset) == (0, 0)
     assert stored(bench, OFFSETS) == []
-    # Also where another broker leads: the topic is not to be written from outside anywhere.
+    # Also on a follower: no broker admits writes of clients to the topic.
     bench.partition(OFFSETS).become(2, 5, (1, 2), (1, 2))
     client.produce(version, {(OFFSETS, 0): batch(b"forged")})
     assert client.produced(version)[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-def test_without_acks_there_is_no_answer(bench: Bench) -> None:
+def test_acks_0_has_no_response(bench: Bench) -> None:
     client = bench.client()
     for number in range(5):
         client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=0)
@@ -237,7 +234,7 @@ def test_without_acks_there_is_no_answer(bench: Bench) -> None:
     assert client.is_silent()
 
 
-def test_without_acks_an_error_ends_the_connection(bench: Bench) -> None:
+def test_an_error_with_acks_0_closes_the_connection(bench: Bench) -> None:
     client = bench.client()
     client.produce(9, {("t", 0): batch(b"a"), ("t", 9): batch(b"b")}, acks=0)
     assert client.is_closed()
@@ -255,20 +252,18 @@ def test_without_acks_an_error_ends_the_connection(bench: Bench) -> None:
         (13, lambda data: data[:-1] + b"\1"),
     ],
 )
-def test_a_request_that_ends_after_its_frame_appends_nothing(
-    bench: Bench, version: int, change: object
-) -> None:
+def test_a_request_that_exceeds_its_frame_appends_nothing(bench: Bench, version: int, change: object) -> None:
     client = bench.client()
     good = encode_request(PRODUCE, version, 1, "client", produce_request(version, {("t", 0): batch(b"a")}))
     body = change(good[4:])  # type: ignore[operator]
-    # The next frame follows at once: what is missing must not be taken from it.
+    # The next frame follows: the missing bytes must not be read from it.
     client.send_bytes(struct.pack(">i", len(body)) + body + good)
     assert client.is_closed()
     assert stored(bench) == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_follows_a_request_in_its_frame_is_passed_over(bench: Bench, version: int) -> None:
+def test_bytes_after_the_request_in_its_frame_are_ignored(bench: Bench, version: int) -> None:
     client = bench.client()
     good = encode_request(PRODUCE, version, 1, "client", produce_request(version, {("t", 0): batch(b"a")}))
     client.correlation_id = 1
@@ -278,7 +273,7 @@ def test_what_follows_a_request_in_its_frame_is_passed_over(bench: Bench, versio
 
 
 @pytest.mark.parametrize("version", [3, 9])
-def test_a_topic_without_a_name_is_no_request(bench: Bench, version: int) -> None:
+def test_a_topic_without_a_name_is_malformed(bench: Bench, version: int) -> None:
     client = bench.client()
     good = encode_request(PRODUCE, version, 1, None, produce_request(version, {("t", 0): batch(b"a")}))
     name = b"\2t" if version == 9 else b"\0\1t"
@@ -289,7 +284,7 @@ def test_a_topic_without_a_name_is_no_request(bench: Bench, version: int) -> Non
     assert "name is null" in bench.others.closed[0]
 
 
-def test_one_batch_a_partition_is_taken(bench: Bench) -> None:
+def test_a_partition_may_have_one_batch_only(bench: Bench) -> None:
     client = bench.client()
     old = bytearray(batch(b"a"))
     old[layout.MAGIC] = 1
@@ -308,7 +303,7 @@ def test_one_batch_a_partition_is_taken(bench: Bench) -> None:
     assert stored(bench) == []
 
 
-def test_counts_that_lie_are_refused_under_a_right_checksum(bench: Bench) -> None:
+def test_wrong_record_counts_with_a_valid_checksum_are_refused(bench: Bench) -> None:
     client = bench.client()
     for position, value in (
         (layout.RECORD_COUNT, 1),
@@ -328,7 +323,7 @@ def test_counts_that_lie_are_refused_under_a_right_checksum(bench: Bench) -> Non
     assert stored(bench) == []
 
 
-def test_repeats_of_an_idempotent_producer_get_the_first_answer(bench: Bench) -> None:
+def test_duplicates_of_an_idempotent_producer_get_the_first_response(bench: Bench) -> None:
     client = bench.client()
     first = batch(b"a", b"b", producer_id=7, producer_epoch=0, base_sequence=0)
     second = batch(b"c", producer_id=7, producer_epoch=0, base_sequence=2)
@@ -342,7 +337,7 @@ def test_repeats_of_an_idempotent_producer_get_the_first_answer(bench: Bench) ->
     assert stored(bench) == [b"a", b"b", b"c"]
 
 
-def test_too_few_replicas_refuse_who_wants_them_all(bench: Bench) -> None:
+def test_acks_all_is_refused_below_min_insync_replicas(bench: Bench) -> None:
     bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     client = bench.client()
     for acks, code in ((-1, ErrorCode.NOT_ENOUGH_REPLICAS), (1, 0)):
@@ -352,21 +347,21 @@ def test_too_few_replicas_refuse_who_wants_them_all(bench: Bench) -> None:
     assert stored(bench) == [b"1"]
 
 
-def test_a_partition_led_elsewhere_says_so(bench: Bench) -> None:
+def test_a_follower_returns_not_leader(bench: Bench) -> None:
     bench.partition().become(2, 5, (1, 2), (1, 2))
     client = bench.client()
     client.produce(9, {("t", 0): batch(b"a"), ("t", 1): batch(b"b")})
     assert [part.error_code for part in client.produced(9)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
 
 
-def test_what_a_deleted_topic_waits_for_is_answered(tmp_path: Path) -> None:
+def test_the_deletion_of_a_topic_fails_delayed_produces(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
         client = bench.client()
         client.produce(9, {("t", 0): batch(b"a"), ("u", 0): batch(b"b")})
         assert client.is_silent()
-        list(bench.manager.removing("t", IDS["t"]))
+        list(bench.manager.deleting("t", IDS["t"]))
         assert [(part.error_code, part.base_offset) for part in client.produced(9)] == [
             (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
             (0, 0),
@@ -375,7 +370,7 @@ def test_what_a_deleted_topic_waits_for_is_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
-def test_an_answer_waits_for_the_sync_that_flush_messages_asks_for(tmp_path: Path, acks: int) -> None:
+def test_a_response_waits_for_the_flush_of_flush_messages(tmp_path: Path, acks: int) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
@@ -388,10 +383,10 @@ def test_an_answer_waits_for_the_sync_that_flush_messages_asks_for(tmp_path: Pat
         assert [part.error_code for part in client.produced(9)] == [0, 0]
         reader.fetch(11, {("t", 0): 0})
         assert reader.fetched(11).responses[0].partitions[0].high_watermark == 1
-        assert bench.partition().waiting_appends == 0
+        assert bench.partition().delayed.append_count == 0
 
 
-def test_an_answer_of_the_leader_alone_waits_for_its_sync_and_for_no_follower(tmp_path: Path) -> None:
+def test_a_response_with_acks_1_waits_for_the_flush_only(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
@@ -412,11 +407,11 @@ def test_an_answer_of_the_leader_alone_waits_for_its_sync_and_for_no_follower(tm
         while disk.jobs:
             disk.run()
             bench.turn()
-        assert bench.partition().waiting_appends == 0
+        assert bench.partition().delayed.append_count == 0
 
 
-def test_an_answer_does_not_wait_for_a_sync_that_nobody_asks_for(tmp_path: Path) -> None:
-    """Of three records that are synced together the third waits, and what comes meanwhile."""
+def test_a_response_does_not_wait_for_other_flushes(tmp_path: Path) -> None:
+    """With flush.messages=3 the third record waits for the flush, and later records too."""
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=3)
@@ -434,14 +429,31 @@ def test_an_answer_does_not_wait_for_a_sync_that_nobody_asks_for(tmp_path: Path)
         assert not disk.jobs
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket goes along
-def test_a_broker_that_ends_while_a_produce_waits_leaves_no_partition_behind(tmp_path: Path) -> None:
+def test_a_delayed_produce_holds_no_records(bench: Bench) -> None:
+    bench.partition().become(1, 5, (1, 2), (1, 2))
+    client = bench.client()
+    value, waiting = bytes(700_000), 10
+    client.produce(9, {("t", 0): batch(b"a")})
+    assert client.is_silent()
+    tracemalloc.start()
+    try:
+        for number in range(waiting):
+            client.produce(9, {("t", 0): batch(value)})
+            bench.until(lambda wanted=2 + number: bench.partition().delayed.append_count == wanted)  # type: ignore[misc]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * len(value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # with a socket
+def test_a_stopped_broker_with_a_delayed_produce_leaks_no_partition(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
         bench.partition().become(1, 5, (1, 2), (1, 2))
         client = bench.client()
         client.produce(9, {("t", 0): batch(b"a")})
         assert client.is_silent()
-        assert bench.partition().waiting_appends == 1
+        assert bench.partition().delayed.append_count == 1
         where = bench.partition().log.directory
     del bench, client
     gc.collect()
@@ -449,14 +461,14 @@ def test_a_broker_that_ends_while_a_produce_waits_leaves_no_partition_behind(tmp
     assert len(left) == 0
 
 
-def test_produces_may_follow_those_that_wait_and_are_answered_in_order(tmp_path: Path) -> None:
+def test_produces_behind_delayed_ones_are_appended_and_answered_in_order(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
         client = bench.client()
         numbers = []
         for number in range(10):
-            # Every second one goes to a topic that waits for nothing.
+            # Every second one is for a topic whose appends do not wait.
             where = ("t", 0) if number % 2 == 0 else ("u", 0)
             numbers.append(client.produce(9, {where: batch(b"%d" % number)}))
         assert client.is_silent()
@@ -468,7 +480,7 @@ def test_produces_may_follow_those_that_wait_and_are_answered_in_order(tmp_path:
         assert offsets == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_a_repeat_is_not_answered_before_the_original_is_safe(tmp_path: Path) -> None:
+def test_the_response_to_a_duplicate_waits_for_the_commit_of_the_original(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
@@ -483,18 +495,18 @@ def test_a_repeat_is_not_answered_before_the_original_is_safe(tmp_path: Path) ->
         assert first.produced(9)[0].base_offset == second.produced(9)[0].base_offset == 0
 
 
-def test_a_wait_ends_with_its_timeout_and_the_order_stays(tmp_path: Path) -> None:
+def test_a_timeout_completes_a_delayed_produce_in_order(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
         client = bench.client()
-        patient = client.produce(9, {("t", 0): batch(b"a")}, timeout_ms=60_000)
+        number = client.produce(9, {("t", 0): batch(b"a")}, timeout_ms=60_000)
         hasty = client.produce(9, {("t", 0): batch(b"b"), ("u", 0): batch(b"c")}, timeout_ms=20)
-        bench.until(lambda: bench.partition().waiting_appends == 2)
+        bench.until(lambda: bench.partition().delayed.append_count == 2)
         bench.turn(0.1)
         assert not client.has_answer()
         disk.run()
-        (part,) = client.produced(9, patient)
+        (part,) = client.produced(9, number)
         assert (part.error_code, part.base_offset) == (0, 0)
         timed_out, done = client.produced(9, hasty)
         assert (timed_out.error_code, timed_out.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
@@ -504,7 +516,7 @@ def test_a_wait_ends_with_its_timeout_and_the_order_stays(tmp_path: Path) -> Non
             bench.turn()
 
 
-def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_closing_the_connection_releases_a_delayed_produce(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
@@ -518,17 +530,18 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(tmp_path: Pat
             disk.run()
             bench.turn()
         assert other.produced(9)[0].base_offset == 1
-        assert bench.partition().waiting_appends == 0
+        assert bench.partition().delayed.append_count == 0
         (waiting,) = [entry[2] for entry in bench.deadlines._heap if entry[2].connection is client.connection]
-        assert (waiting.data, waiting.topics) == (b"", [])  # Its deadline keeps it, and no records.
+        # Its deadline refers to it, but not to the records.
+        assert (waiting.response, waiting.awaited) == (None, [])
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "code"),
     [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
     + [(version, ErrorCode.KAFKA_STORAGE_ERROR) for version in (4, 9)],
 )
-def test_a_sync_that_fails_is_told_to_all_who_wait(tmp_path: Path, version: int, told: ErrorCode) -> None:
+def test_a_failed_flush_fails_all_delayed_produces(tmp_path: Path, version: int, code: ErrorCode) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
@@ -539,22 +552,22 @@ def test_a_sync_that_fails_is_told_to_all_who_wait(tmp_path: Path, version: int,
             future.set_exception(StorageError("the disk is gone"))
         for number in numbers:
             (part,) = client.produced(version, number)
-            assert part.error_code == told
+            assert part.error_code == code
         disk.jobs.clear()
 
 
-def test_a_batch_that_takes_long_is_not_overtaken_on_its_connection(bench: Bench) -> None:
+def test_a_costly_batch_is_appended_before_later_requests_of_its_connection(bench: Bench) -> None:
     client, other = bench.client(), bench.client()
     slow = client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=4)})
     quick = [client.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(5)]
     other.produce(9, {("t", 1): batch(b"beside")})
     assert other.produced(9)[0].base_offset == 0
-    assert bench.slow_lane.taken == 1
+    assert bench.preparation.submitted == 1
     assert client.produced(9, slow)[0].base_offset == 0
     assert [client.produced(9, number)[0].base_offset for number in quick] == [40_000 + n for n in range(5)]
 
 
-def test_a_fetch_behind_a_batch_that_takes_long_sees_it(bench: Bench) -> None:
+def test_a_fetch_behind_a_costly_batch_returns_it(bench: Bench) -> None:
     client = bench.client()
     slow = client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=3)}, acks=1)
     fetch = client.fetch(11, {("t", 0): 0})
@@ -562,7 +575,7 @@ def test_a_fetch_behind_a_batch_that_takes_long_sees_it(bench: Bench) -> None:
     assert client.fetched(11, fetch).responses[0].partitions[0].high_watermark == 40_000
 
 
-def test_a_slow_batch_without_acks_fails_without_a_word_but_the_end(bench: Bench) -> None:
+def test_an_invalid_costly_batch_with_acks_0_closes_the_connection(bench: Bench) -> None:
     client = bench.client()
     damaged = bytearray(batch(*[b"x" * 100] * 40_000, codec=4))
     damaged[-1] ^= 1
@@ -571,50 +584,50 @@ def test_a_slow_batch_without_acks_fails_without_a_word_but_the_end(bench: Bench
     assert stored(bench) == []
 
 
-def test_a_client_that_leaves_while_its_batch_is_checked_has_it_dropped(bench: Bench) -> None:
+def test_closing_the_connection_during_the_validation_drops_the_batch(bench: Bench) -> None:
     client = bench.client()
     client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=4)})
-    bench.until(lambda: bench.slow_lane.taken == 1)
+    bench.until(lambda: bench.preparation.submitted == 1)
     client.close()
-    bench.until(lambda: not bench.slow_lane.tasks)
+    bench.until(lambda: not bench.preparation.tasks)
     assert client.is_closed()
     bench.client().append(b"after")
 
 
-def test_while_the_disk_falls_behind_each_connection_has_one_request_waiting(bench: Bench) -> None:
+def test_a_congested_disk_holds_one_request_of_each_connection(bench: Bench) -> None:
     first, second = bench.client(), bench.client()
     bench.produces.set_congested(True)
     numbers = [first.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(3)]
     second.produce(9, {("t", 1): batch(b"other")})
     assert first.is_silent()
-    assert len(bench.produces.held_back) == 2
+    assert len(bench.produces.held_requests) == 2
     assert stored(bench) == []
     bench.produces.set_congested(False)
     assert [first.produced(9, number)[0].base_offset for number in numbers] == [0, 1, 2]
     assert second.produced(9)[0].base_offset == 0
 
 
-def test_what_is_held_back_is_counted_also_when_its_client_has_left(bench: Bench) -> None:
+def test_held_requests_are_counted_after_the_connection_is_closed(bench: Bench) -> None:
     bench.produces.set_congested(True)
     for number in range(3):
         client = bench.client()
         client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=0)
-        bench.until(lambda wanted=number + 1: len(bench.produces.held_back) == wanted)  # type: ignore[misc]
+        bench.until(lambda wanted=number + 1: len(bench.produces.held_requests) == wanted)  # type: ignore[misc]
         client.connection.close("gone")
-    assert bench.memory.taken == sum(len(one.data) for one in bench.produces.held_back) > 0
+    assert bench.memory.taken == sum(len(one.data) for one in bench.produces.held_requests) > 0
     held = bench.memory.taken
     waiting = bench.client()
     waiting.produce(9, {("t", 0): batch(b"to be sent again")}, acks=1)
-    bench.until(lambda: len(bench.produces.held_back) == 4)
+    bench.until(lambda: len(bench.produces.held_requests) == 4)
     waiting.connection.close("gone")
-    assert len(bench.produces.held_back) == 3
+    assert len(bench.produces.held_requests) == 3
     assert bench.memory.taken == held
     bench.produces.set_congested(False)
     assert bench.memory.taken == 0
     assert bench.client().append(b"after") == 3
 
 
-def test_names_that_are_no_text_are_unknown_topics(bench: Bench) -> None:
+def test_topic_names_that_are_not_utf8_are_unknown(bench: Bench) -> None:
     client = bench.client()
     good = encode_request(PRODUCE, 9, 1, None, produce_request(9, {("t", 0): batch(b"a")}))
     at = good.index(b"\2t")
@@ -622,11 +635,11 @@ def test_names_that_are_no_text_are_unknown_topics(bench: Bench) -> None:
     client.correlation_id = 1
     client.send_bytes(struct.pack(">i", len(body)) + body)
     frame = client.frame()
-    assert b"\3\xff\xfe" in frame  # It comes back as it was sent.
+    assert b"\3\xff\xfe" in frame  # The response has the name that was sent.
     assert struct.pack(">ih", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) in frame
 
 
-def test_topic_ids_stand_for_topics_whatever_their_name(bench: Bench) -> None:
+def test_topics_are_found_by_id_in_version_13(bench: Bench) -> None:
     client = bench.client()
     client.produce(13, {("u", 0): batch(b"a")})
     response = client.answer(PRODUCE, 13)

@@ -1,4 +1,4 @@
-"""A disk that breaks while a log is being sent from it counts as with every other read."""
+"""Disk errors while records are sent take the directory offline, as other read errors do."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 from paths_bench import Bench, bench_in
 
-from tidemill.broker.conversion import Conversions
-from tidemill.broker.dispatch import Dispatch
-from tidemill.broker.down_conversion import DownConversion, DownRange
-from tidemill.broker.fetch_sessions import FetchPart
-from tidemill.log.segment import Slice
+from tidemill.broker.down_conversion import DownRange
+from tidemill.broker.handler_dispatch import HandlerDispatch
+from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode
-from tidemill.model.ports import File
-from tidemill.net.sending import FileRange
+from tidemill.model.interfaces import File
+from tidemill.net.send_queue import FileRange
 
 
 class BrokenFile(File):
-    """A log file of which nothing more can be read; ``cached`` says whether it claims to be in memory."""
+    """A log file that cannot be read; ``cached``: whether it reports to be in the page cache."""
 
     def __init__(self, path: str, number: int, cached: bool) -> None:
         self.path = path
@@ -45,12 +43,12 @@ class BrokenFile(File):
 
 @pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    with bench_in(tmp_path, in_slices=request.param) as one:
+    with bench_in(tmp_path, in_slices=request.param, converts=True) as one:
         yield one
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_an_error_of_the_disk_during_sendfile_puts_the_directory_aside(bench: Bench, number: int) -> None:
+def test_a_disk_error_during_sendfile_takes_the_directory_offline(bench: Bench, number: int) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
@@ -58,13 +56,13 @@ def test_an_error_of_the_disk_during_sendfile_puts_the_directory_aside(bench: Be
     client.fetch(11, {("t", 0): 0})
     bench.until(client.is_closed)
     bench.until(lambda: bool(bench.partition().failed))
-    assert os.strerror(number) in bench.logs.directories[0].failure
-    assert log.active.path in bench.logs.directories[0].failure
+    assert os.strerror(number) in bench.logs.dirs.all[0].failure
+    assert log.active.path in bench.logs.dirs.all[0].failure
     assert log.closed
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EHOSTUNREACH, errno.ENOTCONN])
-def test_an_error_of_the_socket_does_not(bench: Bench, number: int) -> None:
+def test_a_socket_error_does_not_take_the_directory_offline(bench: Bench, number: int) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
@@ -76,7 +74,7 @@ def test_an_error_of_the_socket_does_not(bench: Bench, number: int) -> None:
     assert not bench.partition().failed
 
 
-def test_a_log_of_another_partition_of_that_name_is_not_blamed(bench: Bench) -> None:
+def test_a_disk_error_does_not_affect_a_recreated_partition(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
@@ -88,50 +86,39 @@ def test_a_log_of_another_partition_of_that_name_is_not_blamed(bench: Bench) -> 
     assert not bench.partition().failed
 
 
-def test_an_error_of_the_disk_while_it_is_read_ahead_counts_too(bench: Bench) -> None:
+def test_a_disk_error_during_read_ahead_takes_the_directory_offline(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
-    part = FileRange(BrokenFile(log.active.path, errno.EIO, False), 0, 100, True)
+    part = FileRange(BrokenFile(log.active.path, errno.EIO, False), 0, 100, True, bench.partition())
     dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
-    Dispatch.read_ahead(dispatch, client.connection, part, 100)
+    HandlerDispatch.read_ahead(dispatch, client.connection, part, 100)
     bench.until(client.is_closed)
     bench.until(lambda: bool(bench.partition().failed))
 
 
-@pytest.fixture
-def down(bench: Bench) -> Iterator[DownConversion]:
-    conversions = Conversions(1)
-    bench.fetches.down = DownConversion(bench.loop, conversions)
-    yield bench.fetches.down
-    bench.loop.run_until_complete(bench.fetches.down.stop())
-    conversions.close()
-
-
-def test_an_error_of_the_disk_before_records_are_converted_is_answered(
-    bench: Bench, down: DownConversion
-) -> None:
+def test_a_disk_error_before_the_conversion_is_returned(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
     log.active._file = BrokenFile(log.active.path, errno.EIO, True)
     client.fetch(3, {("t", 0): 0})
     (topic,) = client.fetched(3).responses
-    assert topic.partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER  # the other is not known yet
+    assert topic.partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER  # the other one is unknown yet
     bench.until(lambda: bool(bench.partition().failed))
-    assert log.active.path in bench.logs.directories[0].failure
+    assert log.active.path in bench.logs.dirs.all[0].failure
 
 
-def test_an_error_of_the_disk_while_records_are_converted_and_sent_counts_too(
-    bench: Bench, down: DownConversion
-) -> None:
+def test_a_disk_error_during_a_streamed_conversion_takes_the_directory_offline(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
     found = Slice(BrokenFile(log.active.path, errno.EIO, True), 0, 100, False)
-    made = DownRange(down.conversions, found, 1, 0, FetchPart(b"t", 0))
+    made = DownRange(bench.conversions, found, 1, 0, None)
     made.count = 100
     dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
-    Dispatch.read_ahead(dispatch, client.connection, FileRange(made, 0, 100, True), 100)
+    HandlerDispatch.read_ahead(
+        dispatch, client.connection, FileRange(made, 0, 100, True, bench.partition()), 100
+    )
     bench.until(client.is_closed)
     bench.until(lambda: bool(bench.partition().failed))

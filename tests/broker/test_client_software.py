@@ -1,4 +1,4 @@
-"""Clients that cannot read old message formats by late versions of Fetch are told of earlier ones only."""
+"""Clients that cannot read old message formats in late versions of Fetch get earlier versions announced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_request_order import Peer, served
 
 from tidemill.broker.client_software import librdkafka_version, misreads_old_formats
 from tidemill.replication.partition import Partition
-from tidemill.server.app import BrokerServer
+from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
 
@@ -36,13 +36,13 @@ FETCH_LAST = 18
         ("librdkafka", "", None),
     ],
 )
-def test_the_release_of_librdkafka_is_known_by_what_programs_say(
+def test_the_version_of_librdkafka_is_parsed_from_name_and_version(
     name: str, version: str, expected: tuple[int, int, int] | None
 ) -> None:
     assert librdkafka_version(name, version) == expected
 
 
-def test_releases_that_misread_old_formats_are_those_from_2_5_to_2_15() -> None:
+def test_releases_2_5_to_2_15_misread_old_formats() -> None:
     releases = [(1, 9, 2), (2, 4, 1), (2, 5, 0), (2, 6, 0), (2, 8, 0), (2, 15, 1), (2, 16, 0), (3, 0, 0)]
     affected = [misreads_old_formats(release) for release in releases]
     assert affected == [False, False, True, True, True, True, False, False]
@@ -57,7 +57,7 @@ async def fetch_max(peer: Peer, name: str, version: str) -> int:
     return int(found)
 
 
-def test_fetch_is_announced_up_to_11_to_a_librdkafka_that_misreads_old_formats(
+def test_fetch_11_is_the_last_version_announced_to_affected_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
@@ -70,11 +70,11 @@ def test_fetch_is_announced_up_to_11_to_a_librdkafka_that_misreads_old_formats(
             assert await fetch_max(peer, "confluent-kafka-python", "2.8.2-rdkafka-2.8.2") == 11
         (line,) = lines()
         assert "(confluent-kafka-python 2.8.2-rdkafka-2.8.2)" in line
-        assert "stands on librdkafka 2.8.2, which cannot read message formats v0 and v1" in line
+        assert "uses librdkafka 2.8.2, which cannot read message formats v0 and v1" in line
         assert "up to version 11" in line
         assert await fetch_max(peer, "librdkafka", "2.6.0") == 11
         assert "2.6.0" in lines()[1]
-        assert "fetches by version 12 or later whatever a broker announces" in lines()[1]
+        assert "sends Fetch 12 or later whatever the broker announces" in lines()[1]
         other = await Peer.of(server)
         assert await fetch_max(other, "confluent-kafka-python", "2.8.2-rdkafka-2.8.2") == 11
         assert len(lines()) == 2
@@ -82,15 +82,13 @@ def test_fetch_is_announced_up_to_11_to_a_librdkafka_that_misreads_old_formats(
         await other.close()
 
     def lines() -> list[str]:
-        return [one.getMessage() for one in caplog.records if "stands on librdkafka" in one.getMessage()]
+        return [one.getMessage() for one in caplog.records if "uses librdkafka" in one.getMessage()]
 
     caplog.set_level(logging.INFO, "tidemill.broker")
     served(test, tmp_path)
 
 
-def test_a_stream_of_invented_clients_fills_neither_log_nor_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_number_of_logged_clients_is_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer = await Peer.of(server)
         for number in range(1100):
@@ -100,7 +98,7 @@ def test_a_stream_of_invented_clients_fills_neither_log_nor_memory(
 
     caplog.set_level(logging.INFO, "tidemill.broker")
     served(test, tmp_path)
-    named = [one.getMessage() for one in caplog.records if "stands on librdkafka" in one.getMessage()]
+    named = [one.getMessage() for one in caplog.records if "uses librdkafka" in one.getMessage()]
     assert len(named) == 1000
     assert max(map(len, named)) < 500
     assert sum("are not named in the log" in one.getMessage() for one in caplog.records) == 1

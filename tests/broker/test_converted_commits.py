@@ -1,4 +1,4 @@
-"""Produces whose batches are converted one after the other, and what happens to the first ones meanwhile."""
+"""Produce requests with several conversions: events of the first batches during later conversions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ VALUES = [b"%d" % number * 500 for number in range(RECORDS)]
 
 
 class Converting:
-    """A produce to two partitions with a compression of their own: one is appended, one waits."""
+    """A produce to two partitions with ``compression.type``: one is appended, one is being converted."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.jobs = 0
         self.go_on = asyncio.Event()
         bench.put("t", 3, compression_type="gzip")
-        bench.slow_lane.storing.run = self.run  # type: ignore[method-assign]
+        bench.preparation.conversion.run = self.run  # type: ignore[method-assign]
         for index in range(2):
             bench.partition("t", index).become(NODE, 0, (NODE, OTHER), (NODE, OTHER), 0, 0)
         self.writer: Client = bench.client()
@@ -60,7 +60,7 @@ def converting(tmp_path: Path) -> Iterator[Converting]:
         yield Converting(bench)
 
 
-def test_what_is_committed_while_another_batch_is_converted_is_acknowledged(converting: Converting) -> None:
+def test_a_batch_committed_during_another_conversion_is_acknowledged(converting: Converting) -> None:
     converting.produce()
     converting.first.fetched_by(OTHER, RECORDS, 0, 1)
     assert converting.first.high_watermark == RECORDS
@@ -69,7 +69,7 @@ def test_what_is_committed_while_another_batch_is_converted_is_acknowledged(conv
     assert converting.errors() == [ErrorCode.NONE, ErrorCode.NONE]
 
 
-def test_what_another_leader_cut_while_another_batch_was_converted_is_not_acknowledged(
+def test_a_batch_truncated_during_another_conversion_is_not_acknowledged(
     converting: Converting,
 ) -> None:
     converting.produce()
@@ -77,7 +77,7 @@ def test_what_another_leader_cut_while_another_batch_was_converted_is_not_acknow
     first.become(OTHER, 1, (NODE, OTHER), (OTHER,), 1, 1)
     first.truncate_to(0, 1)
     converting.finish()
-    # The other leader has as many records of its own at these offsets, and has committed them.
+    # The other leader has committed as many records of its own at these offsets.
     others = bytearray(batch(*[b"another"] * RECORDS))
     others[12:16] = (1).to_bytes(4, "big")
     first.append_from_leader(bytes(others), RECORDS, 0, 1)
@@ -85,11 +85,11 @@ def test_what_another_leader_cut_while_another_batch_was_converted_is_not_acknow
     assert converting.errors() == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE]
 
 
-def test_a_client_that_leaves_while_a_batch_is_converted_is_forgotten(converting: Converting) -> None:
+def test_a_connection_closed_during_a_conversion_is_released(converting: Converting) -> None:
     converting.produce()
     converting.writer.connection.close("gone")
     converting.go_on.set()
-    converting.bench.until(lambda: not converting.bench.slow_lane.tasks)
+    converting.bench.until(lambda: not converting.bench.preparation.tasks)
     assert converting.second.log.end_offset == 0
     converting.first.fetched_by(OTHER, RECORDS, 0, 1)
-    assert converting.first.waiting_appends == 0
+    assert converting.first.delayed.append_count == 0

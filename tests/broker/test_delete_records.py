@@ -13,25 +13,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from faulty_files import FaultyFiles
 from paths_bench import IDS, NODE, AtOnceExecutor, Bench, HeldExecutor, batch, bench_in, parts_of
 from test_followers import Follower
-from test_following import FOLLOWER, REPLICAS, Stage, follow_all
+from test_replica_fetcher_manager import FOLLOWER, REPLICAS, Stage, follow_all
 
-from tidemill.broker.context import Listener, Peer, RequestContext
-from tidemill.broker.following import Following
 from tidemill.broker.handlers.delete_records import handle
-from tidemill.log.config import LogConfig
-from tidemill.log.directories import DataDirectory
-from tidemill.log.manager import LogManager
+from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
+from tidemill.broker.request_context import RequestContext
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_directories import DataDirectory
+from tidemill.log.log_manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.model.types import TopicPartition
+from tidemill.net.peer import Listener, Peer
 from tidemill.records.batch import parse_batch
 from tidemill.replication import log_start_checkpoint
-from tidemill.replication.fetcher import FetchLimits
-from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition_state import PartitionState
-from tidemill.testing.files import FaultyFiles
+from tidemill.replication.replica_fetcher import FetchLimits
+from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -52,7 +53,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     with bench_in(tmp_path) as bench:
         one = Stage(bench)
         limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
-        one.following = Following(FOLLOWER, 1, limits, one.connect, SystemClock(), one.storage_failed)
+        one.following = ReplicaFetcherManager(
+            FOLLOWER, 1, limits, one.connect, SystemClock(), one.storage_failed
+        )
         fill(bench)
         yield one
         one.run(one.following.stop)
@@ -75,7 +78,7 @@ def delete(bench: Bench, offset: int, index: int = 0, timeout_ms: int = 10_000) 
         partition=bench.partition, partitions=bench.manager, logs=bench.logs, clock=SystemClock()
     )
     peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
-    context = RequestContext(peer, "cleaner", ApiKey.DELETE_RECORDS, 2, 1, None)
+    context = RequestContext(peer, "cleaner", ApiKey.DELETE_RECORDS, 2, 1)
     wanted = DeleteRecordsPartition(partition_index=index, offset=offset)
     topic = DeleteRecordsTopic(name="t", partitions=[wanted])
     request = DeleteRecordsRequest(topics=[topic], timeout_ms=timeout_ms)
@@ -151,7 +154,7 @@ def test_a_deletion_that_the_leader_cannot_write_down_is_not_acknowledged(
         raise OSError(errno.EIO, "Input/output error", path)
 
     follow(stage)
-    (directory,) = stage.bench.logs.directories
+    (directory,) = stage.bench.logs.dirs.all
     monkeypatch.setattr(directory.start_offsets, "files", SimpleNamespace(replace=fail))
     error, _ = answered(stage.bench, delete(stage.bench, 4))
     assert error == ErrorCode.KAFKA_STORAGE_ERROR
@@ -173,7 +176,7 @@ def test_a_deletion_is_not_acknowledged_where_the_directory_failed_before_it_was
         bench.manager.storage_failed(partition.log, StorageError("the disk is gone"))
         writing.release()
         error, _ = answered(bench, task)
-        (directory,) = bench.logs.directories
+        (directory,) = bench.logs.dirs.all
         assert directory.start_offsets.written(TopicPartition("t", 0)) == 0
         assert error == ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -186,7 +189,7 @@ def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None
     assert answered(stage.bench, task) == (ErrorCode.REQUEST_TIMED_OUT, -1)
     partition.fetched_by(FOLLOWER, 6, 1, 0)
     assert answered(stage.bench, delete(stage.bench, 4, timeout_ms=0)) == (ErrorCode.REQUEST_TIMED_OUT, 1)
-    assert partition._deletion_waiters == [], "nobody waits any more"
+    assert partition.delayed.deletions == [], "nobody waits any more"
 
 
 @pytest.mark.parametrize(
@@ -297,8 +300,8 @@ class Managed:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, files: FaultyFiles, disk: Executor) -> None:
         self.logs = LogManager(files, ["/d"])
-        self.logs.lock()
-        self.logs.claim("c" * 22, FOLLOWER)
+        self.logs.dirs.lock()
+        self.logs.dirs.claim("c" * 22, FOLLOWER)
         self.logs.load(0, lambda topic: LogConfig())
         self.manager = ReplicaManager(FOLLOWER, self.logs, SystemClock(), loop, disk, disk)
         states = [PartitionState(index, NODE, 0, REPLICAS, REPLICAS) for index in range(3)]
@@ -316,7 +319,7 @@ def test_a_follower_that_crashes_after_the_answer_starts_where_the_records_were_
     assert is_waiting(stage.bench, task), "it would start at 0 again after a crash"
     disk.run()
     assert answered(stage.bench, task) == (0, 4)
-    managed.logs.unlock()
+    managed.logs.dirs.unlock()
     again = Managed(stage.bench.loop, files, disk)
     log = again.logs.get(TopicPartition("t", 0))
     assert log is not None
@@ -357,11 +360,13 @@ def test_a_start_that_a_killed_process_did_not_write_down_is_told_once_it_would_
     files.kill()
     managed = Managed(stage.bench.loop, files, disk)
     limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
-    stage.following = Following(FOLLOWER, 2, limits, stage.connect, SystemClock(), stage.storage_failed)
+    stage.following = ReplicaFetcherManager(
+        FOLLOWER, 2, limits, stage.connect, SystemClock(), stage.storage_failed
+    )
     managed.manager.following = stage.following
     partition = next(managed.manager.all())
     assert partition.log.start_offset == 6
-    stage.run(lambda: managed.manager.follower_start.begin(partition))
+    stage.run(lambda: managed.manager.follow(partition))
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task), "it would start at 0 again after a power cut"
     disk.run()
@@ -380,7 +385,7 @@ def fill_disk(files: FaultyFiles) -> None:
 def test_a_follower_with_a_full_disk_does_not_bring_records_back_that_were_deleted(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_start_checkpoint, "AGAIN_S", 0.01)
+    monkeypatch.setattr(log_start_checkpoint, "RETRY_S", 0.01)
     files, disk = FaultyFiles(), AtOnceExecutor()
     managed = Managed(stage.bench.loop, files, disk)
     stage.partitions = list(managed.manager.all())
@@ -404,7 +409,7 @@ def test_a_deletion_that_a_full_disk_refused_is_answered_when_it_is_tried_again(
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
     follow(stage)
-    (directory,) = stage.bench.logs.directories
+    (directory,) = stage.bench.logs.dirs.all
     full = SimpleNamespace(replace=fail)
     monkeypatch.setattr(directory.start_offsets, "files", full)
     error, _ = answered(stage.bench, delete(stage.bench, 4))

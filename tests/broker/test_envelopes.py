@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.context import Listener, Peer, RequestContext
+from tidemill.broker.api_registry import APIS
 from tidemill.broker.handlers import envelope
-from tidemill.broker.registry import APIS
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
+from tidemill.net.peer import Listener, Peer
 from tidemill.wire.apis import ApiKey, response_class
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
-from tidemill.wire.schema import decode, encode
 
 VERSION = 3
 LISTENER = Listener("INSIDE", "h", 1)
@@ -31,9 +32,10 @@ def request_bytes(key: int = ApiKey.CREATE_PARTITIONS, version: int = VERSION) -
 def answer(data: bytes, *, is_open: bool = True, is_active: bool = True, **fields: Any) -> EnvelopeResponse:
     """What the handler answers to an envelope."""
     peer = Peer(LISTENER, "tenant", "User:broker-2", "10.0.0.2", 5)
-    context = RequestContext(peer, "broker-2", ApiKey.ENVELOPE, 0, 1, None)
+    context = RequestContext(peer, "broker-2", ApiKey.ENVELOPE, 0, 1)
     broker: Any = SimpleNamespace(
-        commands=SimpleNamespace(are_open_to=lambda asked: is_open and asked is context),
+        apis=APIS,
+        is_from_broker=lambda asked: is_open and asked is context,
         controller=SimpleNamespace(is_active=is_active),
     )
     given = {"client_host_address": ipaddress.ip_address("10.0.0.9").packed, "request_principal": b"User:ann"}
@@ -51,7 +53,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestContext, Any]]:
         asked.append((context, request))
         return CreatePartitionsResponse(throttle_time_ms=9, results=[])
 
-    monkeypatch.setattr(APIS[ApiKey.CREATE_PARTITIONS], "handle", handle)
+    api = APIS[ApiKey.CREATE_PARTITIONS]._replace(handle=handle)
+    monkeypatch.setitem(APIS, ApiKey.CREATE_PARTITIONS, api)
     return asked
 
 

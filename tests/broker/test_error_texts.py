@@ -1,4 +1,4 @@
-"""Error texts of responses stay in proportion to what was asked."""
+"""The error texts of responses are limited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinator
 from tidemill.wire.messages.list_groups import ListGroupsResponse
 
 
-def test_each_topic_of_a_response_has_one_text_however_many_of_its_partitions_were_refused() -> None:
+def test_each_topic_of_a_response_has_one_error_text() -> None:
     response = AlterPartitionReassignmentsResponse(
         error_message="of all",
         responses=[
@@ -42,7 +42,7 @@ def test_each_topic_of_a_response_has_one_text_however_many_of_its_partitions_we
         assert {one.error_code for one in topic.partitions} == {3}
 
 
-def test_the_texts_of_a_response_are_bounded_together() -> None:
+def test_the_error_texts_of_a_response_are_limited() -> None:
     response = FindCoordinatorResponse(
         coordinators=[Coordinator(key=f"{n}", error_code=53, error_message="x" * 1000) for n in range(5000)]
     )
@@ -54,7 +54,7 @@ def test_the_texts_of_a_response_are_bounded_together() -> None:
     assert texts[-1] is None
 
 
-def test_responses_with_few_errors_or_none_stay_as_they_are() -> None:
+def test_responses_with_few_errors_are_unchanged() -> None:
     described = DescribeGroupsResponse(
         groups=[DescribedGroup(group_id="a"), DescribedGroup(group_id="b", error_message="not found")]
     )
@@ -64,8 +64,8 @@ def test_responses_with_few_errors_or_none_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(API))
-def test_a_text_of_every_response_may_be_left_out(key: int) -> None:
-    """Where a text may not be null in some version, it cannot be taken out."""
+def test_the_error_text_of_every_response_is_nullable(key: int) -> None:
+    """A text that is not nullable in some version cannot be removed."""
     classes = [response_class(key)]
     for cls in classes:
         for one in cls.fields_:

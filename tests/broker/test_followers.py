@@ -1,4 +1,4 @@
-"""Followers that fetch from a leader over a connection: sessions, commits, logs that diverged."""
+"""Followers that fetch from a leader over a connection: sessions, commits, diverging logs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tidemill.broker.handlers.list_offsets import EARLIEST, look_up
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.reader import iter_records
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
+from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 from tidemill.wire.messages.fetch import ReplicaState
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 
@@ -43,13 +43,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 class Follower:
-    """Broker 2, which follows the partitions of topic ``t``."""
+    """Broker 2, a follower of the partitions of topic ``t``."""
 
     def __init__(self, bench: Bench, version: int = 18, epoch: int = 0, wait_ms: int = 0) -> None:
         self.bench = bench
         self.version = version
         self.client: Client = bench.client()
-        self.fetcher = MessageFetcher(LeaderFetcher(FOLLOWER, 1, FetchLimits(wait_ms=wait_ms)), version)
+        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 1, FetchLimits(wait_ms=wait_ms)), version)
         broker = Broker(FOLLOWER, 3)
         self.partitions = broker.partitions
         for index, partition in enumerate(self.partitions):
@@ -60,16 +60,16 @@ class Follower:
         for partition in self.partitions:
             self.fetcher.follow(IDS["t"], partition, 0)
 
-    def ask(self) -> int:
-        """Sends a request; how many partitions it names."""
+    def send_fetch(self) -> int:
+        """Sends a request. Returns the number of its partitions."""
         request = self.fetcher.request(0)
         assert request is not None
         named = sum(len(topic.partitions) for topic in request.topics)
         self.client.send(FETCH, self.version, request)
         return named
 
-    def take(self) -> int:
-        """Takes the answer; how many partitions it tells of."""
+    def apply_response(self) -> int:
+        """Applies the response. Returns the number of its partitions."""
         response = self.client.answer(FETCH, self.version)
         troubles, out_of_range, _ = self.fetcher.answer(response, 0)
         assert not troubles
@@ -77,8 +77,8 @@ class Follower:
         return sum(len(topic.partitions) for topic in response.responses)
 
     def round(self) -> None:
-        self.ask()
-        self.take()
+        self.send_fetch()
+        self.apply_response()
 
     def values(self, index: int = 0) -> list[bytes]:
         return values_in(self.partitions[index])
@@ -90,7 +90,7 @@ def values_in(partition: Partition) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_follower_makes_commits(bench: Bench, version: int) -> None:
+def test_a_fetch_of_a_follower_commits_records(bench: Bench, version: int) -> None:
     follower = Follower(bench, version)
     follower.start()
     writer = bench.client()
@@ -99,7 +99,7 @@ def test_a_follower_makes_commits(bench: Bench, version: int) -> None:
     follower.round()
     assert follower.values() == [b"a", b"b"]
     assert writer.is_silent()
-    # The next fetch says what it has, and is told at once that this is committed.
+    # The next fetch reports the log end, and its response has the high watermark at once.
     follower.round()
     assert writer.produced(9)[0].base_offset == 0
     assert follower.partitions[0].high_watermark == 2
@@ -109,29 +109,29 @@ def test_a_follower_waits_for_appends(bench: Bench) -> None:
     follower = Follower(bench, wait_ms=60_000)
     follower.start()
     follower.round()
-    assert follower.ask() == 0
+    assert follower.send_fetch() == 0
     assert follower.client.is_silent()
     writer = bench.client()
     writer.produce(9, {("t", 2): batch(b"a")})
-    assert follower.take() == 1
+    assert follower.apply_response() == 1
     assert follower.values(2) == [b"a"]
-    assert follower.ask() == 1
-    assert follower.take() == 1
+    assert follower.send_fetch() == 1
+    assert follower.apply_response() == 1
     assert writer.produced(9)[0].error_code == 0
     assert follower.partitions[2].high_watermark == 1
 
 
-def test_a_request_of_a_session_names_what_changed(bench: Bench) -> None:
+def test_a_session_request_names_changed_partitions(bench: Bench) -> None:
     follower = Follower(bench)
     follower.start()
-    assert follower.ask() == 3
-    follower.take()
-    assert follower.ask() == 0
-    assert follower.take() == 0
+    assert follower.send_fetch() == 3
+    follower.apply_response()
+    assert follower.send_fetch() == 0
+    assert follower.apply_response() == 0
 
 
 def follow_the_next_leader(follower: Follower, theirs: Partition) -> None:
-    """The broker leads in epoch 2 and has a record of it; the follower fetches once."""
+    """Makes the broker the leader in epoch 2 with a record, and fetches once as the follower."""
     theirs.become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
     theirs.append([built(b"2")], 1, 0)
     follower.partitions[0].become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER))
@@ -140,7 +140,7 @@ def follow_the_next_leader(follower: Follower, theirs: Partition) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_log_that_diverged_is_cut(bench: Bench, version: int) -> None:
+def test_a_diverging_log_is_truncated(bench: Bench, version: int) -> None:
     follower = Follower(bench, version)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
     for partition in (mine, theirs):
@@ -156,8 +156,8 @@ def test_a_log_that_diverged_is_cut(bench: Bench, version: int) -> None:
     assert theirs.high_watermark == 2
 
 
-def test_what_a_follower_has_of_another_log_from_its_first_record_on_commits_nothing(bench: Bench) -> None:
-    """Its log ends behind the leader's records, and has none of them: it is cut to nothing first."""
+def test_a_follower_with_a_log_that_diverges_from_its_start_commits_nothing(bench: Bench) -> None:
+    """Its log end is above that of the leader, and no record is common: it is truncated fully first."""
     follower = Follower(bench)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
     mine.become(FOLLOWER, 1, (NODE, FOLLOWER), (FOLLOWER,))
@@ -176,23 +176,21 @@ def built(value: bytes) -> Batch:
     return parse_batch(data, 0, len(data))
 
 
-def test_an_epoch_that_the_leader_never_saw_is_out_of_range(bench: Bench) -> None:
+def test_an_epoch_unknown_to_the_leader_is_out_of_range(bench: Bench) -> None:
     follower = Follower(bench)
     partition = follower.partitions[0]
     partition.become(FOLLOWER, 9, (FOLLOWER,), (FOLLOWER,))
     partition.append([built(b"x")], 1, 0)
     partition.become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER))
     follower.start()
-    follower.ask()
+    follower.send_fetch()
     response = follower.client.answer(FETCH, 18)
     _, out_of_range, _ = follower.fetcher.answer(response, 0)
     assert out_of_range == [partition]
 
 
 @pytest.mark.parametrize(("replica", "epoch"), [(FOLLOWER, 3), (-1, 5)])
-def test_a_follower_is_told_the_epoch_of_the_last_record_of_an_emptied_log(
-    bench: Bench, replica: int, epoch: int
-) -> None:
+def test_an_empty_log_of_the_leader_returns_its_last_epoch(bench: Bench, replica: int, epoch: int) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE,), (NODE,), 0, 0)
     data = batch(b"a", b"b")
@@ -204,11 +202,11 @@ def test_a_follower_is_told_the_epoch_of_the_last_record_of_an_emptied_log(
     assert (answer.offset, answer.leader_epoch) == (2, epoch)
 
 
-def test_a_broker_without_a_replica_is_no_follower(bench: Bench) -> None:
+def test_a_broker_without_a_replica_is_refused_as_a_follower(bench: Bench) -> None:
     follower = Follower(bench)
     follower.start()
     bench.partition("t", 0).become(NODE, 0, (NODE, 3), (NODE, 3), 1, 0)
-    follower.ask()
+    follower.send_fetch()
     response = follower.client.answer(FETCH, 18)
     codes = {
         part.partition_index: part.error_code for topic in response.responses for part in topic.partitions
@@ -217,7 +215,7 @@ def test_a_broker_without_a_replica_is_no_follower(bench: Bench) -> None:
     assert codes[1] == 0
 
 
-def test_the_logs_of_all_partitions_are_the_same_in_the_end(bench: Bench) -> None:
+def test_the_logs_of_all_partitions_converge(bench: Bench) -> None:
     follower = Follower(bench)
     follower.start()
     writer = bench.client()
@@ -236,12 +234,14 @@ def test_the_logs_of_all_partitions_are_the_same_in_the_end(bench: Bench) -> Non
 @pytest.mark.parametrize(
     ("version", "code"), [(4, ErrorCode.LEADER_NOT_AVAILABLE), (5, ErrorCode.OFFSET_NOT_AVAILABLE)]
 )
-def test_a_new_leader_tells_no_end_before_it_knows_it(bench: Bench, version: int, code: ErrorCode) -> None:
+def test_a_new_leader_returns_no_log_end_before_its_high_watermark_is_known(
+    bench: Bench, version: int, code: ErrorCode
+) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
     partition.append([built(b"a")], 1, 0)
     partition.append([built(b"b")], 1, 0)
-    partition.high_watermark = 1  # what it knew when it followed
+    partition.high_watermark = 1  # the high watermark that it had as a follower
     partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
 
     def end(replica_id: int = -1) -> int:
@@ -258,12 +258,12 @@ def test_a_new_leader_tells_no_end_before_it_knows_it(bench: Bench, version: int
     assert end() == 2
 
 
-def test_a_new_leader_lets_consumers_wait_until_it_knows_how_far_it_is_committed(bench: Bench) -> None:
+def test_consumers_of_a_new_leader_wait_for_its_high_watermark(bench: Bench) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
     for value in (b"a", b"b"):
         partition.append([built(value)], 1, 0)
-    partition.high_watermark = 1  # what it knew when it followed
+    partition.high_watermark = 1  # the high watermark that it had as a follower
     partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
     reader = bench.client()
     part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 1})))["t", 0]
@@ -277,14 +277,14 @@ def test_a_new_leader_lets_consumers_wait_until_it_knows_how_far_it_is_committed
 
 
 @pytest.mark.parametrize("version", [3, 12])
-def test_what_is_known_to_be_committed_is_read_however_long_a_new_leader_has_too_few_in_sync(
+def test_committed_records_are_readable_while_a_new_leader_is_below_min_insync(
     bench: Bench, version: int
 ) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
     for value in (b"a", b"b"):
         partition.append([built(value)], 1, 0)
-    partition.high_watermark = 1  # what it knew when it followed
+    partition.high_watermark = 1  # the high watermark that it had as a follower
     partition.set_min_insync(2, 0)
     partition.become(NODE, 4, (NODE, FOLLOWER), (NODE,), 1, 0)
     reader = bench.client()
@@ -296,7 +296,7 @@ def test_what_is_known_to_be_committed_is_read_however_long_a_new_leader_has_too
 def fetched(
     bench: Bench, client: Client, session: int, epoch: int, offsets: dict[tuple[str, int], int]
 ) -> int:
-    """The follower asks from ``offsets`` on; the session that it asks in."""
+    """Fetches from ``offsets`` on. Returns the session id."""
     client.fetch(
         18,
         offsets,
@@ -310,30 +310,30 @@ def fetched(
     return number
 
 
-def test_produces_of_one_connection_wait_for_replicas_together_and_are_answered_in_order(
+def test_delayed_produces_of_one_connection_complete_in_order(
     bench: Bench,
 ) -> None:
     for index in range(2):
         bench.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
     writer, follower = bench.client(), bench.client()
     first, second = bench.partition("t", 0), bench.partition("t", 1)
-    # Sent without waiting for answers: partition 0, partition 1, both, and partition 0 again.
+    # Pipelined: partition 0, partition 1, both, and partition 0 again.
     numbers = [
         writer.produce(9, {("t", index): batch(b"%d" % number) for index in indexes})
         for number, indexes in enumerate(([0], [1], [0, 1], [0]))
     ]
-    # All are appended before one is committed.
+    # All are appended before the first commit.
     bench.until(lambda: (first.log.end_offset, second.log.end_offset) == (3, 2))
     assert first.high_watermark == second.high_watermark == 0
     session = fetched(bench, follower, 0, 0, {("t", 0): 0, ("t", 1): 0})
-    # What is committed first was sent second: its answer keeps its place.
+    # The second request is committed first, but its response keeps its position.
     fetched(bench, follower, session, 1, {("t", 1): 1})
     assert second.high_watermark == 1
     assert writer.is_silent()
     fetched(bench, follower, session, 2, {("t", 0): 1})
     assert [part.base_offset for part in writer.produced(9, numbers[0])] == [0]
     assert [part.base_offset for part in writer.produced(9, numbers[1])] == [0]
-    # Of the third one partition is there, and not the other; the fourth does not overtake it.
+    # The third has one committed partition; the response to the fourth does not precede it.
     fetched(bench, follower, session, 3, {("t", 0): 3})
     assert first.high_watermark == 3
     assert writer.is_silent()
@@ -342,7 +342,7 @@ def test_produces_of_one_connection_wait_for_replicas_together_and_are_answered_
     assert [part.base_offset for part in writer.produced(9, numbers[3])] == [2]
 
 
-def test_a_produce_whose_replicas_do_not_come_holds_up_those_behind_it_until_its_timeout(
+def test_a_delayed_produce_delays_later_responses_until_its_timeout(
     bench: Bench,
 ) -> None:
     for index in range(2):
@@ -357,7 +357,7 @@ def test_a_produce_whose_replicas_do_not_come_holds_up_those_behind_it_until_its
     assert writer.produced(9, quick)[0].error_code == 0
 
 
-def test_a_follower_that_had_to_cut_its_log_learns_what_is_committed(bench: Bench) -> None:
+def test_a_truncated_follower_gets_the_high_watermark(bench: Bench) -> None:
     follower = Follower(bench)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
     for partition in (mine, theirs):
@@ -370,12 +370,12 @@ def test_a_follower_that_had_to_cut_its_log_learns_what_is_committed(bench: Benc
     follower.start()
     follower.round()
     assert (mine.log.end_offset, mine.high_watermark) == (1, 0)
-    # Nothing is written any more: what is committed is all the news that there is.
+    # Without further appends the high watermark is the only change.
     follower.round()
     assert mine.high_watermark == 1
 
 
-def test_a_follower_that_could_not_heed_an_answer_is_told_anew_what_is_committed_and_where_the_log_starts(
+def test_an_unapplied_high_watermark_and_log_start_are_sent_again(
     bench: Bench,
 ) -> None:
     follower = Follower(bench)
@@ -384,19 +384,19 @@ def test_a_follower_that_could_not_heed_an_answer_is_told_anew_what_is_committed
     theirs.append([built(b"a"), built(b"b")], -1, 0)
     follower.round()
     theirs.advance_start(1)
-    follower.ask()
+    follower.send_fetch()
     bench.until(lambda: theirs.high_watermark == 2)
     for partition in (theirs, mine):
         partition.become(NODE, 1, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
     follower.fetcher.follow(IDS["t"], mine, 0)
-    follower.take()
+    follower.apply_response()
     assert (mine.high_watermark, mine.log.start_offset) == (0, 0)
-    # Nothing happens any more: what that answer told is all the news that there is.
+    # Without further events the state in that response is the only change.
     follower.round()
     assert (mine.high_watermark, mine.log.start_offset) == (2, 1)
 
 
-def test_who_has_stepped_down_is_not_read_from(bench: Bench) -> None:
+def test_a_former_leader_refuses_fetches(bench: Bench) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
     partition.append([built(b"a")], 1, 0)

@@ -1,4 +1,4 @@
-"""Settings of groups: set, reset, checked and told as Apache Kafka 4.3.1 does, and kept."""
+"""Settings of groups: set, reset, checked and applied as Apache Kafka 4.3.1 does, and kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_dynamic_broker_config import run_with_notifications
 from test_handlers_topics import (
     BROKER,
     DELETE,
@@ -20,13 +21,12 @@ from test_handlers_topics import (
     describe,
     new_topics,
 )
-from test_settings_watch import follow
 
+from tidemill.coordination.cluster_image import GROUP_SETTINGS, ClusterImage
+from tidemill.coordination.cluster_image_loader import load_image
+from tidemill.coordination.coordination_store import Create, ensure_paths
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import GROUP_SETTINGS, ClusterImage
-from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import ConfigChangeNode, ConfigNode
-from tidemill.coordination.port import Create, ensure_paths
 from tidemill.model.configs import BrokerConfig, GroupConfig
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
@@ -100,7 +100,7 @@ def test_alter_configs_replaces_all_settings_of_a_group(tmp_path: Path) -> None:
         ("g", HEARTBEAT, "1", ErrorCode.INVALID_CONFIG, "group.consumer.min.heartbeat.interval.ms"),
         ("g", SESSION, "abc", ErrorCode.INVALID_CONFIG, "allowed is a whole number"),
         ("g", "session.timeout.ms", "50000", ErrorCode.INVALID_CONFIG, "Unknown group config name"),
-        ("", SESSION, "50000", ErrorCode.INVALID_REQUEST, "name one"),
+        ("", SESSION, "50000", ErrorCode.INVALID_REQUEST, "name a group"),
         ("x" * 1001, SESSION, "50000", ErrorCode.INVALID_REQUEST, "1000 are allowed"),
         ("g", "share.auto.offset.reset", "never", ErrorCode.INVALID_CONFIG, "by_duration:PT1H"),
         ("g", "share.auto.offset.reset", "by_duration:P", ErrorCode.INVALID_CONFIG, "by_duration:PT1H"),
@@ -117,9 +117,9 @@ def test_a_group_may_have_what_apache_kafka_allows(
 ) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
-            found, told = await altered(broker, name, (key, SET, value))
+            found, applied = await altered(broker, name, (key, SET, value))
             assert found == code
-            assert text in told
+            assert text in applied
             assert bool(broker.metadata.image.group_configs) == (code == 0)
 
     asyncio.run(story())
@@ -208,25 +208,25 @@ def test_resources_with_settings_are_listed_as_apache_kafka_lists_them(tmp_path:
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)
 def test_other_brokers_hear_of_the_settings_of_a_group(tmp_path: Path, name: str) -> None:
-    told = follow(
+    applied = run_with_notifications(
         tmp_path,
         Create(ConfigNode.path("groups", name), ConfigNode.encode({SESSION: "46000"})),
         Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("groups", name), sequential=True),
     )
-    assert told == {("groups", name): {SESSION: "46000"}}
-    image = ClusterImage().with_settings(told)
+    assert applied == {("groups", name): {SESSION: "46000"}}
+    image = ClusterImage().with_settings(applied)
     assert image.group_config(name) == {SESSION: "46000"}
-    assert image.with_settings(told) is image
+    assert image.with_settings(applied) is image
     assert image.with_settings({("groups", name): {}}).group_configs == {}
 
 
 def test_groups_whose_note_was_missed_are_read_from_the_store(tmp_path: Path) -> None:
-    told = follow(
+    applied = run_with_notifications(
         tmp_path,
         Create(ConfigNode.path("groups", "g"), ConfigNode.encode({SESSION: "46000"})),
         Create(ConfigChangeNode.prefix, b"{", sequential=True),
     )
-    assert told["groups", "g"] == {SESSION: "46000"}
+    assert applied["groups", "g"] == {SESSION: "46000"}
 
 
 def test_a_store_of_an_earlier_version_has_no_groups(tmp_path: Path) -> None:

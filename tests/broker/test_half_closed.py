@@ -17,7 +17,7 @@ from test_request_order import (
 )
 
 from tidemill.replication.partition import Partition
-from tidemill.server.app import BrokerServer
+from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
@@ -45,7 +45,7 @@ def test_frames_behind_a_costly_one_are_stored_in_order_and_answered_after_the_e
         peer.writer.write(encode_request(ApiKey.API_VERSIONS, 0, 1, None, ApiVersionsRequest())[:-1])
         peer.writer.write_eof()
         await until(lambda: ended(server))
-        held.go_on.set()
+        held.release.set()
         assert (await peer.produced()).base_offset == 0
         assert (await peer.produced()).base_offset == 1999
         assert (await peer.produced()).base_offset == 2001 + 1999
@@ -64,10 +64,10 @@ def test_a_client_that_is_gone_altogether_loses_nothing_that_it_sent(tmp_path: P
         peer = await Peer.of(server)
         for acks in (0, 1, 0, -1, 0):
             peer.produce(COSTLY, acks)
-        await until(lambda: len(server.slow_lane.tasks) == 1)
+        await until(lambda: len(server.produce_validation.tasks) == 1)
         await peer.close()
         await until(lambda: ended(server))
-        held.go_on.set()
+        held.release.set()
         await gone(server)
         assert partition.log.end_offset == 5 * 1999
         assert server.memory.total == 0
@@ -81,12 +81,12 @@ def test_a_client_that_resets_its_connection_loses_nothing_that_came(tmp_path: P
         peer = await Peer.of(server)
         for acks in (1, 0, 0):
             peer.produce(COSTLY, acks)
-        await until(lambda: len(server.slow_lane.tasks) == 1)
+        await until(lambda: len(server.produce_validation.tasks) == 1)
         sock = peer.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await peer.close()
         await until(lambda: ended(server))
-        held.go_on.set()
+        held.release.set()
         await gone(server)
         assert partition.log.end_offset == 3 * 1999
 
@@ -99,7 +99,7 @@ def test_a_fetch_that_waits_is_answered_at_once_and_lets_the_next_through(tmp_pa
         peer.fetch(wait_ms=0x7FFFFFFF)
         peer.produce(SMALL, acks=0)
         peer.fetch(wait_ms=0x7FFFFFFF, offset=1)
-        await until(lambda: partition.waiting_fetches == 1)
+        await until(lambda: len(partition.delayed.fetches) == 1)
         peer.writer.write_eof()
         assert (await peer.fetched()).records in (None, b"")
         assert (await peer.fetched()).high_watermark == 1
@@ -123,11 +123,11 @@ def test_who_says_its_last_and_reads_nothing_is_let_go_by_the_sweep(tmp_path: Pa
         raw.shutdown(socket.SHUT_WR)
         await until(lambda: ended(server))
         (one,) = server.acceptor.connections
-        assert one.unsent_bytes > 0
+        assert one.account.unsent_bytes > 0
         sweeps = 0
         while server.acceptor.connections:
             await asyncio.sleep(0.05)
-            server.acceptor.sweep()
+            server.acceptor.close_idle()
             sweeps += 1
             assert sweeps < 100
         raw.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
+import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +14,17 @@ from typing import Any
 import pytest
 from test_request_order import served
 
-from tidemill.broker.context import Listener, Peer, RequestContext
-from tidemill.broker.dispatch import Dispatch
+from tidemill.broker import handlers
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_registry import APIS
+from tidemill.broker.handler_dispatch import HandlerDispatch
 from tidemill.broker.handlers import init_producer_id
-from tidemill.broker.handlers.common import within
-from tidemill.broker.registry import APIS
+from tidemill.broker.handlers.common import run_within_timeout
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.net.peer import Listener, Peer
 from tidemill.replication.partition import Partition
-from tidemill.server.app import BrokerServer
+from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey, request_class, response_class
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 
@@ -33,10 +38,10 @@ def test_a_stop_waits_for_what_outlived_its_request() -> None:
         ended.append("work")
 
     async def story() -> None:
-        with pytest.raises(KafkaError, match="it goes on"):
-            await within(0, work())
+        with pytest.raises(KafkaError, match="it continues"):
+            await run_within_timeout(0, work())
         dispatch: Any = SimpleNamespace(tasks=set())
-        await Dispatch.stop(dispatch)
+        await HandlerDispatch.stop(dispatch)
         assert ended == ["work"]
 
     asyncio.run(story())
@@ -53,17 +58,17 @@ def test_a_stop_breaks_off_what_does_not_end(monkeypatch: pytest.MonkeyPatch) ->
             raise
 
     async def story() -> None:
-        with pytest.raises(KafkaError, match="it goes on"):
-            await within(0, work())
+        with pytest.raises(KafkaError, match="it continues"):
+            await run_within_timeout(0, work())
         tasks: set[asyncio.Future[None]] = set()
-        handler = asyncio.ensure_future(within(60_000, work()))
+        handler = asyncio.ensure_future(run_within_timeout(60_000, work()))
         tasks.add(handler)
         handler.add_done_callback(tasks.discard)
         dispatch: Any = SimpleNamespace(tasks=tasks)
-        await Dispatch.stop(dispatch)
+        await HandlerDispatch.stop(dispatch)
         assert broken_off == ["work", "work"]
 
-    monkeypatch.setattr("tidemill.broker.dispatch.STOP_S_MAX", 0.01)
+    monkeypatch.setattr("tidemill.broker.handler_dispatch.STOP_S_MAX", 0.01)
     asyncio.run(story())
 
 
@@ -80,16 +85,18 @@ def test_what_outlives_its_request_goes_on_and_its_failure_is_told(caplog: pytes
     async def story() -> None:
         go = asyncio.Event()
         for name, problem in (("well", None), ("no", KafkaError("no room")), ("bug", ZeroDivisionError())):
-            with pytest.raises(KafkaError, match="it goes on") as caught:
-                await within(0, work(name, go, problem))
+            with pytest.raises(KafkaError, match="it continues") as caught:
+                await run_within_timeout(0, work(name, go, problem))
             assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
-        cancelled = asyncio.ensure_future(within(60_000, work("of a request that was broken off", go, None)))
+        cancelled = asyncio.ensure_future(
+            run_within_timeout(60_000, work("of a request that was broken off", go, None))
+        )
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.wait((cancelled,))
         gc.collect()
         go.set()
-        assert await within(60_000, work("in time", go, None)) == "in time"
+        assert await run_within_timeout(60_000, work("in time", go, None)) == "in time"
 
     with caplog.at_level(logging.INFO, "tidemill.broker"):
         asyncio.run(story())
@@ -108,11 +115,20 @@ CONTEXT: Any = SimpleNamespace()
 
 def test_every_api_is_answered_by_the_handler_of_its_name() -> None:
     for key, api in APIS.items():
-        assert (key, api.module) == (api.key, ApiKey(key).name.lower())
+        name = ApiKey(key).name.lower()
         if key not in (ApiKey.PRODUCE, ApiKey.FETCH):  # they have ways of their own
-            assert api.handler().__module__ == f"tidemill.broker.handlers.{api.module}"
+            handler = importlib.import_module(f"tidemill.broker.handlers.{name}")
+            assert api is handler.API
+            assert api.handle is handler.handle
         request_class(ApiKey(key))
-        assert 0 <= api.first == api.announced_min <= api.last
+        assert 0 <= api.first <= api.last
+
+
+def test_every_handler_is_registered() -> None:
+    names = [one.name for one in pkgutil.iter_modules(handlers.__path__)]
+    modules = [importlib.import_module(f"tidemill.broker.handlers.{name}") for name in names]
+    declared = [one.API for one in modules if isinstance(getattr(one, "API", None), HandledApi)]
+    assert {api.key for api in declared} == set(APIS) - {ApiKey.PRODUCE, ApiKey.FETCH}
 
 
 AT_ONCE = {
@@ -145,8 +161,8 @@ def test_small_requests_that_wait_for_nobody_are_answered_at_once(tmp_path: Path
     async def test(server: BrokerServer, partition: Partition) -> None:
         client = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
         for key in AT_ONCE:
-            context = RequestContext(client, "test", key, APIS[key].last, 1, None)
-            answer = APIS[key].handler()(server.broker, context, request_class(key)())
+            context = RequestContext(client, "test", key, APIS[key].last, 1)
+            answer = APIS[key].handle(server.broker, context, request_class(key)())
             assert isinstance(answer, response_class(key)), key
 
     served(test, tmp_path)

@@ -7,11 +7,12 @@ import errno
 from types import SimpleNamespace
 from typing import Any
 
+from faulty_files import FaultyFiles
+
 from tidemill.broker.handlers.describe_log_dirs import handle
-from tidemill.broker.request_slices import Turns
-from tidemill.log.directories import DataDirectory
+from tidemill.broker.large_requests import RequestSlices
+from tidemill.log.log_directories import DataDirectory
 from tidemill.model.errors import ErrorCode
-from tidemill.testing.files import FaultyFiles
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 
 
@@ -24,7 +25,7 @@ def described(broker: Any) -> list[Any]:
     """The results for all directories."""
 
     async def ask() -> list[Any]:
-        context = SimpleNamespace(internal_name=str, external_name=str, turns=Turns())
+        context = SimpleNamespace(internal_name=str, external_name=str, slices=RequestSlices())
         results: list[Any] = handle(broker, context, DescribeLogDirsRequest(topics=None)).results
         return results
 
@@ -40,7 +41,9 @@ def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
         partitions=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
-        logs=SimpleNamespace(directories=[there], working=[there], directory_of=lambda log: there),
+        logs=SimpleNamespace(
+            dirs=SimpleNamespace(all=[there], working=[there], directory_of=lambda log: there)
+        ),
     )
     (result,) = described(broker)
     (topic,) = result.topics
@@ -66,7 +69,7 @@ def test_a_directory_whose_disk_is_gone_costs_the_others_nothing() -> None:
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
         partitions=SimpleNamespace(all=list),
-        logs=SimpleNamespace(directories=directories, working=[directories[0], directories[2]]),
+        logs=SimpleNamespace(dirs=SimpleNamespace(all=directories, working=[directories[0], directories[2]])),
     )
     gone, broken, there = described(broker)
     assert (gone.log_dir, gone.error_code) == ("/gone", ErrorCode.KAFKA_STORAGE_ERROR)

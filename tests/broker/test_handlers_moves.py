@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from test_handlers_topics import INSIDE, SmallBroker, broker_in, run
 
+from tidemill.controller.alter_partition import IsrChange
+from tidemill.controller.controller import KafkaController
 from tidemill.controller.failover import Failover, WantedIsr
-from tidemill.controller.isr import IsrChange
-from tidemill.controller.shell import Controller
-from tidemill.coordination.image import Delta, PartitionImage
-from tidemill.coordination.loading import load_image
+from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.cluster_image_loader import load_image
+from tidemill.coordination.coordination_store import Create, Delete, SetData, Store
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     BrokerNode,
@@ -25,7 +26,7 @@ from tidemill.coordination.nodes import (
     ReassignmentNode,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Delete, SetData, Store
+from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.alter_partition import (
@@ -61,8 +62,8 @@ class Brokers:
     def __init__(self, asked: SmallBroker) -> None:
         self.asked = asked
         self.store: Store = asked.store
-        self.controller: Controller = asked.controller
-        self.failover = Failover(asked.controller)
+        self.controller: KafkaController = asked.controller
+        self.failover = Failover(asked.controller.context)
 
     async def come(self, *broker_ids: int, lost_unsynced: bool = False) -> None:
         """Others register."""
@@ -103,7 +104,7 @@ class Brokers:
     async def alter(
         self, wishes: Mapping[int, list[int] | None], version: int = 0, *, factor_may_change: bool = True
     ) -> dict[int, int]:
-        """Wishes for partitions of the topic; the codes."""
+        """Reassignments for partitions of the topic; the codes."""
         partitions = [ReassignablePartition(partition_index=n, replicas=r) for n, r in wishes.items()]
         request = AlterPartitionReassignmentsRequest(
             timeout_ms=5000,
@@ -168,7 +169,7 @@ async def brokers_in(directory: Path, **config: Any) -> AsyncIterator[Brokers]:
         brokers = Brokers(asked)
         await brokers.come(1, 2, 3)
         yield brokers
-        asked.controller.resign()
+        asked.controller.context.resign()
 
 
 def test_a_broker_that_lost_records_gets_in_sync_once_its_registration_says_that_it_knows(
@@ -260,9 +261,9 @@ def test_a_move_goes_on_under_the_next_controller(tmp_path: Path) -> None:
             path = "/brokers/topics/t/partitions/0/state"
             data = b'{"controller_epoch":1,"leader":7,"version":1,"leader_epoch":1,"isr":[7,1,2]}'
             await brokers.store.transact([SetData(path, data, state.partition_epoch)])
-            brokers.controller.resign()
+            brokers.controller.context.resign()
             await brokers.store.transact([Delete("/controller")])
-            assert await brokers.controller.activate()
+            assert await brokers.controller.context.activate()
             told = brokers.partition()
             assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 1], [1, 2], 2)
             assert await brokers.moving() == {}
@@ -289,7 +290,7 @@ def test_who_is_not_the_controller_says_so(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7])
-            brokers.controller.resign()
+            brokers.controller.context.resign()
             topics = [ReassignableTopic(name="t", partitions=[])]
             asked = brokers.asked
             for request, version in (
@@ -322,14 +323,14 @@ def test_an_administrators_node_is_carried_out_and_goes_with_the_last_of_it(tmp_
                 return None if node is None else {p.partition for p in ReassignmentNode.decode(node.data)}
 
             for _ in range(2):  # Its own writing of the node is looked at, too.
-                await brokers.controller.moves.take_wishes()
+                await brokers.controller.reassignments.apply_requested_reassignments()
                 assert await left() == {0, 1}
             await brokers.in_sync(7, 1)
             assert await left() == {1}
             assert await brokers.alter({1: [3]}) == {1: 0}, "what comes later takes precedence"
             assert await left() is None
             assert list(await brokers.moving()) == [("t", 1)]
-            await brokers.controller.moves.take_wishes()
+            await brokers.controller.reassignments.apply_requested_reassignments()
 
     run(story())
 
@@ -346,9 +347,9 @@ def test_what_an_administrator_wrote_stays_until_it_was_looked_at(tmp_path: Path
             node = await brokers.store.get(ReassignmentNode.path)
             assert node is not None
             assert ReassignmentNode.decode(node.data) == wishes
-            await brokers.controller.moves.take_wishes()
+            await brokers.controller.reassignments.apply_requested_reassignments()
             assert list(await brokers.moving()) == [("t", 0), ("t", 1)]
-            (outcome,) = await brokers.controller.delete_topics(["t"])
+            (outcome,) = await brokers.controller.admin_manager.delete_topics(["t"])
             assert outcome.error is None
             assert not await brokers.store.exists(ReassignmentNode.path)
 
@@ -363,8 +364,8 @@ def test_nodes_that_cannot_be_read_stay_for_the_administrator(
             await brokers.have([7])
             paths = [ReassignmentNode.path, PartitionListNode.election_path]
             await brokers.store.transact([Create(path, b"{}") for path in paths])
-            await brokers.controller.moves.take_wishes()
-            await brokers.controller.leading.take_elections()
+            await brokers.controller.reassignments.apply_requested_reassignments()
+            await brokers.controller.leader_elections.run_requested_elections()
             assert await brokers.alter({0: [1]}) == {0: 0}
             assert all([await brokers.store.exists(path) for path in paths])
             await brokers.store.transact([Delete(path) for path in paths])
@@ -384,10 +385,10 @@ def test_elections_that_an_administrator_asks_for(tmp_path: Path) -> None:
             asked = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)]
             path = PartitionListNode.election_path
             await brokers.store.transact([Create(path, PartitionListNode.encode(asked))])
-            await brokers.controller.leading.take_elections()
+            await brokers.controller.leader_elections.run_requested_elections()
             assert brokers.partition().leader == 1
             assert not await brokers.store.exists(path)
-            await brokers.controller.leading.take_elections()
+            await brokers.controller.leader_elections.run_requested_elections()
 
     run(story())
 
@@ -438,7 +439,7 @@ def test_unclean_elections_and_types_that_there_are_not(tmp_path: Path) -> None:
 
 
 def test_leaders_return_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.controller.leading.FIRST_BALANCE_S", 0.0)
+    monkeypatch.setattr("tidemill.controller.leader_election_requests.REBALANCE_DELAY_S", 0.0)
 
     async def story() -> None:
         async with brokers_in(tmp_path, leader_imbalance_check_interval_seconds=1) as brokers:
@@ -471,7 +472,7 @@ def test_only_brokers_can_say_that_one_is_about_to_stop(tmp_path: Path) -> None:
             response = await brokers.asked.ask(request, 3, INSIDE)
             assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             assert brokers.partition(0).leader == 1
-            assert not brokers.controller.stopping()
+            assert not brokers.controller.context.stopping()
 
     run(story())
 
@@ -532,7 +533,7 @@ def test_a_broker_hands_over_before_it_stops(tmp_path: Path, version: int) -> No
             assert await brokers.alter({1: [1, 2]}) == {1: 0}, "a replica that is there may stay"
             await brokers.go(1)
             await brokers.come(1)
-            assert not brokers.controller.stopping()
+            assert not brokers.controller.context.stopping()
             await brokers.in_sync(7, 1)
             assert await brokers.elect(2, PREFERRED, [0]) == {0: 0}
             await brokers.agrees_with_store()

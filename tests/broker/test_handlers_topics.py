@@ -18,22 +18,26 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.carrying_out import CarryingOut
-from tidemill.broker.context import Listener, Peer, RequestContext
-from tidemill.broker.metadata import Delta, MetadataCache, effective_config
+from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
+from tidemill.broker.broker import Broker
+from tidemill.broker.metadata_cache import Delta, MetadataCache, effective_config
+from tidemill.broker.request_context import RequestContext
 from tidemill.broker.store_connectivity import StoreConnectivity
-from tidemill.controller.shell import Controller
+from tidemill.controller.controller import KafkaController
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.coordination_store import Create, ensure_paths, parent_of
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerRegistration, ConfigNode, Endpoint
-from tidemill.coordination.port import Create, ensure_paths, parent_of
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
-from tidemill.model.configs.keys import PASSWORD
-from tidemill.model.configs.provenance import provenance_in
+from tidemill.model.configs.config_def import PASSWORD
+from tidemill.model.configs.source_descriptions import provenance_in
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.ports import Clock
-from tidemill.replication.topics import TopicEntry, TopicTable
+from tidemill.model.interfaces import Clock
+from tidemill.net.peer import Listener, Peer
+from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.wire.apis import ApiKey, request_class, response_class
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.alter_configs import AlterConfigsRequest
 from tidemill.wire.messages.create_partitions import CreatePartitionsRequest
 from tidemill.wire.messages.create_topics import CreateTopicsRequest
@@ -43,7 +47,6 @@ from tidemill.wire.messages.describe_configs import DescribeConfigsRequest
 from tidemill.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from tidemill.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from tidemill.wire.messages.metadata import MetadataRequest
-from tidemill.wire.schema import decode, encode
 
 INSIDE = Endpoint("INSIDE", "PLAINTEXT", "10.0.0.1", 19092)
 OUTSIDE = Endpoint("OUTSIDE", "PLAINTEXT", "broker.example", 9092)
@@ -72,7 +75,8 @@ class SmallBroker:
     """A broker without partitions: configuration, store, controller and metadata are the real ones."""
 
     node_id = 7
-    held_answers = None
+    delayed_metadata = None
+    is_from_broker = Broker.is_from_broker
 
     def __init__(self, store: EmbeddedStore, **config: Any) -> None:
         self.static_config = BrokerConfig.of(**config)
@@ -81,11 +85,12 @@ class SmallBroker:
         self.clock = StillClock()
         self.store_connectivity = StoreConnectivity(self.clock)
         self.metadata = MetadataCache()
-        self.controller = Controller(
+        self.controller = KafkaController(
             store, self.node_id, lambda: self.config, self.metadata.publish, self.clock, Random(1)
         )
         this: Any = self
-        self.commands = CarryingOut(this, self.removed, OUTSIDE.listener)
+        self.leader_and_isr = LeaderAndIsrApplier(this, self.removed)
+        self.inter_broker_listener: str | None = OUTSIDE.listener
         self.made: list[str] = []
         self.partitions: Any = SimpleNamespace(topics=TopicTable())
         self.fail_with: KafkaError | None = None
@@ -115,7 +120,7 @@ class SmallBroker:
             "127.0.0.1",
             1,
         )
-        context = RequestContext(peer, "test", key, version, 1, None)
+        context = RequestContext(peer, "test", key, version, 1)
         handle = importlib.import_module(f"tidemill.broker.handlers.{re_snake(name)}").handle
         answer = handle(self, context, arrived)
         if inspect.isawaitable(answer):
@@ -133,10 +138,10 @@ async def broker_in(directory: Path, **config: Any) -> AsyncIterator[SmallBroker
     """A broker that has taken office."""
     store = EmbeddedStore.open(str(directory / "coordination.db"))
     broker = SmallBroker(store, **config)
-    image = await broker.controller.load()
+    image = await broker.controller.context.load()
     broker.config = effective_config(broker.static_config, image, broker.node_id)
-    await broker.controller.register(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
-    await broker.controller.activate()
+    await broker.controller.context.register(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
+    await broker.controller.context.activate()
     try:
         yield broker
     finally:
@@ -195,7 +200,7 @@ def test_metadata_names_brokers_controller_and_leaders(tmp_path: Path, version: 
             assert (node.node_id, node.host, node.port) == (7, "broker.example", 9092)
             assert node.rack == ("rack-1" if version >= 1 else None)
             assert answer.controller_id == (7 if version >= 1 else -1)
-            assert answer.cluster_id == (broker.metadata.cluster_id if version >= 2 else None)
+            assert answer.cluster_id == (broker.metadata.image.cluster_id if version >= 2 else None)
             topics = {topic.name: topic for topic in answer.topics}
             assert set(topics) == {"t", "__consumer_offsets"}
             assert topics["__consumer_offsets"].is_internal == (version >= 1)
@@ -485,7 +490,7 @@ def test_a_topic_whose_logs_cannot_be_made_is_told(tmp_path: Path, caplog: pytes
             broker.fail_with = KafkaError("no room", ErrorCode.KAFKA_STORAGE_ERROR)
             (topic,) = (await broker.ask(new_topics("t"), 7)).topics
             assert topic.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-            assert topic.error_message == "the topic is there now, but no room"
+            assert topic.error_message == "the topic was created, but no room"
 
     run(story())
 
@@ -572,7 +577,7 @@ def test_a_deletion_by_id_leaves_a_topic_that_was_made_under_the_name_meanwhile(
             deletion = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=5000)
             hasty = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=10)
             asked = []
-            async with broker.controller.changing():
+            async with broker.controller.context.changing():
                 for request, version in ((deletion, 6), (new_topics("t"), 7), (deletion, 6), (hasty, 6)):
                     asked.append(asyncio.ensure_future(broker.ask(request, version)))
                     await asyncio.wait(asked, timeout=0.05)
@@ -580,7 +585,7 @@ def test_a_deletion_by_id_leaves_a_topic_that_was_made_under_the_name_meanwhile(
             assert gone.responses[0].error_code == 0
             codes = [one.responses[0].error_code for one in late]
             assert codes == [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.REQUEST_TIMED_OUT]
-            async with broker.controller.changing():
+            async with broker.controller.context.changing():
                 """What was not answered in time has come to its end by now."""
             known = broker.metadata.topic("t")
             assert known is not None
@@ -598,7 +603,7 @@ def test_a_deletion_by_name_answers_the_id_of_the_topic_that_it_deleted(tmp_path
             state = DeleteTopicState(name="t", topic_id=bytes(16))
             deletion = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=5000)
             asked = []
-            async with broker.controller.changing():
+            async with broker.controller.context.changing():
                 for request, version in ((deletion, 6), (new_topics("t"), 7), (deletion, 6)):
                     asked.append(asyncio.ensure_future(broker.ask(request, version)))
                     await asyncio.wait(asked, timeout=0.05)
@@ -1024,7 +1029,7 @@ def test_the_cluster_is_described(tmp_path: Path) -> None:
                 answer = await broker.ask(
                     DescribeClusterRequest(include_cluster_authorized_operations=True), version
                 )
-                assert (answer.error_code, answer.cluster_id) == (0, broker.metadata.cluster_id)
+                assert (answer.error_code, answer.cluster_id) == (0, broker.metadata.image.cluster_id)
                 assert answer.controller_id == 7
                 (node,) = answer.brokers
                 assert (node.broker_id, node.host, node.port, node.rack) == (
@@ -1037,9 +1042,9 @@ def test_the_cluster_is_described(tmp_path: Path) -> None:
             plain = await broker.ask(DescribeClusterRequest(), 0)
             assert plain.cluster_authorized_operations == -(2**31)
             assert plain.store_silent_ms == 0
-            broker.store_connectivity.silent()
+            broker.store_connectivity.on_disconnected()
             assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 1  # the clock is still
-            broker.store_connectivity.back()
+            broker.store_connectivity.on_reconnected()
             assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 0
             for endpoint_type, code in (
                 (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),

@@ -1,4 +1,4 @@
-"""Connections by the thousand that say nothing or next to nothing, and the limits that keep them few."""
+"""Thousands of silent or slow connections, and the limits for connections."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tidemill.wire.messages.metadata import MetadataRequest
 
 CROWD = 1000
 KB_EACH_MAX = 30
-"""Memory that a connection without a request may cost."""
+"""The limit for the memory of a connection without requests."""
 
 HELLO = ApiVersionsRequest(client_software_name="test", client_software_version="1")
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """One for those that change nothing for good."""
+    """A broker for tests without permanent changes."""
     with Broker() as one:
         yield one
         check_log(one)
 
 
 @contextlib.contextmanager
-def crowd(broker: Broker, count: int = CROWD) -> Iterator[list[socket.socket]]:
-    """So many connections."""
+def open_connections(broker: Broker, count: int = CROWD) -> Iterator[list[socket.socket]]:
+    """Opens ``count`` connections."""
     with contextlib.ExitStack() as stack:
         peers = []
         for _ in range(count):
@@ -46,40 +46,40 @@ def crowd(broker: Broker, count: int = CROWD) -> Iterator[list[socket.socket]]:
         yield peers
 
 
-def test_a_thousand_silent_connections_disturb_nobody(broker: Broker) -> None:
-    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as witness, crowd(broker):
-        before = witness.rounds
+def test_a_thousand_silent_connections_do_not_disturb_others(broker: Broker) -> None:
+    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as client_thread, open_connections(broker):
+        before = client_thread.rounds
         time.sleep(2)
-        assert witness.rounds > before
+        assert client_thread.rounds > before
 
 
-def test_a_thousand_that_send_a_byte_now_and_then_disturb_nobody(broker: Broker) -> None:
+def test_a_thousand_slow_connections_do_not_disturb_others(broker: Broker) -> None:
     frame = encode_request(ApiKey.METADATA, 1, 7, "slow", MetadataRequest(topics=[]))
-    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as witness, crowd(broker) as peers:
-        before = witness.rounds
+    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as client_thread, open_connections(broker) as peers:
+        before = client_thread.rounds
         for byte in frame[:6]:
             began = time.monotonic()
             for peer in peers:
                 peer.sendall(bytes([byte]))
             time.sleep(max(0.0, 1 - (time.monotonic() - began)))
-        assert witness.rounds > before
-        for peer in peers[::100]:  # Slow is not wrong: whoever comes to an end is answered.
+        assert client_thread.rounds > before
+        for peer in peers[::100]:  # A slow but complete request is answered.
             peer.sendall(frame[6:])
             (size, correlation_id) = struct.unpack(">ii", peer.recv(8))
             assert (size > 4, correlation_id) == (True, 7)
 
 
-def test_a_thousand_fetches_that_wait_for_ever_are_let_go_with_their_connections(broker: Broker) -> None:
+def test_delayed_fetches_end_with_their_connections(broker: Broker) -> None:
     topic_id = make_topic(broker, "waited-for")
     frame = encode_request(ApiKey.FETCH, 17, 1, "waiting", fetch_request(topic_id, 0, 0x7FFFFFFF))
     with under_attack(broker, 60):
         for _ in range(5):
-            with crowd(broker, 400) as peers:
+            with open_connections(broker, 400) as peers:
                 for peer in peers:
                     peer.sendall(frame)
 
 
-def test_connections_over_max_connections_are_closed_and_there_is_room_again(broker: Broker) -> None:
+def test_max_connections_limits_connections(broker: Broker) -> None:
     with Broker({"max.connections": 5}) as small:
         peers = [Peer(small) for _ in range(5)]
         for peer in peers:
@@ -103,7 +103,7 @@ def test_connections_over_max_connections_are_closed_and_there_is_room_again(bro
         check_log(small)
 
 
-def test_one_address_has_no_more_than_its_share(broker: Broker) -> None:
+def test_max_connections_per_ip_limits_connections(broker: Broker) -> None:
     limits = {"max.connections.per.ip": 2, "max.connections.per.ip.overrides": "127.0.0.2:3,127.0.0.3:0"}
     with Broker(limits) as small, contextlib.ExitStack() as stack:
 
@@ -123,7 +123,7 @@ def test_one_address_has_no_more_than_its_share(broker: Broker) -> None:
         check_log(small)
 
 
-def test_who_is_silent_for_too_long_is_let_go_and_who_waits_is_not(broker: Broker) -> None:
+def test_idle_connections_are_closed_unless_they_wait(broker: Broker) -> None:
     with Broker({"connections.max.idle.ms": 1000}) as small:
         topic_id = make_topic(small, "t")
         with Peer(small) as silent, Peer(small) as busy, Peer(small) as half, Peer(small) as waiting:
@@ -143,7 +143,7 @@ def test_who_is_silent_for_too_long_is_let_go_and_who_waits_is_not(broker: Broke
         check_log(small)
 
 
-def test_a_frame_over_the_limit_ends_its_connection_before_it_comes(broker: Broker) -> None:
+def test_a_frame_above_the_limit_closes_its_connection_at_once(broker: Broker) -> None:
     with Broker({"socket.request.max.bytes": 5000}) as small:
         with Peer(small) as peer:
             peer.ask(ApiKey.API_VERSIONS, 3, HELLO)
@@ -157,7 +157,7 @@ def test_a_frame_over_the_limit_ends_its_connection_before_it_comes(broker: Brok
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, 104857601])
-def test_a_length_that_lies_costs_a_connection_and_no_memory(broker: Broker, size: int) -> None:
+def test_a_wrong_length_closes_the_connection_without_memory(broker: Broker, size: int) -> None:
     with under_attack(broker, 10):
         for _ in range(20):
             with Peer(broker) as peer:
@@ -165,14 +165,14 @@ def test_a_length_that_lies_costs_a_connection_and_no_memory(broker: Broker, siz
                 assert peer.is_closed()
 
 
-def test_giant_frames_that_never_come_whole_cost_what_has_come(broker: Broker) -> None:
-    with under_attack(broker, 20), crowd(broker, 200) as peers:
+def test_incomplete_large_frames_use_memory_for_received_bytes_only(broker: Broker) -> None:
+    with under_attack(broker, 20), open_connections(broker, 200) as peers:
         for peer in peers:
             peer.sendall(struct.pack(">i", 100_000_000) + bytes(30_000))
         time.sleep(0.5)
 
 
-def test_deep_pipelines_are_answered_whole_and_in_order(broker: Broker) -> None:
+def test_deep_pipelines_are_answered_completely_and_in_order(broker: Broker) -> None:
     count = 20_000
     with under_attack(broker, 60), Peer(broker) as peer:
         request = b"".join(
@@ -189,10 +189,10 @@ def test_deep_pipelines_are_answered_whole_and_in_order(broker: Broker) -> None:
         sending.join(10)
 
 
-def test_a_pipeline_whose_answers_nobody_reads_is_not_kept_in_memory(broker: Broker) -> None:
+def test_unread_responses_of_a_pipeline_do_not_accumulate(broker: Broker) -> None:
     frame = encode_request(ApiKey.API_VERSIONS, 0, 1, None, ApiVersionsRequest())
-    # A peer's requests are answered a few hundred at a time, also once it has gone: others wait no second.
-    with under_attack(broker, 60, 1.5), crowd(broker, 5) as peers:
+    # The broker answers some hundred requests of a client at a time, so that others wait less than 1 s.
+    with under_attack(broker, 60, 1.5), open_connections(broker, 5) as peers:
         for peer in peers:
             peer.settimeout(0.3)
             with contextlib.suppress(TimeoutError):
@@ -200,7 +200,7 @@ def test_a_pipeline_whose_answers_nobody_reads_is_not_kept_in_memory(broker: Bro
                     peer.sendall(frame * 5000)
 
 
-def test_a_fetch_of_much_that_nobody_reads_is_not_kept_in_memory(broker: Broker) -> None:
+def test_an_unread_large_fetch_response_is_not_in_memory(broker: Broker) -> None:
     topic_id = make_topic(broker, "much")
     builder = BatchBuilder()
     builder.append(1_700_000_000_000, None, bytes(900_000))
@@ -212,20 +212,20 @@ def test_a_fetch_of_much_that_nobody_reads_is_not_kept_in_memory(broker: Broker)
     request = fetch_request(topic_id, 0)
     request.topics[0].partitions[0].partition_max_bytes = 50 << 20
     frame = encode_request(ApiKey.FETCH, 17, 1, "deaf", request)
-    with under_attack(broker, 30), crowd(broker, 100) as peers:
+    with under_attack(broker, 30), open_connections(broker, 100) as peers:
         for peer in peers:
             peer.sendall(frame * 20)
         time.sleep(1)
 
 
-def test_frames_that_come_slowly_hold_no_more_than_their_bound(broker: Broker) -> None:
+def test_slow_frames_stay_within_the_memory_limit(broker: Broker) -> None:
     count, size = 300, 1_000_000
     with Broker({"queued.max.request.bytes": 20_000_000, "message.max.bytes": 2_000_000}) as small:
         topic_id = make_topic(small, "slow")
         builder = BatchBuilder()
         builder.append(1_700_000_000_000, None, bytes(size - 1000))
         frame = produce_frame(13, "slow", topic_id, builder.build(), 1, 1)
-        with under_attack(small, 100), crowd(small, count) as peers:
+        with under_attack(small, 100), open_connections(small, count) as peers:
             left = {peer: memoryview(frame) for peer in peers}
             for peer in peers:
                 peer.setblocking(False)

@@ -1,6 +1,6 @@
-"""Small frames that ask for much: work, memory and answers stay in proportion, and others wait little.
+"""Small frames with expensive requests: work, memory and responses are limited, and others wait little.
 
-Counts are what a frame of a few megabytes could name; times are of plain Python on a busy machine.
+The counts are possible in a frame of a few megabytes; the times are for plain Python on a busy machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from hostile_frames import framed, produce_frame
 from hostile_peers import Peer, check_log, fetch_request, make_topic, under_attack
 
-from tidemill.broker.requests import COLD_BYTES_MAX
+from tidemill.broker.kafka_apis import OTHER_REQUEST_BYTES_MAX
 from tidemill.model.errors import ErrorCode
 from tidemill.records import batch as layout
 from tidemill.records.builder import BatchBuilder
@@ -24,8 +24,8 @@ from tidemill.records.compression import compress
 from tidemill.testing import Broker
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.decoding import REQUEST_ELEMENTS_MAX
-from tidemill.wire.fast import ITEMS_MAX
 from tidemill.wire.header import decode_response, encode_request
+from tidemill.wire.hot_path_codec import ITEMS_MAX
 from tidemill.wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from tidemill.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidemill.wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -44,29 +44,29 @@ from tidemill.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchR
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 GROWTH_MB_MAX = 120
-"""Python's own reserves included, which it gives back late."""
+"""Includes the free memory of Python, which it returns late."""
 TOO_MANY = 300_000
 REFUSED = (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
 LONG = "x" * 32_000
-"""A name that just fits into a string of the protocol; an error's text that repeats it would not."""
+"""A name of the maximum length of a protocol string, which an error text with the name exceeds."""
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """The victim."""
+    """The attacked broker."""
     with Broker({"auto.create.topics.enable": "true"}) as one:
         yield one
         check_log(one)
 
 
 def body(key: int, version: int, fields: bytes) -> bytes:
-    """A request from its encoded fields."""
+    """Returns a request from its encoded fields."""
     tags = b"\0" if API[key].is_flexible(version) else b""
     return framed(struct.pack(">hhih", key, version, 1, -1) + tags + fields)
 
 
 def uvarint(number: int) -> bytes:
-    """As the protocol's compact lengths."""
+    """Encodes a compact length."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -117,21 +117,21 @@ CROWDED = {
 
 
 @pytest.mark.parametrize("name", CROWDED)
-def test_more_items_than_a_request_may_have_end_its_connection(broker: Broker, name: str) -> None:
+def test_too_many_items_close_the_connection(broker: Broker, name: str) -> None:
     assert max(REQUEST_ELEMENTS_MAX, ITEMS_MAX) < TOO_MANY
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         peer.socket.sendall(CROWDED[name])
         assert peer.is_closed()
 
 
-def test_a_request_without_records_has_a_size_of_its_own(broker: Broker) -> None:
+def test_requests_without_records_have_a_lower_size_limit(broker: Broker) -> None:
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
-        peer.socket.sendall(body(11, 0, bytes(COLD_BYTES_MAX)))
+        peer.socket.sendall(body(11, 0, bytes(OTHER_REQUEST_BYTES_MAX)))
         assert peer.is_closed()
-    assert f"without records {COLD_BYTES_MAX} are allowed" in broker.log
+    assert f"the limit without records is {OTHER_REQUEST_BYTES_MAX}" in broker.log
 
 
-def test_numbers_of_partitions_that_nobody_has_room_for_are_refused(broker: Broker) -> None:
+def test_excessive_partition_counts_are_refused(broker: Broker) -> None:
     make_topic(broker, "growing")
     with under_attack(broker, 20), Peer(broker) as peer:
         for count in (10_002, 1_000_000_000, 0x7FFFFFFF):
@@ -153,7 +153,7 @@ def test_numbers_of_partitions_that_nobody_has_room_for_are_refused(broker: Brok
             assert grown.results[0].error_code == ErrorCode.POLICY_VIOLATION
 
 
-def test_many_partitions_at_once_are_made_while_others_are_served(broker: Broker) -> None:
+def test_other_requests_are_served_while_many_partitions_are_created(broker: Broker) -> None:
     with under_attack(broker, GROWTH_MB_MAX, 1.5), Peer(broker) as peer:
         topic = CreatableTopic(
             name="wide", num_partitions=1000, replication_factor=1, assignments=[], configs=[]
@@ -162,7 +162,7 @@ def test_many_partitions_at_once_are_made_while_others_are_served(broker: Broker
         assert peer.ask(ApiKey.CREATE_TOPICS, 7, request).topics[0].error_code == 0
 
 
-def test_more_topics_than_partitions_allowed_are_refused_without_a_look(broker: Broker) -> None:
+def test_more_topics_than_the_partition_limit_are_refused_at_once(broker: Broker) -> None:
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         topics = [
             CreatableTopic(
@@ -175,7 +175,7 @@ def test_more_topics_than_partitions_allowed_are_refused_without_a_look(broker: 
         assert {topic.error_code for topic in answer.topics} == {ErrorCode.POLICY_VIOLATION}
 
 
-def test_topics_made_on_the_way_are_few_a_request(broker: Broker) -> None:
+def test_automatic_topic_creations_of_a_request_are_limited(broker: Broker) -> None:
     names = [f"automatic-{number}" for number in range(5000)]
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         request = MetadataRequest(
@@ -188,7 +188,7 @@ def test_topics_made_on_the_way_are_few_a_request(broker: Broker) -> None:
         assert set(codes) == {0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
-def test_what_is_described_again_and_again_is_described_once(broker: Broker) -> None:
+def test_repeated_resources_are_described_once(broker: Broker) -> None:
     make_topic(broker, "described")
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         resource = DescribeConfigsResource(
@@ -214,7 +214,7 @@ def test_what_is_described_again_and_again_is_described_once(broker: Broker) -> 
         assert codes == [0] + [ErrorCode.INVALID_REQUEST] * 49_999
 
 
-def test_keys_asked_for_in_two_places_are_all_described(broker: Broker) -> None:
+def test_keys_of_a_repeated_resource_are_all_described(broker: Broker) -> None:
     make_topic(broker, "twice")
 
     def resource(*keys: str) -> DescribeConfigsResource:
@@ -235,8 +235,9 @@ def test_keys_asked_for_in_two_places_are_all_described(broker: Broker) -> None:
             assert (len(result.configs) == count) if count < 20 else (len(result.configs) > count)
 
 
-def test_settings_of_a_hundred_thousand_resources_keep_nobody_waiting(broker: Broker) -> None:
-    with under_attack(broker, GROWTH_MB_MAX), Peer(broker, 60) as peer:
+def test_settings_of_100000_resources_do_not_delay_others(broker: Broker) -> None:
+    # 25 MB, but 100 MB if each error stays until the cycle collector runs.
+    with under_attack(broker, 60), Peer(broker, 60) as peer:
         resources = [
             AlterConfigsResource(resource_type=2, resource_name=f"none{number}", configs=[])
             for number in range(50_000)
@@ -254,7 +255,7 @@ def test_settings_of_a_hundred_thousand_resources_keep_nobody_waiting(broker: Br
 
 
 @pytest.mark.parametrize(("count", "code"), [(1_000, 0), (1_001, 42), (90_000, 42)])
-def test_so_many_levels_of_loggers_are_set_at_most(broker: Broker, count: int, code: int) -> None:
+def test_logger_levels_in_a_request_are_limited(broker: Broker, count: int, code: int) -> None:
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         level = AlterableConfig(name="root", config_operation=0, value="INFO")
         resource = AlterConfigsResource(resource_type=8, resource_name="1", configs=[level] * count)
@@ -267,7 +268,7 @@ def test_so_many_levels_of_loggers_are_set_at_most(broker: Broker, count: int, c
 
 
 @pytest.mark.parametrize("value", ["a," * 16_000, ",".join(str(number) for number in range(5500))])
-def test_lists_of_thousands_of_members_are_edited_in_time(broker: Broker, value: str) -> None:
+def test_lists_of_thousands_of_entries_are_changed_in_time(broker: Broker, value: str) -> None:
     make_topic(broker, f"listed-{len(value)}")
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         for operation in (2, 3):
@@ -279,7 +280,7 @@ def test_lists_of_thousands_of_members_are_edited_in_time(broker: Broker, value:
             peer.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, request)
 
 
-def test_names_of_full_length_are_refused_by_texts_that_fit(broker: Broker) -> None:
+def test_error_texts_of_names_of_maximum_length_fit(broker: Broker) -> None:
     digits = "7" * 32_000
     with under_attack(broker, GROWTH_MB_MAX), Peer(broker) as peer:
         for name in (LONG, "\0" * 32_000, "\x07é" * 10_000):
@@ -367,7 +368,7 @@ def test_batches_that_unpack_to_gigabytes_are_refused(broker: Broker, codec: int
 
 
 def bomb_of(codec: int) -> bytes:
-    """A batch of at most a megabyte that unpacks to what its codec can: a gigabyte, with snappy 20 MB."""
+    """A batch of 1 MB at most with the largest decompressed size of its codec: 1 GB, with snappy 20 MB."""
     builder = BatchBuilder()
     builder.append(1_700_000_000_000, None, b"")
     head = builder.build()
@@ -380,7 +381,7 @@ def bomb_of(codec: int) -> bytes:
     return bytes(batch)
 
 
-def test_bombs_of_many_at_once_are_taken_one_after_the_other(broker: Broker) -> None:
+def test_concurrent_decompression_bombs_are_handled_one_after_the_other(broker: Broker) -> None:
     topic_id = make_topic(broker, "bombed")
     frames = [produce_frame(13, "bombed", topic_id, bomb_of(codec), 1, 1) for codec in (1, 2, 3, 4)]
     with under_attack(broker, GROWTH_MB_MAX):
@@ -392,7 +393,7 @@ def test_bombs_of_many_at_once_are_taken_one_after_the_other(broker: Broker) -> 
             peer.close()
 
 
-def test_large_replies_that_nobody_reads_stay_within_the_bound_on_memory() -> None:
+def test_unread_large_responses_stay_within_the_memory_limit() -> None:
     resources = [
         DescribeConfigsResource(resource_type=32, resource_name=f"g{number}", configuration_keys=None)
         for number in range(1500)
@@ -414,9 +415,7 @@ def test_large_replies_that_nobody_reads_stay_within_the_bound_on_memory() -> No
 
 
 @pytest.mark.parametrize("distinct", [False, True])
-def test_others_wait_little_while_one_asks_for_the_offsets_of_20000_partitions(
-    broker: Broker, distinct: bool
-) -> None:
+def test_a_request_for_20000_offsets_does_not_delay_others(broker: Broker, distinct: bool) -> None:
     asked = [
         ListOffsetsPartition(
             partition_index=number if distinct else 0, timestamp=1_700_000_000_000, current_leader_epoch=-1
@@ -424,13 +423,13 @@ def test_others_wait_little_while_one_asks_for_the_offsets_of_20000_partitions(
         for number in range(20_000)
     ]
     request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="honest", partitions=asked)])
-    # What this process does meanwhile would hold up the honest client, which is a thread of it.
+    # Work of this process would delay the normal client, which is one of its threads.
     frame = encode_request(ApiKey.LIST_OFFSETS, 8, 1, "greedy", request)
-    with under_attack(broker, GROWTH_MB_MAX) as witness, Peer(broker, 60) as peer:
-        before = witness.rounds
+    with under_attack(broker, GROWTH_MB_MAX) as client_thread, Peer(broker, 60) as peer:
+        before = client_thread.rounds
         peer.socket.sendall(frame)
         answered = peer.frame()
-        assert witness.rounds > before
+        assert client_thread.rounds > before
     answer: Any = decode_response(ApiKey.LIST_OFFSETS, 8, answered)[1]
     codes = [one.error_code for one in answer.topics[0].partitions]
     assert len(codes) == 20_000

@@ -1,4 +1,4 @@
-"""A hundred thousand frames through the whole way of a request, without sockets: none breaks a handler.
+"""A hundred thousand random frames through all request handling, without sockets.
 
 ``TIDEMILL_SEED`` repeats a run, ``TIDEMILL_FRAMES`` makes it longer.
 """
@@ -13,23 +13,23 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hostile_frames import Stranger
+from hostile_frames import FrameGenerator
 from hostile_peers import seed_of
 
-from tidemill.broker.context import Listener, Peer
 from tidemill.controller.topics import NewTopic
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.connection import Connection
-from tidemill.server.app import BrokerServer
+from tidemill.net.peer import Listener, Peer
+from tidemill.server.broker_server import BrokerServer
 
 FRAMES = int(os.environ.get("TIDEMILL_FRAMES") or 100_000)
 FRAMES_A_CONNECTION_MAX = 20
 BLOCKS_MAX = 100_000
-"""Allocated blocks more after half of the frames: 100 bytes each or so, what the frames made included."""
+"""The limit for new memory blocks, of about 100 bytes, after half of the frames."""
 
 
 class NoLoop:
-    """Readiness is nothing that these connections wait for."""
+    """An event loop without readiness events."""
 
     def add_reader(self, *_: Any) -> None: ...
 
@@ -41,7 +41,7 @@ class NoLoop:
 
 
 class Wire:
-    """In the place of a socket: gives what is put in, and takes all that comes out."""
+    """A socket replacement: returns the given bytes, and accepts all output."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -62,7 +62,7 @@ class Wire:
 
 
 class Inside:
-    """A broker and the strangers at its door."""
+    """A broker and its attackers."""
 
     def __init__(self, server: BrokerServer, seed: int, null: int) -> None:
         self.server = server
@@ -77,13 +77,13 @@ class Inside:
         server.dispatch.on_closed = lambda connection, reason: self.ends.update([reason[:20]])
         self.peer = Peer(Listener("PLAINTEXT", "localhost", 1), "default", "User:ANONYMOUS", "127.0.0.1", 1)
 
-    def visit(self, stranger: Stranger) -> None:
-        """One connection: some frames, then it ends, unless it is left open for a while."""
+    def visit(self, generator: FrameGenerator) -> None:
+        """Opens a connection, sends some frames, and closes it, at once or later."""
         wire = Wire(self.null)
         peer = Peer(self.peer.listener, "default", "User:ANONYMOUS", "127.0.0.1", self.frames)
         connection = Connection(NoLoop(), wire, self.server.requests, 1 << 20, peer)
         for _ in range(self.chance.randrange(1, FRAMES_A_CONNECTION_MAX)):
-            wire.incoming.append(stranger.frame())
+            wire.incoming.append(generator.frame())
             connection.readable()
             self.frames += 1
             if connection.closed:
@@ -95,7 +95,7 @@ class Inside:
             self.open.pop(self.chance.randrange(len(self.open))).readable()
 
 
-def test_a_hundred_thousand_frames_break_no_handler(tmp_path: Path) -> None:
+def test_random_frames_cause_no_unexpected_error(tmp_path: Path) -> None:
     seed = seed_of()
     print(f"TIDEMILL_SEED={seed}")
     settings = {
@@ -113,18 +113,18 @@ def test_a_hundred_thousand_frames_break_no_handler(tmp_path: Path) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         inside = Inside(server, seed, null)
         try:
-            stranger = await acquainted(server, seed)
+            generator = await frame_generator(server, seed)
             half = blocks = 0
             while inside.frames < FRAMES:
-                inside.visit(stranger)
+                inside.visit(generator)
                 if inside.chance.random() < 0.1:
                     await asyncio.sleep(0)
                 if not half and inside.frames > FRAMES // 2:
                     half = inside.frames
                     await settle(inside)
                     blocks = sys.getallocatedblocks()
-                if not await still_there(server, stranger):
-                    stranger.topic_id = await make(server)
+                if not await topic_exists(server, generator):
+                    generator.topic_id = await make(server)
                 if inside.crashes:
                     raise inside.crashes[0]
             await settle(inside)
@@ -142,7 +142,7 @@ def test_a_hundred_thousand_frames_break_no_handler(tmp_path: Path) -> None:
 
 
 async def settle(inside: Inside) -> None:
-    """All connections end, and what they asked for."""
+    """Closes all connections, and waits for their requests."""
     for connection in inside.open:
         connection.readable()
     inside.open.clear()
@@ -151,17 +151,17 @@ async def settle(inside: Inside) -> None:
 
 
 async def make(server: BrokerServer) -> bytes:
-    """The topic that the strangers know; its id."""
-    while (topic := server.broker.metadata.topic("victim")) is None:  # A frame may have made it, too.
-        await server.broker.controller.create_topics([NewTopic("victim", 2)])
+    """Creates the topic for the attackers. Returns its id."""
+    while (topic := server.broker.metadata.topic("victim")) is None:  # A frame may have created it, too.
+        await server.broker.controller.admin_manager.create_topics([NewTopic("victim", 2)])
     return topic.topic_id
 
 
-async def acquainted(server: BrokerServer, seed: int) -> Stranger:
-    """A stranger who knows that topic."""
-    return Stranger(seed, "victim", await make(server))
+async def frame_generator(server: BrokerServer, seed: int) -> FrameGenerator:
+    """Returns an attacker that knows the topic."""
+    return FrameGenerator(seed, "victim", await make(server))
 
 
-async def still_there(server: BrokerServer, stranger: Stranger) -> bool:
-    """Whether nobody has deleted the topic."""
-    return server.broker.metadata.topic_by_id(stranger.topic_id) is not None
+async def topic_exists(server: BrokerServer, generator: FrameGenerator) -> bool:
+    """Whether the topic exists."""
+    return server.broker.metadata.topic_by_id(generator.topic_id) is not None

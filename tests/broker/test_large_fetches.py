@@ -1,4 +1,4 @@
-"""Fetches with many partitions: handled in slices, and what happens between these is not missed."""
+"""Fetches with many partitions: they are handled in slices, and miss no change between these."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from paths_bench import FETCH, Bench, batch, bench_in, fetch_request, parts_of, values_of
 
-from tidemill.broker import large_fetches, request_slices
-from tidemill.broker.large_fetches import LargeFetches
-from tidemill.broker.request_slices import Lane
+from tidemill.broker import large_fetches, large_requests
+from tidemill.broker.large_fetches import LargeFetch
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
 from tidemill.wire.header import encode_request
@@ -23,25 +22,23 @@ LONG_MS = 60_000
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """Takes large fetches in slices, as the server does."""
+    """A bench that handles large fetches in slices, as the server does."""
     with bench_in(tmp_path) as one:
-        one.fetches.large = LargeFetches(one.fetches, one.loop, Lane(one.memory), one.tasks)
-        one.sessions.end_in_slices = one.fetches.large.end
         yield one
 
 
 @pytest.fixture
 def sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Every fetch is large, and each of its partitions a slice."""
-    monkeypatch.setattr(large_fetches, "PARTS_AT_ONCE", 1)
-    monkeypatch.setattr(request_slices, "SLICE_S", -1.0)
-    monkeypatch.setattr(request_slices, "LOOKS_MIN", 0)
+    """A bench on which every fetch is large, and each partition is a slice."""
+    monkeypatch.setattr(large_fetches, "PARTITIONS_PER_SLICE", 1)
+    monkeypatch.setattr(large_requests, "SLICE_S", -1.0)
+    monkeypatch.setattr(large_requests, "CLOCK_READS_MIN", 0)
     with bench_in(tmp_path, in_slices=True) as one:
         yield one
 
 
 def many(count: int = MANY) -> Any:
-    """A request for the three partitions of ``t``, and so many more that there are not."""
+    """A request for the three partitions of ``t``, and ``count`` unknown ones."""
     request = fetch_request(11, {}, min_bytes=1)
     wanted = [FetchPartition(partition=one, partition_max_bytes=1 << 20) for one in range(count)]
     request.topics = [FetchTopic(topic="t", partitions=wanted)]
@@ -49,12 +46,12 @@ def many(count: int = MANY) -> Any:
 
 
 def waiters(bench: Bench) -> list[int]:
-    """How many wait on each partition of ``t``."""
-    return [int(bench.partition("t", one).waiting_fetches) for one in range(3)]
+    """The number of waiters of each partition of ``t``."""
+    return [len(bench.partition("t", one).delayed.fetches) for one in range(3)]
 
 
 @pytest.mark.parametrize("epoch", [-1, 0], ids=["no session", "new session"])
-def test_the_loop_goes_on_while_a_fetch_of_many_partitions_is_answered(bench: Bench, epoch: int) -> None:
+def test_a_large_fetch_does_not_block_the_event_loop(bench: Bench, epoch: int) -> None:
     client = bench.client()
     client.append(b"a", index=2)
     request = many()
@@ -79,17 +76,17 @@ def test_the_loop_goes_on_while_a_fetch_of_many_partitions_is_answered(bench: Be
     assert [found["t", one].error_code for one in (0, 1, 2)] == [0, 0, 0]
     assert found["t", MANY - 1].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert (response.session_id != 0) == (epoch == 0)
-    assert bench.sessions.parts == (MANY if epoch == 0 else 0)
+    assert bench.sessions.partition_count == (MANY if epoch == 0 else 0)
 
 
-def test_a_session_of_many_partitions_goes_on_and_ends(bench: Bench) -> None:
+def test_a_large_session_continues_and_ends(bench: Bench) -> None:
     client = bench.client()
     request = many()
     request.session_epoch = 0
     client.send(FETCH, 11, request)
     session = client.answer(FETCH, 11).session_id
     client.append(b"a", index=1)
-    # Partitions that are not there are news each time, more of them than are looked at at once.
+    # Unknown partitions are changed in every fetch, and are more than the limit for one turn.
     client.fetch(11, {}, session_id=session, session_epoch=1)
     found = parts_of(client.fetched(11))
     assert len(found) == MANY - 2
@@ -98,13 +95,13 @@ def test_a_session_of_many_partitions_goes_on_and_ends(bench: Bench) -> None:
     request.forgotten_topics_data = [ForgottenTopic(topic="t", partitions=list(range(3, MANY)))]
     client.send(FETCH, 11, request)
     assert list(parts_of(client.fetched(11))) == []
-    assert bench.sessions.parts == 3
+    assert bench.sessions.partition_count == 3
     client.fetch(11, {}, session_id=session, session_epoch=-1)
     client.fetched(11)
     assert waiters(bench) == [0, 0, 0]
 
 
-def test_a_session_of_many_partitions_that_ends_lets_go_of_all(bench: Bench) -> None:
+def test_an_ended_large_session_unregisters_all_partitions(bench: Bench) -> None:
     client = bench.client()
     request = many()
     request.session_epoch = 0
@@ -115,11 +112,11 @@ def test_a_session_of_many_partitions_that_ends_lets_go_of_all(bench: Bench) -> 
     client.fetched(11)
     bench.until(lambda: not bench.tasks)
     assert waiters(bench) == [0, 0, 0]
-    assert bench.sessions.parts == 0
+    assert bench.sessions.partition_count == 0
 
 
 @pytest.mark.parametrize(("appended", "is_sliced"), [(5, False), (6, True), (20, True)])
-def test_a_fetch_that_waited_leaves_the_loop_to_others_where_many_partitions_have_news_at_once(
+def test_completing_a_fetch_with_many_changes_does_not_block_the_event_loop(
     sliced: Bench, appended: int, *, is_sliced: bool
 ) -> None:
     sliced.put("t", 20)
@@ -127,7 +124,7 @@ def test_a_fetch_that_waited_leaves_the_loop_to_others_where_many_partitions_hav
     client.fetch(11, {("t", index): 0 for index in range(20)}, session_epoch=0)
     session = client.fetched(11).session_id
     sliced.fetches.large_bytes = 1 << 20
-    sliced.fetches.large_parts = 5
+    sliced.fetches.large_partitions = 5
     client.fetch(11, {}, session_id=session, session_epoch=1, max_wait_ms=LONG_MS)
     sliced.until(lambda: sliced.fetches.waiting == 1)
     data = batch(b"a")
@@ -144,7 +141,7 @@ def test_a_fetch_that_waited_leaves_the_loop_to_others_where_many_partitions_hav
 @pytest.mark.parametrize("epoch", [-1, 0], ids=["no session", "new session"])
 @pytest.mark.parametrize("appended", [0, 10, 19])
 @pytest.mark.parametrize("passes", range(3, 70, 6))
-def test_what_is_appended_while_partitions_are_looked_up_is_answered(
+def test_appends_during_the_look_up_are_in_the_response(
     sliced: Bench, epoch: int, appended: int, passes: int
 ) -> None:
     sliced.put("t", 20)
@@ -163,7 +160,7 @@ def test_what_is_appended_while_partitions_are_looked_up_is_answered(
 
 @pytest.mark.parametrize("epoch", [-1, 0], ids=["no session", "new session"])
 @pytest.mark.parametrize("passes", range(0, 30, 2))
-def test_a_client_that_leaves_while_its_fetch_is_under_way_leaves_nothing(
+def test_closing_the_connection_during_a_large_fetch_releases_everything(
     sliced: Bench, epoch: int, passes: int
 ) -> None:
     client = sliced.client()
@@ -177,13 +174,11 @@ def test_a_client_that_leaves_while_its_fetch_is_under_way_leaves_nothing(
     if epoch < 0:
         assert waiters(sliced) == [0, 0, 0]
     for session in list(sliced.sessions.sessions.values()):
-        assert session.parked == []
+        assert session.waiters == []
 
 
 @pytest.mark.parametrize("passes", range(0, 30, 2))
-def test_a_session_that_is_ended_while_a_fetch_is_under_way_leaves_nothing(
-    sliced: Bench, passes: int
-) -> None:
+def test_ending_the_session_during_a_large_fetch_releases_everything(sliced: Bench, passes: int) -> None:
     client, other, writer = sliced.client(), sliced.client(), sliced.client()
     wanted = {("t", 0): 0, ("t", 1): 0, ("t", 2): 0}
     client.fetch(11, wanted, session_epoch=0)
@@ -202,30 +197,29 @@ def test_a_session_that_is_ended_while_a_fetch_is_under_way_leaves_nothing(
     sliced.until(lambda: not sliced.tasks)
     assert waiters(sliced) == [0, 0, 0]
     assert sliced.fetches.waiting == 0
-    assert (sliced.sessions.sessions, sliced.sessions.parts) == ({}, 0)
+    assert (sliced.sessions.sessions, sliced.sessions.partition_count) == ({}, 0)
 
 
 @pytest.mark.parametrize("epoch", [-1, 0], ids=["no session", "new session"])
-def test_a_large_fetch_that_breaks_ends_its_connection_and_waits_nowhere(
+def test_an_error_in_a_large_fetch_closes_its_connection_and_unregisters_it(
     sliced: Bench, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
     def break_off(*_: Any) -> bool:
         raise RuntimeError("a fault of ours")
 
     client = sliced.client()
-    large = sliced.fetches.large
-    monkeypatch.setattr(large, "_wait_or_answer", break_off)
+    monkeypatch.setattr(LargeFetch, "_wait_or_send", break_off)
     wanted = {("t", 0): 0, ("t", 1): 0, ("t", 2): 0}
     client.fetch(11, wanted, session_epoch=epoch, max_wait_ms=LONG_MS)
     sliced.until(lambda: bool(client.connection.closed) and not sliced.tasks)
     assert [str(one) for one in sliced.others.crashes] == ["a fault of ours"]
     sliced.others.crashes.clear()
-    assert [session.parked for session in sliced.sessions.sessions.values()] == [[]] * (epoch + 1)
+    assert [session.waiters for session in sliced.sessions.sessions.values()] == [[]] * (epoch + 1)
     if epoch < 0:
         assert waiters(sliced) == [0, 0, 0]
 
 
-def test_a_large_fetch_that_is_cut_short_ends_its_connection(sliced: Bench) -> None:
+def test_a_truncated_large_fetch_closes_its_connection(sliced: Bench) -> None:
     client = sliced.client()
     frame = encode_request(FETCH, 11, 1, "client", many(100))[4:-30]
     client.send_bytes(len(frame).to_bytes(4, "big") + frame)
@@ -233,10 +227,10 @@ def test_a_large_fetch_that_is_cut_short_ends_its_connection(sliced: Bench) -> N
     assert "is cut short" in sliced.others.closed[-1] or "left" in sliced.others.closed[-1]
 
 
-def test_a_reply_has_so_many_ranges_at_most(bench: Bench) -> None:
-    """What did not fit comes with the next fetch, and first."""
+def test_the_ranges_of_a_response_are_limited(bench: Bench) -> None:
+    """The next fetch begins with the remaining partitions."""
     client = bench.client()
-    bench.fetches.ranges_max = 2
+    bench.fetches.reader.ranges_max = 2
     for index in range(3):
         client.append(b"a", index=index)
     wanted = {("t", 0): 0, ("t", 1): 0, ("t", 2): 0}

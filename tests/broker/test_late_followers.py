@@ -1,4 +1,4 @@
-"""New replicas that only follow are made once clients are told: what is promised of them all the same."""
+"""New followers, whose logs are created after the metadata is published."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from test_channels import BROKERS, OTHER, OWN, Peer, channelled, image, told
-from test_commands import FIRST, NODE, Commanded, commanded
+from faulty_files import FaultyFiles
+from test_controller_channel_manager import BROKERS, OTHER, OWN, Peer, batch_of, image, run_with_channel
+from test_controller_requests import FIRST, NODE, BrokerStage, run_stage
 
-from tidemill.broker.channels import Channel, Hears
-from tidemill.broker.commanding import commands_for, requests_of
-from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.log.config import LogConfig
-from tidemill.log.manager import LogManager
+from tidemill.broker.controller_channel_manager import BrokerStateListener, ControllerChannel
+from tidemill.broker.controller_request_batch import batch_for
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
-from tidemill.testing.files import FaultyFiles
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
+from unpaused import requests_in
 
 STOP, LEAD, UPDATE = ApiKey.STOP_REPLICA, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
 BOTH = [OWN, OTHER]
 
 
-def made_of(*leaders: int, epoch: int = 0) -> TopicImage:
-    """A topic on both brokers, whose partitions are led so."""
+def topic_led_by(*leaders: int, epoch: int = 0) -> TopicImage:
+    """A topic with replicas on both brokers and these leaders of its partitions."""
     partitions = [
         PartitionImage(index, leader, epoch, BOTH, BOTH, epoch) for index, leader in enumerate(leaders)
     ]
     return TopicImage("t", FIRST, tuple(partitions), {})
 
 
-def asked_of(delta: Delta, *, whole: bool = False) -> list[tuple[ApiKey, dict[int, bool]]]:
-    """What broker 2 is asked: the keys, and of LeaderAndIsr the partitions, and whether they are new."""
-    command = commands_for(delta, OTHER, whole=whole)
-    assert command is not None
+def requests_for(delta: Delta, *, is_full: bool = False) -> list[tuple[ApiKey, dict[int, bool]]]:
+    """The requests to broker 2: their keys, and the partitions of LeaderAndIsr with ``is_new``."""
+    batch = batch_for(delta, OTHER, is_full=is_full)
+    assert batch is not None
     found = []
-    for key, request in requests_of(command, BROKERS[OTHER], "PLAINTEXT"):
+    for key, request in requests_in(batch, BROKERS[OTHER], "PLAINTEXT"):
         states: dict[int, bool] = {}
         if isinstance(request, LeaderAndIsrRequest):
             states = {
@@ -48,103 +50,103 @@ def asked_of(delta: Delta, *, whole: bool = False) -> list[tuple[ApiKey, dict[in
     return found
 
 
-def test_what_a_broker_leads_comes_before_the_metadata_and_what_it_newly_follows_after() -> None:
-    made = made_of(OTHER, OWN, OTHER, OWN)
-    asked = asked_of(Delta(image(), image(made), created=[made]))
-    assert asked == [(LEAD, {0: True, 2: True}), (UPDATE, {}), (LEAD, {1: True, 3: True})]
+def test_leaders_are_sent_before_the_metadata_and_new_followers_after_it() -> None:
+    topic = topic_led_by(OTHER, OWN, OTHER, OWN)
+    requests = requests_for(Delta(image(), image(topic), created=[topic]))
+    assert requests == [(LEAD, {0: True, 2: True}), (UPDATE, {}), (LEAD, {1: True, 3: True})]
 
 
-def test_a_broker_that_follows_from_now_on_what_it_led_is_told_so_before_the_metadata() -> None:
-    before, after = made_of(OTHER, OTHER), made_of(OWN, OTHER, OWN, epoch=1)
-    asked = asked_of(Delta(image(before), image(after), changed=[(before, after)]))
-    assert asked == [(LEAD, {0: False, 1: False}), (UPDATE, {}), (LEAD, {2: True})]
+def test_a_leader_that_becomes_a_follower_is_sent_before_the_metadata() -> None:
+    before, after = topic_led_by(OTHER, OTHER), topic_led_by(OWN, OTHER, OWN, epoch=1)
+    requests = requests_for(Delta(image(before), image(after), changed=[(before, after)]))
+    assert requests == [(LEAD, {0: False, 1: False}), (UPDATE, {}), (LEAD, {2: True})]
 
 
-def test_a_broker_that_knows_nothing_is_told_of_all_replicas_at_once() -> None:
-    made = made_of(OTHER, OWN)
-    delta = Delta(image(), image(made), created=[made])
-    assert asked_of(delta, whole=True) == [(LEAD, {0: False, 1: False}), (UPDATE, {})]
-    command = told(delta)
-    whole = commands_for(delta, OTHER, whole=True)
+def test_a_full_batch_has_all_replicas_in_one_leader_and_isr() -> None:
+    topic = topic_led_by(OTHER, OWN)
+    delta = Delta(image(), image(topic), created=[topic])
+    assert requests_for(delta, is_full=True) == [(LEAD, {0: False, 1: False}), (UPDATE, {})]
+    batch = batch_of(delta)
+    whole = batch_for(delta, OTHER, is_full=True)
     assert whole is not None
-    command.add(whole)
-    assert [key for key, _ in requests_of(command, BROKERS[OTHER], "PLAINTEXT")] == [LEAD, UPDATE]
+    batch.add(whole)
+    assert [key for key, _ in requests_in(batch, BROKERS[OTHER], "PLAINTEXT")] == [LEAD, UPDATE]
 
 
-def test_a_topic_that_is_deleted_before_it_was_told_of_leaves_no_follower_behind() -> None:
-    made = made_of(OTHER, OWN)
-    command = told(Delta(image(), image(made), created=[made]))
-    command.add(told(Delta(image(made), image(), deleted=[made])))
-    assert [key for key, _ in requests_of(command, BROKERS[OTHER], "PLAINTEXT")] == [STOP, UPDATE]
+def test_a_topic_deleted_before_it_was_sent_has_no_new_followers() -> None:
+    topic = topic_led_by(OTHER, OWN)
+    batch = batch_of(Delta(image(), image(topic), created=[topic]))
+    batch.add(batch_of(Delta(image(topic), image(), deleted=[topic])))
+    assert [key for key, _ in requests_in(batch, BROKERS[OTHER], "PLAINTEXT")] == [STOP, UPDATE]
 
 
 @pytest.mark.parametrize("broken", [1, 2])
-def test_followers_that_were_not_answered_for_are_told_of_again(broken: int) -> None:
-    made = made_of(OTHER, OWN)
+def test_unacknowledged_new_followers_are_sent_again(broken: int) -> None:
+    topic = topic_led_by(OTHER, OWN)
     peer = Peer(broken)
 
-    async def story(channel: Channel, heard: Hears) -> None:
-        command = told(Delta(image(), image(made), created=[made]))
-        await channel.tell(command)
-        assert peer.asked[-1] in (UPDATE, LEAD)
-        # What comes next has an answer of its own, though the command before is not at its end.
-        later = made_of(OTHER, OTHER, epoch=1)
-        await channel.tell(told(Delta(image(made), image(later), changed=[(made, later)])))
+    async def story(channel: ControllerChannel, listener: BrokerStateListener) -> None:
+        batch = batch_of(Delta(image(), image(topic), created=[topic]))
+        await channel.enqueue(batch)
+        assert peer.requests[-1] in (UPDATE, LEAD)
+        # The next batch has its own future, although the former one is not completely acknowledged.
+        later = topic_led_by(OTHER, OTHER, epoch=1)
+        await channel.enqueue(batch_of(Delta(image(topic), image(later), changed=[(topic, later)])))
 
-    channelled(peer, story)
+    run_with_channel(peer, story)
     if broken == 1:
-        assert peer.asked == [LEAD, UPDATE, LEAD, UPDATE, LEAD, LEAD, UPDATE]
+        assert peer.requests == [LEAD, UPDATE, LEAD, UPDATE, LEAD, LEAD, UPDATE]
     else:
-        assert peer.asked[:3] == [LEAD, UPDATE, LEAD]
-        assert peer.asked[3:] in ([LEAD, UPDATE], [LEAD, UPDATE, LEAD, LEAD, UPDATE])
+        assert peer.requests[:3] == [LEAD, UPDATE, LEAD]
+        assert peer.requests[3:] in ([LEAD, UPDATE], [LEAD, UPDATE, LEAD, LEAD, UPDATE])
 
 
 def delta_of(topic: TopicImage) -> Delta:
     return Delta(ClusterImage(), ClusterImage(topics={topic.name: topic}), created=[topic])
 
 
-def test_a_controllers_own_broker_makes_what_it_leads_before_it_tells_and_the_rest_right_after() -> None:
-    async def story(one: Commanded) -> None:
-        told = asyncio.get_running_loop().create_future()
+def test_the_controllers_broker_creates_leaders_before_it_publishes_and_new_followers_after() -> None:
+    async def story(stage: BrokerStage) -> None:
+        published = asyncio.get_running_loop().create_future()
         there: list[list[int]] = []
 
         def look(_: object) -> None:
-            there.append(sorted(key.partition for key in one.broker.logs.logs))
+            there.append(sorted(key.partition for key in stage.broker.logs.logs))
 
-        one.broker.metadata.on_change(look)
-        made = made_of(*[NODE, 2] * 60)
-        carried = asyncio.get_running_loop().create_task(one.commands.carry_out(delta_of(made), told))
-        await told
+        stage.broker.metadata.on_change(look)
+        topic = topic_led_by(*[NODE, 2] * 60)
+        task = asyncio.get_running_loop().create_task(stage.applier.apply_delta(delta_of(topic), published))
+        await published
         assert there == [list(range(0, 120, 2))]
-        assert not carried.done()
-        await carried
+        assert not task.done()
+        await task
         look(None)
         assert there[1] == list(range(120))
-        follows = one.broker.partitions.find("t", 1)
+        follows = stage.broker.partitions.find("t", 1)
         assert follows is not None
         assert (follows.leader, follows.is_leader) == (2, False)
 
-    commanded(story)
+    run_stage(story)
 
 
-def test_a_follower_that_cannot_be_made_is_told_of_though_nobody_waits(
+def test_a_new_follower_that_cannot_be_created_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(one: Commanded) -> None:
+    async def story(stage: BrokerStage) -> None:
         failed: list[tuple[bytes, int]] = []
 
         def note(partitions: Sequence[tuple[bytes, int]]) -> None:
             failed.extend(partitions)
 
-        one.commands.replicas_failed = note
-        files = one.broker.logs.files
+        stage.applier.replicas_failed = note
+        files = stage.broker.logs.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
-        delta = delta_of(made_of(NODE, 2, 2))
-        await one.commands.carry_out(delta)
+        delta = delta_of(topic_led_by(NODE, 2, 2))
+        await stage.applier.apply_delta(delta)
         assert failed == [(FIRST, 1)]
-        assert one.broker.metadata.topics.keys() == {"t"}
-        led, failing, follows = (one.broker.partitions.find("t", index) for index in range(3))
+        assert stage.broker.metadata.topics.keys() == {"t"}
+        led, failing, follows = (stage.broker.partitions.find("t", index) for index in range(3))
         assert led is not None
         assert not led.failed
         assert failing is not None
@@ -152,76 +154,76 @@ def test_a_follower_that_cannot_be_made_is_told_of_though_nobody_waits(
         assert follows is not None
         assert not follows.failed
 
-    commanded(story)
+    run_stage(story)
 
 
-def test_what_the_controllers_own_broker_shall_lead_and_cannot_make_is_led_by_others() -> None:
-    async def story(one: Commanded) -> None:
+def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> None:
+    async def story(stage: BrokerStage) -> None:
         failed: list[tuple[bytes, int]] = []
 
         def note(partitions: Sequence[tuple[bytes, int]]) -> None:
-            assert "t" in one.broker.metadata.topics, "it is to be elected over what is decided by then"
+            assert "t" in stage.broker.metadata.topics, "the election uses the published image"
             failed.extend(partitions)
 
-        one.commands.replicas_failed = note
-        files = one.broker.logs.files
+        stage.applier.replicas_failed = note
+        files = stage.broker.logs.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-0", times=9)
-        made = made_of(NODE, NODE)
-        await one.commands.carry_out(delta_of(made))
+        topic = topic_led_by(NODE, NODE)
+        await stage.applier.apply_delta(delta_of(topic))
         assert failed == [(FIRST, 0)]
 
-    commanded(story)
+    run_stage(story)
 
 
-def test_added_partitions_that_the_controllers_own_broker_cannot_make_are_led_by_others() -> None:
-    async def story(one: Commanded) -> None:
+def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reported_once() -> None:
+    async def story(stage: BrokerStage) -> None:
         failed: list[tuple[bytes, int]] = []
-        one.commands.replicas_failed = failed.extend
-        files = one.broker.logs.files
+        stage.applier.replicas_failed = failed.extend
+        files = stage.broker.logs.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
-        before, grown = made_of(NODE), made_of(NODE, NODE)
-        await one.commands.carry_out(delta_of(before))
-        await one.commands.carry_out(Delta(image(before), image(grown), changed=[(before, grown)]))
+        before, grown = topic_led_by(NODE), topic_led_by(NODE, NODE)
+        await stage.applier.apply_delta(delta_of(before))
+        await stage.applier.apply_delta(Delta(image(before), image(grown), changed=[(before, grown)]))
         assert failed == [(FIRST, 1)]
-        # The controller knows by then.
+        # The controller knows the offline replica now.
         relieved = grown.partitions[1].replaced(leader=2, leader_epoch=1, offline=frozenset({NODE}))
         after = TopicImage("t", FIRST, (grown.partitions[0], relieved), {})
-        await one.commands.carry_out(Delta(image(grown), image(after), changed=[(grown, after)]))
+        await stage.applier.apply_delta(Delta(image(grown), image(after), changed=[(grown, after)]))
         assert failed == [(FIRST, 1)]
 
-    commanded(story)
+    run_stage(story)
 
 
-def test_the_controllers_own_replica_is_reported_when_it_is_served_again() -> None:
-    async def story(one: Commanded) -> None:
+def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_served() -> None:
+    async def story(stage: BrokerStage) -> None:
         served: list[tuple[bytes, int]] = []
-        one.commands.replicas_served = served.extend
-        made = made_of(NODE, NODE)
-        await one.commands.carry_out(delta_of(made))
+        stage.applier.replicas_served = served.extend
+        topic = topic_led_by(NODE, NODE)
+        await stage.applier.apply_delta(delta_of(topic))
         assert served == []
-        offline = made.partitions[1].with_offline(frozenset({NODE}))
-        after = TopicImage("t", FIRST, (made.partitions[0], offline), {})
-        await one.commands.carry_out(Delta(image(made), image(after), changed=[(made, after)]))
+        offline = topic.partitions[1].with_offline(frozenset({NODE}))
+        after = TopicImage("t", FIRST, (topic.partitions[0], offline), {})
+        await stage.applier.apply_delta(Delta(image(topic), image(after), changed=[(topic, after)]))
         assert served == [(FIRST, 1)]
 
-    commanded(story)
+    run_stage(story)
 
 
-def test_a_new_replica_is_made_though_the_metadata_has_it_and_a_directory_has_failed() -> None:
-    async def story(one: Commanded) -> None:
-        broker = one.broker
+def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> None:
+    async def story(stage: BrokerStage) -> None:
+        broker = stage.broker
         broker.logs = LogManager(FaultyFiles(), ["/d", "/e"])
-        broker.logs.lock()
-        broker.logs.claim("c" * 22, NODE)
+        broker.logs.dirs.lock()
+        broker.logs.dirs.claim("c" * 22, NODE)
         broker.logs.load(0, lambda topic: LogConfig())
         broker.partitions.logs = broker.logs
-        broker.logs.fail_directory("/d", "its disk broke")
-        await one.tell(("t", FIRST, [0, 1]), leader=2)
-        # What this broker had may lie on the disk that failed; what is said to be new does not.
-        await one.lead("t", FIRST, 0, leader=2, fails=True)
-        await one.lead("t", FIRST, 1, leader=2, is_new=True)
+        broker.logs.dirs.fail_directory("/d", "its disk broke")
+        await stage.update_metadata(("t", FIRST, [0, 1]), leader=2)
+        # A former replica may be in the failed directory. A replica marked as new is not.
+        await stage.lead("t", FIRST, 0, leader=2, fails=True)
+        await stage.lead("t", FIRST, 1, leader=2, is_new=True)
         assert list(broker.logs.logs) == [TopicPartition("t", 1)]
 
-    commanded(story)
+    run_stage(story)

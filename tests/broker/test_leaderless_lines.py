@@ -12,9 +12,10 @@ from test_handlers_moves import brokers_in
 from test_handlers_topics import run
 
 from tidemill.controller import leaderless_report
-from tidemill.controller.elections import default_policy
-from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.model.slices import with_pauses
+from tidemill.controller.leader_election import default_policy
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.model.event_loop_slices import with_pauses
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def test_partitions_that_were_made_or_deleted_are_no_lines(
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1], [7])
-            await brokers.controller.delete_topics(["t"])
+            await brokers.controller.admin_manager.delete_topics(["t"])
             assert lines(caplog) == []
 
     run(story())
@@ -81,8 +82,8 @@ def test_a_new_controller_says_which_partitions_have_no_leader(
             await brokers.have([1])
             await brokers.go(1)
             lines(caplog)
-            brokers.controller.resign()
-            await brokers.controller.activate(dead=7)
+            brokers.controller.context.resign()
+            await brokers.controller.context.activate(dead=7)
             await asyncio.sleep(0.05)
             assert lines(caplog) == [
                 (
@@ -105,9 +106,9 @@ def test_partitions_of_a_cluster_that_starts_are_left_time_before_they_are_a_war
             await brokers.have([1], [2])
             await brokers.go(1, 2)
             lines(caplog)
-            brokers.controller.resign()
-            brokers.controller.view = ClusterImage  # As in a process that was started just now.
-            await brokers.controller.activate(dead=7)
+            brokers.controller.context.resign()
+            brokers.controller.context.view = ClusterImage  # As in a process that was started just now.
+            await brokers.controller.context.activate(dead=7)
             await asyncio.sleep(0.05)
             assert lines(caplog) == []
             await brokers.come(2)
@@ -137,7 +138,7 @@ def test_10000_partitions_without_a_leader_are_one_line_and_do_not_hold_the_loop
         began = time.perf_counter()
 
     began = time.perf_counter()
-    asyncio.run(with_pauses(report.noting(delta), pause))
+    asyncio.run(with_pauses(report.recording(delta), pause))
     ((level, text),) = lines(caplog)
     assert level == "WARNING"
     assert "10000 partitions have no leader" in text

@@ -1,4 +1,4 @@
-"""What is known and not served is refused in the terms of its own API, and the connection goes on.
+"""Known APIs that this broker does not serve are refused by their own errors. The connection stays open.
 
 ``golden_refusals.jsonl`` has what Apache Kafka 4.3.1's own classes answer: a request, and the response that
 its ``getErrorResponse`` makes of UNSUPPORTED_VERSION with the text "no". Requests of versions that Kafka 4
@@ -12,20 +12,22 @@ import json
 import random
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_request_order import Peer, served
 from wire_values import message_of
 
-from tidemill.broker import context as connections
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_registry import APIS, api_for
 from tidemill.broker.handlers import not_served
-from tidemill.broker.registry import APIS, api_for
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.net import peer as connections
 from tidemill.replication.partition import Partition
-from tidemill.server.app import BrokerServer
+from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.codegen import carries
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -44,7 +46,7 @@ from tidemill.wire.messages.describe_user_scram_credentials import (
 )
 from tidemill.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tidemill.wire.messages.write_txn_markers import WritableTxnMarkerResult
-from tidemill.wire.schema import Struct, decode, encode
+from tidemill.wire.schema import Struct
 
 LINES = [
     json.loads(line)
@@ -58,20 +60,20 @@ REFUSED = [
     for version in range(spec.version_min, spec.version_max + 1)
     if key not in APIS or not APIS[key].first <= version <= APIS[key].last
 ]
-"""Every API and version that is known and not served."""
+"""Every known API and version that is not served."""
 
 
 async def refusal(key: int, version: int, request: Struct) -> Any:
-    nobody: Any = None
+    broker: Any = SimpleNamespace(apis=APIS)
     listener = connections.Listener("PLAINTEXT", "127.0.0.1", 9092)
     client = connections.Peer(listener, "default", "User:ANONYMOUS", "127.0.0.1", 1)
-    context = RequestContext(client, "test", key, version, 1, None)
-    answer = not_served.handle(nobody, context, request)
+    context = RequestContext(client, "test", key, version, 1)
+    answer = not_served.handle(broker, context, request)
     return await answer if asyncio.iscoroutine(answer) else answer
 
 
 def comparable(message: Any) -> Any:
-    """Without texts, of which Kafka leaves some out, and topics without partitions; users in order."""
+    """Removes texts, some of which Kafka leaves out, and topics without partitions. Sorts users."""
     if isinstance(message, AlterUserScramCredentialsResponse):
         message.results.sort(key=lambda one: one.user)
     if isinstance(message, WritableTxnMarkerResult):
@@ -98,7 +100,7 @@ def test_apache_kafka_refuses_with_the_same_responses() -> None:
     asyncio.run(compare())
 
 
-def test_all_apis_that_are_not_served_are_among_them() -> None:
+def test_the_table_has_all_apis_that_are_not_served() -> None:
     from_kafka_4 = {(key, version) for key, version in REFUSED if key not in range(4, 8)}
     dropped = {(27, 0), (38, 0), (39, 0), (40, 0), (41, 0), (56, 0), (56, 1)}
     assert {(line["key"], line["version"]) for line in LINES} == from_kafka_4 - dropped
@@ -118,7 +120,7 @@ def codes(message: Any) -> list[int]:
     return found
 
 
-def test_a_request_that_is_not_served_is_answered_and_its_connection_goes_on(tmp_path: Path) -> None:
+def test_an_unserved_request_gets_a_response_and_its_connection_stays_open(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer = await Peer.of(server)
         for key, version in REFUSED:
@@ -132,7 +134,7 @@ def test_a_request_that_is_not_served_is_answered_and_its_connection_goes_on(tmp
                 assert set(codes(answer)) <= {0, ErrorCode.UNSUPPORTED_VERSION}, (key, version)
         peer.send(ApiKey.API_VERSIONS, 0, ApiVersionsRequest())
         told = {one.api_key for one in (await peer.answer(ApiKey.API_VERSIONS, 0)).api_keys}
-        assert told == set(APIS)  # What is refused is not announced.
+        assert told == set(APIS)  # Refused APIs are not announced.
         await peer.close()
 
     served(test, tmp_path)
@@ -151,7 +153,7 @@ def test_a_request_that_is_not_served_is_answered_and_its_connection_goes_on(tmp
         (ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, "use group.protocol=classic"),
     ],
 )
-def test_a_refusal_says_why(key: int, version: int, text: str | None) -> None:
+def test_a_refusal_has_a_reason(key: int, version: int, text: str | None) -> None:
     request = message_of(random.Random(1), request_class(key), version)
     answer = asyncio.run(refusal(key, version, request))
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
@@ -159,9 +161,9 @@ def test_a_refusal_says_why(key: int, version: int, text: str | None) -> None:
         assert text in answer.error_message
 
 
-def test_a_reason_names_every_api_that_is_not_served() -> None:
+def test_every_unserved_api_has_a_reason() -> None:
     assert set(not_served.REASONS) == set(API) - set(APIS)
-    assert not_served.reason(ApiKey.INIT_PRODUCER_ID, 6) == (
+    assert not_served.reason(APIS[ApiKey.INIT_PRODUCER_ID], ApiKey.INIT_PRODUCER_ID, 6) == (
         "InitProducerId 6 is not served here: versions 0 to 5 are"
     )
 
@@ -171,7 +173,7 @@ async def frame_of(peer: Peer) -> bytes:
     return await peer.reader.readexactly(size)
 
 
-def test_a_large_request_that_is_not_served_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_large_unserved_request_does_not_delay_others(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer, other = await Peer.of(server), await Peer.of(server)
         topic = AddPartitionsToTxnTopic(name="t", partitions=list(range(99_000)))
@@ -200,20 +202,22 @@ def test_a_large_request_that_is_not_served_holds_nobody_up(tmp_path: Path) -> N
     [
         (KAFKA_4_3_LAST + 1, 0, "93 is no API key"),
         (-1, 0, "-1 is no API key"),
-        (ApiKey.VOTE, 3, "Vote has no version 3 here: 0 to 2 are known"),
+        (ApiKey.VOTE, 3, "Vote has no version 3: the known versions are 0 to 2"),
         (ApiKey.SHARE_FETCH, 0, "ShareFetch has no version 0"),
         (ApiKey.METADATA, 99, "Metadata has no version 99"),
     ],
 )
-def test_what_nobody_can_read_has_no_answer(key: int, version: int, text: str) -> None:
+def test_an_unknown_api_key_or_version_raises_a_protocol_error(key: int, version: int, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         api_for(key, version)
 
 
-def test_a_version_before_the_first_or_behind_the_last_of_any_api_ends_its_connection(tmp_path: Path) -> None:
+def test_a_version_outside_of_the_known_range_closes_the_connection(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         for key, spec in API.items():
-            if key == ApiKey.API_VERSIONS:  # It is answered in version 0: so a client learns what there is.
+            if (
+                key == ApiKey.API_VERSIONS
+            ):  # The response has version 0, so that a client reads the known versions.
                 continue
             for known, unknown in ((spec.version_min, -1), (spec.version_max, spec.version_max + 1)):
                 frame = bytearray(encode_request(key, known, 7, "c", request_class(key)()))
@@ -227,7 +231,7 @@ def test_a_version_before_the_first_or_behind_the_last_of_any_api_ends_its_conne
     served(test, tmp_path)
 
 
-def test_a_malformed_request_that_is_not_served_ends_its_connection(tmp_path: Path) -> None:
+def test_a_malformed_unserved_request_closes_the_connection(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         topics = [AddPartitionsToTxnTopic(name="t", partitions=[1, 2])]
         whole = encode_request(24, 3, 7, "c", AddPartitionsToTxnRequest(v3_and_below_topics=topics))
@@ -249,7 +253,7 @@ def test_each_user_is_refused_once() -> None:
     assert [(one.user, one.error_code) for one in answer.results] == [("a", 35), ("b", 35)]
 
 
-# What is served with nothing to tell, as Apache Kafka 4.3.1 answers (asked with the same requests).
+# APIs that are served with empty responses, as by Apache Kafka 4.3.1 (compared with the same requests).
 
 
 async def ask(peer: Peer, key: int, version: int, request: Any) -> Any:
@@ -340,8 +344,8 @@ def test_a_feature_that_cannot_change_is_refused_with_invalid_update_version(tmp
     served(test, tmp_path)
 
 
-def test_a_client_that_asks_for_the_quorum_is_told_as_by_a_zookeeper_cluster(tmp_path: Path) -> None:
-    """It is not announced; who does not ask ApiVersions first gets the error that its client would make."""
+def test_describe_quorum_is_refused_as_by_a_zookeeper_cluster(tmp_path: Path) -> None:
+    """It is not announced. A client that sends it without ApiVersions gets the same error."""
 
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer = await Peer.of(server)

@@ -1,4 +1,4 @@
-"""Fetch 0 to 3 and Produce 0 to 2 over a real broker: limits, cut messages, conversions that take long."""
+"""Fetch 0 to 3 and Produce 0 to 2 over a real broker: limits, truncated messages, long conversions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_peers import Peer, check_log, honest_client, make_topic, peak_mb, under_attack
+from hostile_peers import Peer, check_log, make_topic, normal_client, peak_mb, under_attack
 
+from record_builders import build_batch, build_message_set
 from tidemill.broker.down_conversion import SOURCE_BYTES
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
-from tidemill.records.builder import build_batch
-from tidemill.records.cursor import EntryCursor
-from tidemill.records.legacy import parse_entry
-from tidemill.records.message_set import build_message_set, wrap
+from tidemill.records.legacy_formats import parse_entry
+from tidemill.records.message_set import wrap
+from tidemill.records.record_cursor import EntryCursor
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -30,7 +30,7 @@ from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest,
 OLD = (0, 1, 2, 3)
 GROWTH_MB_MAX = 120
 WORKER_MB_MAX = 400
-"""Of a process that unpacks what a topic takes at most, in plain Python."""
+"""The memory of a process that unpacks a batch of the largest allowed size, in plain Python."""
 KILLED_MIN, KILLED_MAX = 5, 12
 ALL = 1 << 25
 CUT = bytes.fromhex("ffffffffffffffff")
@@ -46,7 +46,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name of its own."""
+    """A topic for this test."""
     return f"old-{abs(hash(request.node.name))}"
 
 
@@ -76,7 +76,7 @@ def stored(broker: Broker, topic: str) -> bytes:
 
 
 def read_whole(data: bytes) -> tuple[list[tuple[int, bytes | None, bytes | None]], bytes]:
-    """Offset, key and value of the whole messages, also of those inside; and what is left."""
+    """Returns offset, key and value of the whole messages, also of those in wrappers, and the rest."""
     found = []
     position = 0
     while position + 12 <= len(data):
@@ -91,7 +91,7 @@ def read_whole(data: bytes) -> tuple[list[tuple[int, bytes | None, bytes | None]
 
 
 def read_on(broker: Broker, version: int, topic: str, end: int, bytes_max: int = 1 << 20) -> list[Any]:
-    """All records up to ``end``, fetch by fetch, as consumers of that time did it."""
+    """Fetches all records up to ``end``, as consumers of these versions do."""
     found: list[Any] = []
     while not found or found[-1][0] < end - 1:
         offset = found[-1][0] + 1 if found else 0
@@ -116,11 +116,11 @@ def said(first: int, count: int, size: int = 100) -> list[tuple[int, bytes, byte
     return [(first + at, key, value) for at, (_, key, value) in enumerate(records(first, count, size))]
 
 
-# -- limits, and cut messages
+# -- limits, and truncated messages
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_the_last_message_is_cut_where_the_limit_is(broker: Broker, topic: str, version: int) -> None:
+def test_the_last_message_is_truncated_at_the_limit(broker: Broker, topic: str, version: int) -> None:
     make_topic(broker, topic, message_format_version="0.9.0")
     assert produce(broker, topic, build_message_set(0, records(0, 10))).error_code == 0
     log = stored(broker, topic)
@@ -132,9 +132,7 @@ def test_the_last_message_is_cut_where_the_limit_is(broker: Broker, topic: str, 
         assert part.high_watermark == 10
 
 
-def test_only_the_first_partition_with_records_has_its_first_message_whole(
-    broker: Broker, topic: str
-) -> None:
+def test_only_the_first_partition_with_records_has_a_whole_first_message(broker: Broker, topic: str) -> None:
     make_topic(broker, topic, 3, message_format_version="0.9.0")
     with Peer(broker) as peer:
         parts = [PartitionProduceData(index=at, records=build_message_set(0, records(0, 5))) for at in (1, 2)]
@@ -161,10 +159,10 @@ def test_a_batch_larger_than_the_limit_is_converted_whole(
 
 @pytest.mark.parametrize("version", OLD)
 @pytest.mark.parametrize("header_bytes", [0, 500])
-def test_a_reply_is_as_long_as_it_was_told_to_be(
+def test_a_response_has_the_announced_size(
     broker: Broker, topic: str, version: int, header_bytes: int
 ) -> None:
-    """The size is told before all is converted: then messages are longer by some bytes, or lose headers."""
+    """The size is sent before the conversion ends. Converted messages are longer, or lose headers."""
     make_topic(broker, topic)
     count, batches = 2 * SOURCE_BYTES // 1000, 4
     written = [said(first, count, 500) for first in range(0, batches * count, count)]
@@ -188,9 +186,7 @@ def test_a_reply_is_as_long_as_it_was_told_to_be(
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_a_fetch_that_waits_is_answered_with_what_was_converted(
-    broker: Broker, topic: str, version: int
-) -> None:
+def test_a_delayed_fetch_returns_converted_records(broker: Broker, topic: str, version: int) -> None:
     make_topic(broker, topic)
     with Peer(broker, 60) as peer:
         answer: list[Any] = []
@@ -214,7 +210,7 @@ def test_offsets_beside_the_log_are_out_of_range(broker: Broker, topic: str, ver
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_a_batch_of_zstd_is_where_old_readers_end(broker: Broker, topic: str, version: int) -> None:
+def test_old_fetch_versions_end_before_a_zstd_batch(broker: Broker, topic: str, version: int) -> None:
     make_topic(broker, topic)
     assert produce(broker, topic, batch(0, 20, GZIP), 8).error_code == 0
     assert produce(broker, topic, batch(20, 20, ZSTD), 8).error_code == 0
@@ -225,7 +221,7 @@ def test_a_batch_of_zstd_is_where_old_readers_end(broker: Broker, topic: str, ve
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_a_topic_that_does_not_convert_serves_what_need_not_be(
+def test_a_topic_without_down_conversion_serves_known_formats(
     broker: Broker, topic: str, version: int
 ) -> None:
     make_topic(broker, topic, message_format_version="0.9.0", message_downconversion_enable="false")
@@ -238,11 +234,11 @@ def test_a_topic_that_does_not_convert_serves_what_need_not_be(
     assert (part.error_code, part.records) == (ErrorCode.UNSUPPORTED_VERSION, b"")
 
 
-# -- conversions that go on for long
+# -- long conversions
 
 
 def children(pid: int) -> list[int]:
-    """The processes that ``pid`` started."""
+    """Returns the child processes of ``pid``."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -252,7 +248,7 @@ def children(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def killing(broker: Broker) -> Iterator[list[int]]:
-    """Kills processes that convert, some of them at work, a few of them two in a row."""
+    """Kills conversion processes, some of them during a job, a few of them two in a row."""
     ending = threading.Event()
     killed: list[int] = []
 
@@ -273,13 +269,15 @@ def killing(broker: Broker) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("version", [0, 2, 3])
-def test_converters_that_are_killed_cost_no_reader_a_record(broker: Broker, topic: str, version: int) -> None:
+def test_consumers_lose_no_record_when_conversion_processes_are_killed(
+    broker: Broker, topic: str, version: int
+) -> None:
     make_topic(broker, topic)
     batches = 24
     for number in range(batches):
         assert produce(broker, topic, batch(200 * number, 200, GZIP, 1000), 8).error_code == 0
     expected = [one for number in range(batches) for one in said(200 * number, 200, 1000)]
-    with honest_client(broker), killing(broker) as killed:
+    with normal_client(broker), killing(broker) as killed:
         while len(killed) < KILLED_MIN:
             found: list[Any] = []
             while len(found) < len(expected):
@@ -288,7 +286,7 @@ def test_converters_that_are_killed_cost_no_reader_a_record(broker: Broker, topi
 
 
 def read_patiently(broker: Broker, version: int, topic: str, offset: int) -> list[Any]:
-    """What one fetch gives; nothing when it fails, as two processes in a row may be killed."""
+    """Returns the records of one fetch, or none if it fails because two processes were killed."""
     try:
         part = fetch(broker, version, topic, offset, 1 << 20)
     except ConnectionError:
@@ -300,7 +298,9 @@ def read_patiently(broker: Broker, version: int, topic: str, offset: int) -> lis
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_converters_that_are_killed_cost_no_writer_a_record(broker: Broker, topic: str, magic: int) -> None:
+def test_producers_lose_no_record_when_conversion_processes_are_killed(
+    broker: Broker, topic: str, magic: int
+) -> None:
     make_topic(broker, topic)
     taken: list[Any] = []
     with killing(broker):
@@ -314,12 +314,12 @@ def test_converters_that_are_killed_cost_no_writer_a_record(broker: Broker, topi
     assert [(key, value) for _, key, value in read_on(broker, 2, topic, len(taken))] == taken
 
 
-def test_others_are_served_while_much_is_converted(broker: Broker, topic: str) -> None:
+def test_other_requests_are_handled_during_conversions(broker: Broker, topic: str) -> None:
     make_topic(broker, topic)
     for number in range(10):
         assert produce(broker, topic, batch(500 * number, 500, GZIP, 1500), 8).error_code == 0
-    with under_attack(broker, GROWTH_MB_MAX) as witness:
-        before = witness.rounds
+    with under_attack(broker, GROWTH_MB_MAX) as client_thread:
+        before = client_thread.rounds
         readers = [
             threading.Thread(target=read_on, args=(broker, version, topic, 5000, ALL))
             for version in (0, 2, 2, 3)
@@ -328,10 +328,10 @@ def test_others_are_served_while_much_is_converted(broker: Broker, topic: str) -
             reader.start()
         for reader in readers:
             reader.join(90)
-        assert witness.rounds > before + 10
+        assert client_thread.rounds > before + 10
 
 
-def test_a_slow_reader_costs_little_memory(broker: Broker, topic: str) -> None:
+def test_a_slow_consumer_takes_little_memory(broker: Broker, topic: str) -> None:
     make_topic(broker, topic)
     for number in range(40):
         assert produce(broker, topic, batch(0, 900, NONE, 1000), 8).error_code == 0, number
@@ -339,14 +339,14 @@ def test_a_slow_reader_costs_little_memory(broker: Broker, topic: str) -> None:
         peers = [Peer(broker, 60) for _ in range(8)]
         for peer in peers:
             peer.socket.sendall(framed_fetch(topic))
-        sizes = [struct.unpack(">i", peer.exactly(4))[0] for peer in peers]
+        sizes = [struct.unpack(">i", peer.receive_exactly(4))[0] for peer in peers]
         assert min(sizes) > 20 << 20
         for peer in peers:
             peer.close()
 
 
 def framed_fetch(topic: str) -> bytes:
-    """A fetch of everything, in version 2."""
+    """A fetch of all records, in version 2."""
     from tidemill.wire.header import encode_request
 
     return encode_request(ApiKey.FETCH, 2, 1, "slow", asked(topic, 0, 1 << 30))
@@ -355,7 +355,7 @@ def framed_fetch(topic: str) -> bytes:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("stored_as", ["0.9.0", "0.10.2", "3.0"])
-def test_wrappers_that_unpack_to_gigabytes_are_refused(
+def test_wrappers_above_the_unpacked_limit_are_refused(
     broker: Broker, topic: str, magic: int, codec: int, stored_as: str
 ) -> None:
     make_topic(broker, topic, message_format_version=stored_as)
@@ -370,8 +370,8 @@ def test_wrappers_that_unpack_to_gigabytes_are_refused(
 
 
 def bomb_of(magic: int, codec: int) -> bytes:
-    """A wrapper of less than a megabyte that unpacks to all that its codec can."""
-    from tidemill.records.legacy import pack
+    """A wrapper of less than a megabyte with the highest compression ratio of its codec."""
+    from tidemill.records.legacy_formats import pack
 
     piece = pack(magic, codec, bytes(4 << 20))
     wrapper = bytearray(wrap(magic, codec, b"", 0, 1))

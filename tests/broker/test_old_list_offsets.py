@@ -28,7 +28,8 @@ class HeldPartition:
 
     def __init__(self, committed: int) -> None:
         self.log = HeldLog()
-        self.is_unsettled = False
+        self.awaits_high_watermark = False
+        self.read_limits = self
         self.committed = committed
 
     def check_leader(self, epoch: int) -> None:

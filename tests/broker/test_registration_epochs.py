@@ -1,4 +1,4 @@
-"""Followers tell the epoch of their registration: what a former life of a broker had does not count."""
+"""Fetches of followers with their broker epoch: those of a former process of the broker do not count."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from replica_stage import Broker
 
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
-from tidemill.replication.replicas import Follower
+from tidemill.replication.follower_replicas import Follower
+from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
+from tidemill.wire.codec import encode
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import ReplicaState
-from tidemill.wire.schema import encode
 
 FOLLOWER = 2
 FORMER, NOW = 0x5_0000_0001, 0x5_0000_0009
@@ -30,7 +30,7 @@ KIO_VERSIONS = range(FROM_VERSION, 18)
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A leader whose follower is not in sync."""
+    """A leader with a follower outside of the ISR."""
     with bench_in(tmp_path) as one:
         for index in range(3):
             one.partition("t", index).become(NODE, 3, (NODE, FOLLOWER), (NODE,), 5, one.clock.now_ms)
@@ -46,27 +46,27 @@ def write(bench: Bench, *values: bytes, index: int = 0) -> None:
 
 
 def known(bench: Bench, index: int = 0) -> Follower:
-    """What the leader knows of the follower."""
+    """The follower's state on the leader."""
     replication = bench.partition("t", index).replication
     assert replication is not None
     return replication.followers[FOLLOWER]
 
 
 def who(version: int, epoch: int) -> dict[str, Any]:
-    """How the follower names itself."""
+    """The fields that identify the follower."""
     if version < FROM_VERSION:
         return {"replica_id": FOLLOWER}
     return {"replica_state": ReplicaState(replica_id=FOLLOWER, replica_epoch=epoch)}
 
 
 def fetched(client: Client, version: int, epoch: int, parts: Any, **fields: Any) -> Any:
-    """The follower fetches in an epoch; the answer."""
+    """Fetches with a broker epoch, and returns the response."""
     client.fetch(version, parts, **who(version, epoch), **fields)
     return client.fetched(version)
 
 
 @pytest.mark.parametrize("version", range(9, 19))
-def test_a_leader_knows_the_epoch_from_the_version_on_that_has_it(bench: Bench, version: int) -> None:
+def test_a_leader_reads_the_broker_epoch_from_fetch_15(bench: Bench, version: int) -> None:
     client = bench.client()
     write(bench, b"a")
     assert parts_of(fetched(client, version, NOW, {("t", 0): 1}))["t", 0].error_code == 0
@@ -75,43 +75,41 @@ def test_a_leader_knows_the_epoch_from_the_version_on_that_has_it(bench: Bench, 
 
 
 @pytest.mark.parametrize("version", range(FROM_VERSION, 19))
-def test_a_fetch_of_a_former_life_is_refused_and_tells_nothing(bench: Bench, version: int) -> None:
+def test_a_fetch_with_a_former_broker_epoch_is_refused(bench: Bench, version: int) -> None:
     write(bench, b"a", b"b")
     before, now = bench.client(), bench.client()
     session = fetched(before, version, FORMER, {("t", 0): 1, ("t", 1): 0}, session_epoch=0).session_id
-    # Its disk is empty when it comes back.
+    # Its disk is empty after the restart.
     assert parts_of(fetched(now, version, NOW, {("t", 0): 0}))["t", 0].error_code == 0
     late = fetched(before, version, FORMER, {("t", 0): 2}, session_id=session, session_epoch=1)
     part = parts_of(late)["t", 0]
     assert part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (part.high_watermark, part.records or b"") == (-1, b"")
     assert (known(bench).end_offset, known(bench).epoch) == (0, NOW)
-    # Of the other partition the new life has told nothing yet.
+    # The new process has not fetched the other partition yet.
     assert (known(bench, 1).end_offset, known(bench, 1).epoch) == (0, FORMER)
-    # Who tells no epoch is not held against one, as in Apache Kafka.
+    # A fetch without an epoch is not fenced, as in Apache Kafka.
     assert parts_of(fetched(now, 12, -1, {("t", 0): 1}))["t", 0].error_code == 0
     assert (known(bench).end_offset, known(bench).epoch) == (1, -1)
 
 
 @pytest.mark.parametrize("version", range(FROM_VERSION, 19))
-def test_a_fetch_that_comes_after_the_next_registration_was_read_is_refused(
-    bench: Bench, version: int
-) -> None:
-    """Its process is gone, and the next one has told nothing yet: its disk may be empty."""
+def test_a_fetch_with_an_epoch_before_the_known_registration_is_refused(bench: Bench, version: int) -> None:
+    """The next process has not fetched yet, and its disk may be empty."""
     write(bench, b"a", b"b")
     client = bench.client()
-    bench.fetches.epoch_registered = {FOLLOWER: NOW}.__getitem__
+    bench.registered[FOLLOWER] = NOW
     part = parts_of(fetched(client, version, FORMER, {("t", 0): 2}))["t", 0]
     assert (part.error_code, part.high_watermark) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
     assert (known(bench).end_offset, known(bench).epoch) == (-1, -1)
     assert parts_of(fetched(client, version, NOW, {("t", 0): 0}))["t", 0].error_code == 0
     assert (known(bench).end_offset, known(bench).epoch) == (0, NOW)
-    # This broker may hear of a registration after its first fetch.
+    # This broker may read a registration after its first fetch.
     assert parts_of(fetched(client, version, NOW + 1, {("t", 0): 1}))["t", 0].error_code == 0
     assert known(bench).epoch == NOW + 1
 
 
-def test_who_registers_anew_tells_so_of_all_partitions_of_its_session(bench: Bench) -> None:
+def test_a_new_broker_epoch_applies_to_all_partitions_of_the_session(bench: Bench) -> None:
     for index in range(3):
         partition = bench.partition("t", index)
         partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 6, bench.clock.now_ms)
@@ -119,12 +117,12 @@ def test_who_registers_anew_tells_so_of_all_partitions_of_its_session(bench: Ben
     all_parts = {("t", index): 0 for index in range(3)}
     session = fetched(client, 18, FORMER, all_parts, session_epoch=0).session_id
     assert [known(bench, index).epoch for index in range(3)] == [FORMER] * 3
-    # Nothing is new, and nothing is named: the session stands for it all.
+    # The request names no partition: the session has all of them.
     assert parts_of(fetched(client, 18, NOW, {}, session_id=session, session_epoch=1)) == {}
     assert [known(bench, index).epoch for index in range(3)] == [NOW] * 3
 
 
-def test_a_session_of_a_former_life_tells_nothing_when_it_ends(bench: Bench) -> None:
+def test_the_end_of_a_former_session_changes_no_follower_state(bench: Bench) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 6, bench.clock.now_ms)
     before, now = bench.client(), bench.client()
@@ -139,7 +137,7 @@ def test_a_session_of_a_former_life_tells_nothing_when_it_ends(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("size", range(13))
-def test_a_follower_that_does_not_say_all_of_who_it_is_is_none(bench: Bench, size: int) -> None:
+def test_an_incomplete_replica_state_closes_the_connection(bench: Bench, size: int) -> None:
     whole = encode_request(FETCH, 15, 1, "client", fetch_request(15, {("t", 0): 0}, **who(15, NOW)))
     frame, tags = whole[4:-16], whole[-16:]
     assert tags[:3] == bytes([1, 1, 13])
@@ -150,11 +148,11 @@ def test_a_follower_that_does_not_say_all_of_who_it_is_is_none(bench: Bench, siz
     assert known(bench).end_offset == -1
 
 
-# Against kio, a codec of other people.
+# Against kio, an independent codec.
 
 
 @pytest.mark.parametrize("version", KIO_VERSIONS)
-def test_an_epoch_that_another_codec_wrote_is_read(bench: Bench, version: int) -> None:
+def test_the_epoch_in_a_request_of_another_codec_is_read(bench: Bench, version: int) -> None:
     schema = load_request_schema(FETCH, version)
     ours = fetch_request(version, {("t", 0): 0}, **who(version, NOW))
     theirs = entity_reader(schema)(encode(ours, version), 0)[0]
@@ -170,8 +168,8 @@ def test_an_epoch_that_another_codec_wrote_is_read(bench: Bench, version: int) -
 
 
 @pytest.mark.parametrize("version", KIO_VERSIONS)
-def test_what_a_follower_writes_another_codec_reads(version: int) -> None:
-    fetcher = LeaderFetcher(FOLLOWER, NOW, FetchLimits())
+def test_another_codec_reads_the_request_of_a_follower(version: int) -> None:
+    fetcher = ReplicaFetcher(FOLLOWER, NOW, FetchLimits())
     broker = Broker(FOLLOWER)
     broker.become(NODE, 3)
     fetcher.follow(IDS["t"], broker.partitions[0], 0, 0)

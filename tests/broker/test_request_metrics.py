@@ -1,4 +1,4 @@
-"""What a broker tells of its requests: times of Produce and Fetch, and a page that names every metric."""
+"""Request metrics: times of Produce and Fetch, and the page that lists every metric."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from test_request_order import COSTLY, SMALL, Peer, served, until
 
-from tidemill.broker.requests import FETCH, PRODUCE, TIMED_EVERY
+from tidemill.broker.kafka_apis import FETCH, PRODUCE, TIMED_EVERY
 from tidemill.controller.topics import NewTopic
 from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
-from tidemill.server.app import BrokerServer
 from tidemill.server.broker_metrics import PARTITIONS_A_TURN, families
+from tidemill.server.broker_server import BrokerServer
 from tidemill.server.metrics import ProcessMetrics, render
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-def test_one_of_some_produces_and_fetches_is_timed(tmp_path: Path) -> None:
+def test_some_produces_and_fetches_are_timed(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         requests = server.requests
         peer = await Peer.of(server)
@@ -35,7 +35,7 @@ def test_one_of_some_produces_and_fetches_is_timed(tmp_path: Path) -> None:
         assert requests.local_times[FETCH].count == 1
         assert requests.total_times[FETCH].count == 1
         peer.fetch(wait_ms=20_000, offset=TIMED_EVERY + 1)
-        await until(lambda: partition.waiting_fetches == 1)
+        await until(lambda: len(partition.delayed.fetches) == 1)
         assert requests.local_times[FETCH].count == 2
         assert requests.total_times[FETCH].count == 1
         other = await Peer.of(server)
@@ -44,10 +44,10 @@ def test_one_of_some_produces_and_fetches_is_timed(tmp_path: Path) -> None:
         assert requests.total_times[FETCH].count == 2
         assert requests.total_times[FETCH].sum > requests.local_times[FETCH].sum > 0
         assert (await other.produced()).error_code == 0
-        told = render(families(server))[1].decode()
+        page = render(families(server))[1].decode()
         for name in ("tidemill_request_seconds_count", "tidemill_request_local_seconds_count"):
-            assert f'{name}{{api="Produce"}} 2.0' in told
-            assert f'{name}{{api="Fetch"}} 2.0' in told
+            assert f'{name}{{api="Produce"}} 2.0' in page
+            assert f'{name}{{api="Fetch"}} 2.0' in page
         await peer.close()
         await other.close()
 
@@ -57,7 +57,7 @@ def test_one_of_some_produces_and_fetches_is_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "is_counted"), [(-1, False), (99, True), (127, True), (128, False), (0x7FFF, False)]
 )
-def test_a_request_of_an_unknown_api_ends_its_connection_and_counts_below_128(
+def test_an_unknown_api_closes_the_connection_and_is_counted_below_128(
     tmp_path: Path, key: int, is_counted: bool
 ) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
@@ -74,7 +74,7 @@ def test_a_request_of_an_unknown_api_ends_its_connection_and_counts_below_128(
     served(test, tmp_path)
 
 
-def test_a_wait_counts_into_the_time_of_a_request(tmp_path: Path) -> None:
+def test_the_time_of_a_request_includes_its_delay(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer = await Peer.of(server)
         peer.fetch(wait_ms=150)
@@ -86,7 +86,7 @@ def test_a_wait_counts_into_the_time_of_a_request(tmp_path: Path) -> None:
     served(test, tmp_path)
 
 
-def test_many_partitions_are_walked_in_several_turns(tmp_path: Path) -> None:
+def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         entry = server.broker.partitions.topics.by_name[partition.topic.encode()]
         before = sum(one is None for one in families(server))
@@ -103,46 +103,46 @@ def test_many_partitions_are_walked_in_several_turns(tmp_path: Path) -> None:
     served(test, tmp_path)
 
 
-def told(server: BrokerServer, name: str) -> dict[str, float]:
-    """What the samples of a metric tell, by topic; those without a topic by nothing."""
+def samples(server: BrokerServer, name: str) -> dict[str, float]:
+    """Returns the samples of a metric by topic, with an empty topic for samples without one."""
     (family,) = [one for one in families(server) if one is not None and one.name == name]
     return {
         labels.get("topic", ""): value for labels, value in family.samples if isinstance(value, (int, float))
     }
 
 
-def test_a_topics_counters_do_not_fall_when_a_partition_is_moved_away(tmp_path: Path) -> None:
+def test_the_counters_of_a_topic_do_not_decrease_with_a_moved_partition(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
-        await server.broker.controller.create_topics([NewTopic("pair", 2, 1)])
+        await server.broker.controller.admin_manager.create_topics([NewTopic("pair", 2, 1)])
         batch = parse_batch(SMALL, 0, len(SMALL))
         for index in range(2):
             server.broker.partition("pair", index).append([batch], 1, 0)
-        assert told(server, "tidemill_topic_messages_in")["pair"] == 2
+        assert samples(server, "tidemill_topic_messages_in")["pair"] == 2
         server.broker.partitions.stop_replica("pair", 0, delete=True)
-        assert told(server, "tidemill_topic_messages_in")["pair"] == 2
-        assert told(server, "tidemill_topic_bytes_in")["pair"] == 2 * len(SMALL)
-        assert told(server, "tidemill_topic_log_size_bytes")["pair"] == len(SMALL)
+        assert samples(server, "tidemill_topic_messages_in")["pair"] == 2
+        assert samples(server, "tidemill_topic_bytes_in")["pair"] == 2 * len(SMALL)
+        assert samples(server, "tidemill_topic_log_size_bytes")["pair"] == len(SMALL)
         server.broker.partitions.stop_replica("pair", 1, delete=True)
-        assert "pair" not in told(server, "tidemill_topic_messages_in"), "no series is left behind"
+        assert "pair" not in samples(server, "tidemill_topic_messages_in"), "no series is left behind"
 
     served(test, tmp_path)
 
 
-def test_a_partition_is_offline_once_whether_nobody_leads_it_or_its_disk_failed(tmp_path: Path) -> None:
+def test_a_partition_without_leader_or_disk_counts_once_as_offline(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         metadata = server.broker.metadata
-        assert told(server, "tidemill_offline_partitions") == {"": 0}
+        assert samples(server, "tidemill_offline_partitions") == {"": 0}
         partition.fail("its disk is broken")
-        assert told(server, "tidemill_offline_partitions") == {"": 1}
+        assert samples(server, "tidemill_offline_partitions") == {"": 1}
         topic = metadata.topics[partition.topic]
         nobody = [one.replaced(leader=-1, leader_epoch=one.leader_epoch + 1) for one in topic.partitions]
         metadata.image = metadata.image.with_topics([topic.with_partitions(nobody)])
-        assert told(server, "tidemill_offline_partitions") == {"": 1}
+        assert samples(server, "tidemill_offline_partitions") == {"": 1}
 
     served(test, tmp_path)
 
 
-def test_the_page_on_operations_names_every_metric_and_no_other(tmp_path: Path) -> None:
+def test_the_operations_page_lists_every_metric(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         made = [one for one in (*families(server), *ProcessMetrics().families()) if one is not None]
         names = {one.name + ("_total" if one.kind == "counter" else "") for one in made}

@@ -1,4 +1,4 @@
-"""What of one connection may overlap, what outlives it, what a stop breaks off: a broker in this process."""
+"""The order of the requests of a connection, closed connections, and a stop, on a broker in this process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
+from record_builders import build_batch
 from tidemill.controller.topics import NewTopic
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.connection import Connection
 from tidemill.records.batch import GZIP
-from tidemill.records.builder import build_batch
 from tidemill.replication.partition import Partition
-from tidemill.server.app import BrokerServer, running
+from tidemill.server.broker_server import BrokerServer, running
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.fetch_layout import RequestedPartition
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -31,11 +32,11 @@ TOPIC = "events"
 NOW = 1_700_000_000_000
 SMALL = build_batch([(NOW, b"k", b"v", None)])
 COSTLY = build_batch([(NOW, None, bytes([at % 251]) * at, None) for at in range(1, 2000)], codec=GZIP)
-"""Gzip of more than 8 KB: it is checked beside the loop."""
+"""Gzip of more than 8 KB, which is validated outside of the event loop."""
 
 
 class Peer:
-    """A client's connection, on the broker's own loop."""
+    """A client on the event loop of the broker."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -83,12 +84,12 @@ class Peer:
 def served(
     test: Callable[[BrokerServer, Partition], Awaitable[None]], tmp_path: Path, *settings: str
 ) -> None:
-    """Runs ``test`` with a broker in this process that has one topic."""
+    """Runs ``test`` with a broker in this process and one topic."""
     sets = ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}", *settings]
 
     async def run() -> None:
         async with running(BrokerConfig.from_sources(None, sets, {})) as server:
-            await server.broker.controller.create_topics([NewTopic(TOPIC, 1, 1)])
+            await server.broker.controller.admin_manager.create_topics([NewTopic(TOPIC, 1, 1)])
             await test(server, server.broker.partition(TOPIC, 0))
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -102,21 +103,21 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 class HeldUp:
-    """Occupies the thread that unpacks, so that costly batches wait."""
+    """Blocks the thread that decompresses, so that costly batches wait."""
 
     def __init__(self, server: BrokerServer) -> None:
-        self.go_on = threading.Event()
-        server.slow_lane.workers.submit(self.go_on.wait, 30)
+        self.release = threading.Event()
+        server.produce_validation.workers.submit(self.release.wait, 30)
 
 
-def test_a_produce_does_not_overtake_a_fetch_of_its_connection(tmp_path: Path) -> None:
+def test_a_produce_is_handled_after_a_delayed_fetch_of_its_connection(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer = await Peer.of(server)
         peer.fetch(wait_ms=200)
         peer.produce(SMALL)
         assert (await peer.fetched()).records in (None, b"")
         assert (await peer.produced()).base_offset == 0
-        # The next ones may overlap again.
+        # Later requests may overlap again.
         peer.produce(COSTLY)
         peer.produce(SMALL)
         assert (await peer.produced()).base_offset == 1
@@ -135,7 +136,7 @@ def test_produces_of_a_connection_stay_in_order_behind_a_costly_one(tmp_path: Pa
         other = await Peer.of(server)
         other.produce(SMALL)
         assert (await other.produced()).base_offset == 0
-        held.go_on.set()
+        held.release.set()
         assert (await peer.produced()).base_offset == 1
         assert (await peer.produced()).base_offset == 2000
         await peer.close()
@@ -144,31 +145,31 @@ def test_produces_of_a_connection_stay_in_order_behind_a_costly_one(tmp_path: Pa
     served(test, tmp_path)
 
 
-def test_a_costly_batch_whose_client_waits_for_no_answer_is_stored_though_it_left(tmp_path: Path) -> None:
+def test_a_costly_batch_with_acks_0_is_stored_after_the_connection_is_closed(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         held = HeldUp(server)
         peer = await Peer.of(server)
         peer.produce(COSTLY, acks=0)
-        await until(lambda: len(server.slow_lane.tasks) == 1)
+        await until(lambda: len(server.produce_validation.tasks) == 1)
         await peer.close()
         await until(lambda: all(one.ended for one in server.acceptor.connections))
-        held.go_on.set()
-        await until(lambda: partition.log.end_offset > 0 and not server.slow_lane.tasks)
+        held.release.set()
+        await until(lambda: partition.log.end_offset > 0 and not server.produce_validation.tasks)
         assert (partition.log.end_offset, partition.high_watermark) == (1999, 1999)
 
     served(test, tmp_path)
 
 
-def test_a_partition_that_is_deleted_under_a_costly_batch_is_answered(tmp_path: Path) -> None:
+def test_the_deletion_of_a_partition_fails_its_costly_batch(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         held = HeldUp(server)
         peer = await Peer.of(server)
         peer.produce(COSTLY)
-        await until(lambda: len(server.slow_lane.tasks) == 1)
+        await until(lambda: len(server.produce_validation.tasks) == 1)
         controller = server.broker.controller
-        await controller.delete_topics([TOPIC])
-        await controller.create_topics([NewTopic(TOPIC, 1, 1)])
-        held.go_on.set()
+        await controller.admin_manager.delete_topics([TOPIC])
+        await controller.admin_manager.create_topics([NewTopic(TOPIC, 1, 1)])
+        held.release.set()
         assert (await peer.produced()).error_code != 0
         assert server.broker.partition(TOPIC, 0).log.end_offset == 0
         await peer.close()
@@ -176,14 +177,14 @@ def test_a_partition_that_is_deleted_under_a_costly_batch_is_answered(tmp_path: 
     served(test, tmp_path)
 
 
-def test_a_costly_batch_that_breaks_its_check_ends_only_its_connection(
+def test_an_unexpected_error_in_a_validation_closes_only_its_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         async def broken(*arguments: object) -> None:
             raise MemoryError
 
-        server.slow_lane.check = broken  # type: ignore[method-assign,assignment]
+        server.produce_validation.check = broken  # type: ignore[method-assign,assignment]
         peer, other = await Peer.of(server), await Peer.of(server)
         peer.produce(COSTLY)
         with pytest.raises(asyncio.IncompleteReadError):
@@ -197,12 +198,12 @@ def test_a_costly_batch_that_breaks_its_check_ends_only_its_connection(
     assert [record.exc_info for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_fetch_that_breaks_costs_no_other_its_answer(tmp_path: Path) -> None:
+def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peers = [await Peer.of(server) for _ in range(3)]
         peers[0].fetch(wait_ms=20_000)
         peers[1].fetch(wait_ms=20_000)
-        await until(lambda: partition.waiting_fetches == 2)
+        await until(lambda: len(partition.delayed.fetches) == 2)
         (first,) = [
             connection
             for connection in server.acceptor.connections
@@ -221,24 +222,25 @@ def test_a_fetch_that_breaks_costs_no_other_its_answer(tmp_path: Path) -> None:
 
 
 def break_fetch(connection: Connection) -> None:
-    """Leaves something in the fetch that waits on ``connection`` that its answer cannot be made of."""
-    connection.state.parts[0].key = b"x" * 40_000  # no string of this version is so long
+    """Puts an invalid value into the delayed fetch of ``connection``, so that its response fails."""
+    name = b"x" * 40_000  # too long for a string of this version
+    connection.state.request.partitions[0] = RequestedPartition(key=name, index=0)
 
 
-def test_a_stop_breaks_off_what_is_under_way_without_a_word_of_error(
+def test_a_stop_cancels_requests_in_progress_without_error_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[threading.Event] = []
 
     async def test(server: BrokerServer, partition: Partition) -> None:
         held = HeldUp(server)
-        events.append(held.go_on)
+        events.append(held.release)
         peers = [await Peer.of(server) for _ in range(3)]
         peers[0].produce(COSTLY)
         peers[1].fetch(wait_ms=20_000)
         peers[2].produce(COSTLY, acks=0)
-        await until(lambda: len(server.slow_lane.tasks) == 2 and partition.waiting_fetches == 1)
-        asyncio.get_running_loop().call_later(0.2, held.go_on.set)
+        await until(lambda: len(server.produce_validation.tasks) == 2 and len(partition.delayed.fetches) == 1)
+        asyncio.get_running_loop().call_later(0.2, held.release.set)
         await server.stop()
         for peer in peers:
             assert await peer.reader.read() == b""

@@ -1,4 +1,4 @@
-"""What a leader holds back from followers that catch up, and when they get it after all."""
+"""The replication quota of a leader for followers that catch up."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import Any
 import pytest
 from paths_bench import NODE, Bench, Client, batch, bench_in, parts_of
 
-from tidemill.broker.metadata import MetadataCache
-from tidemill.broker.throttling import LeaderThrottle, Throttling
-from tidemill.coordination.image import ClusterImage, Delta, TopicImage
+from tidemill.broker.metadata_cache import MetadataCache
+from tidemill.broker.replication_quotas import ReplicationQuotas
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
-from tidemill.replication.throttle import UNLIMITED, RateLimit
+from tidemill.replication.replication_quota import UNLIMITED, RateLimit, ReplicationQuota
 from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
 VERSION = 17
 FOLLOWER = 2
 LONG_MS = 60_000
 SIZE = 1000
-"""Bytes of a record's value."""
+"""The bytes of a value."""
 WINDOW_S = 1000.0
 KEYS = [("t", 0), ("t", 1)]
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """The leader of topic ``t``, which broker 2 follows; it has partition 1, and not yet 0."""
+    """The leader of topic ``t`` with follower 2, which has partition 1, and not yet 0."""
     with bench_in(tmp_path) as one:
         for index in range(2):
             in_sync = (NODE, FOLLOWER) if index else (NODE,)
@@ -41,22 +42,22 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield one
 
 
-def throttled(bench: Bench, bytes_per_second: int, sample_s: float = WINDOW_S) -> LeaderThrottle:
-    throttle = LeaderThrottle(NODE, RateLimit(bytes_per_second, sample_s=sample_s))
+def throttled(bench: Bench, bytes_per_second: int, sample_s: float = WINDOW_S) -> ReplicationQuota:
+    throttle = ReplicationQuota(NODE, RateLimit(bytes_per_second, sample_s=sample_s))
     throttle.set_topic("t", ["*"])
-    bench.fetches.throttle = throttle
+    bench.fetches.set_quota(throttle)
     return throttle
 
 
 def write(bench: Bench, index: int = 0, count: int = 1) -> None:
-    """Batches, of which a fetch takes one."""
+    """Writes batches; a fetch returns one of them."""
     for _ in range(count):
         data = batch(b"v" * SIZE)
         bench.partition("t", index).append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
 
 
 class Follower:
-    """Broker 2's session."""
+    """The session of broker 2."""
 
     def __init__(self, bench: Bench) -> None:
         self.client: Client = bench.client()
@@ -77,7 +78,7 @@ class Follower:
             replica_state=ReplicaState(replica_id=FOLLOWER, replica_epoch=1),
         )
 
-    def told(self) -> dict[tuple[str, int], Any]:
+    def received(self) -> dict[tuple[str, int], Any]:
         answer = self.client.fetched(VERSION)
         assert answer.error_code == 0
         self.session = answer.session_id
@@ -85,11 +86,11 @@ class Follower:
         return dict(parts_of(answer))
 
     def sizes(self) -> dict[tuple[str, int], int]:
-        """The bytes that the answer carries."""
-        return {key: len(part.records or b"") for key, part in self.told().items()}
+        """Returns the bytes of the records in the response."""
+        return {key: len(part.records or b"") for key, part in self.received().items()}
 
 
-def test_a_follower_that_catches_up_gets_nothing_while_too_much_was_sent(bench: Bench) -> None:
+def test_an_out_of_sync_follower_gets_no_records_above_the_rate(bench: Bench) -> None:
     throttle = throttled(bench, 0)
     follower = Follower(bench)
     for index in (0, 1):
@@ -112,25 +113,25 @@ def test_a_follower_that_catches_up_gets_nothing_while_too_much_was_sent(bench: 
     assert follower.sizes()["t", 0] > SIZE
 
 
-def test_errors_are_told_of_what_is_held_back(bench: Bench) -> None:
+def test_errors_of_throttled_partitions_are_sent(bench: Bench) -> None:
     throttled(bench, 0)
     follower = Follower(bench)
     write(bench, 0, 3)
     follower.ask({("t", 0): 0})
-    follower.told()
+    follower.received()
     follower.ask({("t", 0): 7})
-    assert follower.told()["t", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert follower.received()["t", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_who_waits_is_not_woken_by_what_is_held_back(bench: Bench) -> None:
+def test_appends_to_throttled_partitions_do_not_complete_a_delayed_fetch(bench: Bench) -> None:
     throttle = throttled(bench, 0)
     follower = Follower(bench)
     write(bench, 0, 3)
     write(bench, 1)
     follower.ask(dict.fromkeys(KEYS, 0))
-    follower.told()
+    follower.received()
     follower.ask(dict.fromkeys(KEYS, 1))
-    follower.told()  # The high watermarks.
+    follower.received()  # The high watermarks.
     follower.ask({}, LONG_MS)
     bench.until(lambda: bench.fetches.waiting == 1)
     write(bench)
@@ -141,7 +142,7 @@ def test_who_waits_is_not_woken_by_what_is_held_back(bench: Bench) -> None:
     assert sizes.pop(("t", 1)) > SIZE
     assert not any(sizes.values())
     follower.ask({("t", 1): 2}, LONG_MS)
-    follower.told()
+    follower.received()
     follower.ask({}, LONG_MS)
     bench.until(lambda: bench.fetches.waiting == 1)
     throttle.limit.bytes_per_second = UNLIMITED
@@ -150,20 +151,20 @@ def test_who_waits_is_not_woken_by_what_is_held_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("in_session", [True, False])
-def test_what_is_held_back_goes_as_soon_as_it_may(bench: Bench, in_session: bool) -> None:
-    """Nobody writes and nobody asks meanwhile: a timer tells."""
+def test_throttled_records_are_sent_once_the_rate_allows(bench: Bench, in_session: bool) -> None:
+    """Without appends and requests a timer completes the fetch."""
     throttle = throttled(bench, 0, sample_s=0.02)
     follower = Follower(bench)
     if not in_session:
         follower.epoch = -1
     write(bench, 0, 3)
     follower.ask({("t", 0): 0})
-    follower.told()
+    follower.received()
     follower.epoch = 1 if in_session else -1
     throttle.limit.bytes_per_second = 5 * SIZE
     held_s = throttle.limit.wait_s(bench.loop.time())
     follower.ask({("t", 0): 1})
-    follower.told()
+    follower.received()
     follower.epoch = 2 if in_session else -1
     began = time.monotonic()
     follower.ask({} if in_session else {("t", 0): 1}, LONG_MS)
@@ -173,7 +174,7 @@ def test_what_is_held_back_goes_as_soon_as_it_may(bench: Bench, in_session: bool
     assert sizes["t", 0] > SIZE
 
 
-def test_a_rate_of_another_broker_or_topic_holds_nothing_back(bench: Bench) -> None:
+def test_the_quota_of_another_broker_or_topic_does_not_apply(bench: Bench) -> None:
     throttle = throttled(bench, 0)
     throttle.set_topic("t", ["0:2", "1:1"])
     follower = Follower(bench)
@@ -184,7 +185,7 @@ def test_a_rate_of_another_broker_or_topic_holds_nothing_back(bench: Bench) -> N
     assert throttle.bytes == 0
 
 
-def test_who_is_about_to_come_back_is_not_held_back_as_commits_wait_for_it(bench: Bench) -> None:
+def test_a_follower_about_to_join_the_isr_is_not_throttled(bench: Bench) -> None:
     partition = bench.partition()
     partition.become(NODE, 1, (NODE, FOLLOWER, 3), (NODE, 3), 1, bench.clock.now_ms)
     throttled(bench, 0)
@@ -196,7 +197,7 @@ def test_who_is_about_to_come_back_is_not_held_back_as_commits_wait_for_it(bench
     write(bench)
     partition.fetched_by(3, 2, 0, bench.clock.now_ms)
     assert partition.high_watermark == 2
-    # It has all that there was when it asked last: from now on it is waited for.
+    # It has all records of its last fetch: from now on commits wait for it.
     follower.ask({("t", 0): 1}, LONG_MS)
     assert not any(follower.sizes().values())
     write(bench)
@@ -210,7 +211,7 @@ def image_of(*topics: TopicImage) -> ClusterImage:
     return ClusterImage(topics={topic.name: topic for topic in topics})
 
 
-def test_throttles_follow_the_settings_of_topics_and_of_the_broker() -> None:
+def test_quotas_follow_the_settings_of_topics_and_of_the_broker() -> None:
     def topic(leader: str, follower: str, topic_id: bytes = b"t" * 16) -> TopicImage:
         settings = {
             "leader.replication.throttled.replicas": leader,
@@ -228,7 +229,7 @@ def test_throttles_follow_the_settings_of_topics_and_of_the_broker() -> None:
     metadata = MetadataCache(image_of(topic("0:1,1:2", "2:1")))
     settings = {"leader.replication.throttled.rate": 1000, "follower.replication.throttled.rate": 2000}
     broker: Any = SimpleNamespace(node_id=1, metadata=metadata, config=BrokerConfig.of(settings))
-    throttling = Throttling(broker)
+    throttling = ReplicationQuotas(broker)
     assert covered() == [[0], [2]]
     limits = [side.limit.bytes_per_second for side in (throttling.leader, throttling.follower)]
     assert limits == [1000, 2000]

@@ -1,4 +1,4 @@
-"""A leader whose partition was moved away while no controller reached it: when it stops, and what stays."""
+"""Leaders whose partition was reassigned without a request to them: when they stop, and what they keep."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_commands import FIRST, NODE, Commanded
-from test_isr_changes import LOST, Controller
+from test_alter_partition_manager import LOST, Controller
+from test_controller_requests import FIRST, NODE, BrokerStage
 
-from tidemill.broker.commanding import commands_for, requests_of
-from tidemill.broker.isr_changes import IsrChanges
-from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from record_builders import build_batch
+from tidemill.broker.alter_partition_manager import AlterPartitionManager
+from tidemill.broker.controller_request_batch import batch_for
+from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
+from tidemill.replication.delayed_operations import CommitCallback
 from tidemill.replication.partition import Partition
-from tidemill.replication.waiting import CommitCallback
 from tidemill.wire.apis import ApiKey
+from unpaused import requests_in
 
 OTHER, THIRD = 2, 3
 SILENT_MS = 60_000
@@ -36,42 +37,42 @@ def image(*partitions: PartitionImage, epoch: int = 1) -> ClusterImage:
     return ClusterImage("c", OTHER, epoch, BROKERS, topics)
 
 
-class Zombie(Commanded):
-    """A broker that leads t-0, and was told so by the controller of epoch 1."""
+class Zombie(BrokerStage):
+    """A broker that leads t-0 since a request of controller epoch 1."""
 
     async def begin(self) -> Partition:
-        await self.command(image(LED))
+        await self.apply_full_state(image(LED))
         found = self.broker.partitions.find("t", 0)
         assert found is not None
         assert found.is_leader
         return found
 
-    async def command(
+    async def apply_full_state(
         self, new: ClusterImage, keys: Iterable[ApiKey] = (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA)
     ) -> None:
-        """What a new controller tells this broker: the full state, of which requests may not arrive."""
+        """Applies those full requests of a new controller that have one of ``keys``. Others are lost."""
         self.settings.controller_epoch = b"%d" % new.controller_epoch
-        command = commands_for(Delta(new, new), NODE, whole=True)
-        assert command is not None
-        for key, request in requests_of(command, BROKERS[NODE], "PLAINTEXT"):
+        batch = batch_for(Delta(new, new), NODE, is_full=True)
+        assert batch is not None
+        for key, request in requests_in(batch, BROKERS[NODE], "PLAINTEXT"):
             if key not in keys:
                 continue
             if key == ApiKey.LEADER_AND_ISR:
-                assert (await self.commands.leader_and_isr(request)).error_code == 0
+                assert (await self.requests.leader_and_isr(request)).error_code == 0
             elif key == ApiKey.UPDATE_METADATA:
-                assert (await self.commands.update_metadata(request)).error_code == 0
+                assert (await self.requests.update_metadata(request)).error_code == 0
 
 
 def produce(partition: Partition) -> asyncio.Future[KafkaError | None]:
-    """A produce with ``acks=all``: the error that it is answered with in the end."""
+    """Produces with ``acks=all``. The future has the error of the response."""
     future: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
     data = build_batch([(1_700_000_000_000, b"k", b"v", None)])
     result = partition.append([parse_batch(data, 0, len(data))], -1, 0)
-    partition.wait_committed(result.last_offset + 1, CommitCallback(future.set_result))
+    partition.delayed.wait_committed(result.last_offset + 1, CommitCallback(future.set_result))
     return future
 
 
-def told(test: Callable[[Zombie], Awaitable[None]]) -> None:
+def run_zombie(test: Callable[[Zombie], Awaitable[None]]) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
             await test(Zombie(pool))
@@ -79,21 +80,21 @@ def told(test: Callable[[Zombie], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def is_sent_away(waiting: asyncio.Future[KafkaError | None]) -> bool:
-    """Whether a client looks for the real leader now."""
+def is_refused_with_not_leader(waiting: asyncio.Future[KafkaError | None]) -> bool:
+    """Whether the response makes the client look for the new leader."""
     error = waiting.result() if waiting.done() else None
     return error is not None and error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 @pytest.mark.parametrize("key", [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA])
-def test_a_leader_whose_partition_was_moved_away_stops_when_a_new_controller_tells_the_full_state(
+def test_a_leader_of_a_reassigned_partition_stops_at_the_full_request_of_a_new_controller(
     key: ApiKey, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(zombie: Zombie) -> None:
         partition = await zombie.begin()
         waiting = produce(partition)
-        await zombie.command(image(MOVED, epoch=2), [key])
-        assert is_sent_away(waiting)
+        await zombie.apply_full_state(image(MOVED, epoch=2), [key])
+        assert is_refused_with_not_leader(waiting)
         assert zombie.broker.partitions.find("t", 0) is None
         with pytest.raises(KafkaError):
             partition.append([], 1, 0)
@@ -101,32 +102,32 @@ def test_a_leader_whose_partition_was_moved_away_stops_when_a_new_controller_tel
         assert log is not None
         assert log.end_offset == 1, "no data is deleted"
 
-    told(story)
-    assert "t-0 is led here no longer" in caplog.text
+    run_zombie(story)
+    assert "this broker stops leading t-0" in caplog.text
 
 
-def test_a_leader_whose_topic_is_gone_stops_when_a_new_controller_tells_the_full_state() -> None:
+def test_a_leader_of_a_deleted_topic_stops_at_the_full_request_of_a_new_controller() -> None:
     async def story(zombie: Zombie) -> None:
         waiting = produce(await zombie.begin())
-        await zombie.command(image(epoch=2))
-        assert is_sent_away(waiting)
+        await zombie.apply_full_state(image(epoch=2))
+        assert is_refused_with_not_leader(waiting)
         assert zombie.broker.logs.get(TopicPartition("t", 0)) is not None
 
-    told(story)
+    run_zombie(story)
 
 
-def test_a_leader_that_becomes_the_controller_stops_leading_what_was_moved_away() -> None:
+def test_a_leader_that_becomes_the_controller_stops_leading_reassigned_partitions() -> None:
     async def story(zombie: Zombie) -> None:
         waiting = produce(await zombie.begin())
-        await zombie.commands.carry_out(Delta(ClusterImage(), image(MOVED, epoch=2)))
-        assert is_sent_away(waiting)
+        await zombie.applier.apply_delta(Delta(ClusterImage(), image(MOVED, epoch=2)))
+        assert is_refused_with_not_leader(waiting)
         assert zombie.broker.partitions.find("t", 0) is None
         assert zombie.broker.logs.get(TopicPartition("t", 0)) is not None
 
-    told(story)
+    run_zombie(story)
 
 
-def test_a_new_controller_names_the_logs_of_its_broker_that_are_elsewhere_by_now_once(
+def test_a_new_controller_logs_the_stray_directories_of_its_broker_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def warned() -> list[str]:
@@ -135,99 +136,99 @@ def test_a_new_controller_names_the_logs_of_its_broker_that_are_elsewhere_by_now
     async def story(zombie: Zombie) -> None:
         await zombie.begin()
         moved = image(MOVED, epoch=2)
-        await zombie.commands.carry_out(Delta(ClusterImage(), moved))
+        await zombie.applier.apply_delta(Delta(ClusterImage(), moved))
         assert len(warned()) == 1
         assert "this broker has no replica: 1, /d/t-0 for instance" in warned()[0]
-        await zombie.commands.carry_out(Delta.between(moved, moved))
+        await zombie.applier.apply_delta(Delta.between(moved, moved))
         assert len(warned()) == 1
 
-    told(story)
+    run_zombie(story)
 
 
-def test_a_leader_stops_as_soon_as_metadata_names_another_in_a_later_epoch() -> None:
+def test_a_leader_stops_when_metadata_has_another_leader_in_a_later_epoch() -> None:
     later = PartitionImage(0, OTHER, 4, [NODE, OTHER], [OTHER], 6)
 
     async def story(zombie: Zombie) -> None:
         partition = await zombie.begin()
         waiting = produce(partition)
-        await zombie.command(image(later, epoch=2), [ApiKey.UPDATE_METADATA])
-        assert is_sent_away(waiting)
-        assert zombie.broker.partitions.find("t", 0) is partition, "it is to follow"
-        await zombie.command(image(later, epoch=2))
+        await zombie.apply_full_state(image(later, epoch=2), [ApiKey.UPDATE_METADATA])
+        assert is_refused_with_not_leader(waiting)
+        assert zombie.broker.partitions.find("t", 0) is partition, "it becomes a follower"
+        await zombie.apply_full_state(image(later, epoch=2))
         assert (partition.leader, partition.leader_epoch) == (OTHER, 4)
 
-    told(story)
+    run_zombie(story)
 
 
-def test_what_the_full_state_assigns_to_a_broker_goes_on_without_a_break() -> None:
+def test_a_full_request_does_not_interrupt_assigned_leaders() -> None:
     async def story(zombie: Zombie) -> None:
         partition = await zombie.begin()
         waiting = produce(partition)
-        await zombie.command(image(LED, epoch=2))
+        await zombie.apply_full_state(image(LED, epoch=2))
         assert not waiting.done()
         assert partition.is_leader
         assert zombie.broker.partitions.find("t", 0) is partition
         partition.fetched_by(OTHER, 1, 0, 1)
         assert waiting.result() is None
 
-    told(story)
+    run_zombie(story)
 
 
-def test_a_partition_that_comes_back_goes_on_with_its_log_and_its_high_watermark() -> None:
+def test_a_partition_that_is_assigned_again_keeps_its_log_and_high_watermark() -> None:
     async def story(zombie: Zombie) -> None:
         partition = await zombie.begin()
         produce(partition)
         partition.fetched_by(OTHER, 1, 0, 1)
         assert partition.high_watermark == 1
-        await zombie.command(image(epoch=2))
-        await zombie.command(image(PartitionImage(0, OTHER, 6, [OTHER, NODE], [OTHER], 11), epoch=3))
+        await zombie.apply_full_state(image(epoch=2))
+        await zombie.apply_full_state(image(PartitionImage(0, OTHER, 6, [OTHER, NODE], [OTHER], 11), epoch=3))
         back = zombie.broker.partitions.find("t", 0)
         assert back is not None
         assert (back.leader, back.high_watermark, back.log.end_offset) == (OTHER, 1, 1)
 
-    told(story)
+    run_zombie(story)
 
 
-def asked(zombie: Zombie, *answers: Any) -> IsrChanges:
-    """What the broker asks controllers, which answer so: lost connections, or error codes."""
+def start_alter_partition_manager(zombie: Zombie, *answers: Any) -> AlterPartitionManager:
+    """Has the broker send ISR changes to a controller with these responses."""
     link: Any = Controller(*answers)
     failover: Any = None
     parts: Any = SimpleNamespace(
         controller=SimpleNamespace(is_active=False), partitions=zombie.broker.partitions, node_id=NODE
     )
-    changes = IsrChanges(parts, link, failover, lambda: 10)
-    zombie.broker.partitions.change_isr = changes.want
-    return changes
+    manager = AlterPartitionManager(parts, link, failover, lambda: 10)
+    zombie.broker.partitions.change_isr = manager.submit
+    return manager
 
 
 @pytest.mark.parametrize("error", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NEW_LEADER_ELECTED])
-def test_a_leader_stops_when_its_in_sync_set_is_refused_as_that_of_a_former_one(error: ErrorCode) -> None:
+def test_a_leader_stops_when_its_isr_is_refused_with_a_fenced_epoch(error: ErrorCode) -> None:
     async def story(zombie: Zombie) -> None:
         partition = await zombie.begin()
         waiting = produce(partition)
-        changes = asked(zombie, LOST, error)
-        partition.drop_lagging(zombie.broker.clock.monotonic_ms() + SILENT_MS)
+        manager = start_alter_partition_manager(zombie, LOST, error)
+        partition.maybe_shrink_isr(zombie.broker.clock.monotonic_ms() + SILENT_MS)
         async with asyncio.timeout(10):
             await waiting
-        assert is_sent_away(waiting)
+        assert is_refused_with_not_leader(waiting)
         with pytest.raises(KafkaError, match="is led by broker -1") as refused:
             partition.append([], 1, 0)
         assert refused.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert partition.log.end_offset == 1
-        changes.stop()
+        manager.stop()
 
-    told(story)
+    run_zombie(story)
 
 
-def test_a_leader_that_cannot_reach_the_controller_leads_on() -> None:
+def test_a_leader_continues_while_the_controller_does_not_respond() -> None:
     async def story(zombie: Zombie) -> None:
         partition = await zombie.begin()
         waiting = produce(partition)
-        changes = asked(zombie, *[LOST] * 3, ErrorCode.NOT_CONTROLLER, [NODE])
-        partition.drop_lagging(zombie.broker.clock.monotonic_ms() + SILENT_MS)
+        manager = start_alter_partition_manager(zombie, *[LOST] * 3, ErrorCode.NOT_CONTROLLER, [NODE])
+        partition.maybe_shrink_isr(zombie.broker.clock.monotonic_ms() + SILENT_MS)
         async with asyncio.timeout(10):
             assert await waiting is None
         assert partition.is_leader
-        changes.stop()
+        manager.stop()
 
-    told(story)
+    run_zombie(story)

@@ -1,4 +1,4 @@
-"""One command in a process of its own, with the time at which each of its lines came."""
+"""One command in a separate process, with the time at which each of its lines arrived."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_S = 60.0
 
 
 class Command:
-    """``tidemill`` with some arguments, under way."""
+    """A running ``tidemill`` command."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.name = " ".join(arguments[:2])
@@ -45,7 +45,7 @@ class Command:
                 self._changed.notify_all()
 
     def write(self, text: str) -> None:
-        """Standard input gets ``text``, at once."""
+        """Writes ``text`` to standard input at once."""
         assert self.process.stdin is not None
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
@@ -56,8 +56,10 @@ class Command:
         self.process.stdin.close()
         self.process.stdin = None
 
-    def said(self, pattern: str, *, after: float = 0.0, where: str = "err", within: float = LONG_S) -> float:
-        """Waits for a line that matches, from the time ``after`` on; how many seconds later it came."""
+    def wait_for_line(
+        self, pattern: str, *, after: float = 0.0, where: str = "err", within: float = LONG_S
+    ) -> float:
+        """Waits for a matching line, from the time ``after`` on; returns the seconds until its arrival."""
         deadline = time.monotonic() + within
         lines = self.err if where == "err" else self.out
         with self._changed:
@@ -70,16 +72,16 @@ class Command:
                 self._changed.wait(left)
 
     def errors(self) -> list[str]:
-        """The lines of standard error so far."""
+        """Returns the lines of standard error so far."""
         return [line for _, line in self.err if line]
 
     def interrupt(self) -> int:
-        """Ctrl-C, and the exit code."""
+        """Sends ctrl-C; returns the exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.wait()
 
     def wait(self) -> int:
-        """The exit code, once all that was said has been read."""
+        """Returns the exit code, once all output has been read."""
         code = self.process.wait(LONG_S)
         for thread in self._threads:
             thread.join(LONG_S)
@@ -88,7 +90,7 @@ class Command:
 
 @contextlib.contextmanager
 def commands(*each: Sequence[str]) -> Iterator[list[Command]]:
-    """Starts commands, and ends those that still run."""
+    """Starts commands, and ends those that still run at the end of the test."""
     started = [Command(arguments) for arguments in each]
     try:
         yield started

@@ -1,4 +1,4 @@
-"""A broker for the command line, and a way to run one command after the other."""
+"""A broker for the command line, and a fixture that runs commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def cli(broker: Broker, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs one command line; its output. ``code`` is the exit code it must have."""
+    """Runs one command line; returns its output. ``code`` is the expected exit code."""
     monkeypatch.setenv("TIDEMILL_BOOTSTRAP", broker.bootstrap)
 
     def call(*arguments: str, code: int = 0) -> str:

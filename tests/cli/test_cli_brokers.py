@@ -1,4 +1,4 @@
-"""``tidemill broker``: what a cluster's brokers are, and their settings while they run."""
+"""``tidemill broker``: the brokers of a cluster, and their settings at run time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from tidemill.cli import suggest
+from tidemill.cli import name_completion
 from tidemill.cli.main import run
 from tidemill.client import Admin
 from tidemill.testing import Broker
@@ -24,7 +24,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Broker]:
-    """A broker of this test alone, since its settings are changed."""
+    """A broker for one test, which changes its settings."""
     with Broker({"log.cleaner.threads": "1"}, data_dir=tmp_path / "data") as running:
         yield running
 
@@ -51,7 +51,7 @@ def test_brokers_are_listed(cli: Run, broker: Broker) -> None:
     )
 
 
-def test_a_setting_is_told_with_what_exactly_set_it(tmp_path: Path, cli: Run) -> None:
+def test_a_setting_is_shown_with_its_exact_source(tmp_path: Path, cli: Run) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\nlog.retention.hours=5\n")
     told = tmp_path / "ready"
@@ -69,13 +69,13 @@ def test_a_setting_is_told_with_what_exactly_set_it(tmp_path: Path, cli: Run) ->
         (listener,) = json.loads(told.read_text())["listeners"]
         where = ("-b", f"127.0.0.1:{listener['port']}")
         found = described(cli, "1", *where)[1]
-        for key, said in (
+        for key, wait_for_line in (
             ("num.partitions", f"{file}:1"),
             ("log.retention.hours", f"{file}:2"),
             ("message.max.bytes", "--set message.max.bytes"),
             ("log.segment.bytes", "environment TIDEMILL_LOG_SEGMENT_BYTES"),
         ):
-            assert found[key]["set_by"] == said
+            assert found[key]["set_by"] == wait_for_line
         assert found["listeners"]["set_by"].startswith(("--port", "-p"))
         assert "message.max.bytes\t2000000\t--set message.max.bytes\t" in cli(
             "broker", "describe", "1", *where
@@ -85,7 +85,7 @@ def test_a_setting_is_told_with_what_exactly_set_it(tmp_path: Path, cli: Run) ->
         assert topic["configs"]["segment.bytes"]["set_by"] == "environment TIDEMILL_LOG_SEGMENT_BYTES"
         cli("broker", "alter", "1", "--set", "message.max.bytes=3000000", *where)
         assert described(cli, "1", *where)[1]["message.max.bytes"]["set_by"] == "broker"
-        # A broker on its own store lets a group begin at once, unless it is told otherwise.
+        # A broker with the embedded store starts a group at once, unless it is configured otherwise.
         every = described(cli, "1", "--configs", *where)[1]["group.initial.rebalance.delay.ms"]
         assert (every["value"], every["source"]) == ("0", "default")
         assert process.stdin is not None
@@ -119,7 +119,7 @@ def test_settings_change_while_a_broker_runs_and_stay(own: Broker, to_own: Run) 
         assert "message.max.bytes" not in described(to_own, "1")[1]
 
 
-def test_lines_for_programs_say_when_a_setting_changes(to_own: Run) -> None:
+def test_lines_for_programs_show_when_a_setting_changes(to_own: Run) -> None:
     to_own("broker", "alter", "1", "--set", "log.retention.ms=86400000")
     lines = to_own("broker", "describe", "1", "--configs").splitlines()
     assert lines[0] == "broker\tsetting\tvalue\tset by\tchanges"
@@ -130,43 +130,45 @@ def test_lines_for_programs_say_when_a_setting_changes(to_own: Run) -> None:
 
 def test_a_dry_run_changes_nothing(cli: Run) -> None:
     assert cli("broker", "alter", "1", "--set", "log.retention.ms=5", "--dry-run") == (
-        "broker 1: could have log.retention.ms=5\n"
+        "broker 1: would have log.retention.ms=5\n"
     )
     assert "log.retention.ms" not in described(cli, "1")[1]
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "wait_for_line"),
     [
         ("alter 1", 2, "nothing to change: give --set or --unset"),
-        ("alter one --set a=b", 2, "'one' is no broker: give the id of one, or default for all"),
-        ("alter 99999999999 --set a=b", 2, "is no broker"),
+        ("alter one --set a=b", 2, "'one' is not a broker: give a broker id, or default for all brokers"),
+        ("alter 99999999999 --set a=b", 2, "is not a broker"),
         ("alter 1 --set a", 2, "it must be KEY=VALUE"),
         ("alter 1 --set a=1 --unset a", 2, "--set and --unset both name a"),
         ("alter 1 --set node.id=4", 1, "node.id cannot be changed while the broker runs"),
         ("alter 1 --set log.retention.mss=4", 1, "did you mean log.retention.ms?"),
         ("alter default --set log.retention.ms=soon", 1, "allowed is a whole number"),
-        ("alter 1 --unset log.retention.ms", 1, "nothing was set for broker 1 while it ran"),
+        ("alter 1 --unset log.retention.ms", 1, "broker 1 has no such setting made at run time"),
         ("alter 7 --set log.retention.ms=4", 1, "broker 7 is not in the metadata"),
         ("describe 7", 1, "broker 7 is not in the metadata, which has 1; start it, or name another"),
         ("describe", 2, "Missing argument"),
     ],
 )
-def test_what_cannot_be_altered_is_told(cli: Run, line: str, code: int, said: str) -> None:
-    assert said in cli("broker", *line.split(), code=code)
+def test_unalterable_settings_are_refused_with_the_reason(
+    cli: Run, line: str, code: int, wait_for_line: str
+) -> None:
+    assert wait_for_line in cli("broker", *line.split(), code=code)
 
 
-def test_a_shell_is_offered_brokers_and_what_changes_while_they_run(broker: Broker) -> None:
+def test_a_shell_completes_brokers_and_run_time_settings(broker: Broker) -> None:
     context = click.Context(click.Command("alter"))
     context.params = {"bootstrap": broker.bootstrap}
     parameter = click.Argument(["broker"])
-    assert suggest.brokers(context, parameter, "") == ["1", "default"]
-    assert suggest.brokers(context, parameter, "d") == ["default"]
-    assert "log.retention.ms=" in suggest.run_time_settings(context, parameter, "log.ret")
-    assert suggest.run_time_keys(context, parameter, "node.i") == []
+    assert name_completion.brokers(context, parameter, "") == ["1", "default"]
+    assert name_completion.brokers(context, parameter, "d") == ["default"]
+    assert "log.retention.ms=" in name_completion.run_time_settings(context, parameter, "log.ret")
+    assert name_completion.run_time_keys(context, parameter, "node.i") == []
 
 
-def test_settings_of_a_topic_are_told_to_programs_that_ask(cli: Run) -> None:
+def test_settings_of_a_topic_are_printed_for_programs(cli: Run) -> None:
     cli("topic", "create", "asked", "--set", "cleanup.policy=compact")
     plain = cli("topic", "describe", "asked").splitlines()
     assert len(plain) == 2
@@ -178,15 +180,18 @@ def test_settings_of_a_topic_are_told_to_programs_that_ask(cli: Run) -> None:
     assert "asked\tretention.ms\t604800000\tdefault" in told
 
 
-def test_every_partition_of_a_new_topic_that_has_no_log_is_named(own: Broker, to_own: Run) -> None:
+def test_every_partition_of_a_new_topic_without_a_log_is_named(own: Broker, to_own: Run) -> None:
     for number in (1, 3):
         (Path(own.data_dir) / f"blocked-{number}").touch()
-    said = to_own("topic", "create", "blocked", "-p", "5", code=1)
-    assert "the topic is there now, but partitions 1, 3 of blocked have no log here; 1: cannot create" in said
-    assert "blocked-1: Not a directory; there is a file where a directory should be" in said
-    assert "exists already" in to_own("topic", "create", "blocked", code=1)
+    wait_for_line = to_own("topic", "create", "blocked", "-p", "5", code=1)
+    assert (
+        "the topic was created, but partitions 1, 3 of blocked have no log here; 1: cannot create"
+        in wait_for_line
+    )
+    assert "blocked-1: Not a directory; a file exists in place of a directory" in wait_for_line
+    assert "already exists" in to_own("topic", "create", "blocked", code=1)
 
 
-def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["broker", "--help"]) == 0
     assert "alter" in capsys.readouterr().out

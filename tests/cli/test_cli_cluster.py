@@ -1,4 +1,4 @@
-"""``tidemill cluster``: the quick start with three brokers, and what is said when something is missing."""
+"""``tidemill cluster``: the quick start with three brokers, and the errors of missing prerequisites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from tidemill.cli.local import LocalCluster, free_port
+from tidemill.cli.local_cluster import LocalCluster, free_port
 from tidemill.cli.main import run
 from tidemill.cli.processes import Background
 from tidemill.testing import Cluster
@@ -27,7 +27,7 @@ Call = Callable[..., str]
 
 @pytest.fixture
 def call(capfdbinary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs one command line in a directory of the test's own; its output. ``code`` is its exit code."""
+    """Runs one command line in the directory of the test; returns its output. ``code`` is its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
 
@@ -44,7 +44,7 @@ def call(capfdbinary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def up(call: Call, tmp_path: Path) -> Iterator[Call]:
-    """Three brokers of the test's own."""
+    """Three brokers of this test."""
     try:
         call("cluster", "up", "--brokers", "3", "--port", "0")
         yield call
@@ -63,8 +63,13 @@ def test_the_quick_start(up: Call) -> None:
     assert [one["id"] for one in found["brokers"]] == [1, 2, 3]
     pids = {one["id"]: one["pid"] for one in found["brokers"]}
     lines = up("cluster", "up").splitlines()
-    assert all(" runs already on " in line for line in lines)
-    assert [line.partition(" runs")[0] for line in lines] == ["ZooKeeper", "broker 1", "broker 2", "broker 3"]
+    assert all(" already runs on " in line for line in lines)
+    assert [line.partition(" already runs")[0] for line in lines] == [
+        "ZooKeeper",
+        "broker 1",
+        "broker 2",
+        "broker 3",
+    ]
     bootstrap = ("-b", found["bootstrap"])
     up("topic", "create", "hello", "-p", "6", *bootstrap)
     Path("messages").write_text("".join(f"{number}\n" for number in range(100)))
@@ -75,7 +80,7 @@ def test_the_quick_start(up: Call) -> None:
     assert [one["pid"] for one in well["brokers"]] == list(pids.values())
     victim = well["controller"]
     assert up("cluster", "kill", str(victim)).startswith(
-        f"killed broker {victim} (process {pids[victim]}); 'tidemill cluster start {victim}' brings it back"
+        f"killed broker {victim} (process {pids[victim]}); 'tidemill cluster start {victim}' starts it again"
     )
     read = up("consume", "hello", "--from-beginning", "-n", "100", *bootstrap)
     assert sorted(map(int, read.split())) == list(range(100))
@@ -83,7 +88,7 @@ def test_the_quick_start(up: Call) -> None:
     assert [one["living"] for one in hurt["brokers"]] == [number != victim for number in (1, 2, 3)]
     assert len(hurt["under_replicated"]) == 6
     up("cluster", "status", "--check", code=1)
-    assert "does not run" in up("cluster", "kill", str(victim), code=1)
+    assert "is not running" in up("cluster", "kill", str(victim), code=1)
     up("cluster", "start", str(victim))
     assert [one["living"] for one in status(up)["brokers"]] == [True] * 3
     assert up("cluster", "down").splitlines()[-1] == "stopped ZooKeeper"
@@ -95,30 +100,30 @@ def test_the_quick_start(up: Call) -> None:
     read = up("consume", "hello", "--from-beginning", "-n", "100", *bootstrap)
     assert sorted(map(int, read.split())) == list(range(100))
     taken = str(found["brokers"][1]["port"])
-    assert "is that of broker 2 of this cluster" in up("cluster", "add", "--port", taken, code=1)
+    assert "belongs to broker 2 of this cluster" in up("cluster", "add", "--port", taken, code=1)
     assert up("cluster", "add", "--port", "0").startswith("broker 4 runs on 127.0.0.1:")
     assert [one["living"] for one in status(up)["brokers"]] == [True] * 4
     assert "'tidemill cluster decommission 1'" in up("cluster", "remove", "1", code=1)
     assert up("cluster", "remove", "4") == "stopped broker 4\nremoved broker 4\n"
-    # Addresses from before are of this cluster still, though one of them is gone.
+    # Former addresses still belong to this cluster, although one of the brokers is removed.
     before = f"{found['bootstrap']},127.0.0.1:{free_port()}"
     assert [one["pid"] for one in status(up, "-b", before)["brokers"]] == [
         one["pid"] for one in json.loads(up("cluster", "up", "--json"))["brokers"]
     ]
-    assert "runs already" in up("cluster", "up", "--brokers", "3")
+    assert "already runs" in up("cluster", "up", "--brokers", "3")
     assert not Path("tidemill-cluster", "broker-4").exists()
     up("cluster", "down", "--delete", "--yes")
     assert not Path("tidemill-cluster").exists()
 
 
-def test_the_status_of_a_cluster_whose_zookeeper_has_ended_says_so_and_its_check_fails(up: Call) -> None:
+def test_the_status_reports_a_stopped_zookeeper_and_its_check_fails(up: Call) -> None:
     bootstrap = ("-b", json.loads(up("cluster", "up", "--json"))["bootstrap"])
     up("topic", "create", "hello", *bootstrap)
     status(up, "--check")
     up("cluster", "kill", "zookeeper")
-    said = up("cluster", "status", "--check", code=1)
-    assert "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it" in said
-    assert "brokers 1, 2, 3 without the coordination store" in said
+    wait_for_line = up("cluster", "status", "--check", code=1)
+    assert "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it" in wait_for_line
+    assert "brokers 1, 2, 3 without the coordination store" in wait_for_line
     found = status(up)
     assert [one["broker"] for one in found["without_store"]] == [1, 2, 3]
     assert found["zookeeper"]["pid"] is None
@@ -142,7 +147,7 @@ def test_the_check_fails_for_any_cluster_whose_brokers_do_not_reach_their_store(
         call(*where, "--check", code=1)
 
 
-def test_a_topic_deleted_while_a_broker_was_down_can_be_made_again_once_the_broker_is_removed(
+def test_a_topic_deleted_without_a_broker_can_be_recreated_after_its_removal(
     up: Call,
 ) -> None:
     bootstrap = ("-b", json.loads(up("cluster", "up", "--json"))["bootstrap"])
@@ -151,44 +156,50 @@ def test_a_topic_deleted_while_a_broker_was_down_can_be_made_again_once_the_brok
     up("cluster", "kill", str(removed))
     up("topic", "delete", "gone", "--yes", *bootstrap)
     for option in ((), ("--if-not-exists",)):
-        said = up("topic", "create", "gone", "--replication-factor", "1", *option, *bootstrap, code=1)
-        assert f"waits for brokers [{removed}]: start them" in said
-        assert f"'tidemill broker unregister {removed}'" in said
+        wait_for_line = up(
+            "topic", "create", "gone", "--replication-factor", "1", *option, *bootstrap, code=1
+        )
+        assert f"waits for brokers [{removed}]: start them" in wait_for_line
+        assert f"'tidemill broker unregister {removed}'" in wait_for_line
     assert up("cluster", "remove", str(removed)) == f"removed broker {removed}\n"
-    said = up("topic", "create", "gone", "--replication-factor", "1", *bootstrap)
-    assert said.startswith("created gone")
+    wait_for_line = up("topic", "create", "gone", "--replication-factor", "1", *bootstrap)
+    assert wait_for_line.startswith("created gone")
 
 
-def test_deleting_a_cluster_leaves_what_is_not_of_it(call: Call) -> None:
+def test_deleting_a_cluster_keeps_other_files(call: Call) -> None:
     Path("mine.txt").write_text("kept")
     local = LocalCluster(".", "127.0.0.1:9/tidemill-cluster", None, {})
-    with local.alone():
+    with local.locked():
         local.add_brokers(2, 0, {})
-    said = call("cluster", "down", "-d", ".", "--delete")
-    assert said.splitlines()[-1] == "deleted the cluster; mine.txt in . stays: it is not of the cluster"
+    wait_for_line = call("cluster", "down", "-d", ".", "--delete")
+    assert (
+        wait_for_line.splitlines()[-1] == "deleted the cluster; mine.txt in . kept: not part of the cluster"
+    )
     assert [one.name for one in Path().iterdir()] == ["mine.txt"]
 
 
-def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "'tidemill cluster up' makes one" in call("cluster", "kill", "1", code=1)
+def test_errors_of_missing_prerequisites_have_the_next_step(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "'tidemill cluster up' creates one" in call("cluster", "kill", "1", code=1)
     assert "there is no cluster in other" in call("cluster", "status", "-d", "other", code=1)
     monkeypatch.setenv("PATH", "")
-    said = call("cluster", "up", "--port", "0", code=1)
-    assert "install a Java runtime" in said
-    assert "--zookeeper HOST:PORT" in said
-    said = call("cluster", "up", "-z", f"127.0.0.1:{free_port()}", "--port", "0", code=1)
-    assert "no ZooKeeper can be reached" in said
+    wait_for_line = call("cluster", "up", "--port", "0", code=1)
+    assert "install a Java runtime" in wait_for_line
+    assert "--zookeeper HOST:PORT" in wait_for_line
+    wait_for_line = call("cluster", "up", "-z", f"127.0.0.1:{free_port()}", "--port", "0", code=1)
+    assert "no ZooKeeper can be reached" in wait_for_line
     assert "is not HOST:PORT" in call("cluster", "up", "-z", "nowhere", "--port", "0", code=2)
     assert not Path("tidemill-cluster").exists()
-    said = call("cluster", "up", "--set", "num.partition=3", code=2)
-    assert "num.partition is no key of the broker (--set); did you mean num.partitions?" in said
+    wait_for_line = call("cluster", "up", "--set", "num.partition=3", code=2)
+    assert "num.partition is not a broker key (--set); did you mean num.partitions?" in wait_for_line
     assert "its own" in call("cluster", "up", "--set", "node.id=3", code=2)
     assert "0 is out of range" in call("cluster", "up", "--brokers", "0", code=2)
 
 
-def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call) -> None:
+def test_an_existing_cluster_keeps_its_zookeeper_and_its_brokers(call: Call) -> None:
     local = LocalCluster("tidemill-cluster", "127.0.0.1:9/tidemill-cluster", None, {})
-    with local.alone():
+    with local.locked():
         local.add_brokers(3, 0, {"num.partitions": "7", "tidemill.metrics.port": "9404"})
         assert "another command" in call("cluster", "stop", "1", code=1)
     keys = Path("tidemill-cluster/broker-2/server.properties").read_text().splitlines()
@@ -197,33 +208,36 @@ def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call)
     assert "is on ZooKeeper at" in call("cluster", "up", "-z", "127.0.0.1:10", code=1)
     assert "decommission" in call("cluster", "up", "--brokers", "2", code=1)
     assert "server.properties" in call("cluster", "up", "--set", "num.partitions=1", code=1)
-    said = call("cluster", "up", "--port", "1", code=1)
-    assert f"--port is for new brokers; those in tidemill-cluster keep theirs ({local.bootstrap})" in said
-    assert "--brokers 4, or name another directory with -d" in said
-    # What was asked for is what is there: there is no ZooKeeper to reach, which is looked at next.
+    wait_for_line = call("cluster", "up", "--port", "1", code=1)
+    assert (
+        f"--port is for new brokers; those in tidemill-cluster keep theirs ({local.bootstrap})"
+        in wait_for_line
+    )
+    assert "--brokers 4, or name another directory with -d" in wait_for_line
+    # The requested brokers are the existing ones: ZooKeeper is not reachable, which is checked next.
     first = min(local.ports.values())
     assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", str(first), code=1)
     assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", "0", code=1)
-    assert "1, 2, 3: give one of these" in call("cluster", "stop", "4", code=1)
+    assert "there are: 1, 2, 3" in call("cluster", "stop", "4", code=1)
     assert "no other broker runs" in call("cluster", "remove", "2", code=1)
-    assert call("cluster", "down") == "nothing ran\n"
+    assert call("cluster", "down") == "nothing was running\n"
     Path("tidemill-cluster/cluster.json").write_text("{}")
     assert "repair it" in call("cluster", "down", code=1)
 
 
-def test_values_that_no_broker_starts_with_are_refused_before_anything_is_written(call: Call) -> None:
+def test_invalid_values_are_refused_before_any_write(call: Call) -> None:
     for key, value in (("num.partitions", "0"), ("min.insync.replicas", "x")):
-        said = call("cluster", "up", "--port", "0", "--set", f"{key}={value}", code=1)
-        assert f"{key}={value}: allowed is" in said
+        wait_for_line = call("cluster", "up", "--port", "0", "--set", f"{key}={value}", code=1)
+        assert f"{key}={value}: allowed is" in wait_for_line
     with socket.create_server(("127.0.0.1", 0)) as listens:
         where = f"127.0.0.1:{listens.getsockname()[1]}/x/../y"
-        assert "'/x/../y' is no node path" in call("cluster", "up", "-z", where, "--port", "0", code=1)
+        assert "'/x/../y' is not a node path" in call("cluster", "up", "-z", where, "--port", "0", code=1)
     assert [path.name for path in Path("tidemill-cluster").iterdir()] == ["lock"]
 
 
 def test_each_broker_that_does_not_start_is_named(call: Call) -> None:
     local = LocalCluster("tidemill-cluster", f"127.0.0.1:{free_port()}", None, {})
-    with local.alone():
+    with local.locked():
         local.add_brokers(2, 0, {})
         for number in (1, 2):
             path = local.process(str(number)).directory / "server.properties"
@@ -232,11 +246,11 @@ def test_each_broker_that_does_not_start_is_named(call: Call) -> None:
             list(local.start_brokers([1, 2]))
 
 
-def test_what_goes_on_is_said_when_a_command_is_interrupted(tmp_path: Path, capsys: Any) -> None:
+def test_an_interrupted_command_lists_the_running_processes(tmp_path: Path, capsys: Any) -> None:
     local = LocalCluster(str(tmp_path), "127.0.0.1:1", 1, {})
     pid = local.process("zookeeper").start(["/bin/sh", "-c", "exec sleep 60"])
     try:
-        with pytest.raises(KeyboardInterrupt), local.alone():
+        with pytest.raises(KeyboardInterrupt), local.locked():
             raise KeyboardInterrupt
         assert f"ZooKeeper runs: 'tidemill cluster up -d {tmp_path}' starts what" in capsys.readouterr().err
     finally:
@@ -244,40 +258,42 @@ def test_what_goes_on_is_said_when_a_command_is_interrupted(tmp_path: Path, caps
     assert local.process("zookeeper").wait_end(10)
 
 
-def test_a_directory_that_is_named_goes_before_brokers_of_the_environment(
+def test_a_given_directory_overrides_brokers_of_the_environment(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = LocalCluster("two", "127.0.0.1:9/x", None, {})
-    with local.alone():
+    with local.locked():
         local.add_brokers(1, 0, {})
     elsewhere = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("TIDEMILL_BOOTSTRAP", elsewhere)
     for command in (("status",), ("decommission", "1"), ("rebalance",), ("elect",)):
-        assert "no broker of the cluster in two runs" in call("cluster", *command, "-d", "two", code=1)
+        assert "no broker of the cluster in two is running" in call("cluster", *command, "-d", "two", code=1)
     assert elsewhere in call("cluster", "status", code=1)
     assert elsewhere in call("cluster", "status", "-d", "two", "-b", elsewhere, code=1)
     monkeypatch.delenv("TIDEMILL_BOOTSTRAP")
     keys = ("-X", f"bootstrap.servers={elsewhere}")
     assert elsewhere in call("cluster", "status", *keys, code=1)
-    assert "no broker of the cluster in two runs" in call("cluster", "status", "-d", "two", *keys, code=1)
+    assert "no broker of the cluster in two is running" in call(
+        "cluster", "status", "-d", "two", *keys, code=1
+    )
 
 
-def test_a_full_disk_is_said_to_be_full(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: LocalCluster) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalCluster, "save", full)
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-        said = call("cluster", "up", "--port", "0", code=1)
-    assert said == "tidemill: there is no room left in tidemill-cluster: make some\n"
+        wait_for_line = call("cluster", "up", "--port", "0", code=1)
+    assert wait_for_line == "tidemill: there is no space left in tidemill-cluster: free some\n"
 
 
 def test_a_process_of_another_user_is_named(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = LocalCluster("tidemill-cluster", "127.0.0.1:1", 1, {})
-    with local.alone():
+    with local.locked():
         local.save()
     pid = local.process("zookeeper").start(["/bin/sh", "-c", "exec sleep 60"])
 
@@ -287,15 +303,15 @@ def test_a_process_of_another_user_is_named(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", refused)
-            said = f"ZooKeeper (process {pid}) is another user's: give the command as that one"
-            assert said in call("cluster", "kill", "zookeeper", code=1)
-            assert said in call("cluster", "stop", "zookeeper", code=1)
+            wait_for_line = f"ZooKeeper (process {pid}) belongs to another user: run the command as that user"
+            assert wait_for_line in call("cluster", "kill", "zookeeper", code=1)
+            assert wait_for_line in call("cluster", "stop", "zookeeper", code=1)
     finally:
         os.kill(pid, signal.SIGKILL)
     assert local.process("zookeeper").wait_end(10)
 
 
-def test_a_process_whose_number_cannot_be_noted_is_ended(tmp_path: Path) -> None:
+def test_a_process_whose_id_cannot_be_written_is_ended(tmp_path: Path) -> None:
     (tmp_path / "one.pid").mkdir()
     with pytest.raises(IsADirectoryError):
         Background(tmp_path, "one").start(["/bin/sh", "-c", "exec sleep 60"])
@@ -304,22 +320,24 @@ def test_a_process_whose_number_cannot_be_noted_is_ended(tmp_path: Path) -> None
     assert Background(tmp_path, "two").wait_end(10)
 
 
-def test_a_port_that_another_broker_of_the_cluster_has_is_refused(call: Call) -> None:
+def test_a_port_of_another_broker_of_the_cluster_is_refused(call: Call) -> None:
     local = LocalCluster("tidemill-cluster", "127.0.0.1:9/x", None, {})
     port = free_port()
-    with local.alone():
+    with local.locked():
         local.add_brokers(1, port, {})
     with pytest.raises(click.ClickException) as refused:
         local.add_brokers(1, port, {}, is_exact=True)
-    said = f"port {port} is that of broker 1 of this cluster: give another one, or leave --port out for "
-    assert refused.value.message == f"{said}{port + 1}"
+    wait_for_line = (
+        f"port {port} belongs to broker 1 of this cluster: give another port, or leave --port out for "
+    )
+    assert refused.value.message == f"{wait_for_line}{port + 1}"
     assert list(LocalCluster.existing("tidemill-cluster").ports) == [1]
 
 
 def test_a_port_in_use_is_named(call: Call) -> None:
     port = free_port()
     local = LocalCluster("tidemill-cluster", "127.0.0.1:9/x", None, {})
-    with local.alone():
+    with local.locked():
         local.add_brokers(1, port, {})
     with socket.create_server(("127.0.0.1", port)), pytest.raises(Exception, match=f"port {port} is in use"):
         next(local.start_brokers([1]))
@@ -328,13 +346,13 @@ def test_a_port_in_use_is_named(call: Call) -> None:
 def test_ports_in_use_are_named_before_anything_is_started_or_written(call: Call) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        said = call("cluster", "up", "--brokers", "2", "--port", str(port), code=1)
-        assert f"port {port} is in use by process {os.getpid()} (" in said
+        wait_for_line = call("cluster", "up", "--brokers", "2", "--port", str(port), code=1)
+        assert f"port {port} is in use by process {os.getpid()} (" in wait_for_line
         assert LocalCluster.load("tidemill-cluster") is None
         assert [path.name for path in Path("tidemill-cluster").iterdir()] == ["lock"]
-        # Of brokers that there are, too, one of them the last: the others are not started.
+        # Of existing brokers as well, including the last: the others are not started.
         local = LocalCluster("tidemill-cluster", f"127.0.0.1:{free_port()}", free_port(), {})
-        with local.alone():
+        with local.locked():
             local.add_brokers(1, free_port(), {})
             local.ports[2] = port
             local.save()
@@ -342,12 +360,12 @@ def test_ports_in_use_are_named_before_anything_is_started_or_written(call: Call
         assert local.running() == {}
 
 
-def test_a_zookeeper_that_runs_is_found_where_it_listens(tmp_path: Path) -> None:
+def test_a_running_zookeeper_is_found_at_its_port(tmp_path: Path) -> None:
     local = LocalCluster(str(tmp_path), "127.0.0.1:1", 1, {})
     process = local.process("zookeeper")
     process.directory.mkdir(parents=True)
     (process.directory / "zoo.cfg").write_text("dataDir=/x\nclientPort=2999\nadmin.enableServer=false\n")
-    assert LocalCluster.new(str(tmp_path), None, True).own_port != 2999  # it does not run
+    assert LocalCluster.new(str(tmp_path), None, True).own_port != 2999  # it is not running
     pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
     try:
         found = LocalCluster.new(str(tmp_path), None, False)
@@ -357,7 +375,7 @@ def test_a_zookeeper_that_runs_is_found_where_it_listens(tmp_path: Path) -> None
     assert process.wait_end(10)
 
 
-def test_a_process_number_that_is_used_again_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_detected(tmp_path: Path) -> None:
     process = Background(tmp_path, "one")
     assert process.pid() is None
     pid = process.start(["/bin/sh", "-c", "echo up; exec sleep 60"])
@@ -372,24 +390,26 @@ def test_a_process_number_that_is_used_again_is_not_taken_for_ours(tmp_path: Pat
     assert process.wait_end(10)
 
 
-def test_a_process_that_was_halted_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_suspended_process_is_not_waited_for(tmp_path: Path) -> None:
     local = LocalCluster(str(tmp_path / "of mine"), "127.0.0.1:1", 1, {})
     process = local.process("zookeeper")
     pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
     try:
-        assert not process.stands_still
+        assert not process.is_suspended
         os.kill(pid, signal.SIGSTOP)
-        while not process.stands_still:
+        while not process.is_suspended:
             os.sched_yield()
-        said = rf"'kill -CONT {pid}' lets it, 'tidemill cluster kill zookeeper -d '/.*/of mine'' ends it"
-        with pytest.raises(Exception, match=said):
+        wait_for_line = (
+            rf"'kill -CONT {pid}' resumes it, 'tidemill cluster kill zookeeper -d '/.*/of mine'' kills it"
+        )
+        with pytest.raises(Exception, match=wait_for_line):
             local.stop("zookeeper")
     finally:
         os.kill(pid, signal.SIGKILL)
     assert process.wait_end(10)
 
 
-def test_a_broker_that_ended_unnoticed_is_not_shown_as_living(up: Call) -> None:
+def test_an_undetected_ended_broker_is_not_shown_as_live(up: Call) -> None:
     up("cluster", "kill", "zookeeper", "2")
     found = status(up)
     assert [one["living"] for one in found["brokers"]] == [True, False, True]
@@ -401,9 +421,9 @@ def test_a_broker_that_ended_unnoticed_is_not_shown_as_living(up: Call) -> None:
     assert (found["unnoticed"], [one["living"] for one in found["brokers"]]) == ([], [True] * 3)
 
 
-def test_a_port_that_was_changed_in_a_brokers_file_is_the_one_that_counts(tmp_path: Path) -> None:
+def test_the_port_in_the_file_of_a_broker_is_used(tmp_path: Path) -> None:
     local = LocalCluster(str(tmp_path), "127.0.0.1:9/x", None, {})
-    with local.alone():
+    with local.locked():
         local.add_brokers(3, 0, {})
     first, second, third = (tmp_path / f"broker-{number}" / "server.properties" for number in (1, 2, 3))
     first.write_text(
@@ -414,13 +434,16 @@ def test_a_port_that_was_changed_in_a_brokers_file_is_the_one_that_counts(tmp_pa
     found = LocalCluster.load(str(tmp_path))
     assert found is not None
     assert found.ports == {**local.ports, 1: 2999}
-    # Until it is started again, a broker listens where it said.
+    # Until it is started again, a broker listens at its former port.
     process = local.process("1")
     pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
     try:
         ready = first.with_name("ready.json")
-        for said, port in ((f'{{"pid": {pid}, "listeners": [{{"port": 77}}]}}', 77), ('{"pid": 1}', 2999)):
-            ready.write_text(said)
+        for wait_for_line, port in (
+            (f'{{"pid": {pid}, "listeners": [{{"port": 77}}]}}', 77),
+            ('{"pid": 1}', 2999),
+        ):
+            ready.write_text(wait_for_line)
             found = LocalCluster.load(str(tmp_path))
             assert found is not None
             assert found.ports[1] == port

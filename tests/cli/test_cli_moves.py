@@ -1,4 +1,4 @@
-"""Commands that move partitions and leaderships, with a cluster as ``tidemill cluster up`` makes it."""
+"""Commands that move partitions and leaderships, with a cluster of ``tidemill cluster up``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from typing import Any
 import pytest
 from command_process import commands
 
-from tidemill.cli import moving, throttles
-from tidemill.cli.local import LocalCluster
+from tidemill.cli import reassignment_progress, throttles
+from tidemill.cli.local_cluster import LocalCluster
 from tidemill.cli.main import run
-from tidemill.cli.moves import document, read_partitions, read_placed, read_plan, read_topics, text
+from tidemill.cli.reassignment_plans import (
+    document,
+    read_partitions,
+    read_plan,
+    read_plan_with_directories,
+    read_topics,
+    text,
+)
 from tidemill.client import Admin, ConfigResource, Producer, ResourceType
 from tidemill.client.admin_types import PartitionMove, TopicDescription
 from tidemill.model.types import TopicPartition
@@ -24,7 +31,7 @@ from tidemill.model.types import TopicPartition
 Call = Callable[..., str]
 
 WAIT_S = 30.0
-TOLD_S = 5.0
+REPORTED_S = 5.0
 """Three seconds are the promise; the rest is for a machine that gives the command no time."""
 
 MESSAGE_BYTES = 900_000
@@ -32,7 +39,7 @@ MESSAGE_BYTES = 900_000
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Four brokers for the tests of this module, which leave all of them running."""
+    """Four brokers for the tests of this module; each test leaves all of them running."""
     directory = str(tmp_path_factory.mktemp("moves") / "cluster")
     try:
         assert run(["cluster", "up", "-n", "4", "--port", "0", "-d", directory]) == 0
@@ -45,7 +52,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def call(local: LocalCluster, capfdbinary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs one command line; its output. ``code`` is its exit code."""
+    """Runs one command line; returns its output. ``code`` is the expected exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIDEMILL_CLUSTER_DIR", str(local.directory))
     monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
@@ -84,7 +91,7 @@ def make(local: LocalCluster, topic: str, placed: dict[int, list[int]]) -> None:
 
 
 def written(local: LocalCluster, topic: str, count: int = 1) -> None:
-    """Writes so many messages to each partition."""
+    """Writes that many messages to each partition."""
     value = os.urandom(MESSAGE_BYTES)
     with Producer(local.bootstrap) as producer:
         for number in replicas(local, topic):
@@ -94,7 +101,7 @@ def written(local: LocalCluster, topic: str, count: int = 1) -> None:
 
 
 def until(condition: Callable[[], bool], what: str, seen: Callable[[], object] = str) -> None:
-    """Waits for ``condition``; an error says ``what`` did not come about, and what was ``seen`` last."""
+    """Waits for ``condition``; the error has ``what`` and the last ``seen`` state."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
@@ -103,9 +110,8 @@ def until(condition: Callable[[], bool], what: str, seen: Callable[[], object] =
 
 
 def settled(call: Call) -> list[dict[str, Any]]:
-    """The brokers once all know that every replica is in sync and every preferred replica leads.
-
-    Some hear it a moment later.
+    """Returns the brokers once all know that every replica is in sync and every preferred replica leads. Some
+    brokers learn it a moment later.
     """
     found: dict[str, Any] = {}
 
@@ -121,7 +127,7 @@ def settled(call: Call) -> list[dict[str, Any]]:
 
 
 def recovered(call: Call) -> None:
-    """Returns once every replica is in sync, with preferred replicas elected: as the next test expects it."""
+    """Waits until every replica is in sync and preferred replicas lead, as the next test expects."""
     until(lambda: not json.loads(call("cluster", "status", "--json"))["under_replicated"], "all are in sync")
     call("cluster", "elect")
 
@@ -140,8 +146,8 @@ def test_a_plan_is_generated_executed_and_verified(local: LocalCluster, call: Ca
     call("reassign", "execute", "before.json", "--wait")
     assert replicas(local, "planned") == {0: [1, 2], 1: [2, 1]}
     assert "99" in call("reassign", "generate", "-t", "planned", "--brokers", "99", code=1)
-    said = call("reassign", "generate", "-t", "planned", "--brokers", "3", code=1)
-    assert "--brokers 3: planned-0 has 2 replicas, each on a broker of its own" in said
+    wait_for_line = call("reassign", "generate", "-t", "planned", "--brokers", "3", code=1)
+    assert "--brokers 3: planned-0 has 2 replicas, each on a different broker" in wait_for_line
     call("reassign", "generate", code=2)
 
 
@@ -165,26 +171,30 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
     written(local, "slow", 30)
     Path("plan.json").write_text(text({TopicPartition("slow", 0): [2]}))
     call("reassign", "execute", "plan.json", "--throttle", "1", "--timeout", "1ms", "--wait", code=1)
-    (moving,) = json.loads(call("reassign", "list", "--json"))
-    assert (moving["topic"], moving["adding"], moving["removing"]) == ("slow", [2], [1])
-    assert moving["total_bytes"] > 30 * MESSAGE_BYTES
+    (move,) = json.loads(call("reassign", "list", "--json"))
+    assert (
+        move["topic"],
+        move["adding"],
+        move["removing"],
+    ) == ("slow", [2], [1])
+    assert move["total_bytes"] > 30 * MESSAGE_BYTES
     assert "--additional" in call("reassign", "execute", "plan.json", code=1)
     assert json.loads(call("cluster", "status", "--json"))["moving"] == 1
     assert "moving" in call("reassign", "verify", "plan.json", code=1)
-    assert heard(local, "slow") == [["0:1", "0:2"]] * 4
+    assert throttled_replicas(local, "slow") == [["0:1", "0:2"]] * 4
     with Admin(local.bootstrap) as admin:
         assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
-    assert call("reassign", "cancel", "plan.json") == "stopped 1 move\nthrottles are lifted\n"
+    assert call("reassign", "cancel", "plan.json") == "cancelled 1 move\nthrottles removed\n"
     with Admin(local.bootstrap) as admin:
         until(lambda: admin.topic_configs("slow")[throttles.REPLICAS[1]].is_default, "it is taken back")
         until(lambda: admin.broker_configs(2)[throttles.RATES[1]].is_default, "of the broker, too")
     assert replicas(local, "slow") == {0: [1]}
-    # The broker that is asked may not have heard yet that the limits are gone.
-    assert call("reassign", "cancel", "--all").startswith("nothing moves\n")
+    # The requested broker may not know yet that the throttles are removed.
+    assert call("reassign", "cancel", "--all").startswith("no moves in progress\n")
 
 
-def heard(local: LocalCluster, topic: str) -> list[list[str | None]]:
-    """The throttled replicas of a topic as each broker knows them: of leaders, of followers."""
+def throttled_replicas(local: LocalCluster, topic: str) -> list[list[str | None]]:
+    """Returns the throttled replicas of a topic on each broker: of leaders, of followers."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     with Admin(local.bootstrap) as admin:
         found = [admin.describe_configs(resource, broker=broker) for broker in (1, 2, 3, 4)]
@@ -198,20 +208,18 @@ def test_moves_stay_throttled_while_others_begin_and_end(local: LocalCluster, ca
     for number in (0, 1):
         Path(f"plan-{number}.json").write_text(text({TopicPartition(topic, number): [2]}))
     call("reassign", "execute", "plan-0.json", "--throttle", "1")
-    assert heard(local, topic) == [["0:1", "0:2"]] * 4
+    assert throttled_replicas(local, topic) == [["0:1", "0:2"]] * 4
     call("reassign", "execute", "plan-1.json", "--throttle", "1", "--additional")
-    assert heard(local, topic) == [["0:1,1:1", "0:2,1:2"]] * 4
-    assert call("reassign", "cancel", "plan-1.json") == "stopped 1 move\n"
+    assert throttled_replicas(local, topic) == [["0:1,1:1", "0:2,1:2"]] * 4
+    assert call("reassign", "cancel", "plan-1.json") == "cancelled 1 move\n"
     with Admin(local.bootstrap) as admin:
         assert not admin.topic_configs(topic)[throttles.REPLICAS[1]].is_default
         assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
-    assert call("reassign", "cancel", "--all") == "stopped 1 move\nthrottles are lifted\n"
+    assert call("reassign", "cancel", "--all") == "cancelled 1 move\nthrottles removed\n"
     call("topic", "delete", topic, "--yes")
 
 
-def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_names(
-    local: LocalCluster, call: Call
-) -> None:
+def test_throttles_of_ended_moves_and_unnamed_topics_are_removed(local: LocalCluster, call: Call) -> None:
     make(local, "once", {0: [1]})
     plan = {TopicPartition("once", 0): [2]}
     Path("plan.json").write_text(text(plan))
@@ -219,25 +227,23 @@ def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_na
     with Admin(local.bootstrap) as admin:
         until(lambda: not admin.list_reassignments(plan), "it is there")
     assert call("reassign", "execute", "plan.json") == "1 partition as planned already\n"
-    assert call("reassign", "cancel", "--all") == "nothing moves\nthrottles are lifted\n"
+    assert call("reassign", "cancel", "--all") == "no moves in progress\nthrottles removed\n"
     with Admin(local.bootstrap) as admin:
         until(lambda: admin.topic_configs("once")[throttles.REPLICAS[1]].is_default, "it is taken back")
 
 
-def test_a_broker_that_partitions_are_leaving_yet_is_not_called_empty(
-    local: LocalCluster, call: Call
-) -> None:
-    with Admin(local.bootstrap) as admin:  # Nothing else shall want to move.
+def test_a_broker_with_leaving_partitions_is_not_reported_as_empty(local: LocalCluster, call: Call) -> None:
+    with Admin(local.bootstrap) as admin:  # No other partition may need to move.
         admin.delete_topics([topic.name for topic in admin.list_topics()])
     make(local, "leaving", {0: [4]})
     written(local, "leaving", 30)
     slowly = ("cluster", "decommission", "4", "--yes", "--throttle", "1")
     try:
-        assert "still on the way" in call(*slowly, "--timeout", "1ms", code=1)
+        assert "still moving" in call(*slowly, "--timeout", "1ms", code=1)
         again = call("cluster", "decommission", "4", "--yes", "--timeout", "1ms", code=1)
-        assert "on the way from broker 4 already" in again
-        assert "holds nothing" not in again
-        assert "still on the way" in again
+        assert "already moving off broker 4" in again
+        assert "holds no replicas" not in again
+        assert "still moving" in again
     finally:
         call("reassign", "cancel", "--all")
     assert replicas(local, "leaving") == {0: [4]}
@@ -250,11 +256,11 @@ def test_a_move_that_ends_while_it_is_cancelled_is_no_error(
     make(local, "arrived", {0: [2]})
     ended = {TopicPartition("arrived", 0): PartitionMove([1, 2], [2], [1])}
     monkeypatch.setattr(Admin, "list_reassignments", lambda admin, partitions=None: ended)
-    assert call("reassign", "cancel", "--all") == "nothing moves\n"
+    assert call("reassign", "cancel", "--all") == "no moves in progress\n"
     assert replicas(local, "arrived") == {0: [2]}
 
 
-def test_replicas_that_a_broker_has_not_heard_to_be_removed_are_not_planned(
+def test_replicas_removed_without_a_brokers_knowledge_are_not_planned(
     local: LocalCluster, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(local, "stale", {0: [1, 2]})
@@ -268,14 +274,14 @@ def test_replicas_that_a_broker_has_not_heard_to_be_removed_are_not_planned(
         return found
 
     monkeypatch.setattr(Admin, "describe_topics", describe_topics)
-    assert call("topic", "alter", "stale", "-r", "2") == "stale: every partition has 2 replicas already\n"
+    assert call("topic", "alter", "stale", "-r", "2") == "stale: every partition already has 2 replicas\n"
     assert not stale
 
 
 def test_a_topic_gets_more_replicas_and_fewer(
     local: LocalCluster, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "on_terminal", lambda: True)
+    monkeypatch.setattr(reassignment_progress, "on_terminal", lambda: True)
     make(local, "grown", {0: [1], 1: [2]})
     written(local, "grown")
     call("topic", "alter", "grown", "--replication-factor", "3", "--dry-run")
@@ -287,12 +293,12 @@ def test_a_topic_gets_more_replicas_and_fewer(
         assert not any(one.under_replicated for one in admin.describe_topic("grown").partitions)
     call("topic", "alter", "grown", "-r", "2", "--throttle", "100000000")
     assert [len(one) for one in replicas(local, "grown").values()] == [2, 2]
-    assert "5 replica(s)" in call("topic", "alter", "grown", "-r", "5", code=1)
+    assert "replication factor of 5 is not possible with 4 broker(s)" in call(
+        "topic", "alter", "grown", "-r", "5", code=1
+    )
 
 
-def test_a_topic_with_one_replica_takes_what_is_written_with_acks_all(
-    local: LocalCluster, call: Call, capfdbinary: Any
-) -> None:
+def test_a_topic_with_one_replica_accepts_acks_all(local: LocalCluster, call: Call, capfdbinary: Any) -> None:
     Path("line").write_text("kept\n")
     call("topic", "create", "single", "-p", "1", "-r", "1")
     with Admin(local.bootstrap) as admin:
@@ -302,7 +308,7 @@ def test_a_topic_with_one_replica_takes_what_is_written_with_acks_all(
     assert b"kept" in capfdbinary.readouterr().out
 
 
-def test_what_is_not_acknowledged_for_long_is_told_with_the_reason(
+def test_long_unacknowledged_messages_are_reported_with_the_reason(
     local: LocalCluster, call: Call, capfdbinary: Any
 ) -> None:
     Path("line").write_text("held back\n")
@@ -316,13 +322,13 @@ def test_what_is_not_acknowledged_for_long_is_told_with_the_reason(
         err = capfdbinary.readouterr().err.decode()
     finally:
         call("cluster", "start", "3")
-    assert "warning: 1 message for refusing-0 not acknowledged for 3 s, and tried for 6 s at most: " in err
+    assert "warning: 1 message for refusing-0 not acknowledged for 3 s, retried for 6 s at most: " in err
     assert err.count("NOT_ENOUGH_REPLICAS") == 2
-    assert "(1 message sent, 0 acknowledged; of the other 1 it is not known whether" in err
+    assert "(1 message sent, 0 acknowledged; the fate of the other 1 is unknown" in err
     recovered(call)
 
 
-def test_a_group_is_described_where_a_partition_has_no_leader(local: LocalCluster, call: Call) -> None:
+def test_a_group_with_a_leaderless_partition_is_described(local: LocalCluster, call: Call) -> None:
     make(local, "half", {0: [1], 1: [3]})
     with Admin(local.bootstrap) as admin:
         admin.alter_group_offsets("half-readers", {TopicPartition("half", number): 0 for number in (0, 1)})
@@ -337,7 +343,7 @@ def test_a_group_is_described_where_a_partition_has_no_leader(local: LocalCluste
     recovered(call)
 
 
-def test_a_partition_without_a_leader_is_told_within_seconds_and_so_is_its_leader(
+def test_a_leaderless_partition_is_reported_within_seconds_and_so_is_its_new_leader(
     local: LocalCluster, call: Call
 ) -> None:
     make(local, "lone", {0: [3]})
@@ -348,30 +354,33 @@ def test_a_partition_without_a_leader_is_told_within_seconds_and_so_is_its_leade
         ["consume", "lone", "--from-beginning", "-g", "lone-readers", *where],
     ) as (produce, alone, member):
         produce.write("first\n")
-        alone.said("^first$", where="out")
-        member.said("^first$", where="out")
+        alone.wait_for_line("^first$", where="out")
+        member.wait_for_line("^first$", where="out")
         at = time.monotonic()
         call("cluster", "kill", "3")
         try:
             produce.write("second\n")
-            assert produce.said("^warning: 1 message for lone-0 not acknowledged for", after=at) < TOLD_S
+            assert (
+                produce.wait_for_line("^warning: 1 message for lone-0 not acknowledged for", after=at)
+                < REPORTED_S
+            )
             for reader in (alone, member):
-                assert reader.said("^warning: lone-0 cannot be read for", after=at) < TOLD_S
+                assert reader.wait_for_line("^warning: lone-0 cannot be read for", after=at) < REPORTED_S
             until(lambda: leaders(local, "lone") == [-1], "nobody leads it")
             with commands(["consume", "lone", *where], ["produce", "lone", *where]) as late:
                 late[1].write("third\n")
                 for command in late:
-                    command.said("^warning: .*LEADER_NOT_AVAILABLE; wait for an election")
+                    command.wait_for_line("^warning: .*LEADER_NOT_AVAILABLE; wait for an election")
         finally:
             call("cluster", "start", "3")
-        produce.said("^messages for lone-0 are acknowledged again$", after=at)
+        produce.wait_for_line("^messages for lone-0 are acknowledged again$", after=at)
         for reader in (alone, member):
-            reader.said("^lone-0 can be read again$", after=at)
-            reader.said("^second$", where="out")
+            reader.wait_for_line("^lone-0 can be read again$", after=at)
+            reader.wait_for_line("^second$", where="out")
     recovered(call)
 
 
-def test_a_coordinator_that_is_stopped_is_told_and_so_is_its_return(local: LocalCluster, call: Call) -> None:
+def test_a_stopped_coordinator_is_reported_and_so_is_its_return(local: LocalCluster, call: Call) -> None:
     with Admin(local.bootstrap) as admin:
         coordinator = admin._cluster.coordinator("stopped-readers", time.monotonic() + WAIT_S)
     other = coordinator % 4 + 1
@@ -380,17 +389,17 @@ def test_a_coordinator_that_is_stopped_is_told_and_so_is_its_return(local: Local
     with commands(arguments) as (member,):
         with Producer(local.bootstrap) as producer:
             producer.send("led", b"first").result(30)
-        member.said("^first$", where="out")
+        member.wait_for_line("^first$", where="out")
         pid = local.process(str(coordinator)).pid()
         assert pid is not None
         at = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         try:
             told = "^warning: group stopped-readers waits for its coordinator .* has not answered"
-            assert member.said(told, after=at) < TOLD_S
+            assert member.wait_for_line(told, after=at) < REPORTED_S
         finally:
             os.kill(pid, signal.SIGCONT)
-        member.said("^the coordinator of group stopped-readers answers again$", after=at)
+        member.wait_for_line("^the coordinator of group stopped-readers responds again$", after=at)
         assert not [line for line in member.errors() if "cannot be read" in line]
     recovered(call)
 
@@ -402,7 +411,7 @@ def test_moves_that_wait_for_a_dead_broker_are_named(local: LocalCluster, call: 
         until(lambda: leaders(local, "only") == [-1], "nobody leads it")
         Path("plan.json").write_text(text({TopicPartition("only", 0): [1]}))
         waits = ("--wait", "--timeout", "1ms")
-        assert "nobody leads only-0: " in call("reassign", "execute", "plan.json", *waits, code=1)
+        assert "no leader for only-0: " in call("reassign", "execute", "plan.json", *waits, code=1)
     finally:
         call("cluster", "start", "3")
     call("reassign", "verify", "plan.json", "--wait")
@@ -412,11 +421,11 @@ def test_moves_that_wait_for_a_dead_broker_are_named(local: LocalCluster, call: 
 def test_a_broker_is_emptied_and_gets_its_share_again(local: LocalCluster, call: Call) -> None:
     make(local, "shared", {0: [4, 1], 1: [4, 2], 2: [4, 3], 3: [1, 4]})
     written(local, "shared")
-    assert "--yes carries this out" in call("cluster", "decommission", "4", code=1)
+    assert "--yes executes this" in call("cluster", "decommission", "4", code=1)
     planned = json.loads(call("cluster", "decommission", "4", "--json"))
     assert all(4 not in entry["replicas"] for entry in planned["partitions"])
-    said = call("cluster", "decommission", "4", "--yes", "--throttle", "100000000")
-    assert said.endswith("broker 4 holds nothing any more: 'tidemill cluster stop 4' ends it\n")
+    wait_for_line = call("cluster", "decommission", "4", "--yes", "--throttle", "100000000")
+    assert wait_for_line.endswith("broker 4 holds no replicas any more: 'tidemill cluster stop 4' stops it\n")
     held = {one["id"]: one for one in settled(call)}
     assert (held[4]["replicas"], held[4]["leads"]) == (0, 0)
     call("cluster", "rebalance")
@@ -439,11 +448,11 @@ def test_preferred_replicas_lead_again_and_what_cannot_be_elected_is_named(
     call("cluster", "kill", "3")
     try:
         until(lambda: leaders(local, "elected") == [1, 1], "broker 1 leads in its place")
-        said = call("cluster", "elect", "elected", "-p", "0", code=1)
-        assert "PREFERRED_LEADER_NOT_AVAILABLE" in said
+        wait_for_line = call("cluster", "elect", "elected", "-p", "0", code=1)
+        assert "PREFERRED_LEADER_NOT_AVAILABLE" in wait_for_line
         assert "--yes" in call("topic", "elect", "alone", "--unclean", code=1)
-        said = call("topic", "elect", "alone", "-p", "0", "--unclean", "--yes", code=1)
-        assert "ELIGIBLE_LEADERS_NOT_AVAILABLE" in said
+        wait_for_line = call("topic", "elect", "alone", "-p", "0", "--unclean", "--yes", code=1)
+        assert "ELIGIBLE_LEADERS_NOT_AVAILABLE" in wait_for_line
     finally:
         call("cluster", "start", "3")
     Path("election.json").write_text('{"partitions": [{"topic": "elected", "partition": 1}]}')
@@ -468,7 +477,7 @@ def refused(content: str, read: Callable[[str], Any]) -> str:
     return told.value.message
 
 
-def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_a_plan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = {"topic": "t", "partition": 0, "replicas": [1, 2]}
 
@@ -481,12 +490,12 @@ def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     Path("given").write_text(text(plans))
     assert read_plan("given") == plans
     assert json.loads(text({})) == document({}) == {"version": 1, "partitions": []}
-    assert "is no JSON" in refused("{", read_plan)
-    assert "is no JSON" in refused("[" * 100_000, read_plan)
+    assert "is not JSON" in refused("{", read_plan)
+    assert "is not JSON" in refused("[" * 100_000, read_plan)
     assert '"version": 1' in refused('{"version": 2, "partitions": []}', read_plan)
     assert "nothing to do" in refused(plan(), read_plan)
     assert "partitions[0] must be an object" in refused(plan(7), read_plan)
-    assert "partitions[1]: t-0 comes twice" in refused(plan(whole, whole), read_plan)
+    assert "partitions[1]: t-0 is listed twice" in refused(plan(whole, whole), read_plan)
     for replica in ([], [1, 1], ["1"], [True], [-1], None, [1.5]):
         assert "given: partitions[0]" in refused(plan({**whole, "replicas": replica}), read_plan)
     for number in (-1, "0", None, True, 2**31):
@@ -495,7 +504,7 @@ def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     for directories in (["any", "disk"], ["any"], "any", ["any", None]):
         assert '"log_dirs"' in refused(plan({**whole, "log_dirs": directories}), read_plan)
     Path("given").write_text(plan({**whole, "log_dirs": ["any", "/disk"]}))
-    assert read_placed("given") == (plans, {2: {TopicPartition("t", 0): "/disk"}})
+    assert read_plan_with_directories("given") == (plans, {2: {TopicPartition("t", 0): "/disk"}})
     assert "names no" not in refused('{"topics": [{}]}', read_topics)
     Path("given").write_text('{"topics": [{"topic": "a"}, {"topic": "b"}], "version": 1}')
     assert read_topics("given") == ["a", "b"]
@@ -503,6 +512,6 @@ def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_partitions("given") == [TopicPartition("a", 3)]
 
 
-def test_the_help_of_a_throttle_says_over_which_time_its_rate_is_a_mean(call: Call) -> None:
+def test_the_help_of_a_throttle_has_the_window_of_its_mean(call: Call) -> None:
     for command in (("reassign", "execute"), ("cluster", "decommission"), ("cluster", "rebalance")):
         assert "as a mean over the last 11 s" in " ".join(call(*command, "--help").split())

@@ -1,4 +1,4 @@
-"""The command line without a broker: help, version, completion, configuration, and what they cost."""
+"""The command line without a broker: help, version, completion, configuration, and the cost of imports."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tidemill.cli.kafka_options import EQUIVALENTS
 from tidemill.cli.main import COMMANDS, command, run
 from tidemill.cli.options import parse_duration, parse_moment, unescape
 from tidemill.cli.perf import percentiles
-from tidemill.cli.records import BadInput, for_terminal, from_json
-from tidemill.client.chunks import ConsumerRecord
+from tidemill.cli.record_text import BadInput, for_terminal, from_json
+from tidemill.client.completed_fetch import ConsumerRecord
 from tidemill.model.errors import ConfigError
-from tidemill.records.reader import Record
+from tidemill.records.record_reader import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ def test_serve_imports_nothing_heavy() -> None:
     assert heavy.isdisjoint(outcome.stdout.split())
 
 
-def test_the_version_says_compiled_or_plain() -> None:
+def test_the_version_reports_compiled_or_plain() -> None:
     assert (
         "plain Python data path: TIDEMILL_PLAIN is set"
         in subprocess.run(
@@ -80,7 +80,7 @@ def test_the_version_says_compiled_or_plain() -> None:
     assert "data path" in invoke("--version").output
 
 
-def test_an_unknown_command_is_answered_with_its_neighbour() -> None:
+def test_the_error_of_an_unknown_command_suggests_a_similar_command() -> None:
     outcome = invoke("serv")
     assert outcome.exit_code == 2
     assert "Did you mean 'serve'?" in outcome.output
@@ -148,7 +148,7 @@ def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
     outcome = invoke("config", "check", "--json", TIDEMILL_CONFIG=str(file))
     assert json.loads(outcome.stdout)["set"]["num.partitions"]["by"] == f"{file}:1"
     assert json.loads(outcome.stdout)["warnings"] == [
-        f"{file}:2: there is no key before the value; a line is KEY=VALUE"
+        f"{file}:2: the key is missing; a line must be KEY=VALUE"
     ]
     for setting in (
         "zookeeper.connect=host:port",
@@ -185,24 +185,24 @@ def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "wait_for_line"),
     [
         (("serve", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
         (("config", "check", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
-        (("serve", "--port", "abc"), "'abc' is no whole number"),
+        (("serve", "--port", "abc"), "'abc' is not a whole number"),
         (("serve", "--ready-fd", "9999"), "descriptor 9999 is not open; a shell opens it with 9999>FILE"),
         (("serve", "--ready-fd", "99999999999"), "is not open"),
-        (("serve", "--ready-file", "/nonexist/x"), "/nonexist is no directory: make it first"),
+        (("serve", "--ready-file", "/nonexist/x"), "/nonexist is not a directory: create it first"),
         (("serve", "--ready-file", "/"), "/ is a directory"),
     ],
 )
-def test_serve_refuses_wrong_usage_before_it_starts(arguments: tuple[str, ...], said: str) -> None:
+def test_serve_refuses_wrong_usage_before_it_starts(arguments: tuple[str, ...], wait_for_line: str) -> None:
     outcome = invoke(*arguments)
     assert outcome.exit_code == 2
-    assert said in " ".join(outcome.output.split())
+    assert wait_for_line in " ".join(outcome.output.split())
 
 
-def test_a_descriptor_for_reading_is_no_place_to_write(tmp_path: Path) -> None:
+def test_a_descriptor_opened_for_reading_is_refused(tmp_path: Path) -> None:
     with open(os.devnull) as file:
         outcome = invoke("serve", "--ready-fd", str(file.fileno()))
     assert outcome.exit_code == 2
@@ -254,8 +254,8 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5s", "5 years"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ConfigError, match="no duration"):
+def test_invalid_durations(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a duration"):
         parse_duration(text)
 
 
@@ -265,7 +265,7 @@ def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_moment("10m") == 400_000
     assert parse_moment("2026-03-01T12:00+00:00") == 1_772_366_400_000
     assert parse_moment("2026-03-01T12:00Z") == 1_772_366_400_000
-    with pytest.raises(ConfigError, match="no moment"):
+    with pytest.raises(ConfigError, match="not a point in time"):
         parse_moment("yesterday")
 
 
@@ -292,7 +292,9 @@ def test_cells_and_header_names_cannot_forge_lines_or_take_over_the_terminal(
     assert b"\\x1b[2J=x" in written[0]
 
 
-def test_lines_are_told_apart_however_they_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_split_regardless_of_chunk_boundaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"ab\ncdefghijkl\n\nx\ny")
     monkeypatch.setattr(produce, "CHUNK_BYTES", 4)
@@ -306,7 +308,7 @@ def test_lines_are_told_apart_however_they_are_cut(tmp_path: Path, monkeypatch: 
         list(produce._lines_of(opened))
 
 
-def test_every_command_that_asks_a_cluster_takes_its_address_from_the_environment() -> None:
+def test_every_cluster_command_reads_its_address_from_the_environment() -> None:
     for arguments in (("topic", "list"), ("pipeline", "load"), ("pipeline", "publish"), ("perf", "consume")):
         assert "TIDEMILL_BOOTSTRAP" in invoke(*arguments, "--help").output
 
@@ -321,26 +323,26 @@ def test_percentiles_are_times_that_occurred() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"no", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"no", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"[]", "a JSON record is an object"),
         (b"{}", "needs a value"),
-        (b'{"valu": "x"}', "'valu' is no field of a record; did you mean value?"),
+        (b'{"valu": "x"}', "'valu' is not a field of a record; did you mean value?"),
         (b'{"value": 1, "zzz": 1}', "the fields of a record are key, "),
         (b'{"value": 1, "value_base64": "eA=="}', "both given"),
         (b'{"value": 1, "headers": [{"key": 1}]}', "headers are a list"),
         (b'{"value": 1, "headers": {}}', "headers are a list"),
         (b'{"value": 1, "headers": [{"key": "h"}]}', "the header 'h' needs a value"),
-        (b'{"value": 1, "headers": [{"key": "h", "vale": 1}]}', "no field of a header"),
-        (b'{"value": 1, "key_base64": "%"}', "no base64"),
+        (b'{"value": 1, "headers": [{"key": "h", "vale": 1}]}', "not a field of a header"),
+        (b'{"value": 1, "key_base64": "%"}', "not base64"),
     ],
 )
-def test_input_that_is_no_record(text: bytes, reason: str) -> None:
+def test_invalid_records(text: bytes, reason: str) -> None:
     with pytest.raises(BadInput, match=re.escape(reason)):
         from_json(text)
 
 
-def test_a_partition_that_is_no_number_is_refused() -> None:
+def test_a_partition_must_be_a_number() -> None:
     with pytest.raises(BadInput, match="partition is 'x'"):
         from_json(b'{"value": 1, "partition": "x"}', keep_place=True)
 
@@ -376,30 +378,30 @@ def test_the_status_of_a_cluster_fits_a_terminal_of_80_columns(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "wait_for_line"),
     [
         ("topic create t --config retention.ms=1", "Use --set KEY=VALUE."),
         ("topic alter t --add-config a=b", "Use --set KEY=VALUE."),
         ("topic alter t --delete-config a", "Use --unset KEY."),
-        ("topic create --topic t", "It stands without an option: tidemill topic create NAMES..."),
+        ("topic create --topic t", "It is a plain argument: tidemill topic create NAMES..."),
         ("produce t --producer-property linger.ms=1", "Use -X KEY=VALUE."),
         ("produce t --broker-list h:1", "Use --bootstrap-server HOST:PORT."),
         ("consume t --whitelist t", "Use --pattern REGEX."),
         ("serve --override a=b", "Use --set KEY=VALUE."),
         ("perf produce t --record-size 7", "Use --size BYTES."),
-        # Where a command has nothing of the kind, what is written alike is named.
+        # Without an equivalent in the command, a similarly written option is suggested.
         ("topic list --config f", "Use --command-config FILE."),
         ("topic create t --partition 3", "Did you mean '--partitions'?"),
     ],
 )
-def test_an_option_of_kafkas_tools_is_told_what_it_is_called_here(
-    line: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_the_error_of_an_option_of_kafkas_tools_has_the_equivalent(
+    line: str, wait_for_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(line.split()) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert wait_for_line in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_every_equivalent_of_an_option_of_kafkas_is_one_that_a_command_has() -> None:
+def test_every_equivalent_of_an_option_of_kafka_exists() -> None:
     def options(group: click.Command, context: click.Context) -> set[str]:
         found = {name for one in group.params for name in (*one.opts, *one.secondary_opts)}
         if isinstance(group, click.Group):
@@ -416,7 +418,7 @@ def test_every_equivalent_of_an_option_of_kafkas_is_one_that_a_command_has() -> 
 
 
 @pytest.mark.parametrize("name", ["tidemill.client", "tidemill.testing", "tidemill.pipeline"])
-def test_a_shell_that_completes_names_is_told_what_a_module_offers(name: str) -> None:
+def test_public_names_are_listed_for_completion(name: str) -> None:
     code = f"import {name} as m; print([n for n in dir(m) if not n.startswith('__')] == sorted(m.__all__))"
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert outcome.stdout == "True\n"

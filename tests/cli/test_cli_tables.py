@@ -1,4 +1,4 @@
-"""Tables in a terminal of 80 columns: no word is broken, and nothing is cut."""
+"""Tables in a terminal of 80 columns: no word is broken, and nothing is truncated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.cli import broker as broker_command
-from tidemill.cli import config, directories, group, output, topic
+from tidemill.cli import config, group, log_dirs, output, topic
 from tidemill.cli.table_layout import wrap
 from tidemill.client.admin_types import ConfigEntry, GroupDescription, GroupMember, PartitionLag
 from tidemill.model.configs import BROKER_KEYS
@@ -21,14 +21,14 @@ MEMBER = "tidemill-cli-3271fdf9-5aab-4f85-94c6-79d9be4be66"
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns, for the commands' modules too."""
+    """A terminal of 80 columns, also for the modules of the commands."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    for module in (output, topic, directories, group, broker_command, config):
+    for module in (output, topic, log_dirs, group, broker_command, config):
         monkeypatch.setattr(module, "on_terminal", lambda: True)
 
 
 def check(shown: str, *words: str) -> list[str]:
-    """The lines: none too long but for a word that is, each word whole in one of them."""
+    """Checks that no line is too long, except for a long word, and that each word is whole in one line."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     for line in lines:
         assert len(line.rstrip()) <= WIDTH or len(max(line.split(), key=len)) > WIDTH - 30, line
@@ -107,14 +107,14 @@ def test_members_of_a_group_with_long_names(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("terminal")
-def test_what_every_key_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_descriptions_of_all_keys(capsys: pytest.CaptureFixture[str]) -> None:
     for key in BROKER_KEYS.values():
         config._print_key(key, WIDTH)
         lines = check(capsys.readouterr().out)
-        said = " ".join(line.strip() for line in lines)
-        assert " ".join(key.doc.split()) in said
+        wait_for_line = " ".join(line.strip() for line in lines)
+        assert " ".join(key.doc.split()) in wait_for_line
         if not key.takes_effect:
-            assert " ".join(key.effect.split()) in said
+            assert " ".join(key.effect.split()) in wait_for_line
 
 
 @pytest.mark.usefixtures("terminal")
@@ -127,7 +127,7 @@ def test_a_table_that_fits_is_as_narrow_as_its_words(capsys: pytest.CaptureFixtu
         " 1  a     1,2,3",
         "10  日本  1",
     ]
-    # What breaks does so at spaces and after commas.
+    # Lines break at spaces and after commas.
     table(["what", "numbers"], ["x" * 30, ",".join(map(str, range(100, 130)))])
     assert [line.split()[-1] for line in check(capsys.readouterr().out)[2:]] == [
         ",".join(map(str, range(100, 112))) + ",",

@@ -1,4 +1,6 @@
-"""A broker for the tests that need one: TIDEMILL_TEST_BOOTSTRAP (Apache Kafka, say), or one of ours."""
+"""A broker for the client tests: the one at TIDEMILL_TEST_BOOTSTRAP (such as Apache Kafka), or a Tidemill
+broker.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def admin(broker_address: str) -> Iterator[Admin]:
 
 @pytest.fixture
 def new_topic(admin: Admin) -> Iterator[Callable[..., str]]:
-    """Makes topics of random names, and takes them away."""
+    """Creates topics with random names, and deletes them after the test."""
     made: list[str] = []
 
     def make(partitions: int = 3, **configs: str) -> str:

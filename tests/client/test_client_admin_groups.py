@@ -1,4 +1,4 @@
-"""An administrator of groups: offsets that are told, set, moved and forgotten, members and lag."""
+"""The group calls of the admin client: offsets are read, set, reset and deleted; members; lag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition, admin_groups
+from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
 from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import Committed
 from tidemill.model.errors import ErrorCode
@@ -22,7 +22,7 @@ NewTopic = Callable[..., str]
 
 
 def fill(address: str, topic: str, *counts: int) -> list[TopicPartition]:
-    """So many records in each partition, at times from 1000 ms on; the partitions."""
+    """Writes that many records to each partition, with timestamps from 1000 ms on; returns the partitions."""
     with Producer(address) as producer:
         for partition, count in enumerate(counts):
             for at in range(count):
@@ -34,7 +34,7 @@ def offsets(admin: Admin, group: str) -> dict[TopicPartition, int]:
     return {item: at.offset for item, at in admin.group_offsets(group).items()}
 
 
-def test_offsets_of_a_group_are_set_told_and_forgotten(admin: Admin, new_topic: NewTopic, group: str) -> None:
+def test_offsets_of_a_group_are_set_read_and_deleted(admin: Admin, new_topic: NewTopic, group: str) -> None:
     topic = new_topic(3)
     first, second, third = (TopicPartition(topic, at) for at in range(3))
     admin.alter_group_offsets(group, {first: 5, second: Committed(7, 3, "note")})
@@ -54,7 +54,7 @@ def test_offsets_of_a_group_are_set_told_and_forgotten(admin: Admin, new_topic: 
     assert unknown.value.code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_a_group_is_moved_within_what_the_log_has(
+def test_a_reset_is_limited_to_the_range_of_the_log(
     admin: Admin, broker_address: str, new_topic: NewTopic, group: str
 ) -> None:
     topic = new_topic(2)
@@ -85,7 +85,7 @@ def test_a_group_is_moved_within_what_the_log_has(
     assert offsets(admin, group) == {first: 5, second: 4}
 
 
-def test_lag_is_told_of_what_a_group_has_committed_and_of_what_it_reads(
+def test_lag_covers_committed_and_assigned_partitions(
     admin: Admin, broker_address: str, new_topic: NewTopic, group: str
 ) -> None:
     topic = new_topic(2)
@@ -135,13 +135,13 @@ def test_lag_is_told_of_what_a_group_has_committed_and_of_what_it_reads(
     assert admin.describe_group(group).members == []
 
 
-def test_a_group_that_is_not_there_has_no_lag_and_no_description(admin: Admin, group: str) -> None:
+def test_an_unknown_group_has_no_lag_and_no_description(admin: Admin, group: str) -> None:
     for call in (admin.describe_group, admin.group_lag):
         with pytest.raises(ClientError, match=f"cannot describe group '{group}': GROUP_ID_NOT_FOUND"):
             call(group)
 
 
-def test_a_commit_with_a_timeout_waits_no_longer_for_a_coordinator_that_does_not_answer() -> None:
+def test_a_commit_waits_for_a_silent_coordinator_up_to_its_timeout() -> None:
     with Broker() as broker, RangeReader(broker.bootstrap) as reader:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("t")
@@ -155,7 +155,7 @@ def test_a_commit_with_a_timeout_waits_no_longer_for_a_coordinator_that_does_not
         broker.resume()
 
 
-def test_committed_offsets_are_waited_for_ten_seconds_of_a_coordinator_that_does_not_answer(
+def test_committed_offsets_wait_ten_seconds_for_a_silent_coordinator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Broker() as broker, Consumer(broker.bootstrap, group_id="g") as consumer:
@@ -174,7 +174,7 @@ def test_committed_offsets_are_waited_for_ten_seconds_of_a_coordinator_that_does
 
 
 class NewerCoordinator:
-    """A coordinator that knows no such group of the older protocol, and ``newer`` of the one of KIP-848."""
+    """A coordinator without a classic group of the name, with ``newer`` as the group of KIP-848."""
 
     address, node_id = "there:9092", 7
 
@@ -203,12 +203,12 @@ class NewerCoordinator:
         (ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED),
     ],
 )
-def test_a_group_of_the_newer_protocol_is_described_where_there_is_one(
+def test_a_group_of_the_consumer_protocol_is_described(
     monkeypatch: pytest.MonkeyPatch, code: ErrorCode, told: ErrorCode | None
 ) -> None:
     newer = DescribedGroup(error_code=code, group_id="g", group_state="Stable", assignor_name="uniform")
     coordinator = NewerCoordinator(newer)
-    monkeypatch.setattr(admin_groups, "with_coordinator", lambda *given: given[-1](coordinator))
+    monkeypatch.setattr("tidemill.client.admin.with_coordinator", lambda *given: given[-1](coordinator))
     with Admin("unused:1") as admin:
         if told is None:
             found = admin.describe_group("g")

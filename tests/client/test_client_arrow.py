@@ -1,4 +1,4 @@
-"""The columns of a table that is sent: which types are taken, and what becomes of them."""
+"""Arrow columns that are sent: the accepted types and their conversions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Column = list[Any] | None
 
 
 def sent(**columns: pa.Array) -> dict[str, Column]:
-    """The columns that are sent of a table with these and a value in each row."""
+    """Returns the columns that are sent for a table with these columns and a value in each row."""
     count = len(next(iter(columns.values())))
     table = pa.table({"value": pa.array([b"v"] * count, pa.binary()), **columns})
     (found,) = columns_of(table)
@@ -21,7 +21,7 @@ def sent(**columns: pa.Array) -> dict[str, Column]:
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
-def test_a_partition_that_is_null_is_left_to_the_partitioner(kind: pa.DataType) -> None:
+def test_the_partitioner_chooses_for_a_null_partition(kind: pa.DataType) -> None:
     assert sent(partition=pa.array([3, None, 0], kind))["partition"] == [3, -1, 0]
     assert sent(partition=pa.nulls(2))["partition"] == [-1, -1]
 
@@ -46,8 +46,8 @@ def test_times_are_timestamps_or_whole_milliseconds(
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.string(), pa.bool_(), pa.date32()])
-def test_a_time_of_another_type_is_refused_with_what_is_due(kind: pa.DataType) -> None:
-    with pytest.raises(ValueError, match=r"column timestamp is .*, it must be a timestamp, or int64 milli"):
+def test_a_time_of_another_type_is_refused_with_the_expected_type(kind: pa.DataType) -> None:
+    with pytest.raises(ValueError, match=r"column timestamp is .*, and must be a timestamp, or int64 milli"):
         sent(timestamp=pa.array([None], kind))
 
 

@@ -1,4 +1,4 @@
-"""Assignment: the worked cases of the documents, and the properties of the sticky strategies."""
+"""Partition assignment: worked examples of the documentation, and the properties of the sticky strategies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidemill.client.assignors import (
     RangeAssignor,
     RoundRobinAssignor,
     StickyAssignor,
+    assign_in_turn,
     assignors_for,
-    deal,
 )
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
@@ -47,7 +47,7 @@ def test_range_of_two_topics_gives_the_first_member_more_of_each() -> None:
 
 def test_round_robin_over_the_documents_order() -> None:
     order = [TopicPartition("T1", p) for p in (5, 3, 0, 8, 2, 1, 4, 7, 6, 9)]
-    result = deal(order, [Member(name, ("T1",)) for name in ("C1-0", "C1-1", "C2-0", "C2-1")])
+    result = assign_in_turn(order, [Member(name, ("T1",)) for name in ("C1-0", "C1-1", "C2-0", "C2-1")])
     assert {name: numbers(items, "T1") for name, items in result.items()} == {
         "C1-0": [5, 2, 6],
         "C1-1": [3, 1, 9],
@@ -56,12 +56,12 @@ def test_round_robin_over_the_documents_order() -> None:
     }
 
 
-def test_round_robin_deals_the_partitions_of_all_topics_in_order() -> None:
+def test_round_robin_assigns_the_partitions_of_all_topics_in_order() -> None:
     result = RoundRobinAssignor().assign({"t": 3, "u": 3}, members(2, "t", "u"))
     assert result["m0"] == [TopicPartition("t", 0), TopicPartition("t", 2), TopicPartition("u", 1)]
 
 
-def test_round_robin_passes_over_who_has_not_subscribed() -> None:
+def test_round_robin_skips_members_without_a_subscription() -> None:
     people = [Member("a", ("t",)), Member("b", ("t", "u")), Member("c", ("t", "u"))]
     result = RoundRobinAssignor().assign({"t": 1, "u": 2}, people)
     assert (result["a"], numbers(result["b"], "u"), numbers(result["c"], "u")) == (
@@ -77,19 +77,19 @@ def test_more_members_than_partitions_leaves_some_idle() -> None:
         assert sorted(map(len, result.values())) == [0, 0, 1, 1]
 
 
-def test_static_members_keep_their_place_under_new_member_ids() -> None:
+def test_static_members_keep_their_partitions_under_new_member_ids() -> None:
     before = [Member("x9", ("t",), instance_id="a"), Member("x1", ("t",), instance_id="b")]
     after = [Member("a0", ("t",), instance_id="b"), Member("z7", ("t",), instance_id="a")]
     first, second = (RangeAssignor().assign({"t": 4}, people) for people in (before, after))
     assert first["x9"] == second["z7"]
 
 
-def test_a_topic_that_is_not_there_is_left_out() -> None:
+def test_a_missing_topic_is_omitted() -> None:
     for assignor in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor()):
         assert assignor.assign({}, members(2, "gone")) == {"m0": [], "m1": []}
 
 
-def test_sticky_moves_only_what_a_newcomer_needs() -> None:
+def test_sticky_moves_only_the_share_of_a_new_member() -> None:
     first = StickyAssignor().assign({"t": 9}, members(2, "t"))
     people = [Member(m, ("t",), tuple(items), 1) for m, items in first.items()]
     second = StickyAssignor().assign({"t": 9}, [*people, Member("new", ("t",))])
@@ -98,14 +98,14 @@ def test_sticky_moves_only_what_a_newcomer_needs() -> None:
         assert set(second[member]) <= set(items)
 
 
-def test_sticky_believes_the_later_generation() -> None:
+def test_sticky_uses_the_claim_of_the_later_generation() -> None:
     item = TopicPartition("t", 0)
     people = [Member("stale", ("t",), (item,), 3), Member("right", ("t",), (item,), 4)]
     assert StickyAssignor().assign({"t": 1}, people)["right"] == [item]
 
 
 @pytest.mark.parametrize("later", [(), (4,)])
-def test_sticky_believes_neither_of_two_members_that_claim_a_partition_in_one_generation(
+def test_sticky_ignores_two_claims_of_the_same_generation(
     later: tuple[int, ...],
 ) -> None:
     item = TopicPartition("t", 2)
@@ -121,7 +121,7 @@ def test_sticky_believes_neither_of_two_members_that_claim_a_partition_in_one_ge
         assert {member: numbers(items) for member, items in result.items()} == {"m0": [0, 2], "m1": [1]}
 
 
-def test_cooperative_hands_a_partition_on_in_the_second_round() -> None:
+def test_cooperative_reassigns_a_partition_in_the_second_round() -> None:
     every = tuple(TopicPartition("t", p) for p in range(4))
     people = [Member("old", ("t",), every, 1), Member("new", ("t",))]
     first = CooperativeStickyAssignor().assign({"t": 4}, people)
@@ -150,7 +150,7 @@ def groups(draw: st.DrawFn) -> tuple[dict[str, int], list[Member]]:
 
 @given(groups())
 @settings(max_examples=100, deadline=None)
-def test_sticky_gives_every_partition_once_and_is_balanced(
+def test_sticky_assigns_every_partition_once_and_evenly(
     case: tuple[dict[str, int], list[Member]],
 ) -> None:
     partitions, people = case
@@ -170,7 +170,7 @@ def test_sticky_gives_every_partition_once_and_is_balanced(
 
 @given(groups())
 @settings(max_examples=60, deadline=None)
-def test_sticky_stays_where_it_is(case: tuple[dict[str, int], list[Member]]) -> None:
+def test_sticky_keeps_a_balanced_assignment(case: tuple[dict[str, int], list[Member]]) -> None:
     partitions, people = case
     first = StickyAssignor().assign(partitions, people)
     again = [Member(m.member_id, m.topics, tuple(first[m.member_id]), 9) for m in people]
@@ -183,8 +183,10 @@ def sum_of_squares(result: dict[str, list[TopicPartition]]) -> int:
 
 @given(groups())
 @settings(max_examples=60, deadline=None)
-def test_no_assignment_is_more_even_than_the_sticky_one(case: tuple[dict[str, int], list[Member]]) -> None:
-    """Against all that there are, of few partitions."""
+def test_no_assignment_is_more_even_than_the_sticky_assignment(
+    case: tuple[dict[str, int], list[Member]],
+) -> None:
+    """Compares with all possible assignments of a few partitions."""
     partitions, people = case
     partitions = {topic: min(count, 2) for topic, count in partitions.items()}
     takers = [
@@ -199,7 +201,7 @@ def test_no_assignment_is_more_even_than_the_sticky_one(case: tuple[dict[str, in
 
 @given(groups())
 @settings(max_examples=100, deadline=None)
-def test_cooperative_takes_one_round_to_give_up_and_one_to_hand_on(
+def test_cooperative_revokes_in_the_first_round_and_assigns_in_the_second(
     case: tuple[dict[str, int], list[Member]],
 ) -> None:
     partitions, people = case
@@ -219,7 +221,7 @@ def test_cooperative_takes_one_round_to_give_up_and_one_to_hand_on(
         people = [Member(m.member_id, m.topics, tuple(given[m.member_id]), generation) for m in people]
 
 
-def test_a_chain_of_moves_fills_up_whom_no_single_move_reaches() -> None:
+def test_a_chain_of_moves_reaches_members_that_no_single_move_reaches() -> None:
     first = tuple(TopicPartition("a", p) for p in range(3))
     second = (TopicPartition("b", 0), TopicPartition("b", 1))
     people = [
@@ -231,12 +233,12 @@ def test_a_chain_of_moves_fills_up_whom_no_single_move_reaches() -> None:
     assert {member: len(items) for member, items in given.items()} == {"full": 2, "between": 2, "empty": 2}
 
 
-def test_an_unknown_strategy_names_those_there_are() -> None:
+def test_the_error_of_an_unknown_strategy_lists_the_known_strategies() -> None:
     with pytest.raises(ConfigError, match=r"range, roundrobin, sticky, cooperative-sticky"):
         assignors_for(["fair"])
 
 
-def test_names_of_the_java_client_and_ones_own_strategies() -> None:
+def test_strategies_have_the_names_of_the_java_client_or_are_objects() -> None:
     own = RangeAssignor()
     found = assignors_for(["org.apache.kafka.clients.consumer.CooperativeStickyAssignor", own])
     assert [found[0].name, found[1]] == ["cooperative-sticky", own]

@@ -1,4 +1,4 @@
-"""The login of a connection, against peers that keep to it and peers that do not."""
+"""The login of a connection, with brokers that follow the protocol and brokers that violate it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from test_client_connection import Peer, metadata, versions
 
 from tidemill.client import Admin
-from tidemill.client.authentication import UNLIMITED, NoLoginDue, Session, authenticate, session_of
-from tidemill.client.cluster import CONTROL, Cluster, Node
-from tidemill.client.config import COMMON, ClientConfig
-from tidemill.client.connection import Connection
+from tidemill.client.authentication import UNLIMITED, LoginNotExpected, Session, authenticate, session_of
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import COMMON
+from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable, ClientError
 from tidemill.client.login import PasswordLogin
-from tidemill.client.request import Request
+from tidemill.client.network_client import CONTROL, NetworkClient, Node
 from tidemill.client.scram import ScramMechanism
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
@@ -37,8 +37,10 @@ LOGIN = {
 }
 
 
-class Door:
-    """A broker that asks for a login. It gives ``handshakes`` and ``answers`` first, then the usual ones."""
+class LoginBroker:
+    """A broker that requires a login. It sends ``handshakes`` and ``answers`` first, then the usual
+    responses.
+    """
 
     def __init__(self) -> None:
         self.handshakes: list[SaslHandshakeResponse] = []
@@ -75,13 +77,13 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def login_broker() -> LoginBroker:
+    return LoginBroker()
 
 
 @pytest.fixture
-def port(door: Door) -> Iterator[int]:
-    peer = Peer(door)
+def port(login_broker: LoginBroker) -> Iterator[int]:
+    peer = Peer(login_broker)
     yield peer.port
     peer.close()
 
@@ -110,26 +112,28 @@ VERSIONS, HANDSHAKE, AUTHENTICATE, METADATA = (
 )
 
 
-def test_the_login_comes_before_anything_else(door: Door, connect: Callable[..., Connection]) -> None:
+def test_the_login_precedes_all_other_requests(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
     connection = connect()
     connection.open()
     ask(connection)
-    assert door.seen == [VERSIONS, HANDSHAKE, AUTHENTICATE, METADATA]
-    assert door.said == [b"\0alice\0p4ssword"]
+    assert login_broker.seen == [VERSIONS, HANDSHAKE, AUTHENTICATE, METADATA]
+    assert login_broker.said == [b"\0alice\0p4ssword"]
 
 
 @pytest.mark.parametrize(("setup_ms", "request_ms"), [(60_000, 40_000), (40_000, 60_000)])
-def test_each_message_of_a_login_has_the_time_of_a_request_or_what_is_left_of_the_setup(
+def test_a_login_message_has_the_request_timeout_or_the_rest_of_the_setup_timeout(
     connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch, setup_ms: int, request_ms: int
 ) -> None:
     times: dict[int, float] = {}
-    post = Connection._post
+    write = Connection._write_request
 
-    def noted(self: Connection, request: Request, *more: Any) -> None:
+    def noted(self: Connection, request: InFlightRequest, *more: Any) -> None:
         times[int(request.api_key)] = request.expires - request.sent
-        post(self, request, *more)
+        write(self, request, *more)
 
-    monkeypatch.setattr(Connection, "_post", noted)
+    monkeypatch.setattr(Connection, "_write_request", noted)
     keys = {"socket.connection.setup.timeout.ms": setup_ms, "request.timeout.ms": request_ms}
     connect(**keys).open()
     assert set(times) == {VERSIONS, HANDSHAKE, AUTHENTICATE}
@@ -137,12 +141,12 @@ def test_each_message_of_a_login_has_the_time_of_a_request_or_what_is_left_of_th
 
 
 def test_a_refusal_names_the_user_and_the_settings_and_not_the_password(
-    door: Door, connect: Callable[..., Connection]
+    login_broker: LoginBroker, connect: Callable[..., Connection]
 ) -> None:
     refusal = SaslAuthenticateResponse(
         error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message="no\nway"
     )
-    door.answers = [refusal]
+    login_broker.answers = [refusal]
     connection = connect()
     with pytest.raises(
         AuthenticationFailed,
@@ -154,63 +158,71 @@ def test_a_refusal_names_the_user_and_the_settings_and_not_the_password(
     assert connection.closed
 
 
-def test_a_refused_login_is_not_tried_again_and_again(door: Door, port: int) -> None:
-    door.answers = [
+def test_a_refused_login_is_not_retried(login_broker: LoginBroker, port: int) -> None:
+    login_broker.answers = [
         SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED) for _ in range(100)
     ]
     began = time.monotonic()
     with Admin(f"127.0.0.1:{port}", LOGIN) as admin, pytest.raises(AuthenticationFailed):
         admin.list_topics()
     assert time.monotonic() - began < 10
-    assert door.connections == 1
+    assert login_broker.connections == 1
 
 
-def test_a_mechanism_that_the_broker_does_not_have_is_said_with_those_that_it_has(
-    door: Door, connect: Callable[..., Connection]
+def test_the_error_of_an_unsupported_mechanism_lists_the_supported_mechanisms(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
 ) -> None:
-    door.handshakes = [
+    login_broker.handshakes = [
         SaslHandshakeResponse(
             error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=["SCRAM-SHA-512", "GSSAPI"]
         )
     ]
     with pytest.raises(
-        AuthenticationFailed, match=r"does not take PLAIN at this port, but SCRAM-SHA-512, GSSAPI"
+        AuthenticationFailed, match=r"does not accept PLAIN at this port, but SCRAM-SHA-512, GSSAPI"
     ):
         connect().open()
 
 
-def test_a_port_that_asks_for_no_login_is_said(door: Door, connect: Callable[..., Connection]) -> None:
-    door.handshakes = [SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)]
+def test_a_port_without_a_login_is_reported(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
+    login_broker.handshakes = [SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)]
     with pytest.raises(
-        AuthenticationFailed, match=r"asks for no login at this port; set security.protocol to ssl"
+        AuthenticationFailed, match=r"accepts no login at this port; set security.protocol to ssl"
     ):
         connect().open()
 
 
-def test_a_broker_without_sasl_is_said(door: Door, connect: Callable[..., Connection]) -> None:
-    door.known = {
+def test_a_broker_without_sasl_is_reported(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
+    login_broker.known = {
         key: (spec.version_min, spec.version_max) for key, spec in API.items() if key != AUTHENTICATE
     }
     with pytest.raises(
-        AuthenticationFailed, match=r"has no login by PLAIN: it is older than Kafka 1.0, or has no"
+        AuthenticationFailed, match=r"does not support login by PLAIN: it is older than Kafka 1.0, or has no"
     ):
         connect().open()
 
 
-def test_a_broker_cannot_draw_a_login_out(door: Door, connect: Callable[..., Connection]) -> None:
-    door.answers = [SaslAuthenticateResponse(auth_bytes=b"more") for _ in range(100)]
-    with pytest.raises(AuthenticationFailed, match=r"does not keep to PLAIN"):
+def test_a_broker_cannot_prolong_a_login(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
+    login_broker.answers = [SaslAuthenticateResponse(auth_bytes=b"more") for _ in range(100)]
+    with pytest.raises(AuthenticationFailed, match=r"violates PLAIN"):
         connect().open()
-    assert len(door.said) == 1
+    assert len(login_broker.said) == 1
 
 
-def test_a_broker_that_does_not_prove_itself_is_left(door: Door, connect: Callable[..., Connection]) -> None:
-    with pytest.raises(AuthenticationFailed, match=r"does not keep to SCRAM-SHA-256"):
+def test_a_connection_to_a_broker_without_a_proof_is_closed(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
+    with pytest.raises(AuthenticationFailed, match=r"violates SCRAM-SHA-256"):
         connect(**{"sasl.mechanism": "SCRAM-SHA-256"}).open()
-    assert not [said for said in door.said if b"p4ssword" in said]
+    assert not [said for said in login_broker.said if b"p4ssword" in said]
 
 
-def test_a_broker_that_does_not_know_the_password_is_said_to_be_another_one() -> None:
+def test_a_broker_without_the_password_is_reported_as_an_impostor() -> None:
     salted = b"r=abcdef,s=QSXCR+Q6sek8bf92,i=4096"
     answers = iter([b"", salted, b"v=" + base64.b64encode(bytes(32))])
 
@@ -226,7 +238,7 @@ def test_a_broker_that_does_not_know_the_password_is_said_to_be_another_one() ->
     assert "p4ssword" not in str(caught.value)
 
 
-def test_a_connection_that_ends_in_the_middle_of_a_login_can_be_tried_again(port: int) -> None:
+def test_a_connection_lost_during_the_login_is_retriable(port: int) -> None:
     def script(peer: Peer, frame: bytes) -> None:
         answer = versions(frame)
         if answer is None:
@@ -241,8 +253,8 @@ def test_a_connection_that_ends_in_the_middle_of_a_login_can_be_tried_again(port
     peer.close()
 
 
-def test_msk_is_told_a_signed_request_as_a_token(
-    door: Door, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+def test_msk_receives_a_signed_request_as_a_token(
+    login_broker: LoginBroker, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("aws_msk_iam_sasl_signer")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -250,14 +262,14 @@ def test_msk_is_told_a_signed_request_as_a_token(
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     line = "software.amazon.msk.auth.iam.IAMLoginModule required;"
     connect(**{"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": line}).open()
-    assert door.mechanisms == ["OAUTHBEARER"]
-    token = door.said[0].removeprefix(b"n,,\x01auth=Bearer ").removesuffix(b"\x01\x01")
+    assert login_broker.mechanisms == ["OAUTHBEARER"]
+    token = login_broker.said[0].removeprefix(b"n,,\x01auth=Bearer ").removesuffix(b"\x01\x01")
     signed = base64.urlsafe_b64decode(token + b"=" * (-len(token) % 4))
     assert b"X-Amz-Credential=AKIDEXAMPLE%2F" in signed
     assert b"X-Amz-Signature=" in signed
 
 
-# -- logging in again (KIP-368) ---------------------------------------------------------------------------
+# -- repeated logins (KIP-368) ----------------------------------------------------------------------------
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -267,32 +279,34 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_session_is_renewed_on_the_same_connection_beside_other_requests(
-    door: Door, connect: Callable[..., Connection]
+def test_a_session_is_renewed_on_the_same_connection_during_other_requests(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
 ) -> None:
-    door.lifetime_ms = 400
+    login_broker.lifetime_ms = 400
     connection = connect()
     connection.open()
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         ask(connection)
     wait_for(lambda: not connection._renewing)
-    logins = [key for key in door.seen if key in (HANDSHAKE, AUTHENTICATE)]
+    logins = [key for key in login_broker.seen if key in (HANDSHAKE, AUTHENTICATE)]
     assert logins == [HANDSHAKE, AUTHENTICATE] * (len(logins) // 2)
     assert 3 <= len(logins) // 2 <= 8
-    first = door.seen.index(METADATA)
-    for at, key in enumerate(door.seen[first:], first):
+    first = login_broker.seen.index(METADATA)
+    for at, key in enumerate(login_broker.seen[first:], first):
         if key == HANDSHAKE:
-            assert door.seen[at + 1] == AUTHENTICATE  # Nothing comes between.
-    assert door.connections == 1
+            assert login_broker.seen[at + 1] == AUTHENTICATE  # No request is sent in between.
+    assert login_broker.connections == 1
 
 
-def test_many_threads_renew_a_session_once(door: Door, connect: Callable[..., Connection]) -> None:
-    door.lifetime_ms = 300
+def test_many_threads_renew_a_session_once(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
+    login_broker.lifetime_ms = 300
     connection = connect()
     connection.open()
     time.sleep(0.29)
-    door.lifetime_ms = 60_000
+    login_broker.lifetime_ms = 60_000
 
     def run() -> None:
         for _ in range(50):
@@ -304,50 +318,52 @@ def test_many_threads_renew_a_session_once(door: Door, connect: Callable[..., Co
     for thread in threads:
         thread.join()
     wait_for(lambda: not connection._renewing)
-    assert door.seen.count(HANDSHAKE) == 2
+    assert login_broker.seen.count(HANDSHAKE) == 2
     assert not connection.closed
 
 
-def test_after_the_end_of_a_session_the_login_goes_before_the_next_request(
-    door: Door, connect: Callable[..., Connection]
+def test_after_the_end_of_a_session_the_login_precedes_the_next_request(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
 ) -> None:
-    door.lifetime_ms = 50
+    login_broker.lifetime_ms = 50
     connection = connect()
     connection.open()
     time.sleep(0.1)
-    door.lifetime_ms = 60_000
+    login_broker.lifetime_ms = 60_000
     ask(connection)
-    assert door.seen[3:] == [HANDSHAKE, AUTHENTICATE, METADATA]
+    assert login_broker.seen[3:] == [HANDSHAKE, AUTHENTICATE, METADATA]
 
 
-def test_a_broker_that_takes_no_new_login_keeps_the_connection(
-    door: Door, connect: Callable[..., Connection]
+def test_a_broker_that_ignores_a_new_login_keeps_the_connection(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
 ) -> None:
-    door.lifetime_ms = 50
+    login_broker.lifetime_ms = 50
     connection = connect()
     connection.open()
-    door.handshakes = [SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)]
+    login_broker.handshakes = [SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)]
     time.sleep(0.1)
     ask(connection)
     ask(connection)
     assert not connection.closed
-    assert door.seen.count(HANDSHAKE) == 2
+    assert login_broker.seen.count(HANDSHAKE) == 2
 
 
-def test_a_new_login_that_is_refused_ends_what_waits(door: Door, connect: Callable[..., Connection]) -> None:
-    door.lifetime_ms = 50
+def test_a_refused_new_login_ends_the_waiting_requests(
+    login_broker: LoginBroker, connect: Callable[..., Connection]
+) -> None:
+    login_broker.lifetime_ms = 50
     connection = connect()
     connection.open()
-    door.answers = [SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED)]
+    login_broker.answers = [SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED)]
     time.sleep(0.1)
     with pytest.raises(ClientError):
         ask(connection)
     assert connection.closed
 
 
-def test_an_idle_connection_whose_session_is_over_is_replaced(door: Door, port: int) -> None:
-    door.lifetime_ms = 50
-    cluster = Cluster(ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{port}", **LOGIN}))
+def test_an_idle_connection_whose_session_is_over_is_replaced(login_broker: LoginBroker, port: int) -> None:
+    login_broker.lifetime_ms = 50
+    cluster = NetworkClient(ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{port}", **LOGIN}))
     cluster.nodes = {1: Node(1, "127.0.0.1", port)}
     first = cluster.connection(1, CONTROL, time.monotonic() + 5)
     assert cluster.opened(1, CONTROL) is first
@@ -363,9 +379,9 @@ def test_a_session_is_renewed_within_its_last_part() -> None:
     assert session_of(10_000, 100.0, 0.9) == Session(109.0, 110.0)
 
 
-def test_a_refusal_that_a_helper_thread_meets_is_raised_to_who_calls(door: Door, port: int) -> None:
-    door.answers = [SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED)]
-    cluster = Cluster(ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{port}", **LOGIN}))
+def test_a_refusal_in_a_helper_thread_is_raised_in_the_caller(login_broker: LoginBroker, port: int) -> None:
+    login_broker.answers = [SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED)]
+    cluster = NetworkClient(ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{port}", **LOGIN}))
     cluster.nodes = {1: Node(1, "127.0.0.1", port)}
     opened = threading.Event()
     cluster.open_soon(1, CONTROL, opened.set)
@@ -376,8 +392,8 @@ def test_a_refusal_that_a_helper_thread_meets_is_raised_to_who_calls(door: Door,
     cluster.close()
 
 
-def test_no_login_due_is_an_authentication_that_failed_at_the_first_time() -> None:
-    assert issubclass(NoLoginDue, AuthenticationFailed)
+def test_an_unexpected_login_is_an_authentication_failure_at_once() -> None:
+    assert issubclass(LoginNotExpected, AuthenticationFailed)
 
 
 # -- listeners of another kind ----------------------------------------------------------------------------
@@ -387,14 +403,14 @@ def plain(port: int) -> Connection:
     return Connection("127.0.0.1", port, ClientConfig(COMMON, {"bootstrap.servers": "unused:1"}))
 
 
-def test_a_listener_that_speaks_tls_is_told_from_a_broker_that_is_broken() -> None:
+def test_a_tls_listener_is_distinguished_from_a_failed_broker() -> None:
     peer = Peer(lambda peer, frame: peer.send(bytes.fromhex("15030300020246")))
-    with pytest.raises(BrokerUnreachable, match=r"an alert of TLS: set security.protocol=ssl, or sasl_ssl"):
+    with pytest.raises(BrokerUnreachable, match=r"a TLS alert: set security.protocol=ssl, or sasl_ssl"):
         plain(peer.port).open()
     peer.close()
 
 
-def test_a_listener_that_wants_a_login_first_is_hinted_at() -> None:
+def test_the_error_hints_at_a_listener_that_requires_a_login() -> None:
     def script(peer: Peer, frame: bytes) -> None:
         answer = versions(frame)
         with contextlib.suppress(OSError):
@@ -404,7 +420,7 @@ def test_a_listener_that_wants_a_login_first_is_hinted_at() -> None:
     connection = plain(peer.port)
     connection.open()
     with pytest.raises(
-        BrokerUnreachable, match=r"asks for a login, set security.protocol=sasl_ssl or sasl_plain"
+        BrokerUnreachable, match=r"requires a login, set security.protocol=sasl_ssl or sasl_plain"
     ):
         ask(connection)
     peer.close()

@@ -4,13 +4,13 @@ import pickle
 
 import pytest
 
-from tidemill.client.config import (
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import (
     ALIASES,
     COMMON,
     CONSUMER,
     KEYS,
     PRODUCER,
-    ClientConfig,
     check_setting,
     parse_address,
 )
@@ -21,7 +21,7 @@ def producer(**keys: object) -> ClientConfig:
     return ClientConfig(PRODUCER, {"bootstrap.servers": "a:1"}, **keys)
 
 
-def test_defaults_are_todays() -> None:
+def test_defaults_are_those_of_current_kafka() -> None:
     config = producer()
     assert config["acks"] == -1
     assert config["enable.idempotence"] is True
@@ -78,15 +78,17 @@ def test_every_number_among_the_keys_has_its_default_and_its_bounds() -> None:
     for name, (default, least, most) in NUMBERS.items():
         key = KEYS[name]
         assert (name, key.default) == (name, default)
-        assert (key.read(name, least), key.read(name, str(most))) == (least, most)
+        assert (key.parse(least), key.parse(str(most))) == (least, most)
+        allowed = f"{least} or more" if most in (INT, LONG) else f"{least} to {most}"
         for value in (least - 1, most + 1):
             with pytest.raises(
-                ConfigError, match=f"{name}={value} is out of range; allowed are {least} to {most}"
-            ):
-                key.read(name, value)
+                ConfigError, match=f"^{name}={value}: allowed is a whole number, {allowed}"
+            ) as caught:
+                key.parse(value)
+            assert (f"and at most {most} (" in str(caught.value)) == (value > INT and most in (INT, LONG))
 
 
-def test_what_is_on_or_off_where_nothing_is_set() -> None:
+def test_defaults_of_booleans() -> None:
     states = {name: key.default for name, key in KEYS.items() if isinstance(key.default, bool)}
     on = ("enable.auto.commit", "check.crcs", "allow.auto.create.topics", "exclude.internal.topics")
     assert states == {**dict.fromkeys(on, True), "sasl.oauthbearer.header.urlencode": False}
@@ -122,7 +124,7 @@ def test_keywords_are_keys_with_underscores() -> None:
         ("ssl.password", "s3cret", "ssl.key.password", "s3cret"),
     ],
 )
-def test_names_of_the_old_documents_mean_todays(old: str, value: object, key: str, expected: object) -> None:
+def test_old_names_are_aliases_of_current_keys(old: str, value: object, key: str, expected: object) -> None:
     given = {"bootstrap.servers": "a:1", old: value}
     if key == "bootstrap.servers":
         del given["bootstrap.servers"]
@@ -134,8 +136,8 @@ def test_smallest_and_largest_are_earliest_and_latest() -> None:
     assert config["auto.offset.reset"] == "earliest"
 
 
-def test_an_unknown_key_names_its_neighbour() -> None:
-    with pytest.raises(ConfigError, match=r"linger.mss is no key of a producer; did you mean linger.ms\?"):
+def test_the_error_of_an_unknown_key_suggests_the_closest_key() -> None:
+    with pytest.raises(ConfigError, match=r"linger.mss is not a key of a producer; did you mean linger.ms\?"):
         ClientConfig(PRODUCER, {"bootstrap.servers": "a:1", "linger.mss": 1})
 
 
@@ -151,7 +153,7 @@ def test_an_unknown_key_names_its_neighbour() -> None:
         ("ssl.context", "give ssl.ca.location"),
     ],
 )
-def test_a_key_without_meaning_here_says_what_to_do(key: str, step: str) -> None:
+def test_the_error_of_a_meaningless_key_has_the_alternative(key: str, step: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} has no meaning for this client: .*{step}") as caught:
         ClientConfig(CONSUMER, {"bootstrap.servers": "h:1", key: "s3cret"})
     assert "s3cret" not in str(caught.value)
@@ -160,20 +162,20 @@ def test_a_key_without_meaning_here_says_what_to_do(key: str, step: str) -> None
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("linger.ms", "soon", "allowed are 0 to"),
-        ("linger.ms", -1, "out of range"),
-        ("batch.size", 1.5, "no integer"),
-        ("acks", "2", "use 0, 1 or all"),
-        ("compression.type", "brotli", "none, gzip, snappy, lz4, zstd"),
-        ("enable.idempotence", "perhaps", "neither true nor false"),
+        ("linger.ms", "soon", "linger.ms=soon: allowed is a whole number, 0 or more"),
+        ("linger.ms", -1, "linger.ms=-1: allowed is a whole number, 0 or more"),
+        ("batch.size", 1.5, "batch.size=1.5: allowed is a whole number"),
+        ("acks", "2", "acks=2: allowed is 0, 1 or all"),
+        ("compression.type", "brotli", "allowed is none, gzip, snappy, lz4 or zstd"),
+        ("enable.idempotence", "perhaps", "enable.idempotence=perhaps: allowed is true or false"),
         ("bootstrap.servers", "", "names no server"),
-        ("bootstrap.servers", "host", "no host:port"),
+        ("bootstrap.servers", "host", "not host:port"),
         ("bootstrap.servers", "host:99999", "between 1 and 65535"),
-        ("bootstrap.servers", "a..b:9092", "whose host is no name"),
-        ("bootstrap.servers", f"{'a' * 64}:9092", "whose host is no name"),
+        ("bootstrap.servers", "a..b:9092", "whose host is invalid"),
+        ("bootstrap.servers", f"{'a' * 64}:9092", "whose host is invalid"),
     ],
 )
-def test_a_value_that_cannot_be_used_names_key_value_and_what_is_allowed(
+def test_the_error_of_an_invalid_value_has_key_value_and_allowed_values(
     key: str, value: object, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
@@ -181,12 +183,12 @@ def test_a_value_that_cannot_be_used_names_key_value_and_what_is_allowed(
     assert key in str(caught.value)
 
 
-def test_no_server_at_all_is_an_error() -> None:
+def test_missing_bootstrap_servers_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"bootstrap.servers is missing"):
         ClientConfig(COMMON, {})
 
 
-def test_idempotence_goes_off_by_itself_but_not_against_the_users_word() -> None:
+def test_idempotence_is_disabled_implicitly_but_not_if_it_is_set() -> None:
     assert producer(acks=1)["enable.idempotence"] is False
     with pytest.raises(ConfigError, match=r"needs acks=all"):
         producer(acks=1, enable_idempotence=True)
@@ -207,7 +209,7 @@ def test_a_delivery_timeout_under_one_request_is_refused() -> None:
     assert producer(delivery_timeout_ms=1000, request_timeout_ms=900).int("delivery.timeout.ms") == 1000
 
 
-def test_keys_of_the_other_clients_are_let_pass_so_that_files_can_be_shared() -> None:
+def test_keys_of_other_clients_are_ignored_in_shared_files() -> None:
     assert ClientConfig(PRODUCER, {"bootstrap.servers": "a:1", "group.id": "g"})["acks"] == -1
 
 
@@ -215,7 +217,7 @@ def test_a_configuration_can_be_pickled() -> None:
     config = ClientConfig(CONSUMER, {"bootstrap.servers": "[::1]:9092,b:2", "group.id": "g"})
     again = pickle.loads(pickle.dumps(config))
     assert again["bootstrap.servers"] == (("::1", 9092), ("b", 2))
-    assert all(again[key] == config[key] for key in KEYS if KEYS[key].role in (COMMON, CONSUMER))
+    assert all(again[key] == config[key] for key in KEYS if KEYS[key].scope in (COMMON, CONSUMER))
 
 
 @pytest.mark.parametrize(
@@ -227,20 +229,20 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("linger.ms", "5"), ("fetch.wait.max.ms", 100), ("acks", "all")])
-def test_a_setting_that_some_client_takes_is_good(name: str, value: object) -> None:
-    assert KEYS[ALIASES.get(name, name)].read(name, value) in (5, 100, -1)
+def test_a_setting_of_some_client_is_valid(name: str, value: object) -> None:
+    assert KEYS[ALIASES.get(name, name)].parse(value) in (5, 100, -1)
     check_setting(name, value)
-    check_setting("client.dns.lookup", "whatever")  # of other clients, without effect here
+    check_setting("client.dns.lookup", "whatever")  # keys of other clients, without effect here
 
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("linger.ms", "soon", "linger.ms='soon' is no integer"),
-        ("linger.mss", "5", "linger.mss is no key of a client; did you mean linger.ms"),
+        ("linger.ms", "soon", "linger.ms=soon: allowed is a whole number"),
+        ("linger.mss", "5", "linger.mss is not a key of a client; did you mean linger.ms"),
         ("zookeeper.connect", "h:1", "zookeeper.connect has no meaning for this client"),
     ],
 )
-def test_a_setting_that_no_client_takes_is_refused(name: str, value: object, text: str) -> None:
+def test_a_setting_of_no_client_is_refused(name: str, value: object, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check_setting(name, value)

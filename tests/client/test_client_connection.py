@@ -1,4 +1,6 @@
-"""Connections to peers that lie, stall, close or speak something else: real sockets, scripted servers."""
+"""Connections to peers that send wrong data, stall, close or use another protocol: real sockets, scripted
+servers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tidemill.client.config import COMMON, ClientConfig
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout
 from tidemill.model.errors import ErrorCode
@@ -26,7 +29,7 @@ Handler = Callable[["Peer", bytes], None]
 
 
 class Peer:
-    """A server that answers each request with what its script says."""
+    """A server that sends the responses of its script."""
 
     def __init__(self, script: Handler) -> None:
         self._script = script
@@ -73,7 +76,7 @@ class Peer:
 
 
 def versions(frame: bytes, known: dict[int, tuple[int, int]] | None = None, at_most: int = 4) -> bytes | None:
-    """The answer to ApiVersions; None for other requests."""
+    """Returns the response to ApiVersions; None for other requests."""
     header = parse_request_header(frame)
     if header.api_key != ApiKey.API_VERSIONS:
         return None
@@ -87,7 +90,7 @@ def versions(frame: bytes, known: dict[int, tuple[int, int]] | None = None, at_m
 
 
 def after_versions(script: Handler) -> Handler:
-    """A script that answers ApiVersions, and goes on as told."""
+    """Returns a script that answers ApiVersions, then runs ``script``."""
 
     def run(peer: Peer, frame: bytes) -> None:
         answer = versions(frame)
@@ -141,7 +144,7 @@ def test_the_highest_common_version_is_chosen(serve: Callable[..., Connection]) 
     assert connection.version(ApiKey.METADATA, 3) == 3
     assert ask(connection).cluster_id == "c"
     assert not connection.supports(ApiKey.FETCH)
-    with pytest.raises(ClientError, match=r"offers versions 90 to 99, this client speaks 0 to 18"):
+    with pytest.raises(ClientError, match=r"offers versions 90 to 99, this client supports 0 to 18"):
         connection.version(ApiKey.FETCH)
 
 
@@ -156,7 +159,7 @@ def test_the_highest_common_version_is_chosen(serve: Callable[..., Connection]) 
         ((90, 99), 0, False),
     ],
 )
-def test_a_version_or_a_later_one_is_there_where_both_ends_speak_it(
+def test_supports_needs_a_common_version_at_or_above_the_requested(
     serve: Callable[..., Connection], offered: tuple[int, int], version: int, common: bool
 ) -> None:
     known = {18: (0, 4), 3: offered}
@@ -178,7 +181,7 @@ def answering_later(serve: Callable[..., Connection]) -> tuple[Connection, threa
     return connection, go
 
 
-def test_the_oldest_request_is_unanswered_until_its_answer_comes(serve: Callable[..., Connection]) -> None:
+def test_the_oldest_request_is_unanswered_until_its_response_begins(serve: Callable[..., Connection]) -> None:
     connection, go = answering_later(serve)
     assert connection.unanswered() is None
     first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
@@ -188,7 +191,7 @@ def test_the_oldest_request_is_unanswered_until_its_answer_comes(serve: Callable
     assert connection.unanswered() is None
 
 
-def test_a_broker_without_the_newest_api_versions_is_asked_again(serve: Callable[..., Connection]) -> None:
+def test_api_versions_is_repeated_in_a_version_of_the_broker(serve: Callable[..., Connection]) -> None:
     asked: list[int] = []
 
     def script(peer: Peer, frame: bytes) -> None:
@@ -201,7 +204,7 @@ def test_a_broker_without_the_newest_api_versions_is_asked_again(serve: Callable
     assert connection.version(ApiKey.METADATA) == 1
 
 
-def test_requests_under_way_are_answered_in_order_to_any_thread(serve: Callable[..., Connection]) -> None:
+def test_any_thread_receives_the_responses_in_order(serve: Callable[..., Connection]) -> None:
     connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame, str(len(frame))))))
     connection.open()
     first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
@@ -219,7 +222,7 @@ def test_requests_under_way_are_answered_in_order_to_any_thread(serve: Callable[
     assert connection.in_flight == 0
 
 
-def test_an_answer_that_another_thread_has_read_is_there_at_once(serve: Callable[..., Connection]) -> None:
+def test_a_response_read_by_another_thread_is_available_at_once(serve: Callable[..., Connection]) -> None:
     frames: list[bytes] = []
 
     def script(peer: Peer, frame: bytes) -> None:
@@ -232,11 +235,11 @@ def test_an_answer_that_another_thread_has_read_is_there_at_once(serve: Callable
 
     connection = serve(after_versions(script))
     connection.open()
-    for _ in range(8):  # Which thread goes first after an answer is up to chance.
+    for _ in range(8):  # Either thread may continue first after a response.
         first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
         reader = threading.Thread(target=connection.wait, args=(second, 10))
         reader.start()
-        time.sleep(0.05)  # It reads: both answers pass through its hands.
+        time.sleep(0.05)  # This thread reads both responses.
         assert connection.wait(first, 10)
         assert not second.done
         reader.join()
@@ -244,7 +247,7 @@ def test_an_answer_that_another_thread_has_read_is_there_at_once(serve: Callable
 
 
 @pytest.mark.parametrize("size", [-1, 0, 3, 2**30, 2**31 - 1])
-def test_a_length_that_lies_costs_the_connection_and_no_memory(
+def test_a_false_length_closes_the_connection_and_allocates_nothing(
     serve: Callable[..., Connection], size: int
 ) -> None:
     def script(peer: Peer, frame: bytes) -> None:
@@ -261,37 +264,37 @@ def test_a_length_that_lies_costs_the_connection_and_no_memory(
     assert peak < 10_000_000
 
 
-def test_an_answer_to_another_request_closes(serve: Callable[..., Connection]) -> None:
+def test_a_response_to_another_request_closes_the_connection(serve: Callable[..., Connection]) -> None:
     connection = serve(after_versions(lambda peer, frame: peer.send(b"\0\0\0\x08" + b"\x7f" * 8)))
     connection.open()
     with pytest.raises(BrokerUnreachable, match=r"correlation id"):
         ask(connection)
 
 
-def test_a_server_of_another_protocol_is_told_from_a_broker(serve: Callable[..., Connection]) -> None:
+def test_a_server_of_another_protocol_is_reported(serve: Callable[..., Connection]) -> None:
     connection = serve(lambda peer, frame: peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with pytest.raises(BrokerUnreachable, match=r"check host, port"):
         connection.open()
 
 
-def test_an_answer_that_cannot_be_read_closes(serve: Callable[..., Connection]) -> None:
+def test_an_invalid_response_closes_the_connection(serve: Callable[..., Connection]) -> None:
     def script(peer: Peer, frame: bytes) -> None:
         whole = metadata(frame)
         peer.send((len(whole) - 6).to_bytes(4, "big") + whole[4:-2])
 
     connection = serve(after_versions(script))
     connection.open()
-    with pytest.raises(BrokerUnreachable, match=r"sent what is no answer \(MetadataResponse.*check host"):
+    with pytest.raises(BrokerUnreachable, match=r"sent an invalid response \(MetadataResponse.*check host"):
         ask(connection)
     assert connection.closed
 
 
-def test_a_connection_that_is_closed_while_an_answer_arrives_ends_its_request_once(
+def test_closing_during_a_response_ends_its_request_once(
     serve: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame))))
     connection.open()
-    take = connection._take
+    take = connection._read_exactly
 
     def take_and_close(count: int, deadline: float) -> bytes:
         data = take(count, deadline)
@@ -299,12 +302,12 @@ def test_a_connection_that_is_closed_while_an_answer_arrives_ends_its_request_on
             connection.close()
         return data
 
-    monkeypatch.setattr(connection, "_take", take_and_close)
+    monkeypatch.setattr(connection, "_read_exactly", take_and_close)
     with pytest.raises(ClientClosed, match=r"was closed"):
         ask(connection)
 
 
-def test_a_filter_that_the_broker_does_not_know_is_refused_not_left_out(
+def test_an_unsupported_filter_is_refused_and_not_omitted(
     serve: Callable[..., Connection],
 ) -> None:
     def script(peer: Peer, frame: bytes) -> None:
@@ -317,17 +320,17 @@ def test_a_filter_that_the_broker_does_not_know_is_refused_not_left_out(
     assert connection.in_flight == 0
 
 
-def test_a_broker_that_hangs_up_ends_all_requests(serve: Callable[..., Connection]) -> None:
+def test_a_closed_connection_ends_all_requests(serve: Callable[..., Connection]) -> None:
     connection = serve(after_versions(lambda peer, frame: peer.hang_up()))
     connection.open()
     requests = [connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2)]
     for request in requests:
         assert connection.wait(request, 5)
-        with pytest.raises(BrokerUnreachable, match=r"opened again when needed"):
+        with pytest.raises(BrokerUnreachable, match=r"reopened when needed"):
             request.response()
 
 
-def test_a_broker_that_does_not_answer_in_time_is_left(serve: Callable[..., Connection]) -> None:
+def test_a_silent_broker_is_disconnected_after_the_timeout(serve: Callable[..., Connection]) -> None:
     connection = serve(after_versions(lambda peer, frame: None), request_timeout_ms=300)
     connection.open()
     began = time.monotonic()
@@ -337,7 +340,9 @@ def test_a_broker_that_does_not_answer_in_time_is_left(serve: Callable[..., Conn
     assert connection.closed
 
 
-def test_waiting_less_than_the_request_has_keeps_the_connection(serve: Callable[..., Connection]) -> None:
+def test_a_wait_shorter_than_the_request_timeout_keeps_the_connection(
+    serve: Callable[..., Connection],
+) -> None:
     connection, go = answering_later(serve)
     request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
     assert not connection.wait(request, 0.05)
@@ -346,7 +351,7 @@ def test_waiting_less_than_the_request_has_keeps_the_connection(serve: Callable[
     assert request.response().cluster_id == "c"
 
 
-def test_an_answer_in_small_pieces_is_put_together(serve: Callable[..., Connection]) -> None:
+def test_a_response_in_small_pieces_is_assembled(serve: Callable[..., Connection]) -> None:
     def script(peer: Peer, frame: bytes) -> None:
         for byte in metadata(frame):
             peer.send(bytes([byte]))
@@ -356,7 +361,7 @@ def test_an_answer_in_small_pieces_is_put_together(serve: Callable[..., Connecti
     assert ask(connection).cluster_id == "c"
 
 
-def test_nobody_listens() -> None:
+def test_a_refused_connection_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     config = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
@@ -366,7 +371,7 @@ def test_nobody_listens() -> None:
 
 def test_a_broker_that_advertises_no_host_name_is_named() -> None:
     config = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
-    with pytest.raises(BrokerUnreachable, match=r"broker a\.\.b:9092 cannot be resolved: it is no host"):
+    with pytest.raises(BrokerUnreachable, match=r"broker a\.\.b:9092 cannot be resolved: it is not a host"):
         Connection("a..b", 9092, config).open()
 
 
@@ -379,7 +384,7 @@ def test_the_second_address_of_a_name_is_tried_in_time(
     with socket.socket() as full, contextlib.ExitStack() as fill:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for _ in range(8):  # The system takes no more connections, and drops what asks for one.
+        for _ in range(8):  # The system accepts no more connections, and drops further attempts.
             one = fill.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(full.getsockname())

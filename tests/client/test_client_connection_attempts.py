@@ -1,4 +1,4 @@
-"""What a client remembers of brokers that failed, and when that is over."""
+"""The failed brokers that a client remembers, and when it forgets them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import time
 
 import pytest
 
-from tidemill.client.cluster import CONTROL, Cluster
-from tidemill.client.cluster_image import Node
-from tidemill.client.config import COMMON, ClientConfig
+from tidemill.client.cluster_metadata import Node
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
 from tidemill.client.connection_attempts import FORGOTTEN_S, Failures
 from tidemill.client.errors import BrokerUnreachable
+from tidemill.client.network_client import CONTROL, NetworkClient
 
 CONFIG = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
 
 
-def test_a_broker_that_nobody_has_tried_for_long_has_a_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_failures_of_a_broker_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     failures = Failures(CONFIG, random.Random(1))
@@ -32,9 +33,9 @@ def test_a_broker_that_nobody_has_tried_for_long_has_a_new_start(monkeypatch: py
     assert failures.repeated(5) == []
 
 
-def test_a_client_that_has_found_a_broker_again_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where no metadata are read afterwards, as for the coordinator of a group."""
-    cluster = Cluster(CONFIG)
+def test_a_client_with_a_responding_broker_reports_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a later metadata refresh, as for the coordinator of a group."""
+    cluster = NetworkClient(CONFIG)
     found = Connection("unused", 1, CONFIG)
     reasons: list[str] = []
 
@@ -45,7 +46,7 @@ def test_a_client_that_has_found_a_broker_again_waits_for_none(monkeypatch: pyte
         reasons.extend(wait.reason for wait in cluster.waits())
         return found
 
-    monkeypatch.setattr(cluster._openings, "first", first)
+    monkeypatch.setattr(cluster._attempts, "first", first)
     try:
         assert cluster.any_connection(time.monotonic() + 60) is found
         assert reasons == ["no broker can be reached"] * 2
@@ -55,10 +56,10 @@ def test_a_client_that_has_found_a_broker_again_waits_for_none(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("node_id", "named"), [(1, "broker away:9092 failed"), (7, "broker 7 failed")])
-def test_a_broker_that_failed_a_moment_ago_is_named_by_its_address_where_that_is_known(
+def test_a_recently_failed_broker_is_named_by_its_address_if_known(
     node_id: int, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(CONFIG)
+    cluster = NetworkClient(CONFIG)
     cluster.nodes[1] = Node(1, "away", 9092, None)
     monkeypatch.setattr(cluster, "pause", lambda node_id: 60.0)
     try:

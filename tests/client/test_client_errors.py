@@ -1,4 +1,4 @@
-"""What an error of the client says: what was tried, which code, where, and what to do next."""
+"""The texts of client errors: operation, code, broker and next step."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tidemill.model.errors import ErrorCode
 
 
 @pytest.mark.parametrize("number", [3, int("3"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-def test_a_known_code_is_told_by_its_name(number: int) -> None:
+def test_a_known_code_is_shown_by_name(number: int) -> None:
     error = error_for(number, "read t-0", broker="b:1", topic="t", partition=0, step="look again")
     assert str(error) == "cannot read t-0: UNKNOWN_TOPIC_OR_PARTITION, broker b:1; look again"
     assert (error.code, error.broker, error.topic, error.partition) == (3, "b:1", "t", 0)
 
 
-def test_every_code_is_told_by_its_name_alone() -> None:
+def test_every_code_is_shown_by_its_name_alone() -> None:
     for code in ErrorCode:
         plain = int(str(int(code)))
         assert str(error_for(plain, "do it", step="x")) == f"cannot do it: {code.name}; x"
 
 
-def test_a_code_of_a_newer_broker_is_told_by_its_number() -> None:
+def test_a_code_of_a_newer_broker_is_shown_by_number() -> None:
     assert code_of(9_999) == ErrorCode.UNKNOWN_SERVER_ERROR
     error = error_for(9_999, "read t-0", detail="it is new.", step="update")
     assert str(error) == "cannot read t-0: UNKNOWN_SERVER_ERROR (code 9999) (it is new); update"
@@ -42,7 +42,7 @@ def test_no_error_raises_nothing() -> None:
         (ErrorCode.INVALID_TOPIC_EXCEPTION, "Topic 't' already exists.", False),
     ],
 )
-def test_a_topic_that_exists_can_be_used_unless_it_is_being_deleted(
+def test_an_existing_topic_is_usable_unless_it_is_being_deleted(
     number: int, detail: str, there: bool
 ) -> None:
     error = error_for(number, "create topic t", detail=detail)

@@ -1,7 +1,7 @@
-"""The producer when things break: connections cut, answers lost, brokers silent, room gone, forks.
+"""The producer with faults: broken connections, lost responses, silent brokers, a full buffer, forks.
 
-A proxy between the producer and a real broker cuts connections at random, after requests were passed on and
-before their answers come back: the batch is in the log, and the producer does not know.
+A proxy between the producer and a real broker closes connections at random, after it has forwarded requests
+and before it returns their responses: the batch is in the log, and the producer does not know.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from tidemill.client import Consumer, Producer, RangeReader, TopicPartition, fetching
-from tidemill.client import request as requests
-from tidemill.client.accumulator import Accumulator, TopicQueues
-from tidemill.client.cluster import Cluster
-from tidemill.client.config import PRODUCER, ClientConfig, parse_address
-from tidemill.client.connection import Connection
+from tidemill.client import Consumer, Producer, RangeReader, TopicPartition, fetch_requests
+from tidemill.client import connection as requests
+from tidemill.client.batch_results import BatchResults
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import PRODUCER, parse_address
+from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import (
     BrokerUnreachable,
     BufferFull,
@@ -34,7 +34,8 @@ from tidemill.client.errors import (
     RequestTimeout,
     error_for,
 )
-from tidemill.client.outcomes import Outcomes
+from tidemill.client.network_client import NetworkClient
+from tidemill.client.record_accumulator import RecordAccumulator, TopicQueues
 from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
@@ -49,7 +50,7 @@ from tidemill.wire.messages.produce import (
 
 
 class Proxy:
-    """Passes bytes on, and cuts a connection when ``cut`` says so about an answer that comes back."""
+    """Forwards bytes, and closes a connection when ``cut`` returns True for a response."""
 
     def __init__(self, target: tuple[str, int], cut: Callable[[int], bool]) -> None:
         self._target = target
@@ -102,7 +103,7 @@ class Proxy:
 def through_proxy(
     broker_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Callable[[int], bool]], Proxy]]:
-    """Has every new connection of the client go through a proxy."""
+    """Directs every new connection of the client through a proxy."""
     made: list[Proxy] = []
     plain = Connection.__init__
 
@@ -137,7 +138,7 @@ def read(address: str, topic: str, count: int) -> dict[int, list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_lost_answers_neither_lose_nor_double_nor_reorder(
+def test_lost_responses_cause_no_loss_duplicate_or_reordering(
     broker_address: str,
     new_topic: Callable[..., str],
     through_proxy: Callable[..., Proxy],
@@ -161,7 +162,7 @@ def test_lost_answers_neither_lose_nor_double_nor_reorder(
         assert values[partition] == [b"%d" % i for i in range(partition, count, 3)]
 
 
-def test_a_message_whose_answer_was_lost_comes_once_though_the_one_before_was_given_up(
+def test_a_message_with_a_lost_response_is_stored_once_after_an_expired_message(
     broker_address: str, new_topic: Callable[..., str], through_proxy: Callable[..., Proxy]
 ) -> None:
     topic = new_topic(1)
@@ -181,14 +182,14 @@ def test_a_message_whose_answer_was_lost_comes_once_though_the_one_before_was_gi
         kept = producer.send(topic, b"2")
         while not given_up.done():
             with contextlib.suppress(RequestTimeout):
-                producer.flush(0.01)  # which has the sender look at the time
+                producer.flush(0.01)  # the sender checks the time
         assert isinstance(given_up.exception(0), DeliveryTimeout)
         kept.result(10)
         producer.send(topic, b"3").result(10)
     assert read(broker_address, topic, 4) == {0: [b"0", b"1", b"2", b"3"]}
 
 
-def test_without_idempotence_nothing_is_lost_though_some_may_come_twice(
+def test_without_idempotence_nothing_is_lost_but_duplicates_are_possible(
     broker_address: str,
     new_topic: Callable[..., str],
     through_proxy: Callable[..., Proxy],
@@ -207,7 +208,7 @@ def test_without_idempotence_nothing_is_lost_though_some_may_come_twice(
     assert {int(value) for value in seen} == set(range(2000))
 
 
-def test_a_sequence_that_the_broker_has_forgotten_begins_again(
+def test_a_sequence_unknown_to_the_broker_restarts(
     broker_address: str, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(1)
@@ -221,7 +222,7 @@ def test_a_sequence_that_the_broker_has_forgotten_begins_again(
     assert read(broker_address, topic, 3) == {0: [b"0", b"1", b"2"]}
 
 
-def test_what_is_not_acknowledged_in_time_fails_and_says_so() -> None:
+def test_unacknowledged_messages_fail_after_the_delivery_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     with (
@@ -231,7 +232,7 @@ def test_what_is_not_acknowledged_in_time_fails_and_says_so() -> None:
         producer.send("topic", b"v")
 
 
-def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_timeout(
+def test_messages_for_a_stopped_broker_fail_after_the_delivery_timeout(
     broker_address: str, new_topic: Callable[..., str], through_proxy: Callable[..., Proxy]
 ) -> None:
     topic = new_topic(1)
@@ -243,7 +244,7 @@ def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_time
         began = time.monotonic()
         heard: list[Any] = []
         delivery = producer.send(topic, b"lost", on_delivery=lambda m, e: heard.append(e))
-        with pytest.raises(RequestTimeout, match=r"not settled after"):
+        with pytest.raises(RequestTimeout, match=r"not completed after"):
             delivery.result(0.01)
         with pytest.raises(DeliveryTimeout, match=r"delivery.timeout.ms"):
             delivery.result(20)
@@ -252,17 +253,17 @@ def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_time
         assert [type(error) for error in heard] == [DeliveryTimeout]
 
 
-def test_a_producer_that_gets_no_id_says_so_and_what_does_without(
+def test_the_error_without_a_producer_id_names_the_alternative(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Cluster.call_any
+    asked = NetworkClient.call_any
 
-    def refused(self: Cluster, key: ApiKey, request: Any, deadline: float, **options: Any) -> Any:
+    def refused(self: NetworkClient, key: ApiKey, request: Any, deadline: float, **options: Any) -> Any:
         if key is ApiKey.INIT_PRODUCER_ID:
             return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1)
         return asked(self, key, request, deadline, **options)
 
-    monkeypatch.setattr(Cluster, "call_any", refused)
+    monkeypatch.setattr(NetworkClient, "call_any", refused)
     topic = new_topic(1)
     with (
         Producer(broker_address, delivery_timeout_ms=3000, request_timeout_ms=1000, linger_ms=0) as producer,
@@ -271,14 +272,14 @@ def test_a_producer_that_gets_no_id_says_so_and_what_does_without(
         producer.send(topic, b"held back").result(20)
 
 
-def accumulator(buffer_bytes: int = 10_000, batch_bytes: int = 1000) -> Accumulator:
-    return Accumulator(batch_bytes, buffer_bytes, 5000, 0, None, 3, None, lambda: None)
+def accumulator(buffer_bytes: int = 10_000, batch_bytes: int = 1000) -> RecordAccumulator:
+    return RecordAccumulator(batch_bytes, buffer_bytes, 5000, 0, None, 3, None, lambda: None)
 
 
-def test_an_answer_for_what_was_given_up_meanwhile_changes_nothing() -> None:
+def test_a_response_for_failed_messages_changes_nothing() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
     delivery = found.append(topic, 0, 1, None, b"x", None, None, 0.0)
     queue = topic.queues[0]
     batch = queue.waiting.popleft()
@@ -290,7 +291,7 @@ def test_an_answer_for_what_was_given_up_meanwhile_changes_nothing() -> None:
     assert (found.used_bytes, len(queue.waiting)) == (0, 0)
 
 
-def test_an_answer_that_cannot_be_read_costs_no_more_than_another_try(
+def test_an_invalid_response_is_retried(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = requests.decode_response
@@ -311,13 +312,13 @@ def test_an_answer_that_cannot_be_read_costs_no_more_than_another_try(
     assert read(broker_address, topic, 2) == {0: [b"once", b"then"]}
 
 
-def test_a_fetched_answer_that_cannot_be_read_is_told_and_asked_for_anew(
+def test_an_invalid_fetch_response_is_reported_and_fetched_again(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(1)
     with Producer(broker_address) as producer:
         producer.send(topic, b"v").result(10)
-    plain = fetching.parse_answer
+    plain = fetch_requests.parse_response
     cut: list[bytes] = []
 
     def parse(frame: bytes, version: int) -> Any:
@@ -326,10 +327,10 @@ def test_a_fetched_answer_that_cannot_be_read_is_told_and_asked_for_anew(
             frame = frame[:-3]
         return plain(frame, version)
 
-    monkeypatch.setattr(fetching, "parse_answer", parse)
+    monkeypatch.setattr(fetch_requests, "parse_response", parse)
     with Consumer(broker_address, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, 0)])
-        with pytest.raises(BrokerUnreachable, match=r"sent what is no answer"):
+        with pytest.raises(BrokerUnreachable, match=r"sent an invalid response"):
             consumer.poll(10)
         assert [record.value for record in consumer.poll(10)] == [b"v"]
     cut.clear()
@@ -338,9 +339,7 @@ def test_a_fetched_answer_that_cannot_be_read_is_told_and_asked_for_anew(
     assert cut
 
 
-def test_a_closed_producer_gives_its_descriptors_back(
-    broker_address: str, new_topic: Callable[..., str]
-) -> None:
+def test_a_closed_producer_closes_its_descriptors(broker_address: str, new_topic: Callable[..., str]) -> None:
     producer = Producer(broker_address)
     descriptor = producer._sender._pipe.fileno()
     before = os.fstat(descriptor).st_ino
@@ -351,7 +350,7 @@ def test_a_closed_producer_gives_its_descriptors_back(
         assert os.fstat(descriptor).st_ino != before
 
 
-def test_a_full_buffer_blocks_and_then_refuses() -> None:
+def test_a_full_buffer_blocks_and_then_raises() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
     while found.used_bytes + 600 <= 10_000:
@@ -363,7 +362,7 @@ def test_a_full_buffer_blocks_and_then_refuses() -> None:
     def free() -> None:
         time.sleep(0.05)
         topic.queues[0].waiting.popleft()
-        found.settle(batch, None)
+        found.complete(batch, None)
 
     thread = threading.Thread(target=free)
     thread.start()
@@ -383,7 +382,7 @@ def test_keyless_messages_stick_to_a_partition_until_its_batch_is_full() -> None
 
 
 @pytest.mark.parametrize("wrong", [[("\ud800", b"v")], [("name", "text")]])
-def test_a_message_that_cannot_be_written_takes_no_others_with_it(
+def test_an_unwritable_message_does_not_affect_others(
     broker_address: str, new_topic: Callable[..., str], wrong: Any
 ) -> None:
     topic = new_topic(1)
@@ -407,18 +406,18 @@ def test_a_message_over_the_request_size_is_refused_at_once() -> None:
     assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_a_closed_producer_refuses(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_a_closed_producer_raises(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     producer = Producer(broker_address)
     delivery = producer.send(topic, b"v")
     producer.close()
     assert delivery.result(0).offset == 0
-    with pytest.raises(ClientClosed, match=r"make a new one"):
+    with pytest.raises(ClientClosed, match=r"create a new one"):
         producer.send(topic, b"v")
     producer.close()
 
 
-def test_a_forked_child_is_told_to_make_its_own(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_a_forked_child_needs_its_own_producer(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     with Producer(broker_address) as producer:
         producer.send(topic, b"v").result(10)
@@ -434,15 +433,15 @@ def test_a_forked_child_is_told_to_make_its_own(broker_address: str, new_topic: 
                 os._exit(0)
         os.close(write_end)
         os.waitpid(child, 0)
-        assert b"make one after the fork" in os.read(read_end, 1000)
+        assert b"create one after the fork" in os.read(read_end, 1000)
         os.close(read_end)
         assert producer.send(topic, b"w").result(10).offset == 1
 
 
-def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
+def test_expired_messages_have_the_last_error_of_the_broker() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
     delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
     queue = topic.queues[0]
     batch = queue.waiting.popleft()
@@ -454,22 +453,20 @@ def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
     assert outcomes.expire(time.monotonic() + 1000)
     assert str(delivery.exception(0)) == (
         "1 message for t-0 not acknowledged within delivery.timeout.ms, after 1 try; the last: cannot "
-        "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; look at the broker's log: its disk or "
+        "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; check the broker's log: its disk or "
         "ZooKeeper fails"
     )
 
 
 @pytest.mark.parametrize("code", [None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
 @pytest.mark.parametrize(("count", "noun"), [(1, "1 message"), (2, "2 messages")])
-def test_messages_that_were_never_sent_name_what_is_known_of_their_topic(
-    code: ErrorCode | None, count: int, noun: str
-) -> None:
+def test_unsent_messages_have_the_error_of_their_topic(code: ErrorCode | None, count: int, noun: str) -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    cluster = NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
     if code is not None:
         cluster.errors["t"] = int(code)
-    outcomes = Outcomes(cluster, found)
+    outcomes = BatchResults(cluster, found)
     deliveries = [found.append(topic, 0, 1, None, b"x", None, None, time.monotonic()) for _ in range(count)]
     assert outcomes.trouble() is None
     assert outcomes.expire(time.monotonic() + 1000)
@@ -480,10 +477,10 @@ def test_messages_that_were_never_sent_name_what_is_known_of_their_topic(
     }
 
 
-def test_a_topic_that_was_refused_an_id_says_so_when_its_messages_expire() -> None:
+def test_expired_messages_have_the_error_of_the_producer_id() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
     outcomes.id_problem = error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "get a producer id", step="wait")
     delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
     assert outcomes.trouble() is outcomes.id_problem
@@ -495,11 +492,11 @@ def test_a_topic_that_was_refused_an_id_says_so_when_its_messages_expire() -> No
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-def test_a_batch_is_sent_again_exactly_as_often_as_retries_says(retries: int) -> None:
+def test_a_batch_is_retried_exactly_retries_times(retries: int) -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
     settings = {"bootstrap.servers": "unused:1", "retries": retries, "enable.idempotence": False}
-    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, settings)), found)
+    outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, settings)), found)
     delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
     queue = topic.queues[0]
     refused = error_for(ErrorCode.KAFKA_STORAGE_ERROR, "produce to t-0")
@@ -514,10 +511,10 @@ def test_a_batch_is_sent_again_exactly_as_often_as_retries_says(retries: int) ->
 
 
 @pytest.mark.parametrize(("sequence", "bumps"), [(-1, False), (0, True), (5, True)])
-def test_after_a_batch_that_is_given_up_the_sequence_begins_again(sequence: int, bumps: bool) -> None:
+def test_the_sequence_restarts_after_a_failed_batch(sequence: int, bumps: bool) -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
     delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
     queue = topic.queues[0]
     batch = queue.waiting.popleft()
@@ -529,11 +526,11 @@ def test_after_a_batch_that_is_given_up_the_sequence_begins_again(sequence: int,
 
 
 @pytest.mark.parametrize(("sequence", "bumps"), [(-1, False), (0, True), (5, True)])
-def test_after_a_batch_that_expires_the_sequence_begins_again(sequence: int, bumps: bool) -> None:
+def test_the_sequence_restarts_after_an_expired_batch(sequence: int, bumps: bool) -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
     settings = {"bootstrap.servers": "unused:1", "delivery.timeout.ms": 5000, "request.timeout.ms": 1000}
-    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, settings)), found)
+    outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, settings)), found)
     delivery = found.append(topic, 0, 1, None, b"x", None, None, 0.0)
     queue = topic.queues[0]
     (batch,) = queue.waiting
@@ -545,7 +542,7 @@ def test_after_a_batch_that_expires_the_sequence_begins_again(sequence: int, bum
 
 
 class Sent:
-    """A request without an answer."""
+    """A request without a response."""
 
     def __init__(self, tag: Any) -> None:
         self.tag = tag
@@ -556,7 +553,7 @@ class Sent:
 
 
 class Broker:
-    """What the sender sees of a broker: it notes the sequences of the batches that it is sent."""
+    """The sender's view of a broker: records the sequences of the batches that it receives."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -580,13 +577,15 @@ class Broker:
         return None
 
 
-def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
+def test_a_new_leader_receives_no_batch_before_the_former_leader_responds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The former leader may have replicated what it never acknowledged; later batches came first then."""
+    """The former leader may have replicated batches without acknowledging them; later batches would precede
+    them.
+    """
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    cluster = NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
     brokers = {1: Broker(1), 2: Broker(2)}
     leader = 1
     monkeypatch.setattr(cluster, "leader", lambda name, partition: leader)
@@ -604,10 +603,10 @@ def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
     assert (brokers[1].sequences, brokers[2].sequences) == ([0], [])
     queue = topic.queues[0]
     moved = error_for(ErrorCode.NOT_LEADER_OR_FOLLOWER, "produce to t-0")
-    sender.outcomes.failed(queue.in_flight[0], ErrorCode.NOT_LEADER_OR_FOLLOWER, moved)
+    sender.results.failed(queue.in_flight[0], ErrorCode.NOT_LEADER_OR_FOLLOWER, moved)
     sender._send_ready(time.monotonic() + 60)
     assert brokers[2].sequences == [0]
-    sender.outcomes.succeeded(queue.in_flight[0], 0, -1)
+    sender.results.succeeded(queue.in_flight[0], 0, -1)
     sender._send_ready(time.monotonic() + 60)
     assert brokers[2].sequences == [0, 1]
     sender._pipe.close()
@@ -615,11 +614,11 @@ def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
 
 def sender_to_one_broker(
     monkeypatch: pytest.MonkeyPatch, partitions: int = 1, **settings: Any
-) -> tuple[Sender, Accumulator, TopicQueues, Broker]:
+) -> tuple[Sender, RecordAccumulator, TopicQueues, Broker]:
     """A sender with a producer id, and the broker that leads the partitions of its topic."""
     found, topic = accumulator(), TopicQueues("t", partitions)
     found.topics["t"] = topic
-    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}, **settings))
+    cluster = NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}, **settings))
     broker = Broker(1)
     monkeypatch.setattr(cluster, "leader", lambda name, partition: 1)
     monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
@@ -628,10 +627,10 @@ def sender_to_one_broker(
     return sender, found, topic, broker
 
 
-def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
+def test_a_batch_is_retried_if_another_thread_closes_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the thread of a refused login does: the connection is closed first, then its requests end."""
+    """As in the thread of a refused login: the connection is closed first, then its requests end."""
     sender, found, topic, broker = sender_to_one_broker(monkeypatch)
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
     sender._send_ready(time.monotonic() + 1)
@@ -651,7 +650,7 @@ def test_a_batch_is_sent_again_whose_connection_another_thread_is_closing(
     ("first", "sequences"),
     [(2**31 - 4, [2**31 - 4, 2**31 - 1]), (2**31 - 3, [2**31 - 3, 0]), (2**31 - 2, [2**31 - 2, 1])],
 )
-def test_sequences_go_on_with_0_after_the_largest(
+def test_sequences_continue_with_0_after_the_largest(
     monkeypatch: pytest.MonkeyPatch, first: int, sequences: list[int]
 ) -> None:
     sender, found, topic, broker = sender_to_one_broker(monkeypatch)
@@ -665,7 +664,7 @@ def test_sequences_go_on_with_0_after_the_largest(
     sender._pipe.close()
 
 
-def test_a_batch_without_idempotence_names_no_producer() -> None:
+def test_a_batch_without_idempotence_has_no_producer_id() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
@@ -677,17 +676,17 @@ def test_a_batch_without_idempotence_names_no_producer() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "after"), [(0, (7, 1)), (32766, (7, 32767)), (32767, (-1, 32767))])
-def test_after_the_largest_epoch_a_producer_gets_another_id(epoch: int, after: tuple[int, int]) -> None:
+def test_a_producer_gets_another_id_after_the_largest_epoch(epoch: int, after: tuple[int, int]) -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
-    sender = Sender(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    sender = Sender(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
     sender._producer_id, sender._producer_epoch = 7, 0
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
     queue = topic.queues[0]
     (waiting,) = queue.waiting
     waiting.sequence, queue.next_sequence, queue.bump_due = 8, 9, True
     queue.producer_id, queue.producer_epoch = 7, epoch
-    sender._bump(queue)
+    sender._bump_epoch(queue)
     assert (queue.producer_id, queue.producer_epoch) == after
     assert sender._producer_id == after[0]
     assert (queue.bump_due, queue.next_sequence, waiting.sequence) == (False, 0, -1)
@@ -696,9 +695,9 @@ def test_after_the_largest_epoch_a_producer_gets_another_id(epoch: int, after: t
 
 @pytest.mark.parametrize(
     ("epoch", "sequences", "left"),
-    [(0, [0, 0], 0), (32766, [0, 0], 0), (32767, [0], 1)],  # The last waits for another producer id.
+    [(0, [0, 0], 0), (32766, [0, 0], 0), (32767, [0], 1)],  # The last batch waits for another producer id.
 )
-def test_the_message_after_one_that_was_given_up_is_sent_at_once_unless_the_epochs_are_used_up(
+def test_the_message_after_a_failed_message_is_sent_at_once_unless_the_epochs_are_exhausted(
     monkeypatch: pytest.MonkeyPatch, epoch: int, sequences: list[int], left: int
 ) -> None:
     sender, found, topic, broker = sender_to_one_broker(monkeypatch)
@@ -707,7 +706,7 @@ def test_the_message_after_one_that_was_given_up_is_sent_at_once_unless_the_epoc
     found.append(topic, 0, 1, None, b"refused", None, None, 0.0)
     sender._send_ready(time.monotonic() + 1)
     refused = error_for(ErrorCode.INVALID_RECORD, "produce to t-0")
-    sender.outcomes.failed(queue.in_flight[0], ErrorCode.INVALID_RECORD, refused)
+    sender.results.failed(queue.in_flight[0], ErrorCode.INVALID_RECORD, refused)
     found.append(topic, 0, 1, None, b"good", None, None, 0.0)
     sender._send_ready(time.monotonic() + 1)
     assert (broker.sequences, len(queue.waiting)) == (sequences, left)
@@ -720,7 +719,7 @@ def test_the_message_after_one_that_was_given_up_is_sent_at_once_unless_the_epoc
         ([b"v"], 0.0, 0),
         ([b"v"], 59.0, 0),
         ([b"v"], 61.0, 1),
-        ([b"v" * 1100], 0.0, 1),  # over batch.size
+        ([b"v" * 1100], 0.0, 1),  # larger than batch.size The second message begins another batch.
         ([b"v" * 600, b"w" * 600], 0.0, 1),  # The second message begins another batch.
     ],
 )
@@ -758,7 +757,7 @@ def test_a_flush_ends_the_lingering_of_every_partition_at_once(monkeypatch: pyte
         ("bad record 4: no key", "no key", "bad record 4: no key"),
     ],
 )
-def test_a_refusal_names_the_record_that_was_refused_once(
+def test_a_refusal_names_the_refused_record_once(
     monkeypatch: pytest.MonkeyPatch, message: str | None, of_record: str | None, text: str
 ) -> None:
     sender, found, topic, _ = sender_to_one_broker(monkeypatch)
@@ -769,16 +768,16 @@ def test_a_refusal_names_the_record_that_was_refused_once(
         entry.record_errors = [BatchIndexAndErrorMessage(batch_index=4, batch_index_error_message=of_record)]
     answer = ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=[entry])])
     connection = Connection("there", 9, ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
-    request = requests.Request(connection, ApiKey.PRODUCE, 9, 1, 0.0, list(topic.queues[0].in_flight))
-    monkeypatch.setattr(requests.Request, "decoded", lambda _: answer)
-    sender._answered(request)
+    request = InFlightRequest(connection, ApiKey.PRODUCE, 9, 1, 0.0, list(topic.queues[0].in_flight))
+    monkeypatch.setattr(InFlightRequest, "decoded", lambda _: answer)
+    sender._handle_response(request)
     error = str(delivery.exception(0))
     assert text in error
     assert error.count("no key") == text.count("no key")
     sender._pipe.close()
 
 
-def test_what_waits_for_long_says_what_the_broker_refused_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_reports_the_last_refusal_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     sender, found, topic, _ = sender_to_one_broker(monkeypatch)
     queue = topic.queues[0]
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
@@ -787,37 +786,37 @@ def test_what_waits_for_long_says_what_the_broker_refused_last(monkeypatch: pyte
     batch.created -= 60
     (wait,) = sender.waits()
     assert (wait.subject, wait.messages) == ("t-0", 1)
-    assert wait.reason == "the brokers are slower than the messages come"
+    assert wait.reason == "the brokers acknowledge more slowly than messages are sent"
     sender._send_ready(time.monotonic())
     refused = error_for(ErrorCode.NOT_ENOUGH_REPLICAS, "produce to t-0")
-    sender.outcomes.failed(batch, ErrorCode.NOT_ENOUGH_REPLICAS, refused)
+    sender.results.failed(batch, ErrorCode.NOT_ENOUGH_REPLICAS, refused)
     assert [wait.reason for wait in sender.waits()] == [str(refused)]
     sender._pipe.close()
 
 
-def test_a_partition_whose_messages_were_given_up_waits_until_one_is_acknowledged(
+def test_a_partition_with_failed_messages_is_reported_until_an_acknowledgement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sender, found, topic, _ = sender_to_one_broker(monkeypatch)
     told: list[list[str]] = []
     for error in (None, ClientError("refused"), None):
         found.append(topic, 0, 1, None, b"v", None, None, 0.0)
-        found.settle(topic.queues[0].waiting.pop(), error)
+        found.complete(topic.queues[0].waiting.pop(), error)
         topic.queues[0].open = None
         told.append([wait.reason for wait in sender.waits()])
-    assert told == [[], ["messages were given up"], []]
+    assert told == [[], ["messages have failed"], []]
     sender._pipe.close()
 
 
 @pytest.mark.parametrize(
     ("name", "number"), [("none", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
 )
-def test_batches_have_the_codec_that_the_producer_was_told(name: str, number: int) -> None:
-    """The numbers are those of the record batch's attributes, in its lowest three bits."""
+def test_batches_have_the_configured_codec(name: str, number: int) -> None:
+    """The numbers are the lowest three bits of the attributes of a record batch."""
     with Producer("unused:1", compression_type=name, linger_ms=60_000) as producer:
         made, topic = producer._accumulator, TopicQueues("t", 1)
         made.append(topic, 0, 1, None, b"v" * 100, None, None, 0.0)
         (batch,) = topic.queues[0].waiting
         data = batch.builder.build(-1, -1, -1)
-        made.settle(batch, None)
+        made.complete(batch, None)
     assert parse_batch(data, 0, len(data)).attributes & 7 == number

@@ -1,4 +1,4 @@
-"""What a consumer asks brokers for, and what it says of partitions that cannot be read."""
+"""The fetches of a consumer, and its reports of partitions that cannot be read."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 
 import pytest
 
-from tidemill.client.chunks import Chunk
-from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_image import Node, Partition, Topic
-from tidemill.client.config import CONSUMER, ClientConfig
-from tidemill.client.fetcher import Fetcher, Place
-from tidemill.client.fetching import Answer
+from record_builders import build_batch
+from tidemill.client.cluster_metadata import Node, Partition, Topic
+from tidemill.client.completed_fetch import CompletedFetch
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import CONSUMER
+from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.network_client import NetworkClient
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.records.builder import build_batch
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.fetch_layout import FetchedPartition
 
 ITEM = TopicPartition("t", 0)
 LEADER, NEARER = 1, 2
 
 
 class Broker:
-    """What a fetcher sees of a connection: it notes what it is asked for, and answers nothing."""
+    """The fetcher's view of a connection: records the requests, and responds to none."""
 
     used = 0.0
 
@@ -40,22 +41,22 @@ class Broker:
 
 
 class Fetches:
-    """The fetches of a consumer of one partition, which has offset 0, and two brokers."""
+    """The fetches of a consumer with one partition at offset 0, and two brokers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        cluster = Cluster(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}, **settings))
+        cluster = NetworkClient(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}, **settings))
         cluster.topics["t"] = Topic("t", ZERO_ID, False, [Partition(0, LEADER, 0, [1, 2], [1, 2], [], 0)])
         for node_id in (LEADER, NEARER):
             cluster.nodes[node_id] = Node(node_id, "unused", node_id)
         self.cluster = cluster
         self.brokers = {LEADER: Broker(), NEARER: Broker()}
         monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: self.brokers[node_id])
-        self.place = Place()
-        self.place.offset = 0
-        self.fetcher = Fetcher(cluster, {ITEM: self.place})
+        self.position = PartitionPosition()
+        self.position.offset = 0
+        self.fetcher = Fetcher(cluster, {ITEM: self.position})
 
     def ask(self) -> list[int]:
-        """The brokers that are asked now."""
+        """Sends the fetches; returns the brokers that received one."""
         self.fetcher._requests.clear()
         before = {node_id: len(broker.bytes_max) for node_id, broker in self.brokers.items()}
         self.fetcher.send()
@@ -65,9 +66,9 @@ class Fetches:
         ]
 
     def bring(self, data: bytes = b"", preferred: int = -1) -> None:
-        answer = Answer("t", ZERO_ID, data)
-        answer.end, answer.preferred_replica = len(data), preferred
-        self.fetcher._place_answer(ITEM, self.place, 0, answer)
+        response = FetchedPartition(b"t", 0, data)
+        response.end, response.preferred_replica = len(data), preferred
+        self.fetcher._handle_partition(ITEM, self.position, 0, response)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fetches]:
     found.cluster.close()
 
 
-def test_the_replica_that_the_leader_has_named_is_asked_while_it_is_there(fetches: Fetches) -> None:
+def test_the_preferred_read_replica_is_used_while_it_is_known(fetches: Fetches) -> None:
     assert fetches.ask() == [LEADER]
     fetches.bring(preferred=NEARER)
     assert fetches.ask() == [NEARER]
@@ -86,7 +87,7 @@ def test_the_replica_that_the_leader_has_named_is_asked_while_it_is_there(fetche
     assert fetches.ask() == [LEADER]
     fetches.cluster.nodes[NEARER] = node
     assert fetches.ask() == [NEARER]
-    fetches.place.replica_until = 0.0
+    fetches.position.replica_until = 0.0
     assert fetches.ask() == [LEADER]
 
 
@@ -98,7 +99,7 @@ def test_the_replica_that_the_leader_has_named_is_asked_while_it_is_there(fetche
         (2**30, [2**30, 2**31 - 1, 2**31 - 1]),
     ],
 )
-def test_a_batch_larger_than_was_asked_for_is_asked_for_with_twice_the_bytes(
+def test_a_partial_batch_doubles_the_requested_bytes(
     monkeypatch: pytest.MonkeyPatch, first: int, then: list[int]
 ) -> None:
     fetches = Fetches(monkeypatch, max_partition_fetch_bytes=first)
@@ -113,28 +114,28 @@ def test_a_batch_larger_than_was_asked_for_is_asked_for_with_twice_the_bytes(
 
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("trouble", ["", "LEADER_NOT_AVAILABLE"])
-def test_a_partition_waits_while_it_has_trouble_and_is_not_paused(
+def test_a_partition_with_an_error_waits_unless_it_is_paused(
     fetches: Fetches, paused: bool, trouble: str
 ) -> None:
-    fetches.place.paused = paused
+    fetches.position.paused = paused
     if trouble:
-        fetches.place.note(trouble, "no leader; wait for an election", 5.0)
+        fetches.position.note(trouble, "no leader; wait for an election", 5.0)
     expected = [("t-0", "no leader; wait for an election", 5.0)] if trouble and not paused else []
     assert [(wait.subject, wait.reason, wait.since) for wait in fetches.fetcher.waits()] == expected
 
 
-def test_what_is_before_a_damaged_batch_is_given_out_and_what_is_behind_it_is_not() -> None:
+def test_records_before_a_damaged_batch_are_returned_and_later_records_are_not() -> None:
     batches = [build_batch([(1, None, b"%d" % at, None)], base_offset=at) for at in range(3)]
     batches[1] = batches[1][:-2] + b"?" + batches[1][-1:]
     data = b"".join(batches)
-    answer = Answer("t", ZERO_ID, data)
-    answer.end = len(data)
-    chunk = Chunk(ITEM, answer, 0, committed_only=False, check_crcs=True)
-    assert [record.value for record in chunk.take(100)] == [b"0"]
+    response = FetchedPartition(b"t", 0, data)
+    response.end = len(data)
+    chunk = CompletedFetch(ITEM, response, 0, committed_only=False, check_crcs=True)
+    assert [record.value for record in chunk.fetch_records(100)] == [b"0"]
     assert (chunk.exhausted, chunk.next_offset) == (True, 1)
-    behind = Chunk(ITEM, answer, 1, committed_only=False, check_crcs=True)
+    behind = CompletedFetch(ITEM, response, 1, committed_only=False, check_crcs=True)
     for _ in range(2):
         with pytest.raises(CorruptMessage, match=r"t-0 cannot be read at offsets 1 to 1"):
-            behind.take(100)
-    beyond = Chunk(ITEM, answer, 2, committed_only=False, check_crcs=True)
-    assert [record.value for record in beyond.take(100)] == [b"2"]
+            behind.fetch_records(100)
+    beyond = CompletedFetch(ITEM, response, 2, committed_only=False, check_crcs=True)
+    assert [record.value for record in beyond.fetch_records(100)] == [b"2"]

@@ -25,12 +25,12 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
         (f"{PLAIN} required;", {}),
     ],
 )
-def test_lines_that_java_reads_are_read(text: str, options: dict[str, str]) -> None:
+def test_entries_that_java_accepts_are_parsed(text: str, options: dict[str, str]) -> None:
     entry = parse_jaas(text)
     assert (entry.module, entry.options) == ("PlainLoginModule", options)
 
 
-def test_the_package_of_a_module_does_not_count() -> None:
+def test_the_package_of_a_module_is_ignored() -> None:
     shaded = "kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule required;"
     assert parse_jaas(shaded).module == "ScramLoginModule"
 
@@ -43,18 +43,18 @@ def test_the_package_of_a_module_does_not_count() -> None:
         (f'{PLAIN} required username="a"; {PLAIN} required;', "more than one login"),
         (f'{PLAIN} username="a";', "the word required"),
         (f'{PLAIN} required password="open;', "is not closed"),
-        (f"{PLAIN} required password=s3cret-word and-more;", 'after the option password NAME="VALUE" is due'),
-        (f"{PLAIN} required password s3cret-word;", 'after the word required NAME="VALUE" is due'),
+        (f"{PLAIN} required password=s3cret-word and-more;", 'option password NAME="VALUE" is expected'),
+        (f"{PLAIN} required password s3cret-word;", 'after the word required NAME="VALUE" is expected'),
         (f"{PLAIN} required password=;", "after the word required"),
         ("x" * 2_000_000, "it has 2000000 characters"),
     ],
 )
-def test_what_is_wrong_is_said_without_any_value(text: str, why: str) -> None:
+def test_errors_contain_no_option_value(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:
         parse_jaas(text)
     assert "s3cret" not in str(caught.value)
     assert "and-more" not in str(caught.value)
-    assert "PlainLoginModule required username=" in str(caught.value)  # the form
+    assert "PlainLoginModule required username=" in str(caught.value)  # the expected form
 
 
 def test_an_entry_is_shown_without_its_values() -> None:

@@ -1,4 +1,4 @@
-"""Certificates and keys in every form that clients of Kafka have them in."""
+"""Certificates and keys in every form that Kafka's clients use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import PrivateFormat
 
 from tidemill.client import keystores
-from tidemill.client.config import COMMON, ClientConfig
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import COMMON
 from tidemill.client.tls import TlsSettings, context_for
 from tidemill.model.errors import ConfigError
 
@@ -27,7 +28,7 @@ PASSWORD = "st0re-password"
 
 
 class Store:
-    """An authority, a client that it vouches for, and what they are kept in."""
+    """An authority, a client certificate signed by it, and their files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -49,13 +50,13 @@ def config(**settings: Any) -> ClientConfig:
 
 
 def names(context: ssl.SSLContext) -> list[str]:
-    """Common names of who is trusted."""
+    """Returns the common names of the trusted authorities."""
     found: list[Any] = context.get_ca_certs()
     return [dict(pair for part in one["subject"] for pair in part)["commonName"] for one in found]
 
 
 def shows(settings: dict[str, str], client: Signed, ca: Signed, directory: Path) -> bool:
-    """Whether a handshake with a server that asks for certificates ends with the client's."""
+    """Whether a handshake with a server that requires certificates ends with the client's certificate."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     own = signed(ca, "server", "localhost")
     server.load_cert_chain(write(directory / "s.pem", own.pem), write(directory / "s.key", own.key_pem))
@@ -75,7 +76,7 @@ def shows(settings: dict[str, str], client: Signed, ca: Signed, directory: Path)
     return bool(found == ssl.PEM_cert_to_DER_cert(client.pem))
 
 
-def test_who_is_trusted_comes_from_pem_and_from_pkcs12_and_from_text(store: Store) -> None:
+def test_trusted_authorities_come_from_pem_pkcs12_and_text(store: Store) -> None:
     pem = store.file("ca.pem", store.ca.pem)
     both = store.client.pkcs12(PASSWORD, store.ca)
     for settings in (
@@ -90,7 +91,7 @@ def test_who_is_trusted_comes_from_pem_and_from_pkcs12_and_from_text(store: Stor
     assert "ca" in names(context_for(config(**settings)))
 
 
-def test_with_an_own_truststore_the_authorities_of_the_system_are_not_trusted(store: Store) -> None:
+def test_a_truststore_replaces_the_authorities_of_the_system(store: Store) -> None:
     assert names(context_for(config(**{"ssl.ca.location": store.file("ca.pem", store.ca.pem)}))) == ["ca"]
 
 
@@ -113,7 +114,7 @@ def test_a_truststore_of_keytool_is_read_or_its_conversion_is_named(
         ConfigError, match=r"JKS store, which only Java reads.*keytool -importkeystore"
     ) as caught:
         context_for(made)
-    conversion = str(caught.value).partition("name that: ")[2].split()
+    conversion = str(caught.value).partition("use that file: ")[2].split()
     answer = f"{PASSWORD}\n{PASSWORD}\n{PASSWORD}\n".encode()
     subprocess.run(conversion, input=answer, check=True, capture_output=True, timeout=60)
     made = config(
@@ -126,7 +127,7 @@ def _crlf(text: str) -> str:
     return text.replace("\n", "\r\n")
 
 
-def test_a_client_shows_its_certificate_from_every_form(store: Store, tmp_path: Path) -> None:
+def test_a_client_presents_its_certificate_from_every_form(store: Store, tmp_path: Path) -> None:
     ca, client = store.ca, store.client
     pem, key = store.file("c.pem", client.pem), store.file("c.key", client.key_pem)
     locked = store.file("locked.key", client.encrypted_key_pem(PASSWORD))
@@ -172,7 +173,7 @@ def wrong(store: Store) -> list[tuple[dict[str, str], str]]:
         ({"ssl.truststore.location": key}, "holds no certificate in PEM"),
         ({"ssl.keystore.location": p12}, "ssl.keystore.password is missing"),
         ({"ssl.keystore.location": p12, "ssl.keystore.password": "x"}, "ssl.keystore.password is wrong"),
-        ({"ssl.keystore.location": pem}, "holds no private keys in PEM where one is due"),
+        ({"ssl.keystore.location": pem}, "holds no private keys in PEM, but must hold one"),
         ({"ssl.certificate.location": pem, "ssl.key.location": locked}, "is ssl.key.password missing"),
         (
             {"ssl.certificate.location": pem, "ssl.key.location": locked, "ssl.key.password": "no"},
@@ -187,7 +188,7 @@ def wrong(store: Store) -> list[tuple[dict[str, str], str]]:
     ]
 
 
-def test_files_that_cannot_be_used_say_which_setting_to_correct(store: Store) -> None:
+def test_errors_of_files_name_the_setting_to_correct(store: Store) -> None:
     for settings, why in wrong(store):
         made = config(**settings)
         with pytest.raises(ConfigError, match=why) as caught:
@@ -206,10 +207,10 @@ def test_files_that_cannot_be_used_say_which_setting_to_correct(store: Store) ->
         ["ssl.certificate.location", "ssl.key.location"],
     ],
 )
-def test_a_key_where_the_name_of_a_file_is_due_is_refused_without_being_shown(names: list[str]) -> None:
+def test_a_key_instead_of_a_file_name_is_refused_without_showing_it(names: list[str]) -> None:
     text = "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----"
     made = config(**dict.fromkeys(names, text))
-    with pytest.raises(ConfigError, match=r"holds PEM text where the name of a file is due") as caught:
+    with pytest.raises(ConfigError, match=r"holds PEM text, but must be the name of a file") as caught:
         context_for(made)
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
@@ -219,20 +220,18 @@ def test_a_key_where_the_name_of_a_file_is_due_is_refused_without_being_shown(na
     [
         (
             {"ssl.ca.location": "a", "ssl.truststore.location": "b"},
-            "ssl.ca.location and ssl.truststore.location say the same",
+            "ssl.ca.location and ssl.truststore.location set the same thing",
         ),
         (
             {"ssl.keystore.location": "a", "ssl.certificate.location": "b"},
-            "ssl.certificate.location and ssl.keystore.location say the same",
+            "ssl.certificate.location and ssl.keystore.location set the same thing",
         ),
         ({"ssl.keystore.key": "k"}, "needs ssl.keystore.certificate.chain"),
         ({"ssl.key.location": "k"}, "needs ssl.certificate.location"),
         ({"ssl.keystore.certificate.chain": "k"}, "needs ssl.keystore.key"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused_before_a_connection(
-    settings: dict[str, str], why: str
-) -> None:
+def test_incompatible_settings_are_refused_before_a_connection(settings: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         config(**settings)
 
@@ -247,7 +246,7 @@ def test_a_certificate_that_is_renewed_on_disk_is_used_by_the_next_connection(st
     assert names(settings.context()) == ["another"]
 
 
-def test_while_a_renewed_key_is_missing_connections_use_the_key_of_before(
+def test_connections_use_the_former_key_while_the_renewed_key_is_missing(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = store.file("half.pem", store.client.pem)
@@ -259,7 +258,7 @@ def test_while_a_renewed_key_is_missing_connections_use_the_key_of_before(
     os.utime(path, ns=(1, 1))
     assert settings.context() is first
     assert "the key belongs to another certificate" in caplog.text
-    assert "connections use the certificates and the key of before" in caplog.text
+    assert "connections use the former certificates and key" in caplog.text
     store.file("half.key", renewed.key_pem)
     os.utime(key, ns=(1, 1))
     caplog.clear()
@@ -267,7 +266,7 @@ def test_while_a_renewed_key_is_missing_connections_use_the_key_of_before(
     assert caplog.text == ""
 
 
-def test_names_are_checked_unless_that_is_switched_off() -> None:
+def test_host_names_are_verified_unless_disabled() -> None:
     assert context_for(config()).check_hostname
     for off in ("", "none"):
         assert not context_for(config(**{"ssl.endpoint.identification.algorithm": off})).check_hostname
@@ -276,7 +275,7 @@ def test_names_are_checked_unless_that_is_switched_off() -> None:
 def test_no_key_is_left_in_a_file(store: Store) -> None:
     with keystores.as_file(store.client.key_pem) as path:
         assert Path(path).read_text() == store.client.key_pem
-        if path.startswith("/proc/"):  # Programs that are started meanwhile do not get it.
+        if path.startswith("/proc/"):  # Programs that start during the test do not inherit it.
             assert not os.get_inheritable(int(Path(path).name))
     assert not os.path.exists(path)
 
@@ -286,7 +285,7 @@ def test_authorities_without_extensions_are_trusted_by_every_python(
 ) -> None:
     made = ssl.create_default_context
 
-    def strict(*given: Any, **more: Any) -> ssl.SSLContext:  # as Python 3.13 makes them
+    def strict(*given: Any, **more: Any) -> ssl.SSLContext:  # as Python 3.13 creates them
         context = made(*given, **more)
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         return context
@@ -295,7 +294,7 @@ def test_authorities_without_extensions_are_trusted_by_every_python(
     assert not context_for(config()).verify_flags & ssl.VERIFY_X509_STRICT
 
 
-def test_a_file_that_is_much_too_large_for_a_store_is_not_read(store: Store) -> None:
+def test_a_file_over_the_size_limit_is_not_read(store: Store) -> None:
     path = store.file("huge", "")
     os.truncate(path, keystores.STORE_BYTES_MAX + 1)
     with pytest.raises(ConfigError, match=r"has more than 16777216 bytes; does it name the right file"):
@@ -305,20 +304,20 @@ def test_a_file_that_is_much_too_large_for_a_store_is_not_read(store: Store) -> 
 @pytest.mark.parametrize(
     ("code", "step"),
     [
-        (10, "have the broker's certificate renewed, and see that this machine's clock is right"),
+        (10, "have the broker's certificate renewed, and check that this machine's clock is right"),
         (9, "have the broker's certificate renewed"),
         (62, "use a name in bootstrap.servers and advertised.listeners that the certificate has"),
         (64, "use a name in bootstrap.servers"),
-        (19, "name the authority that signed it: ssl.truststore.location"),
+        (19, "set the authority that signed it: ssl.truststore.location"),
     ],
 )
-def test_a_certificate_that_is_refused_says_what_to_do_about_that(code: int, step: str) -> None:
+def test_the_error_of_a_refused_certificate_has_the_next_step(code: int, step: str) -> None:
     problem = ssl.SSLCertVerificationError(1, "certificate verify failed")
     problem.verify_code = code
     refusal = TlsSettings(config()).refusal(problem, "broker:1")
     assert step in str(refusal)
 
 
-def test_an_identity_is_shown_without_its_key(store: Store) -> None:
+def test_the_repr_of_an_identity_has_no_key(store: Store) -> None:
     shown = repr(keystores.Identity(store.client.key_pem, PASSWORD))
     assert shown == "Identity((hidden))"

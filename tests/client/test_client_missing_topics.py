@@ -1,4 +1,4 @@
-"""What a producer does about a topic that is not there."""
+"""A producer and a topic that does not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
 
 
-def test_a_producer_creates_a_topic_unless_it_is_told_not_to(broker_address: str, admin: Admin) -> None:
+def test_a_producer_creates_a_topic_unless_disabled(broker_address: str, admin: Admin) -> None:
     topic = f"made-by-producer-{uuid.uuid4().hex[:8]}"
     with Producer(broker_address, {"allow.auto.create.topics": "false"}) as producer:
         with pytest.raises(ClientError, match=f"cannot use topic '{topic}'.*create the topic") as caught:
@@ -24,7 +24,7 @@ def test_a_producer_creates_a_topic_unless_it_is_told_not_to(broker_address: str
     admin.delete_topics([topic])
 
 
-def test_topics_are_created_unless_they_are_only_to_be_validated(admin: Admin) -> None:
+def test_topics_are_created_unless_only_validated(admin: Admin) -> None:
     topic = f"made-by-admin-{uuid.uuid4().hex[:8]}"
     admin.create_topics([NewTopic(topic, 1, 1)], validate_only=True)
     assert topic not in [one.name for one in admin.list_topics()]

@@ -1,4 +1,4 @@
-"""Moves and elections as the admin client asks for them. What they do is shown with several brokers."""
+"""The admin client's requests for reassignments and elections. Other tests show their effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def codes(outcomes: dict[TopicPartition, Any]) -> list[ErrorCode | None]:
     return [problem and problem.code for problem in outcomes.values()]
 
 
-def test_what_moves_and_what_cannot_is_told_for_each_partition(admin: Admin, new_topic: NewTopic) -> None:
+def test_each_partition_of_a_reassignment_has_a_result(admin: Admin, new_topic: NewTopic) -> None:
     topic = new_topic(2)
     (own,) = admin.describe_topic(topic).partitions[0].replicas
     first, second, none = (TopicPartition(topic, number) for number in (0, 1, 7))
@@ -43,7 +43,7 @@ def test_replicas_are_placed_in_directories_of_their_broker(admin: Admin, new_to
     assert codes(admin.alter_replica_log_dirs(own, {item: "/nowhere"})) == [ErrorCode.LOG_DIR_NOT_FOUND]
 
 
-def test_leaders_that_are_right_are_not_elected(admin: Admin, new_topic: NewTopic) -> None:
+def test_no_election_for_preferred_leaders(admin: Admin, new_topic: NewTopic) -> None:
     topic = new_topic(1)
     item = TopicPartition(topic, 0)
     assert item not in admin.elect_leaders()
@@ -53,7 +53,7 @@ def test_leaders_that_are_right_are_not_elected(admin: Admin, new_topic: NewTopi
     assert codes(admin.elect_leaders([missing])) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-def test_an_election_is_asked_for_again_when_the_controller_has_moved(
+def test_an_election_is_retried_if_the_controller_has_moved(
     admin: Admin, new_topic: NewTopic, monkeypatch: Any
 ) -> None:
     item = TopicPartition(new_topic(1), 0)

@@ -1,4 +1,4 @@
-"""Records through a broker: what we write librdkafka reads, and the other way round; ranges, tables."""
+"""Records through a broker: Tidemill and librdkafka read each other's records; ranges, tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
-from tidemill.client import request as requests
+from tidemill.client import connection as requests
 from tidemill.client.errors import BrokerUnreachable, ClientError, DataLoss, NoOffset, TopicRecreated
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -96,7 +96,7 @@ def test_keys_go_where_librdkafkas_murmur2_sends_them(
         assert {key: delivery.result(10).partition for key, delivery in sent.items()} == placed
 
 
-def test_what_is_too_large_for_the_topic_is_refused_and_the_rest_arrives(
+def test_messages_over_the_limit_of_the_topic_are_refused_and_others_are_stored(
     broker_address: str, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(1, max_message_bytes="2000")
@@ -127,7 +127,9 @@ def test_many_messages_are_not_all_acknowledged_when_one_of_them_was_refused(
         assert producer.send_batch(topic, [b"%d" % i * 400 for i in range(6)]).result(20) == 6
 
 
-def test_callbacks_get_the_place_of_their_message(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_callbacks_get_the_position_of_their_message(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
     topic = new_topic(1)
     heard: list[tuple[int, object]] = []
     with Producer(broker_address) as producer:
@@ -152,18 +154,16 @@ def test_every_acks(broker_address: str, new_topic: Callable[..., str], acks: st
         assert time.monotonic() < deadline
 
 
-def test_a_partition_that_is_not_there_is_an_error(
-    broker_address: str, new_topic: Callable[..., str]
-) -> None:
+def test_a_missing_partition_is_an_error(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(2)
     with Producer(broker_address) as producer:
         with pytest.raises(ClientError, match=r"has no partition 2, it has 2"):
             producer.send(topic, b"v", partition=2)
-        with pytest.raises(TypeError, match=r"is str, it must be bytes or None; encode it first"):
+        with pytest.raises(TypeError, match=r"is str; it must be bytes or None; encode it first"):
             producer.send(topic, "text")  # type: ignore[arg-type]
 
 
-def test_arrow_columns_are_sent_and_come_back(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_arrow_columns_round_trip(broker_address: str, new_topic: Callable[..., str]) -> None:
     import pyarrow as pa
 
     topic = new_topic(4)
@@ -177,7 +177,7 @@ def test_arrow_columns_are_sent_and_come_back(broker_address: str, new_topic: Ca
     )
     with Producer(broker_address) as producer:
         assert producer.send_arrow(topic, table).result(10) == 3
-        with pytest.raises(ValueError, match=r"no value to send"):
+        with pytest.raises(ValueError, match=r"no column value to send"):
             producer.send_arrow(topic, table.select(["key"]))
         nowhere = table.set_column(2, "partition", pa.array([3, None, -1], pa.int32()))
         with pytest.raises(ValueError, match=r"column partition has -1: partitions begin at 0"):
@@ -190,7 +190,7 @@ def test_arrow_columns_are_sent_and_come_back(broker_address: str, new_topic: Ca
     ]
 
 
-def test_a_reader_of_ranges_travels_and_reads_exactly_the_range(
+def test_a_range_reader_is_picklable_and_reads_exactly_the_range(
     broker_address: str, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2)
@@ -206,7 +206,7 @@ def test_a_reader_of_ranges_travels_and_reads_exactly_the_range(
         assert list(reader.read(topic, 0, 5, 5)) == []
 
 
-def test_ranges_that_are_gone_are_data_loss(
+def test_deleted_ranges_are_data_loss(
     broker_address: str, new_topic: Callable[..., str], admin: Admin
 ) -> None:
     topic = new_topic(1)
@@ -217,7 +217,7 @@ def test_ranges_that_are_gone_are_data_loss(
         with pytest.raises(DataLoss, match=r"ends at 100, before the records 100 to 149"):
             list(reader.read(topic, 0, 90, 150))
         admin.delete_records({item: 40})
-        with pytest.raises(DataLoss, match=r"records 10 to 39 of .* were deleted: it begins at 40"):
+        with pytest.raises(DataLoss, match=r"records 10 to 39 .* were deleted: its log start offset is 40"):
             list(reader.read(topic, 0, 10, 100))
         topic_id = reader.describe([topic])[topic].topic_id
         assert sum(b.num_rows for b in reader.read(topic, 0, 40, 100, topic_id=topic_id)) == 60
@@ -226,11 +226,11 @@ def test_ranges_that_are_gone_are_data_loss(
         while reader.describe([topic]):
             assert time.monotonic() < deadline
         admin.create_topic(topic, 1, 1)
-        with pytest.raises(TopicRecreated, match=r"deleted and made anew"):
+        with pytest.raises(TopicRecreated, match=r"deleted and recreated"):
             list(reader.read(topic, 0, 40, 100, topic_id=topic_id))
 
 
-def test_places_by_time_and_ends(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_offsets_by_time_and_end_offsets(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     item = TopicPartition(topic, 0)
     with Producer(broker_address) as producer:
@@ -261,7 +261,7 @@ def test_places_by_time_and_ends(broker_address: str, new_topic: Callable[..., s
             consumer.poll(5)
 
 
-def test_partitions_assigned_anew_replace_those_of_before_and_keep_positions() -> None:
+def test_a_new_assignment_replaces_the_former_and_keeps_positions() -> None:
     first, second, third = (TopicPartition("t", at) for at in range(3))
     with Consumer("unused:1") as consumer:
         consumer.assign([first, second])
@@ -272,7 +272,9 @@ def test_partitions_assigned_anew_replace_those_of_before_and_keep_positions() -
         assert consumer.position(second) == 7
 
 
-def test_an_offset_out_of_range_is_reset_as_told(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_an_offset_out_of_range_is_reset_by_the_policy(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
     topic = new_topic(1)
     with Producer(broker_address) as producer:
         producer.send_batch(topic, [b"v"] * 3).result(10)
@@ -296,7 +298,7 @@ def test_a_wakeup_ends_a_poll(broker_address: str, new_topic: Callable[..., str]
         timer.join()
 
 
-def test_a_poll_waits_no_longer_than_it_was_told(
+def test_a_poll_ends_at_its_timeout(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(1)
@@ -330,7 +332,7 @@ def test_a_consumer_lists_topics_that_it_has_never_named(
         assert consumer.partitions_for(second) == [TopicPartition(second, at) for at in range(3)]
 
 
-def test_two_threads_at_once_are_refused(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_concurrent_use_is_refused(broker_address: str, new_topic: Callable[..., str]) -> None:
     import threading
 
     topic = new_topic(1)
@@ -350,7 +352,7 @@ def test_two_threads_at_once_are_refused(broker_address: str, new_topic: Callabl
         thread.join()
 
 
-def test_aborted_transactions_are_left_out_for_committed_readers(
+def test_committed_readers_skip_aborted_transactions(
     broker_address: str, new_topic: Callable[..., str], group: str
 ) -> None:
     topic = new_topic(1)
@@ -404,14 +406,14 @@ def test_the_lag_of_a_committed_reader_counts_up_to_the_first_open_transaction(
         assert consumer.lag(place) is None
         assert [record.offset for record in consumer.poll(20)] == [0, 1]
         assert consumer.lag(place) == 4
-        # As a fetch tells it where a transaction is open at offset 5.
-        consumer._places[place].last_stable_offset = 5
+        # As a fetch reports it with an open transaction at offset 5.
+        consumer._positions[place].last_stable_offset = 5
         assert consumer.lag(place) == end - 2
         consumer.seek(place, 6)
         assert consumer.lag(place) == 0
 
 
-def test_a_partition_without_a_leader_keeps_the_one_beside_it_not_waiting(
+def test_a_leaderless_partition_does_not_delay_others(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(2)
@@ -429,7 +431,7 @@ def test_a_partition_without_a_leader_keeps_the_one_beside_it_not_waiting(
         assert [record.partition for record in consumer.poll(20)] == [1]
 
 
-def test_a_broker_that_answers_nothing_keeps_the_partitions_of_others_not_waiting(
+def test_a_silent_broker_does_not_delay_partitions_of_others(
     broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(2)
@@ -495,9 +497,8 @@ def test_a_partition_without_a_leader_has_the_metadata_read_a_few_times_a_second
 def leaderless(
     monkeypatch: pytest.MonkeyPatch, *partitions: int, asked: list[ApiKey] | None = None
 ) -> list[int]:
-    """These partitions have no leader until they are taken out of what this returns.
-
-    ``asked`` gets the API key of each answer.
+    """These partitions have no leader until they are removed from the returned set. ``asked`` gets the API
+    key of each response.
     """
     plain = requests.decode_response
     lost = list(partitions)
@@ -517,7 +518,7 @@ def leaderless(
     return lost
 
 
-def test_an_admin_does_not_ask_for_ever_for_the_topics_that_it_made(
+def test_an_admin_stops_requesting_the_topics_that_it_created(
     broker_address: str, new_topic: Callable[..., str]
 ) -> None:
     name = f"{new_topic(1)}-more"

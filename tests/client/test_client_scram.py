@@ -1,4 +1,4 @@
-"""SCRAM by the example of RFC 7677, and brokers that do not keep to it."""
+"""SCRAM by the example of RFC 7677, and with brokers that violate it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def begun() -> ScramMechanism:
 def test_the_example_of_rfc_7677() -> None:
     made = exchange()
     assert made.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
-    assert made.answer(SERVER_FIRST) == CLIENT_FINAL
-    assert made.answer(SERVER_FINAL) is None
+    assert made.respond(SERVER_FIRST) == CLIENT_FINAL
+    assert made.respond(SERVER_FINAL) is None
 
 
-def test_sha_512_against_a_server_of_its_own() -> None:
+def test_sha_512_with_a_test_server() -> None:
     made = exchange("SCRAM-SHA-512")
     bare = made.first().removeprefix(b"n,,")
     first = b"r=" + NONCE.encode() + b"more,s=" + base64.b64encode(b"salt") + b",i=5000"
-    final = made.answer(first)
+    final = made.respond(first)
     assert final is not None
     without_proof, _, proof = final.partition(b",p=")
     message = b",".join((bare, first, without_proof))
@@ -57,32 +57,32 @@ def test_sha_512_against_a_server_of_its_own() -> None:
     key = bytes(a ^ b for a, b in zip(base64.b64decode(proof), mask, strict=True))
     assert hashlib.sha512(key).digest() == stored
     signature = hmac.digest(hmac.digest(salted, b"Server Key", "sha512"), message, "sha512")
-    assert made.answer(b"v=" + base64.b64encode(signature)) is None
+    assert made.respond(b"v=" + base64.b64encode(signature)) is None
 
 
-def test_a_server_that_does_not_know_the_password_is_not_believed() -> None:
+def test_a_server_without_the_password_is_refused() -> None:
     made = begun()
-    made.answer(SERVER_FIRST)
+    made.respond(SERVER_FIRST)
     with pytest.raises(WrongSignature, match="does not know the password"):
-        made.answer(b"v=" + base64.b64encode(b"x" * 32))
+        made.respond(b"v=" + base64.b64encode(b"x" * 32))
 
 
-def test_a_server_cannot_leave_its_proof_out() -> None:
+def test_a_server_cannot_omit_its_proof() -> None:
     made = begun()
-    made.answer(SERVER_FIRST)
+    made.respond(SERVER_FIRST)
     with pytest.raises(ProtocolError, match="letter=value"):
-        made.answer(b"")
+        made.respond(b"")
 
 
-def test_a_server_cannot_prove_itself_before_it_is_due() -> None:
+def test_a_server_cannot_send_its_proof_early() -> None:
     with pytest.raises(ProtocolError):
-        begun().answer(SERVER_FINAL)
+        begun().respond(SERVER_FINAL)
 
 
 @pytest.mark.parametrize("count", [ITERATIONS_MIN - 1, ITERATIONS_MAX + 1, 0, -1, 10**12])
-def test_iterations_are_bounded_both_ways(count: int) -> None:
+def test_iterations_have_a_minimum_and_a_maximum(count: int) -> None:
     with pytest.raises(ProtocolError, match=f"allowed are {ITERATIONS_MIN} to {ITERATIONS_MAX}"):
-        begun().answer(SERVER_FIRST.replace(b"4096", str(count).encode()))
+        begun().respond(SERVER_FIRST.replace(b"4096", str(count).encode()))
 
 
 @pytest.mark.parametrize(
@@ -91,28 +91,28 @@ def test_iterations_are_bounded_both_ways(count: int) -> None:
         (SERVER_FIRST.replace(b"r=rOpr", b"r=rOpx"), "does not continue"),
         (f"r={NONCE},s=QQ==,i=4096".encode(), "does not continue"),
         (SERVER_FIRST.replace(b"s=W22Z", b"s=.22Z"), "without a readable s="),
-        (SERVER_FIRST.replace(b",s=W22ZaJ0SNY7soEsUEjb6gQ==", b",s="), "a salt of SCRAM of 0 bytes"),
-        (SERVER_FIRST.replace(b",i=4096", b""), "asks for no iterations"),
-        (b"m=ext," + SERVER_FIRST, "an extension of SCRAM that is not known"),
-        (SERVER_FIRST + b",i=4097", "each once"),
-        (b"\xff\xfe", "no UTF-8"),
+        (SERVER_FIRST.replace(b",s=W22ZaJ0SNY7soEsUEjb6gQ==", b",s="), "a SCRAM salt of 0 bytes"),
+        (SERVER_FIRST.replace(b",i=4096", b""), "requires no SCRAM iterations"),
+        (b"m=ext," + SERVER_FIRST, "an unknown SCRAM extension"),
+        (SERVER_FIRST + b",i=4097", "each letter once"),
+        (b"\xff\xfe", "not UTF-8"),
         (b"r=" + b"x" * MESSAGE_BYTES_MAX, "allowed are 8192"),
-        (b"e=other-error\nline", "ends SCRAM-SHA-256 with 'other-error line'"),
+        (b"e=other-error\nline", "ended SCRAM-SHA-256 with 'other-error line'"),
     ],
 )
-def test_messages_that_are_none_are_refused(challenge: bytes, why: str) -> None:
+def test_invalid_messages_are_refused(challenge: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        begun().answer(challenge)
+        begun().respond(challenge)
 
 
-def test_an_exchange_cannot_be_drawn_out_or_begun_twice() -> None:
+def test_an_exchange_cannot_be_prolonged_or_restarted() -> None:
     made = begun()
     with pytest.raises(ProtocolError, match=Step.FIRST_SENT.value):
         made.first()
-    made.answer(SERVER_FIRST)
-    made.answer(SERVER_FINAL)
+    made.respond(SERVER_FIRST)
+    made.respond(SERVER_FINAL)
     with pytest.raises(ProtocolError, match=Step.DONE.value):
-        made.answer(SERVER_FIRST)
+        made.respond(SERVER_FIRST)
 
 
 def test_names_with_commas_and_equals_signs_and_delegation_tokens() -> None:
@@ -120,5 +120,5 @@ def test_names_with_commas_and_equals_signs_and_delegation_tokens() -> None:
     assert made.first() == b"n,,n=a=2Cb=3Dc,r=n,tokenauth=true"
 
 
-def test_every_exchange_has_a_nonce_of_its_own() -> None:
+def test_every_exchange_has_a_new_nonce() -> None:
     assert len({ScramMechanism("SCRAM-SHA-256", "u", "p").first() for _ in range(50)}) == 50

@@ -1,4 +1,4 @@
-"""TLS: a real broker behind a door that speaks it, and what is said when the handshake fails."""
+"""TLS: a real broker behind a TLS proxy, and the errors of failed handshakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer
-from tidemill.client.config import ClientConfig, parse_address
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import parse_address
 from tidemill.client.connection import Connection
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable
 from tidemill.model.errors import ConfigError
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certifi
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
-    """Passes bytes on until one end is gone; then both are."""
+    """Forwards bytes until one end closes, then closes both."""
     try:
         while data := source.recv(1 << 16):
             sink.sendall(data)
@@ -42,8 +43,8 @@ def with_end(one: socket.socket) -> None:
         one.shutdown(socket.SHUT_RDWR)
 
 
-class Door:
-    """Speaks TLS to clients, and passes on to ``target`` what they say."""
+class TlsProxy:
+    """Terminates the TLS of clients, and forwards the data to ``target``."""
 
     def __init__(self, target: tuple[str, int], directory: Path) -> None:
         self._target = target
@@ -108,9 +109,9 @@ class Door:
 
 
 @pytest.fixture
-def door(broker_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    """Every connection of the client goes through the door, whatever address the broker tells."""
-    made = Door(parse_address(broker_address), tmp_path)
+def tls_proxy(broker_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TlsProxy]:
+    """Directs every connection of the client through the proxy, regardless of the advertised address."""
+    made = TlsProxy(parse_address(broker_address), tmp_path)
     plain = Connection.__init__
 
     def through(self: Connection, host: str, port: int, *more: Any, **named: Any) -> None:
@@ -122,9 +123,9 @@ def door(broker_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     made.close()
 
 
-def test_messages_go_there_and_back_over_tls(door: Door) -> None:
-    config = {"security.protocol": "ssl", "ssl.ca.location": str(door.certificate)}
-    address = f"127.0.0.1:{door.port}"
+def test_messages_are_sent_and_read_over_tls(tls_proxy: TlsProxy) -> None:
+    config = {"security.protocol": "ssl", "ssl.ca.location": str(tls_proxy.certificate)}
+    address = f"127.0.0.1:{tls_proxy.port}"
     topic = f"tls-{uuid.uuid4().hex[:12]}"
     with Admin(address, config) as admin:
         admin.create_topic(topic, 1)
@@ -141,10 +142,10 @@ def test_messages_go_there_and_back_over_tls(door: Door) -> None:
     assert read == values
 
 
-def test_a_certificate_that_nobody_vouches_for_is_said(door: Door) -> None:
+def test_an_untrusted_certificate_is_reported(tls_proxy: TlsProxy) -> None:
     config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
     with (
-        Admin(f"127.0.0.1:{door.port}", config) as admin,
+        Admin(f"127.0.0.1:{tls_proxy.port}", config) as admin,
         pytest.raises(
             AuthenticationFailed, match=r"TLS handshake .*certificate verify failed.*ssl.ca.location"
         ),
@@ -152,7 +153,7 @@ def test_a_certificate_that_nobody_vouches_for_is_said(door: Door) -> None:
         admin.list_topics()
 
 
-def test_a_port_without_tls_is_said(broker_address: str) -> None:
+def test_a_port_without_tls_is_reported(broker_address: str) -> None:
     config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
     with (
         Admin(broker_address, config) as admin,
@@ -161,7 +162,7 @@ def test_a_port_without_tls_is_said(broker_address: str) -> None:
         admin.list_topics()
 
 
-def test_a_file_of_authorities_that_is_not_there_is_said(broker_address: str, tmp_path: Path) -> None:
+def test_a_missing_file_of_authorities_is_reported(broker_address: str, tmp_path: Path) -> None:
     config = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "none.pem")}
     with (
         Admin(broker_address, config) as admin,
@@ -171,7 +172,7 @@ def test_a_file_of_authorities_that_is_not_there_is_said(broker_address: str, tm
 
 
 class Session:
-    """Stands in for a TLS socket: it waits in ``recv``, and notes who comes in meanwhile."""
+    """Replaces a TLS socket: waits in ``recv``, and records concurrent calls."""
 
     def __init__(self) -> None:
         self.receiving = threading.Event()
@@ -196,12 +197,12 @@ def test_one_session_is_never_read_and_written_at_the_same_time() -> None:
     connection = Connection("unused", 1, settings)
     session = connection._socket = Session()
     deadline = time.monotonic() + 60
-    reader = threading.Thread(target=connection._take, args=(4, deadline))
+    reader = threading.Thread(target=connection._read_exactly, args=(4, deadline))
     writer = threading.Thread(target=connection._write, args=(b"request", deadline))
     reader.start()
     assert session.receiving.wait(20)
     writer.start()
-    writer.join(0.2)  # Time enough to come in where nothing holds it back.
+    writer.join(0.2)  # Enough time for a concurrent call if no lock prevents it.
     session.go_on.set()
     reader.join()
     writer.join()

@@ -1,4 +1,4 @@
-"""Tokens: how long one is used, and OAuth servers, files and callables that do not give one."""
+"""Tokens: how long a token is used, and OAuth servers, files and callables that return none."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def jwt(**claims: Any) -> str:
     return f"eyJhbGciOiJub25lIn0.{body}.c2ln"
 
 
-# -- how long a token is used -----------------------------------------------------------------------------
+# -- the use of a token -----------------------------------------------------------------------------------
 
 
 class Source:
-    """Gives tokens that hold for so long, or raises."""
+    """Returns tokens that are valid for the given time, or raises."""
 
     name = "the source"
 
@@ -73,7 +73,7 @@ def cached(life_s: float | None) -> tuple[TokenCache, Source, Clock]:
     return TokenCache(source, RefreshTimes(), clock), source, clock
 
 
-def test_a_token_is_used_until_most_of_its_life_is_over() -> None:
+def test_a_token_is_used_for_most_of_its_lifetime() -> None:
     cache, _, clock = cached(3600)
     assert [cache.get().text for _ in range(3)] == ["t1"] * 3
     clock.now += 3600 * 0.79
@@ -82,7 +82,7 @@ def test_a_token_is_used_until_most_of_its_life_is_over() -> None:
     assert cache.get().text == "t2"
 
 
-def test_a_token_whose_end_nobody_says_is_not_used_twice() -> None:
+def test_a_token_with_unknown_expiry_is_used_once() -> None:
     cache, _, _ = cached(None)
     assert [cache.get().text for _ in range(2)] == ["t1", "t2"]
 
@@ -91,13 +91,11 @@ def test_a_token_whose_end_nobody_says_is_not_used_twice() -> None:
     ("life_s", "renewed_after_s"),
     [(3600, 3600 * 0.8), (1000, 700), (400, 100), (70, 70 * 0.8), (360, 360 * 0.8), (0, 0), (-5, 0)],
 )
-def test_the_buffer_and_the_shortest_period_hold_where_a_life_has_room_for_both(
-    life_s: float, renewed_after_s: float
-) -> None:
+def test_the_buffer_and_the_minimum_period_apply_if_both_fit(life_s: float, renewed_after_s: float) -> None:
     assert RefreshTimes().renew_at(50.0, 50.0 + life_s, 0.0) == pytest.approx(50.0 + renewed_after_s)
 
 
-def test_while_no_new_token_comes_the_last_one_is_used_for_as_long_as_it_is_valid(
+def test_the_last_token_is_used_while_it_is_valid_and_fetches_fail(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cache, source, clock = cached(100)
@@ -105,7 +103,7 @@ def test_while_no_new_token_comes_the_last_one_is_used_for_as_long_as_it_is_vali
     source.problem = BrokerUnreachable("the source is away")
     clock.now += 90
     assert cache.get().text == "t1"
-    assert "the source is away. The last token is used, which is valid for 10 s" in caplog.text
+    assert "the source is away. The last token is used; it is valid for 10 s" in caplog.text
     clock.now += 10
     with pytest.raises(BrokerUnreachable):
         cache.get()
@@ -135,10 +133,10 @@ def test_many_connections_share_one_token() -> None:
     assert source.count == 1
 
 
-# -- what is a token --------------------------------------------------------------------------------------
+# -- valid tokens -----------------------------------------------------------------------------------------
 
 
-def test_the_earlier_end_counts_of_what_a_server_and_the_token_say() -> None:
+def test_the_earlier_expiry_of_server_and_token_counts() -> None:
     assert checked(jwt(exp=1_700_000_000), 1_700_000_001, {}, "s").expires_s == 1_700_000_000
     assert checked(jwt(exp=1_700_000_000), 1_600_000_000, {}, "s").expires_s == 1_600_000_000
     assert checked("opaque", 1_700_000_000_000, {}, "s").expires_s == 1_700_000_000  # milliseconds
@@ -146,13 +144,13 @@ def test_the_earlier_end_counts_of_what_a_server_and_the_token_say() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "a.b", "a.!!.c", "a.e30.c", "a.bnVsbA.c", jwt(exp="soon")])
-def test_what_is_no_jwt_has_no_end(text: str) -> None:
+def test_text_that_is_not_a_jwt_has_no_expiry(text: str) -> None:
     assert jwt_expiry(text) is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "two words", "a\x01b", "ä", "x" * (TOKEN_BYTES_MAX + 1), None, 7])
-def test_what_cannot_be_sent_is_no_token(text: Any) -> None:
-    with pytest.raises(AuthenticationFailed, match="the source gave") as caught:
+def test_unsendable_text_is_refused(text: Any) -> None:
+    with pytest.raises(AuthenticationFailed, match="the source returned") as caught:
         checked(text, None, {}, "the source")
     assert "two" not in str(caught.value)
 
@@ -189,7 +187,7 @@ instance = Object()
         (Token("a", 2.0), Token("a", 2.0)),
     ],
 )
-def test_callables_give_what_they_give_to_other_clients(given: Any, expected: Token) -> None:
+def test_callables_return_the_values_of_other_clients(given: Any, expected: Token) -> None:
     assert ProviderSource(lambda: given).fetch() == expected
 
 
@@ -206,16 +204,16 @@ def test_a_callable_is_found_by_its_name() -> None:
             load_provider(text)
 
 
-def test_a_callable_that_fails_is_named_and_may_be_asked_again_where_that_can_help() -> None:
+def test_a_failing_callable_is_named_and_may_be_retried() -> None:
     def away() -> str:
         raise ConnectionResetError("reset by peer")
 
     def wrong() -> str:
         raise KeyError("account")
 
-    with pytest.raises(BrokerUnreachable, match=r"away gave no token: ConnectionResetError: reset by peer"):
+    with pytest.raises(BrokerUnreachable, match=r"away returned no token: ConnectionResetError: reset by"):
         ProviderSource(away).fetch()
-    with pytest.raises(AuthenticationFailed, match=r"wrong gave no token: KeyError.*correct the function"):
+    with pytest.raises(AuthenticationFailed, match=r"wrong returned no token: KeyError.*correct the"):
         ProviderSource(wrong).fetch()
 
 
@@ -223,7 +221,7 @@ def test_a_callable_that_fails_is_named_and_may_be_asked_again_where_that_can_he
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as the test tells it."""
+    """Sends the response that the test sets."""
 
     def do_POST(self) -> None:
         server: Any = self.server
@@ -268,13 +266,13 @@ def source_at(url: str, scope: str = "", url_encode: bool = False, timeout_s: fl
     )
 
 
-def gives(oauth: Any, code: int, body: Any, **headers: str) -> None:
+def returns(oauth: Any, code: int, body: Any, **headers: str) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     oauth.answer = lambda handler: handler.reply(code, data, **headers)
 
 
-def test_client_and_secret_are_given_as_the_rfc_has_it(oauth: Any) -> None:
-    gives(oauth, 200, {"access_token": "t0ken", "expires_in": 60})
+def test_client_and_secret_are_sent_as_in_the_rfc(oauth: Any) -> None:
+    returns(oauth, 200, {"access_token": "t0ken", "expires_in": 60})
     began = time.time()
     token = source_at(oauth.url, "read write").fetch()
     assert token.text == "t0ken"
@@ -291,34 +289,34 @@ def test_client_and_secret_are_given_as_the_rfc_has_it(oauth: Any) -> None:
         (400, {"error": "x", "error_description": "y\nz"}, AuthenticationFailed, r"400 \(x: y z\); check"),
         (400, {"error": SECRET * 2}, AuthenticationFailed, r"400 \(\(hidden\)\(hidden\)\)"),
         (404, b"<html>", AuthenticationFailed, "404; check client id"),
-        (503, b"", BrokerUnreachable, "503; it is asked again"),
+        (503, b"", BrokerUnreachable, "503; the request is retried"),
         (429, {"error": "slow_down"}, BrokerUnreachable, "429"),
         (200, b"<html>hello", AuthenticationFailed, "no.* JSON object; does the URL name the token endpoint"),
         (200, b"[1]", AuthenticationFailed, "JSON object"),
         (200, {"token": "x"}, AuthenticationFailed, "without access_token"),
-        (200, {"access_token": "two words"}, AuthenticationFailed, "no token: 9 characters"),
-        (200, b"x" * (token_endpoint.ANSWER_BYTES_MAX + 1), BrokerUnreachable, "more than 1048576 bytes"),
+        (200, {"access_token": "two words"}, AuthenticationFailed, "invalid token of 9 characters"),
+        (200, b"x" * (token_endpoint.RESPONSE_BYTES_MAX + 1), BrokerUnreachable, "more than 1048576 bytes"),
         (200, b"[" * 500_000, AuthenticationFailed, "JSON object"),
     ],
 )
-def test_answers_without_a_token_say_what_to_do(
+def test_errors_of_responses_without_a_token_have_the_next_step(
     oauth: Any, code: int, body: Any, kind: type[ClientError], why: str
 ) -> None:
-    gives(oauth, code, body)
+    returns(oauth, code, body)
     with pytest.raises(kind, match=why) as caught:
         source_at(oauth.url).fetch()
     assert f"the token endpoint {oauth.url}" in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
-def test_the_secret_follows_no_redirect(oauth: Any) -> None:
-    gives(oauth, 302, b"", Location=f"{oauth.url}/elsewhere")
+def test_redirects_are_not_followed(oauth: Any) -> None:
+    returns(oauth, 302, b"", Location=f"{oauth.url}/elsewhere")
     with pytest.raises(AuthenticationFailed, match="302: redirects are not followed"):
         source_at(oauth.url).fetch()
     assert len(oauth.seen) == 1
 
 
-def test_a_server_that_drips_does_not_hold_the_client(oauth: Any) -> None:
+def test_a_slow_response_is_bounded_in_time(oauth: Any) -> None:
     go_on = threading.Event()
 
     def drip(handler: Any) -> None:
@@ -334,19 +332,19 @@ def test_a_server_that_drips_does_not_hold_the_client(oauth: Any) -> None:
 
     oauth.answer = drip
     began = time.monotonic()
-    with pytest.raises(BrokerUnreachable, match="the answer does not end"):
+    with pytest.raises(BrokerUnreachable, match="the response is incomplete"):
         source_at(oauth.url, timeout_s=0.5).fetch()
     go_on.set()
     assert time.monotonic() - began < 10
 
 
-def test_nobody_listens() -> None:
+def test_a_refused_connection_is_reported() -> None:
     with pytest.raises(BrokerUnreachable, match="cannot be reached: connection refused; is it running"):
         source_at("http://127.0.0.1:9/token").fetch()
 
 
 def test_the_header_may_be_url_encoded(oauth: Any) -> None:
-    gives(oauth, 200, {"access_token": "t"})
+    returns(oauth, 200, {"access_token": "t"})
     EndpointSource(
         oauth.url,
         "a b",
@@ -362,13 +360,13 @@ def test_the_header_may_be_url_encoded(oauth: Any) -> None:
 def test_urls_are_shown_without_user_password_and_query() -> None:
     assert without_user("https://u:p@host:1/path?key=s") == "https://host:1/path"
     for url in ("host/path", "https://", "https://h:x/", "https://h/a b", "file:///etc/token"):
-        with pytest.raises(ConfigError, match="is no URL"):
+        with pytest.raises(ConfigError, match="is not a valid URL"):
             check_url(url)
 
 
 @pytest.mark.parametrize("user", ["u:p4ssword@", "p4ssword@", ":p4ssword@"])
-def test_a_password_before_the_host_of_a_url_is_refused_without_being_shown(user: str) -> None:
-    with pytest.raises(ConfigError, match=r"before its host.* leave it out") as caught:
+def test_a_password_in_a_url_is_refused_without_showing_it(user: str) -> None:
+    with pytest.raises(ConfigError, match=r"before its host.* omit it") as caught:
         check_url(f"https://{user}host/path")
     assert "p4ssword" not in str(caught.value)
     assert "https://host/path" in str(caught.value)
@@ -377,7 +375,7 @@ def test_a_password_before_the_host_of_a_url_is_refused_without_being_shown(user
 # -- MSK --------------------------------------------------------------------------------------------------
 
 
-def test_the_region_is_seen_in_the_names_of_brokers_or_in_the_environment(
+def test_the_region_comes_from_broker_names_or_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
@@ -406,7 +404,7 @@ def test_the_signer_of_amazon_makes_the_token(monkeypatch: pytest.MonkeyPatch) -
     assert token.expires_s == pytest.approx(time.time() + 900, abs=60)
 
 
-def test_without_credentials_of_aws_the_error_says_which(
+def test_the_error_without_aws_credentials_names_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("aws_msk_iam_sasl_signer")
@@ -421,7 +419,7 @@ def test_without_credentials_of_aws_the_error_says_which(
 
 
 def test_options_of_the_java_module_that_the_signer_lacks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="do not go together"):
+    with pytest.raises(ConfigError, match="are not compatible"):
         msk_iam.provider([], {"awsProfileName": "p", "awsRoleArn": "r"})
     with pytest.raises(ConfigError, match="awsStsRegion, which Amazon's signer"):
         msk_iam.provider([], {"awsStsRegion": "x"})
@@ -429,7 +427,7 @@ def test_options_of_the_java_module_that_the_signer_lacks_are_refused() -> None:
 
 def test_logging_of_the_client_holds_no_token(oauth: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    gives(oauth, 200, {"access_token": "t0ken", "expires_in": 60})
+    returns(oauth, 200, {"access_token": "t0ken", "expires_in": 60})
     cache = TokenCache(source_at(oauth.url), RefreshTimes())
     cache.get()
     assert "t0ken" not in caplog.text

@@ -1,4 +1,4 @@
-"""The pipe that ends the poll of another thread, and what becomes of its numbers."""
+"""The pipe that ends the poll of another thread, and the reuse of its descriptor numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def is_readable(pipe: WakePipe) -> bool:
     return bool(poll.poll(0))
 
 
-def test_many_wakes_are_one_until_they_are_drained() -> None:
+def test_several_wakes_are_drained_at_once() -> None:
     pipe = WakePipe()
     assert not is_readable(pipe)
-    for _ in range(100_000):  # More than a pipe holds.
+    for _ in range(100_000):  # More bytes than a pipe holds.
         pipe.wake()
     assert is_readable(pipe)
     pipe.drain()
@@ -31,7 +31,7 @@ def test_many_wakes_are_one_until_they_are_drained() -> None:
     pipe.close()
 
 
-def test_a_wake_during_the_close_writes_to_no_file_that_has_the_number_now(
+def test_a_wake_during_close_writes_to_no_reused_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = WakePipe()

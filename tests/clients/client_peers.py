@@ -1,4 +1,4 @@
-"""Clients that others wrote, each behind the same two calls: write messages to a partition, read them."""
+"""Third-party clients behind the same two calls: write messages to a partition, read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Message(NamedTuple):
-    """What a producer says of a message, and what a consumer must get."""
+    """A message as its producer sends it, and as every consumer must receive it."""
 
     key: bytes | None
     value: bytes | None
@@ -28,17 +28,18 @@ class Message(NamedTuple):
 
 
 class TooFew(AssertionError):
-    """A consumer did not get all that was written."""
+    """A consumer did not receive all messages."""
 
 
 # confluent-kafka, on librdkafka
 
 
 def one_batch_producer(bootstrap: str, topic: str, settings: dict[str, Any]) -> Any:
-    """A producer whose messages are in one batch of ``topic``, however slow the machine is.
+    """Returns a producer that sends its messages in one batch of ``topic``, also on a slow machine.
 
-    librdkafka sends a batch of a few small messages without compression. It knows the topic before the first
-    message: else it queues the messages, and ``flush`` may send the first of them while it sorts the others.
+    librdkafka sends a batch of a few small messages without compression. The producer reads the metadata of
+    the topic before the first message: otherwise it queues the messages, and ``flush`` may send the first of
+    them before it has sorted the others.
     """
     from confluent_kafka import Producer
 
@@ -193,7 +194,7 @@ def read_aiokafka(bootstrap: str, topic: str, counts: dict[int, int]) -> dict[in
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Runs a coroutine function to its end, within the patience of a test."""
+    """Runs a coroutine function to its end, with the timeout of a test."""
 
     async def bounded() -> None:
         await asyncio.wait_for(work(), 2 * PATIENCE_S)
@@ -209,7 +210,7 @@ KCAT_MISSING = "kcat is not installed (Debian: apt-get install kcat)"
 
 
 def kcat(*arguments: str, data: bytes = b"") -> bytes:
-    """Runs kcat to its end; what it wrote to standard output."""
+    """Runs kcat to its end; returns its standard output."""
     assert KCAT is not None
     outcome = subprocess.run([KCAT, *arguments], input=data, capture_output=True, timeout=PATIENCE_S)
     assert outcome.returncode == 0, outcome.stderr.decode()
@@ -217,7 +218,7 @@ def kcat(*arguments: str, data: bytes = b"") -> bytes:
 
 
 def write_kcat(bootstrap: str, topic: str, partition: int, codec: str, messages: Sequence[Message]) -> None:
-    """kcat takes one set of headers a run, no times, and no key or value that holds a separator."""
+    """kcat accepts one set of headers per run, no timestamps, and no key or value with a separator."""
     for headers in dict.fromkeys(message.headers for message in messages):
         lines = [
             (message.key or b"") + b"\x1f" + (message.value or b"")
@@ -233,7 +234,9 @@ def write_kcat(bootstrap: str, topic: str, partition: int, codec: str, messages:
 
 
 def read_kcat(bootstrap: str, topic: str, counts: dict[int, int]) -> dict[int, list[Message]]:
-    """Keys and values by their lengths, as they may hold anything; headers as kcat prints them."""
+    """Prints keys and values with their lengths, since they may contain any bytes; headers as kcat prints
+    them.
+    """
     found: dict[int, list[Message]] = {}
     for partition, count in counts.items():
         output = kcat(
@@ -245,7 +248,7 @@ def read_kcat(bootstrap: str, topic: str, counts: dict[int, int]) -> dict[int, l
 
 
 def parse_kcat(output: bytes) -> list[Message]:
-    """The messages in kcat's output: a line with the lengths, then key, value and headers."""
+    """Parses kcat's output: a line with the lengths, then key, value and headers."""
     messages = []
     position = 0
     while position < len(output):
@@ -264,13 +267,13 @@ def parse_kcat(output: bytes) -> list[Message]:
 
 
 def split_header(text: bytes) -> tuple[str, bytes | None]:
-    """``name=value`` as kcat prints it; it prints NULL where there is no value."""
+    """Splits ``name=value`` as kcat prints it; kcat prints NULL for a null value."""
     name, _, value = text.partition(b"=")
     return name.decode(), None if value == b"NULL" else value
 
 
 def lacking(found: dict[int, list[Message]], counts: dict[int, int], deadline: float) -> bool:
-    """Whether messages are still to come. Fails the test when they take too long, or are too many."""
+    """Whether messages are still missing. Fails the test after the timeout, or if there are too many."""
     have = {partition: len(messages) for partition, messages in found.items()}
     if have == counts:
         return False
@@ -280,7 +283,7 @@ def lacking(found: dict[int, list[Message]], counts: dict[int, int], deadline: f
 
 
 class Peer(NamedTuple):
-    """A client: how it writes, and how it reads."""
+    """A client: its functions to write and to read."""
 
     write: Callable[[str, str, int, str, Sequence[Message]], None]
     read: Callable[[str, str, dict[int, int]], dict[int, list[Message]]]

@@ -1,4 +1,4 @@
-"""One broker for all tests of clients, and fresh topics on it."""
+"""A broker that all tests of clients share, and new topics on it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings are errors, but for those of the clients themselves."""
+    """Warnings are errors, except those of the clients themselves."""
     for item in items:
         if HERE in item.path.parents:
-            # How kafka-python reads its own schemas; sockets that clients forget when a broker goes away.
+            # How kafka-python reads its own schemas; sockets that clients do not close when a broker stops.
             for known in ("(read|open)_text is deprecated:DeprecationWarning", "unclosed:ResourceWarning"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{known}"))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_clients() -> None:
-    """Captured log records would keep what the clients let go, sockets too, until after their test."""
+    """Captured log records would keep the clients' objects, including sockets, until after their test."""
     for name in ("kafka", "aiokafka"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
@@ -49,7 +49,7 @@ def quiet_clients() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows with a test that failed what its broker logged meanwhile."""
+    """Shows the log of the broker with a failed test."""
     report = yield
     if report.failed and HERE in item.path.parents:
         for broker in _brokers:
@@ -66,7 +66,7 @@ def client_broker() -> Iterator[Broker]:
         yield broker
         _brokers.remove(broker)
         running, log = broker.running, broker.log
-        broker.kill()  # Its hundreds of logs need not be synced.
+        broker.kill()  # Its hundreds of logs need no sync.
     assert running, f"the broker ended by itself:\n{log}"
     assert "Traceback" not in log, log
 
@@ -90,13 +90,13 @@ def admin(client_broker: Broker) -> AdminClient:
 
 @pytest.fixture(scope="session")
 def bootstrap(client_broker: Broker) -> str:
-    """Where the shared broker is."""
+    """The address of the shared broker."""
     return client_broker.bootstrap
 
 
 @pytest.fixture
 def new_name(request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """Names that nothing else has: ``new_name("group")``."""
+    """Creates unique names: ``new_name("group")``."""
 
     def make(kind: str = "topic") -> str:
         return f"{kind}-{next(_numbers)}"
@@ -106,7 +106,7 @@ def new_name(request: pytest.FixtureRequest) -> Callable[[str], str]:
 
 @pytest.fixture
 def new_topic(admin: AdminClient, new_name: Callable[[str], str]) -> Callable[..., str]:
-    """Makes topics on the shared broker: ``new_topic(partitions=3, **{"cleanup.policy": "compact"})``."""
+    """Creates topics on the shared broker: ``new_topic(partitions=3, **{"cleanup.policy": "compact"})``."""
 
     def make(partitions: int = 1, **config: Any) -> str:
         name = new_name("topic")

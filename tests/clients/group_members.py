@@ -1,4 +1,4 @@
-"""Members of consumer groups, each a thread with a consumer of one client, behind the same few calls."""
+"""Members of consumer groups: threads with a consumer of one client, behind the same calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ and a static member gets another id then."""
 
 
 class Member(ABC):
-    """Joins in its own thread, and notes what it reads as (partition, offset) until it is stopped."""
+    """Joins in its own thread, and records (partition, offset) of each message until it is stopped."""
 
     def __init__(
         self, bootstrap: str, group: str, topics: Sequence[str], strategy: str, instance: str | None = None
@@ -45,7 +45,7 @@ class Member(ABC):
 
     @abstractmethod
     def consume(self) -> None:
-        """Subscribes, polls until ``stopping`` is set, closes: the thread's whole work."""
+        """Subscribes, polls until ``stopping`` is set, closes: the work of the thread."""
 
     def stop(self) -> None:
         """Commits, leaves the group, and closes."""
@@ -67,7 +67,7 @@ class Member(ABC):
 
 
 class ConfluentMember(Member):
-    """confluent-kafka, that is librdkafka."""
+    """confluent-kafka, based on librdkafka."""
 
     strategies = ("range", "roundrobin", "cooperative-sticky")
 
@@ -128,10 +128,10 @@ class KafkaPythonMember(Member):
         )
         consumer.subscribe(self.topics)
         while not self.stopping.is_set():
-            # A poll that ends while it joins forgets what it is assigned: a longer time than a join takes.
+            # A poll that ends during the join loses the assignment: its timeout is longer than a join.
             try:
                 polled = consumer.poll(timeout_ms=JOIN_MS)
-            except KafkaConnectionError:  # While its broker is away it may say so.
+            except KafkaConnectionError:  # It may raise this while its broker is stopped.
                 continue
             for batch in polled.values():
                 self.read.extend((one.topic, one.partition, one.offset) for one in batch)
@@ -186,7 +186,7 @@ MEMBERS: dict[str, type[Member]] = {
 
 
 def wait_until(condition: Callable[[], bool], what: str, *members: Member) -> None:
-    """Waits for what a group is to come to; fails with what its members have instead."""
+    """Waits until the group reaches a state; the error of a timeout shows the state of the members."""
     deadline = time.monotonic() + SETTLE_S
     while not condition():
         for member in members:
@@ -199,7 +199,7 @@ def wait_until(condition: Callable[[], bool], what: str, *members: Member) -> No
 
 
 def wait_for_shares(members: Sequence[Member], topic: str, partitions: int) -> None:
-    """Waits until the members own every partition once, and as evenly as it goes."""
+    """Waits until the members own every partition once, as evenly as possible."""
 
     def settled() -> bool:
         owned = [pair for member in members for pair in member.assigned]

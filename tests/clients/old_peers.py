@@ -1,4 +1,4 @@
-"""Clients that are told to speak as to brokers before Kafka 0.11: with message formats v0 and v1."""
+"""Clients configured for brokers before Kafka 0.11: with message formats v0 and v1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCH_BYTES_MAX = 9000
 def write_kafka_python(
     version: Version, bootstrap: str, topic: str, partition: int, codec: str, messages: Sequence[PlainMessage]
 ) -> None:
-    """kafka-python as for a broker of ``version``: format v0 below 0.10, v1 below 0.11."""
+    """kafka-python configured for ``version``: format v0 below 0.10, v1 below 0.11."""
     from kafka import KafkaProducer
 
     producer = KafkaProducer(
@@ -41,7 +41,7 @@ def write_kafka_python(
 
 
 def read_kafka_python(version: Version, bootstrap: str, topic: str, counts: dict[int, int]) -> Found:
-    """kafka-python as for a broker of ``version``."""
+    """kafka-python configured for ``version``."""
     from kafka import KafkaConsumer, TopicPartition
 
     consumer = KafkaConsumer(
@@ -70,7 +70,7 @@ def read_kafka_python(version: Version, bootstrap: str, topic: str, counts: dict
 
 
 def librdkafka(version: str) -> dict[str, Any]:
-    """What makes librdkafka speak as to a broker of a version before 0.10; "" is one of today."""
+    """Returns the settings of librdkafka for a broker before 0.10; "" is a current broker."""
     if not version:
         return {}
     quiet = {"log_level": 0}
@@ -80,7 +80,7 @@ def librdkafka(version: str) -> dict[str, Any]:
 def write_librdkafka(
     version: str, bootstrap: str, topic: str, partition: int, codec: str, messages: Sequence[PlainMessage]
 ) -> None:
-    """confluent-kafka as for a broker of ``version``: format v0, or v2 for "". Not idempotent."""
+    """confluent-kafka configured for ``version``: format v0, or v2 for "". Not idempotent."""
     failures: list[Any] = []
     producer = one_batch_producer(bootstrap, topic, {"compression.type": codec, **librdkafka(version)})
     for one in messages:
@@ -97,7 +97,7 @@ def write_librdkafka(
 
 
 def read_librdkafka(version: str, bootstrap: str, topic: str, counts: dict[int, int]) -> Found:
-    """confluent-kafka as for a broker of ``version``."""
+    """confluent-kafka configured for ``version``."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -131,7 +131,7 @@ def in_order(
     topic: str,
     counts: dict[int, int],
 ) -> Found:
-    """What a reader of today finds, numbered."""
+    """Returns the messages that a current reader finds, with their numbers."""
     found = read(bootstrap, topic, counts)
     return {
         partition: list(
@@ -142,7 +142,7 @@ def in_order(
 
 
 class Writer(NamedTuple):
-    """A client that writes a message format, and what it can compress with."""
+    """A client that writes a message format, with its codecs."""
 
     magic: int
     codecs: tuple[str, ...]
@@ -150,7 +150,7 @@ class Writer(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A client that reads, and the newest message format that it knows."""
+    """A client that reads, with the newest message format that it supports."""
 
     magic: int
     read: Callable[[str, str, dict[int, int]], Found]

@@ -176,7 +176,7 @@ def test_all_settings_of_a_topic_can_be_read_and_written_back(
 
 
 def test_the_minimum_in_sync_set_of_a_topic_is_the_clusters(admin: AdminClient, new_topic: NewTopic) -> None:
-    """As Apache Kafka 4.3.1 tells it, whose clusters have one value for all topics (KIP-966)."""
+    """As in Apache Kafka 4.3.1, whose clusters have one value for all topics (KIP-966)."""
     from confluent_kafka.admin import (
         AlterConfigOpType,
         ConfigEntry,
@@ -287,7 +287,7 @@ def test_confluent_access_rules(admin: AdminClient) -> None:
         AclOperation.READ,
         AclPermissionType.ALLOW,
     )
-    assert admin.describe_acls(everything).result(TIMEOUT_S) == []  # It keeps the error to itself.
+    assert admin.describe_acls(everything).result(TIMEOUT_S) == []  # The client does not return the error.
     assert error_of(admin.create_acls([rule])[rule]) == "SECURITY_DISABLED"
     assert error_of(admin.delete_acls([everything])[everything]) == "SECURITY_DISABLED"
 

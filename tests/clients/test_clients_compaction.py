@@ -1,4 +1,6 @@
-"""Compacted topics on a real broker with its real cleaner: what clients read while and after it works."""
+"""Compacted topics on a real broker with its cleaner: the messages that clients read during and after
+compaction.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def broker() -> Iterator[Broker]:
         yield made
         log = made.log
     assert "Traceback" not in log, log
-    assert "is not compacted any more" not in log, log
+    assert "is uncleanable" not in log, log
 
 
 def make(broker: Broker, topic: str, **config: str) -> None:
@@ -58,7 +60,7 @@ def make(broker: Broker, topic: str, **config: str) -> None:
 
 
 def alter(broker: Broker, topic: str, **values: str) -> None:
-    """Changes settings of a topic; without one, of the broker."""
+    """Changes settings of a topic, or of the broker without a topic."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     entries = [
         ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
@@ -72,7 +74,7 @@ def alter(broker: Broker, topic: str, **values: str) -> None:
 
 
 class Writer:
-    """Writes updates of few keys with every codec; knows what was acknowledged."""
+    """Writes updates of a few keys with every codec; records the acknowledged messages."""
 
     def __init__(self, broker: Broker, topic: str, keys: int = 40) -> None:
         self.broker = broker
@@ -108,11 +110,11 @@ class Writer:
 
     @property
     def latest(self) -> dict[bytes, int]:
-        """The offset of the last record of every key."""
+        """Returns the offset of the last record of every key."""
         return {key: offset for offset, (key, _) in sorted(self.acknowledged.items())}
 
     def check(self, rows: list[Row]) -> None:
-        """What was read from the start has the final state of every key, at its offset."""
+        """Checks that a read from the start has the last record of every key, at its offset."""
         offsets = [offset for offset, _, _ in rows]
         assert offsets == sorted(set(offsets))
         for offset, key, value in rows:
@@ -123,7 +125,7 @@ class Writer:
 
 
 def read(broker: Broker, topic: str) -> list[Row]:
-    """Everything from the start to the end."""
+    """Reads from the start to the end."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -148,7 +150,7 @@ def read(broker: Broker, topic: str) -> list[Row]:
 
 
 def clean_end(broker: Broker, topic: str) -> int:
-    """Up to where the broker says that it compacted."""
+    """Returns the offset up to which the broker reports the log as compacted."""
     path = Path(broker.data_dir, "cleaner-offset-checkpoint")
     lines = path.read_text().splitlines()[2:] if path.exists() else []
     found = {name: int(offset) for name, _, offset in (line.rsplit(" ", 2) for line in lines)}
@@ -163,7 +165,7 @@ def wait_compacted(broker: Broker, topic: str) -> None:
     wait_until(lambda: clean_end(broker, topic) >= active_base(broker, topic), f"{topic} compacted")
 
 
-def test_readers_and_writers_at_work_lose_nothing(broker: Broker) -> None:
+def test_concurrent_readers_and_writers_lose_no_messages(broker: Broker) -> None:
     make(broker, "kept")
     writer = Writer(broker, "kept")
     found: list[list[Row]] = []
@@ -190,7 +192,7 @@ def test_readers_and_writers_at_work_lose_nothing(broker: Broker) -> None:
         assert all(writer.acknowledged[offset] == (key, value) for offset, key, value in one)
 
 
-def test_a_broker_that_is_killed_again_and_again_keeps_the_last_value_of_every_key(broker: Broker) -> None:
+def test_a_repeatedly_killed_broker_keeps_the_last_value_of_every_key(broker: Broker) -> None:
     make(broker, "kept")
     writer = Writer(broker, "kept")
     chance = random.Random(2)
@@ -204,7 +206,7 @@ def test_a_broker_that_is_killed_again_and_again_keeps_the_last_value_of_every_k
     writer.check(read(broker, "kept"))
 
 
-def test_tombstones_go_after_their_time(broker: Broker) -> None:
+def test_tombstones_are_removed_after_their_retention(broker: Broker) -> None:
     make(broker, "kept", **{"delete.retention.ms": "0"})
     writer = Writer(broker, "kept")
     writer.write(1000)
@@ -219,7 +221,7 @@ def test_tombstones_go_after_their_time(broker: Broker) -> None:
     assert {key for _, key, value in rows if value is not None} >= set(writer.latest) - gone
 
 
-def test_a_record_without_a_key_is_refused_and_the_reason_told(broker: Broker) -> None:
+def test_a_record_without_a_key_is_refused_with_the_reason(broker: Broker) -> None:
     make(broker, "kept")
     told: list[tuple[bytes, str | None]] = []
 
@@ -237,7 +239,7 @@ def test_a_record_without_a_key_is_refused_and_the_reason_told(broker: Broker) -
     assert told[-1] == (b"again", None)
 
 
-def test_settings_of_the_cleaner_are_changed_while_it_works(broker: Broker) -> None:
+def test_settings_of_the_running_cleaner_can_change(broker: Broker) -> None:
     alter(broker, "", log_cleaner_io_max_bytes_per_second="20000")
     make(broker, "kept", **{"min.cleanable.dirty.ratio": "1.0"})
     writer = Writer(broker, "kept")
@@ -249,7 +251,7 @@ def test_settings_of_the_cleaner_are_changed_while_it_works(broker: Broker) -> N
     assert producer.flush(PATIENCE_S) == 0
     alter(broker, "kept", min_cleanable_dirty_ratio="0.1")
     wait_until(lambda: bool(cleaners(broker)), "a cleaner at work")
-    # At this pace it would take minutes.
+    # Compaction would take minutes at this rate.
     assert clean_end(broker, "kept") < 0
     alter(broker, "", log_cleaner_io_max_bytes_per_second="1e12")
     wait_compacted(broker, "kept")
@@ -259,7 +261,7 @@ def test_settings_of_the_cleaner_are_changed_while_it_works(broker: Broker) -> N
 
 
 def cleaners(broker: Broker) -> list[int]:
-    """Processes that the broker started."""
+    """Returns the cleaner processes of the broker."""
     found: list[int] = []
     for path in Path(f"/proc/{broker.pid}/task").glob("*/children"):
         found += map(int, path.read_text().split())
@@ -271,7 +273,7 @@ def test_a_topic_may_be_compacted_and_lose_its_oldest_records(broker: Broker) ->
     now_ms = int(time.time() * 1000)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "batch.size": 20_000, "log_level": 0})
     for number in range(2000):
-        # The first half is old already.
+        # The first half is already older than the retention time.
         stamp = now_ms - (3_600_000 if number < 1000 else 0)
         producer.produce("kept", bytes(300), key=b"key-%d" % number, partition=0, timestamp=stamp)
         producer.produce("kept", bytes(300), key=b"often", partition=0, timestamp=stamp)
@@ -289,7 +291,7 @@ def test_a_topic_may_be_compacted_and_lose_its_oldest_records(broker: Broker) ->
 
 
 def stored_bytes(directory: Path) -> int:
-    """Of the segments in a directory; those that are exchanged just then count for nothing."""
+    """Returns the size of the segments in a directory, without those that are being replaced."""
     total = 0
     for path in directory.glob("*.log"):
         with contextlib.suppress(FileNotFoundError):
@@ -297,14 +299,14 @@ def stored_bytes(directory: Path) -> int:
     return total
 
 
-def test_committed_offsets_are_compacted_and_stay_known(broker: Broker) -> None:
+def test_committed_offsets_survive_compaction(broker: Broker) -> None:
     make(broker, "read")
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g", "log_level": 0})
     for number in range(1500):
         consumer.commit(offsets=[TopicPartition("read", 0, number)], asynchronous=False)
     directory = Path(broker.data_dir, "__consumer_offsets-0")
     wait_until(lambda: stored_bytes(directory) < 45_000, "compacted")
-    # The segments are swapped before the checkpoint says so.
+    # The segments are replaced before the checkpoint is written.
     wait_until(lambda: clean_end(broker, "__consumer_offsets") > 500, "checkpointed")
     for again in (broker.restart, broker.kill):
         again()
@@ -313,7 +315,7 @@ def test_committed_offsets_are_compacted_and_stay_known(broker: Broker) -> None:
     consumer.close()
 
 
-def test_a_damaged_log_is_set_aside_with_its_reason_and_the_others_go_on() -> None:
+def test_a_damaged_log_is_excluded_with_its_reason_and_others_are_compacted() -> None:
     with Broker(CONFIG) as broker:
         for topic in ("bad", "good"):
             make(broker, topic, **{"min.cleanable.dirty.ratio": "1.0"})
@@ -327,7 +329,7 @@ def test_a_damaged_log_is_set_aside_with_its_reason_and_the_others_go_on() -> No
         for topic in ("bad", "good"):
             alter(broker, topic, min_cleanable_dirty_ratio="0.01")
         wait_compacted(broker, "good")
-        wait_until(lambda: "bad-0 is not compacted any more" in broker.log, "bad set aside")
+        wait_until(lambda: "bad-0 is uncleanable" in broker.log, "bad uncleanable")
         assert "has checksum" in broker.log
         assert path.read_bytes() == data
         assert clean_end(broker, "bad") < 0

@@ -1,4 +1,4 @@
-"""What one client writes, each other client reads, byte for byte, in every compression."""
+"""Messages written by each client are read by every other client, byte for byte, in every compression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLIENTS = [
 
 
 def messages_to_write() -> list[Message]:
-    """Every shape of a message: null, empty and large parts, headers that repeat, times of its own."""
+    """Returns messages of every kind: null, empty and large parts, repeated headers, explicit timestamps."""
     now_ms = int(time.time() * 1000)
     noise = random.Random(7).randbytes(300_000)
     repeated = (("trace", b"1"), ("trace", b"2"), ("größe", b"\xff\x00"), ("empty", b""), ("null", None))
@@ -34,14 +34,14 @@ def messages_to_write() -> list[Message]:
 
 
 def messages_for_kcat() -> list[Message]:
-    """What kcat can be told to write."""
+    """Returns the messages that kcat can write."""
     shapes = [Message(b"key", b"value"), Message(None, b"no key"), Message(b"deleted", None)]
     shapes += [Message(b"%d" % n, b"row %d" % n * 20) for n in range(300)]
     return [*shapes, Message(b"with", b"headers", (("a", b"1"), ("b", b"2")))]
 
 
 def writable(writer: str) -> list[Message]:
-    """All the messages that ``writer`` does not itself refuse."""
+    """Returns the messages that ``writer`` itself accepts."""
     if writer == "kcat":
         return messages_for_kcat()
     messages = messages_to_write()
@@ -60,12 +60,14 @@ def without_times(messages: list[Message]) -> list[Message]:
 
 
 def text_headers(messages: list[Message]) -> list[Message]:
-    """Without the header whose value is no text: kcat prints it so that it cannot be told from others."""
+    """Removes the header with a binary value: kcat prints it ambiguously."""
     return [message._replace(headers=()) if len(message.headers) > 2 else message for message in messages]
 
 
 @pytest.mark.parametrize("writer", CLIENTS)
-def test_what_one_writes_all_others_read(bootstrap: str, new_topic: Callable[..., str], writer: str) -> None:
+def test_all_clients_read_the_messages_of_each_client(
+    bootstrap: str, new_topic: Callable[..., str], writer: str
+) -> None:
     topic = new_topic(len(CODECS))
     written = writable(writer)
     for partition, codec in enumerate(CODECS):

@@ -1,4 +1,4 @@
-"""What goes wrong is told to each client so that it knows what to do."""
+"""Each client gets the error from which it determines its next step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PROMPTLY_S = 10.0
 
 @pytest.fixture(scope="module")
 def strict_broker() -> Iterator[Broker]:
-    """A broker that makes no topics by itself."""
+    """A broker without automatic topic creation."""
     with Broker({"auto.create.topics.enable": False}) as broker:
         yield broker
 
 
 def confluent_error(bootstrap: str, topic: str, value: bytes, **config: Any) -> str | None:
-    """Writes a message with confluent-kafka; the name of the error that it is told, or None."""
+    """Writes a message with confluent-kafka; returns the name of the error, or None."""
     from confluent_kafka import Producer
 
     told: list[Any] = []
@@ -40,7 +40,7 @@ def confluent_error(bootstrap: str, topic: str, value: bytes, **config: Any) -> 
 
 
 def kafka_python_error(bootstrap: str, topic: str, value: bytes, **config: Any) -> str | None:
-    """As above, with kafka-python: the name of the exception."""
+    """As above, with kafka-python: returns the name of the exception."""
     from kafka import KafkaProducer
     from kafka.errors import KafkaError
 
@@ -108,7 +108,7 @@ def test_a_message_too_large(
 
 
 @pytest.mark.parametrize("client", WRITERS)
-def test_a_topic_is_made_when_it_is_written_to(bootstrap: str, new_name: NewName, client: str) -> None:
+def test_a_topic_is_created_by_a_producer(bootstrap: str, new_name: NewName, client: str) -> None:
     assert WRITERS[client](bootstrap, new_name("made"), b"first") is None
 
 
@@ -120,17 +120,17 @@ def test_a_topic_is_made_when_it_is_written_to(bootstrap: str, new_name: NewName
         ("aiokafka", "UnknownTopicOrPartitionError", {}),
     ],
 )
-def test_a_topic_that_is_not_there(
+def test_a_missing_topic(
     strict_broker: Broker, new_name: NewName, client: str, expected: str, config: dict[str, Any]
 ) -> None:
     assert WRITERS[client](strict_broker.bootstrap, new_name("missing"), b"first", **config) == expected
 
 
-def test_a_name_that_no_topic_may_have(bootstrap: str) -> None:
+def test_an_invalid_topic_name(bootstrap: str) -> None:
     assert confluent_error(bootstrap, "no topic", b"first") == "TOPIC_EXCEPTION"
 
 
-def test_a_consumer_makes_topics_when_it_says_so(bootstrap: str, new_name: NewName) -> None:
+def test_a_consumer_creates_topics_if_it_is_configured(bootstrap: str, new_name: NewName) -> None:
     from kafka import KafkaConsumer
 
     consumer = KafkaConsumer(new_name("made"), bootstrap_servers=bootstrap, allow_auto_create_topics=True)
@@ -140,7 +140,7 @@ def test_a_consumer_makes_topics_when_it_says_so(bootstrap: str, new_name: NewNa
         consumer.close()
 
 
-def test_a_consumer_is_told_of_a_topic_that_is_not_there(bootstrap: str, new_name: NewName) -> None:
+def test_a_consumer_gets_an_error_for_a_missing_topic(bootstrap: str, new_name: NewName) -> None:
     from confluent_kafka import Consumer, KafkaError
 
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": new_name("group")})
@@ -164,11 +164,11 @@ def test_a_timestamp_out_of_bounds(bootstrap: str, new_topic: NewTopic) -> None:
     assert told[1] is None
 
 
-def test_a_compacted_topic_wants_keys(bootstrap: str, new_topic: NewTopic) -> None:
+def test_a_compacted_topic_requires_keys(bootstrap: str, new_topic: NewTopic) -> None:
     assert confluent_error(bootstrap, new_topic(**{"cleanup.policy": "compact"}), b"v") == "INVALID_RECORD"
 
 
-# Transactions are refused at once, and finally
+# Transactions are refused at once, with a fatal error
 
 
 def test_transactions_are_refused_confluent(bootstrap: str) -> None:

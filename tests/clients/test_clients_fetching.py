@@ -1,4 +1,4 @@
-"""Long polls, limits and fetch sessions, asked for one request at a time."""
+"""Long polls, limits and fetch sessions, one request at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_clients_versions import batch_of, message, produce, topic_id
 from wire_peer import WirePeer
 
 from tidemill.model.errors import ErrorCode
-from tidemill.records.reader import iter_records
+from tidemill.records.record_reader import iter_records
 from tidemill.wire.apis import ApiKey
 
 VERSION = 18
@@ -98,16 +98,14 @@ def test_a_fetch_is_answered_empty_after_max_wait(peer: WirePeer, new_topic: New
 
 
 @pytest.mark.parametrize("offset", [-1, 5])
-def test_an_offset_out_of_range_is_told_at_once(peer: WirePeer, new_topic: NewTopic, offset: int) -> None:
+def test_an_offset_out_of_range_is_returned_at_once(peer: WirePeer, new_topic: NewTopic, offset: int) -> None:
     topic = new_topic()
     produce(peer, topic, b"one")
     answer = Fetcher(peer, topic).fetch({0: offset}, max_wait_ms=LONG_MS, min_bytes=1)
     assert partitions_of(answer)[0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_a_partition_that_is_not_there_does_not_hold_up_the_others(
-    peer: WirePeer, new_topic: NewTopic
-) -> None:
+def test_a_missing_partition_does_not_delay_others(peer: WirePeer, new_topic: NewTopic) -> None:
     topic = new_topic()
     produce(peer, topic, b"one")
     parts = partitions_of(Fetcher(peer, topic).fetch({0: 0, 9: 0}, max_wait_ms=LONG_MS, min_bytes=1))
@@ -115,7 +113,9 @@ def test_a_partition_that_is_not_there_does_not_hold_up_the_others(
     assert parts[9].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_limits_keep_whole_batches_and_the_first_comes_always(peer: WirePeer, new_topic: NewTopic) -> None:
+def test_limits_keep_whole_batches_and_the_first_batch_is_always_returned(
+    peer: WirePeer, new_topic: NewTopic
+) -> None:
     topic = new_topic(2)
     for _ in range(5):
         produce(peer, topic, b"x" * 1000)
@@ -126,7 +126,7 @@ def test_limits_keep_whole_batches_and_the_first_comes_always(peer: WirePeer, ne
     assert len(values(partitions_of(fetcher.fetch({0: 3}))[0])) == 2
 
 
-def test_a_waiting_fetch_is_told_when_its_topic_is_deleted(
+def test_a_waiting_fetch_ends_when_its_topic_is_deleted(
     peer: WirePeer, bootstrap: str, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
@@ -146,7 +146,7 @@ def test_a_waiting_fetch_is_told_when_its_topic_is_deleted(
     assert partitions_of(answers[0])[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-def test_a_session_tells_what_changed_only(peer: WirePeer, new_topic: NewTopic) -> None:
+def test_a_session_returns_only_changed_partitions(peer: WirePeer, new_topic: NewTopic) -> None:
     topic = new_topic(3)
     produce(peer, topic, b"one")
     fetcher = Fetcher(peer, topic)
@@ -163,7 +163,7 @@ def test_a_session_tells_what_changed_only(peer: WirePeer, new_topic: NewTopic) 
     changed = partitions_of(next_fetch(2))
     assert list(changed) == [0]
     assert values(changed[0]) == [b"two"]
-    # Not advanced, so told again.
+    # The session has not advanced: the partition is returned again.
     assert values(partitions_of(next_fetch(3))[0]) == [b"two"]
     assert list(partitions_of(next_fetch(4, {0: 2}, forgotten=[1, 2]))) == []
     repeated = next_fetch(4)
@@ -228,9 +228,7 @@ def test_a_session_does_not_starve_the_last_partition(peer: WirePeer, new_topic:
     assert offsets == {0: 3, 1: 3, 2: 3}
 
 
-def test_a_topic_that_is_made_anew_has_another_id(
-    peer: WirePeer, bootstrap: str, new_topic: NewTopic
-) -> None:
+def test_a_recreated_topic_has_another_id(peer: WirePeer, bootstrap: str, new_topic: NewTopic) -> None:
     topic = new_topic()
     fetcher = Fetcher(peer, topic)
     state = message("delete_topics", "DeleteTopicState", name=topic)

@@ -1,4 +1,4 @@
-"""Consumer groups of real clients: joins, leaves, deaths, static members, mixed clients, commits."""
+"""Consumer groups of real clients: joins, leaves, failures, static members, mixed clients, commits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVERY_STRATEGY = [
 
 
 def write(bootstrap: str, topic: str, count: int = MESSAGES) -> None:
-    """Writes messages round robin to all partitions."""
+    """Writes messages to all partitions in turn."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     for number in range(count):
         producer.produce(topic, value=b"%d" % number, partition=number % PARTITIONS)
@@ -43,7 +43,7 @@ def write(bootstrap: str, topic: str, count: int = MESSAGES) -> None:
 
 
 def committed(admin: AdminClient, group: str, topic: str) -> int:
-    """The sum of all committed offsets of a topic."""
+    """Returns the sum of all committed offsets of a topic."""
     asked = [ConsumerGroupTopicPartitions(group)]
     found = admin.list_consumer_group_offsets(asked)[group].result(20)
     return sum(one.offset for one in found.topic_partitions if one.topic == topic)
@@ -58,7 +58,7 @@ def wait_until_read(count: int, *members: Member) -> None:
 
 
 @pytest.mark.parametrize(("client", "strategy"), EVERY_STRATEGY)
-def test_members_come_and_go(
+def test_members_join_and_leave(
     bootstrap: str, admin: AdminClient, new_topic: NewTopic, new_name: NewName, client: str, strategy: str
 ) -> None:
     topic, group = new_topic(PARTITIONS), new_name("group")
@@ -78,7 +78,7 @@ def test_members_come_and_go(
         write(bootstrap, topic)
         wait_until_read(2 * MESSAGES, first, second, third)
         second.stop()
-        # While the others rejoin no member commits, and librdkafka does not commit again as it closes.
+        # No member commits while the others rejoin, and librdkafka does not retry the commit at close.
         wait_for_shares([third], topic, PARTITIONS)
         third.stop()
         assert set(all_read(first, second, third).values()) == {1}
@@ -104,7 +104,7 @@ def test_members_of_different_clients_share_a_group(
 
 
 @pytest.mark.parametrize("client", MEMBERS)
-def test_a_static_member_comes_back_to_its_partitions(
+def test_a_static_member_returns_to_its_partitions(
     bootstrap: str, admin: AdminClient, new_topic: NewTopic, new_name: NewName, client: str
 ) -> None:
     topic, group = new_topic(PARTITIONS), new_name("group")
@@ -135,7 +135,7 @@ def test_a_second_member_of_the_same_static_name_fences_the_first(
 
 
 @pytest.mark.skipif(KCAT is None, reason=KCAT_MISSING)
-def test_a_member_that_dies_is_replaced_after_its_session_timeout(
+def test_a_failed_member_is_removed_after_its_session_timeout(
     bootstrap: str, admin: AdminClient, new_topic: NewTopic, new_name: NewName
 ) -> None:
     topic, group = new_topic(PARTITIONS), new_name("group")
@@ -200,7 +200,7 @@ def test_a_late_commit_is_refused(bootstrap: str, new_topic: NewTopic, new_name:
     try:
         wait_until(lambda: not late.poll(timeout_ms=JOIN_MS) and bool(late.assignment()), "assigned")
         with ConfluentMember(bootstrap, group, [topic], "range") as other:
-            # It does not poll, so that its heartbeats end and it is thrown out.
+            # The member does not poll: its heartbeats end, and the group removes it.
             wait_for_shares([other], topic, PARTITIONS)
             with pytest.raises(CommitFailedError):
                 late.commit({Partition(topic, 0): OffsetAndMetadata(1, "", -1)})

@@ -1,4 +1,4 @@
-"""kcat as people use it at a shell."""
+"""kcat with the options that shell users give."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_writes_lines_and_reads_them(bootstrap: str, new_topic: NewTopic) -> Non
     assert kcat("-b", bootstrap, "-t", topic, "-C", "-q", "-o", "1", "-c", "1") == b"two\n"
 
 
-def test_looks_offsets_up_by_time(bootstrap: str, new_topic: NewTopic) -> None:
+def test_looks_up_offsets_by_time(bootstrap: str, new_topic: NewTopic) -> None:
     topic = new_topic()
     kcat("-b", bootstrap, "-t", topic, "-P", data=b"one\ntwo\n")
     assert kcat("-b", bootstrap, "-Q", "-t", f"{topic}:0:0") == f"{topic} [0] offset 0\n".encode()
@@ -41,7 +41,7 @@ def test_looks_offsets_up_by_time(bootstrap: str, new_topic: NewTopic) -> None:
     assert since == b"one\ntwo\n"
 
 
-def test_reads_in_a_group_and_goes_on_where_it_was(
+def test_reads_in_a_group_and_continues_at_its_offset(
     bootstrap: str, new_topic: NewTopic, new_name: NewName
 ) -> None:
     topic, group = new_topic(), new_name("group")

@@ -1,4 +1,4 @@
-"""Clients of every age write and read topics of every message format, beside each other."""
+"""Clients of every age write and read topics of every message format, alongside each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NewTopic = Callable[..., str]
 
 
 def some_messages(writer: str) -> list[Message]:
-    """Every shape of a message that formats v0 and v1 know."""
+    """Returns messages of every kind that formats v0 and v1 support."""
     now_ms = int(time.time() * 1000)
     shapes = [
         Message(b"key", writer.encode(), (), now_ms),
@@ -33,7 +33,7 @@ def some_messages(writer: str) -> list[Message]:
 
 
 def stored(broker: Broker, topic: str, partition: int = 0) -> list[tuple[int, int]]:
-    """Format and attributes of what the log holds."""
+    """Returns format and attributes of the batches in the log."""
     log = Path(broker.data_dir) / f"{topic}-{partition}" / "00000000000000000000.log"
     data, found, position = log.read_bytes(), [], 0
     while position < len(data):
@@ -46,7 +46,7 @@ def stored(broker: Broker, topic: str, partition: int = 0) -> list[tuple[int, in
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("version", FORMATS)
-def test_what_clients_of_any_age_write_all_others_read(
+def test_clients_of_any_age_read_the_messages_of_all_others(
     client_broker: Broker, new_topic: NewTopic, version: str
 ) -> None:
     bootstrap, topic = (
@@ -82,7 +82,7 @@ def test_what_clients_of_any_age_write_all_others_read(
 
 @pytest.mark.parametrize("version", FORMATS)
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_the_topics_compression_is_what_is_stored(
+def test_batches_are_stored_with_the_compression_of_the_topic(
     client_broker: Broker, new_topic: NewTopic, version: str, codec: str
 ) -> None:
     if codec == "zstd" and FORMATS[version] < 2:
@@ -104,7 +104,7 @@ def test_the_topics_compression_is_what_is_stored(
         assert [one[:2] for _, one in found] == [one[:2] for one in written]
 
 
-def test_old_clients_are_told_that_zstd_is_not_for_them(bootstrap: str, new_topic: NewTopic) -> None:
+def test_old_clients_get_an_error_for_zstd(bootstrap: str, new_topic: NewTopic) -> None:
     from confluent_kafka import Consumer, TopicPartition
     from confluent_kafka import KafkaError as ClientError
 
@@ -119,7 +119,7 @@ def test_old_clients_are_told_that_zstd_is_not_for_them(bootstrap: str, new_topi
     consumer.close()
 
 
-def test_a_topic_that_does_not_convert_says_so(bootstrap: str, new_topic: NewTopic) -> None:
+def test_the_error_of_a_topic_without_conversion(bootstrap: str, new_topic: NewTopic) -> None:
     from kafka import KafkaConsumer, TopicPartition
     from kafka.errors import KafkaError as ClientError
 
@@ -135,7 +135,7 @@ def test_a_topic_that_does_not_convert_says_so(bootstrap: str, new_topic: NewTop
     consumer.close()
 
 
-def test_a_format_that_is_changed_holds_for_what_comes_then(
+def test_a_changed_format_applies_to_later_messages(
     client_broker: Broker, admin: Any, new_topic: NewTopic
 ) -> None:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -160,7 +160,7 @@ def test_a_format_that_is_changed_holds_for_what_comes_then(
         assert [offset for offset, _ in found] == list(range(len(written))), name
 
 
-def test_a_message_larger_than_a_fetch_is_told_as_such(bootstrap: str, new_topic: NewTopic) -> None:
+def test_a_message_larger_than_a_fetch_is_reported(bootstrap: str, new_topic: NewTopic) -> None:
     from kafka import KafkaConsumer, TopicPartition
     from kafka.consumer.fetcher import RecordTooLargeError
 

@@ -1,4 +1,4 @@
-"""Positions, seeks, lookups by time, pause and resume, as each client does them."""
+"""Positions, seeks, lookups by time, pause and resume with each client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start_ms() -> int:
 
 @pytest.fixture
 def filled(bootstrap: str, new_topic: NewTopic, start_ms: int) -> str:
-    """A topic of one partition with fifty messages a second apart, in batches of ten."""
+    """A topic with one partition and fifty messages, one second apart, in batches of ten."""
     from confluent_kafka import Producer
 
     topic = new_topic()
@@ -62,7 +62,7 @@ def test_confluent(bootstrap: str, filled: str, start_ms: int) -> None:
         asked = [at(start_ms + 7 * STEP_MS), at(start_ms + 7 * STEP_MS + 1), at(start_ms + 99 * STEP_MS)]
         answers = [consumer.offsets_for_times([one], timeout=20)[0].offset for one in asked]
         assert answers[:2] == [7, 8]
-        assert answers[2] in (-1, COUNT)  # Beyond the end; librdkafka gives its end of the log.
+        assert answers[2] in (-1, COUNT)  # Beyond the end; librdkafka returns its end of the log.
     finally:
         consumer.close()
 

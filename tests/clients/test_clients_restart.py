@@ -1,4 +1,4 @@
-"""The broker stops, or is killed, under clients at work: they go on where they were."""
+"""The broker is stopped or killed during the work of clients, which continue where they were."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def broker(own_broker: Broker) -> Iterator[Broker]:
     admin = AdminClient({"bootstrap.servers": own_broker.bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
     yield own_broker
-    gc.collect()  # What clients forgot to close is noticed here, where that is expected.
+    gc.collect()  # Sockets that clients did not close are collected here, where the warning is expected.
 
 
-def come_back(broker: Broker, ending: str) -> None:
+def restart(broker: Broker, ending: str) -> None:
     if ending == "stopped":
         assert broker.stop() == 0
     else:
@@ -40,7 +40,7 @@ def come_back(broker: Broker, ending: str) -> None:
 
 
 class Writer:
-    """Writes numbers with an idempotent producer until it is told to stop; knows which were acknowledged."""
+    """Writes numbers with an idempotent producer until it is stopped; records the acknowledged numbers."""
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: set[int] = set()
@@ -99,12 +99,12 @@ def read_everything(bootstrap: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_an_idempotent_producer_loses_and_repeats_nothing(broker: Broker, ending: str) -> None:
+def test_an_idempotent_producer_causes_no_loss_and_no_duplicates(broker: Broker, ending: str) -> None:
     writer = Writer(broker.bootstrap)
     for _ in range(2):
         before = len(writer.acknowledged)
         wait_until(lambda before=before: len(writer.acknowledged) > before + 500, "written")  # type: ignore[misc]
-        come_back(broker, ending)
+        restart(broker, ending)
     before = len(writer.acknowledged)
     wait_until(lambda: len(writer.acknowledged) > before + 500, "written again")
     writer.stop()
@@ -114,7 +114,7 @@ def test_an_idempotent_producer_loses_and_repeats_nothing(broker: Broker, ending
 
 
 @pytest.mark.parametrize("client", MEMBERS)
-def test_a_group_goes_on(broker: Broker, client: str) -> None:
+def test_a_group_continues(broker: Broker, client: str) -> None:
     kind = MEMBERS[client]
     producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
 
@@ -141,14 +141,16 @@ def test_a_group_goes_on(broker: Broker, client: str) -> None:
 
 
 def described(bootstrap: str) -> tuple[str, list[str]]:
-    """State and members of the group. By a new client: librdkafka may hang when it lost its broker."""
+    """Returns state and members of the group. Uses a new client: librdkafka may hang after it lost its
+    broker.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     group = admin.describe_consumer_groups(["members"])["members"].result(20)
     return group.state.name, [one.member_id for one in group.members]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_offsets_and_static_members_come_back(broker: Broker, ending: str) -> None:
+def test_offsets_and_static_members_survive_a_restart(broker: Broker, ending: str) -> None:
     kind = MEMBERS["confluent-kafka"]
     committer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "offsets", "log_level": 0})
     committer.commit(offsets=[TopicPartition(TOPIC, 1, 17, metadata="a note")], asynchronous=False)
@@ -157,7 +159,7 @@ def test_offsets_and_static_members_come_back(broker: Broker, ending: str) -> No
         wait_for_shares([member], TOPIC, PARTITIONS)
         before = described(broker.bootstrap)
         assert before[0] == "STABLE"
-        come_back(broker, ending)
+        restart(broker, ending)
         began = time.monotonic()
         wait_until(lambda: described(broker.bootstrap) == before, "the group as it was", member)
         assert time.monotonic() - began < 10
@@ -167,7 +169,7 @@ def test_offsets_and_static_members_come_back(broker: Broker, ending: str) -> No
     assert (found.offset, found.metadata) == (17, "a note")
 
 
-def test_topics_and_their_settings_come_back(broker: Broker) -> None:
+def test_topics_and_their_settings_survive_a_restart(broker: Broker) -> None:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
@@ -184,7 +186,7 @@ def test_topics_and_their_settings_come_back(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_records_that_were_deleted_stay_deleted(broker: Broker, ending: str) -> None:
+def test_deleted_records_stay_deleted(broker: Broker, ending: str) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     for number in range(10):
         producer.produce(TOPIC, b"%d" % number, partition=0)
@@ -192,7 +194,7 @@ def test_records_that_were_deleted_stay_deleted(broker: Broker, ending: str) -> 
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     place = TopicPartition(TOPIC, 0, 4)
     assert admin.delete_records([place])[place].result(20).low_watermark == 4
-    come_back(broker, ending)
+    restart(broker, ending)
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader", "log_level": 0})
     assert consumer.get_watermark_offsets(TopicPartition(TOPIC, 0), 20) == (4, 10)
     consumer.assign([TopicPartition(TOPIC, 0, 4)])

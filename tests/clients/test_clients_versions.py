@@ -1,4 +1,4 @@
-"""Every API in every version that the broker takes, asked for with real content, answered in that version."""
+"""Every API in every supported version: a request with real content, and the response in that version."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from wire_peer import WirePeer
 
-from tidemill.broker.registry import APIS
+from record_builders import build_batch
+from tidemill.broker.api_registry import APIS
 from tidemill.model.errors import ErrorCode
-from tidemill.records.builder import build_batch
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_request
@@ -23,7 +23,7 @@ NewTopic = Callable[..., str]
 
 
 def message(api: str, kind: str, /, **fields: Any) -> Any:
-    """One message class of an API's module, with these fields."""
+    """Creates a message of an API's module with these fields."""
     module = importlib.import_module(f"tidemill.wire.messages.{api}")
     return getattr(module, kind)(**fields)
 
@@ -133,14 +133,14 @@ def test_metadata(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.METADATA))
-def test_metadata_of_a_topic_that_is_not_there(peer: WirePeer, version: int) -> None:
+def test_metadata_of_a_missing_topic(peer: WirePeer, version: int) -> None:
     wanted = message("metadata", "MetadataRequestTopic", name="not a name")
     answer = peer.ask(ApiKey.METADATA, version, message("metadata", "MetadataRequest", topics=[wanted]))
     assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("version", range(4, APIS[ApiKey.METADATA].last + 1))
-def test_metadata_makes_a_topic_only_where_it_may(
+def test_metadata_creates_a_topic_only_if_allowed(
     peer: WirePeer, new_name: Callable[[str], str], version: int
 ) -> None:
     wanted = message("metadata", "MetadataRequestTopic", name=new_name("made"))
@@ -162,7 +162,7 @@ def test_api_versions(peer: WirePeer, version: int) -> None:
     )
     answer = peer.ask(ApiKey.API_VERSIONS, version, request)
     told = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
-    assert told == {api.key: (api.announced_min, api.last) for api in APIS.values()}
+    assert told == {api.key: (api.first, api.last) for api in APIS.values()}
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.CREATE_TOPICS))
@@ -444,12 +444,12 @@ GROUP_VERSIONS = range(max(len(versions(key)) for key in (ApiKey.JOIN_GROUP, Api
 
 
 def capped(key: ApiKey, version: int) -> int:
-    """``version``, or the last there is of that API."""
+    """Returns ``version``, or the last version of that API."""
     return min(version, APIS[key].last)
 
 
 class Member:
-    """One member of a group, in one version of every API."""
+    """A group member that uses one version of every API."""
 
     def __init__(self, peer: WirePeer, group: str, version: int) -> None:
         self.peer, self.group, self.version = peer, group, version
@@ -459,7 +459,7 @@ class Member:
         return self.peer.ask(key, capped(key, self.version), message(api, request, **fields))
 
     def find_coordinator(self) -> None:
-        """Has the offsets topic made, as every client does before it joins."""
+        """Creates the offsets topic, as every client does before it joins."""
         request = message("find_coordinator", "FindCoordinatorRequest", key=self.group)
         assert self.peer.ask(ApiKey.FIND_COORDINATOR, 0, request).error_code == 0
 
@@ -567,7 +567,7 @@ class Member:
 
 
 @pytest.mark.parametrize("version", GROUP_VERSIONS)
-def test_the_life_of_a_group(
+def test_the_lifecycle_of_a_group(
     peer: WirePeer, new_topic: NewTopic, new_name: Callable[[str], str], version: int
 ) -> None:
     member = Member(peer, new_name("group"), version)
@@ -579,7 +579,7 @@ def test_the_life_of_a_group(
     assert (synced.error_code, synced.assignment) == (0, b"all")
     assert member.heartbeat() == 0
     assert member.commit(topic, 5) == 0
-    assert member.committed(topic) == (5, "note" if version else "")  # Version 0 keeps nothing else.
+    assert member.committed(topic) == (5, "note" if version else "")  # Version 0 stores no other field.
 
     described = member.ask(
         ApiKey.DESCRIBE_GROUPS,
@@ -615,7 +615,7 @@ def test_offset_delete(peer: WirePeer, new_topic: NewTopic, new_name: Callable[[
 
 
 @pytest.mark.parametrize("key", sorted(APIS))
-def test_a_version_that_is_not_announced_ends_the_connection_but_for_api_versions(
+def test_an_unannounced_version_closes_the_connection_except_for_api_versions(
     bootstrap: str, key: int
 ) -> None:
     version = APIS[key].last + 1

@@ -1,4 +1,4 @@
-"""A connection that speaks any version of any API with the codecs of tidemill.wire, one request at a time."""
+"""A connection that uses any version of any API with the codecs of tidemill.wire, one request at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.wire.header import decode_response, encode_request
 
 
 class WirePeer:
-    """``peer.ask(key, version, request)`` gives the decoded response."""
+    """``peer.ask(key, version, request)`` returns the decoded response."""
 
     def __init__(self, bootstrap: str, client_id: str = "peer") -> None:
         host, _, port = bootstrap.rpartition(":")
@@ -20,19 +20,21 @@ class WirePeer:
         self.socket = socket.create_connection((host, int(port)), timeout=20)
 
     def ask(self, key: int, version: int, request: Any) -> Any:
-        """Sends ``request`` and waits for its response."""
+        """Sends ``request`` and returns its response."""
         self.correlation_id += 1
         self.socket.sendall(encode_request(key, version, self.correlation_id, self.client_id, request))
         return self.receive(key, version)
 
     def receive(self, key: int, version: int) -> Any:
-        """The response to the last request sent."""
+        """Receives the response to the last request."""
         correlation_id, response = decode_response(key, version, self.receive_frame())
         assert correlation_id == self.correlation_id
         return response
 
     def receive_frame(self) -> bytes:
-        """The next frame, without its size. ConnectionError when the broker has closed."""
+        """Receives the next frame, without its size. Raises ConnectionError if the broker has closed the
+        connection.
+        """
         (size,) = struct.unpack(">i", self._receive(4))
         return self._receive(size)
 

@@ -1,4 +1,4 @@
-"""Clients that need more than Python: their programs are brought below build/clients on first use."""
+"""Clients that need more than Python: their programs are installed below build/clients on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.testing import Broker
 
 HERE = Path(__file__).parent
 for folder in ("interchange", "server"):
-    # Kafka as a peer, and our brokers as a cluster, are described there.
+    # kafka_peer and broker_cluster, for Apache Kafka and clusters of Tidemill.
     if str(HERE.parent / folder) not in sys.path:
         sys.path.append(str(HERE.parent / folder))
 from kafka_peer import class_path  # noqa: E402
@@ -25,7 +25,7 @@ INSTALL_TIMEOUT_S = 600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder is for ``make clients``."""
+    """All tests of this folder are for ``make clients``."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.clients)
@@ -43,7 +43,7 @@ def extra_broker() -> Iterator[Broker]:
 
 
 def need(program: str, how: str) -> None:
-    """Skips with what is missing and how to get it."""
+    """Skips the test if a program is missing; the text has the installation step."""
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed ({how})")
 
@@ -64,7 +64,7 @@ def install(directory: Path, stamp_of: Path, *command: str) -> None:
 
 @pytest.fixture(scope="session")
 def java_jars() -> str:
-    """The class path of Apache Kafka's client and tools, brought by Maven."""
+    """Installs Apache Kafka's client and tools with Maven; returns the class path."""
     need("java", "Debian: apt-get install default-jre-headless")
     need("mvn", "Debian: apt-get install maven")
     directory = BUILD / "java"
@@ -77,7 +77,7 @@ def java_jars() -> str:
 
 @pytest.fixture(scope="session")
 def released() -> Callable[[str], Path]:
-    """Brings a release of a Python package by pip, as ``name==version``, to a directory of its own."""
+    """Installs a release of a Python package with pip, as ``name==version``, in a separate directory."""
 
     def bring(requirement: str) -> Path:
         directory = BUILD / "python" / requirement.replace("==", "-")
@@ -93,7 +93,7 @@ def released() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def node_modules() -> Path:
-    """KafkaJS, brought by npm."""
+    """Installs KafkaJS with npm."""
     need("node", "Debian: apt-get install nodejs")
     need("npm", "Debian: apt-get install npm")
     directory = BUILD / "js"
@@ -106,7 +106,7 @@ def node_modules() -> Path:
 
 @pytest.fixture(scope="session")
 def oauth_modules() -> Path:
-    """An OAuth server, brought by npm."""
+    """Installs an OAuth server with npm."""
     need("node", "Debian: apt-get install nodejs")
     need("npm", "Debian: apt-get install npm")
     directory = BUILD / "oauth"
@@ -119,7 +119,7 @@ def oauth_modules() -> Path:
 
 @pytest.fixture(scope="session")
 def secured_kafka(oauth_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """Apache Kafka that asks who its clients are."""
+    """Apache Kafka with listeners that require a login."""
     need("keytool", "Debian: apt-get install openjdk-17-jre-headless")
     made = SecuredKafka(class_path("4.3.1"), oauth_modules, tmp_path_factory.mktemp("secured"))
     yield made
@@ -128,7 +128,7 @@ def secured_kafka(oauth_modules: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def go_tests() -> Path:
-    """The tests on franz-go as a program, its modules brought by go."""
+    """Builds the franz-go tests as a program; go downloads its modules."""
     need("go", "Debian: apt-get install golang")
     directory = BUILD / "go"
     directory.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,9 @@ def go_tests() -> Path:
 
 @pytest.fixture(scope="session")
 def spark_connector() -> tuple[Path, str]:
-    """The PySpark that has its Kafka connector in Maven Central, brought by pip and Maven, and those jars."""
+    """Installs a PySpark whose Kafka connector is in Maven Central, with pip and Maven, and the connector's
+    jars.
+    """
     need("java", "Debian: apt-get install openjdk-17-jre-headless")
     need("mvn", "Debian: apt-get install maven")
     python, jars = BUILD / "spark" / "python", BUILD / "spark" / "jars"

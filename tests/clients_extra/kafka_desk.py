@@ -1,4 +1,4 @@
-"""Apache Kafka's command line tools, many in one process: a JVM for each would take most of a test's time."""
+"""Runs Apache Kafka's command-line tools in one process: a JVM per tool would take most of a test's time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ END = "\x01"
 
 
 class Desk:
-    """``desk("org.apache.kafka.tools.TopicCommand", "--list", ...)`` is what the tool printed."""
+    """``desk("org.apache.kafka.tools.TopicCommand", "--list", ...)`` returns the output of the tool."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def __call__(self, name: str, *arguments: str, code: int | None = 0) -> str:
-        """Runs it; fails unless it ends with the code that is expected."""
+        """Runs the tool; raises AssertionError for another exit code than the expected."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -38,7 +38,7 @@ class Desk:
 
 
 def compiled(jars: str, place: Path, *sources: str) -> str:
-    """The class path with these programs of ours, too."""
+    """Returns the class path with the compiled programs of this folder."""
     classes = place / "classes"
     paths = [str(SOURCES / f"{name}.java") for name in sources]
     command = ["javac", "-nowarn", "-cp", jars, "-d", str(classes), *paths]
@@ -49,7 +49,7 @@ def compiled(jars: str, place: Path, *sources: str) -> str:
 
 @contextmanager
 def desk(class_path: str) -> Iterator[Desk]:
-    """A desk over jars to which ``Desk`` was compiled."""
+    """A desk with jars for which ``Desk`` was compiled."""
     command = java(class_path, "Desk", heap="256m")
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

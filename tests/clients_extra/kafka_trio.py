@@ -1,4 +1,4 @@
-"""Three brokers of Apache Kafka 3.9 on ZooKeeper, and what clients and the store tell of a cluster."""
+"""Three brokers of Apache Kafka 3.9 on ZooKeeper, and the state of a cluster by clients and by the store."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Trio:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of all."""
+        """The addresses of all brokers."""
         return ",".join(kafka.bootstrap for kafka in self.kafkas.values())
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Stops all, or kills them at one moment."""
+        """Stops all brokers, or kills them at the same time."""
         living = [one for one in self.kafkas.values() if one.program is not None]
         for kafka in living:
             assert kafka.program is not None
@@ -58,7 +58,7 @@ class Trio:
 
 @contextmanager
 def kafka_trio(address: str, directories: dict[int, Path], place: Path, settings: str = "") -> Iterator[Trio]:
-    """The three, started; killed at the end, if they live then."""
+    """Starts the three brokers; kills those that still run at the end."""
     trio = Trio(address, directories, place, settings)
     try:
         for kafka in trio.kafkas.values():
@@ -69,7 +69,7 @@ def kafka_trio(address: str, directories: dict[int, Path], place: Path, settings
 
 
 def until(condition: Callable[[], Any], what: Callable[[], Any] | str) -> None:
-    """Returns once it holds."""
+    """Waits until ``condition`` holds."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         told = what if isinstance(what, str) else what()
@@ -78,12 +78,12 @@ def until(condition: Callable[[], Any], what: Callable[[], Any] | str) -> None:
 
 
 def all_gone(client: KazooClient) -> None:
-    """Waits until nobody is registered."""
+    """Waits until no broker is registered."""
     until(lambda: not client.get_children("/brokers/ids"), "no broker is registered")
 
 
 def states(client: KazooClient) -> dict[str, dict[str, Any]]:
-    """The state node of each partition, and its replicas, by ``topic-number``."""
+    """Returns the state node and the replicas of each partition, by ``topic-number``."""
     found = {}
     for topic in client.get_children("/brokers/topics"):
         replicas = json.loads(client.get(f"/brokers/topics/{topic}")[0])["partitions"]
@@ -94,7 +94,7 @@ def states(client: KazooClient) -> dict[str, dict[str, Any]]:
 
 
 def lagging(client: KazooClient) -> dict[str, Any]:
-    """What is not led, or not in sync on all of its replicas."""
+    """Returns the partitions without a leader or with replicas out of sync."""
     return {
         name: one
         for name, one in states(client).items()

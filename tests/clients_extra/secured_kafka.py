@@ -1,4 +1,4 @@
-"""Apache Kafka with listeners that ask who a client is, and an OAuth server that it trusts.
+"""Apache Kafka with listeners that authenticate clients, and a trusted OAuth server.
 
 ===========  ==============  ================================================================================
 listener     protocol        asks for
@@ -61,13 +61,13 @@ OAUTH_MODULE = f"{MODULES}.oauthbearer.OAuthBearerLoginModule"
 
 
 def jaas(module: str, **options: str) -> str:
-    """A line of ``sasl.jaas.config``."""
+    """Returns an entry of ``sasl.jaas.config``."""
     quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in options.items()}
     return " ".join([module, "required", *(f'{name}="{value}"' for name, value in quoted.items())]) + ";"
 
 
 class Files(NamedTuple):
-    """What clients name in their settings."""
+    """The files that client settings name."""
 
     authority: str
     truststore: str
@@ -82,7 +82,7 @@ class Files(NamedTuple):
 
 
 class OAuthServer:
-    """``oidc-provider`` from npm, over TLS and without."""
+    """``oidc-provider`` from npm, with and without TLS."""
 
     def __init__(self, node_modules: Path, directory: Path, key: str, certificate: str) -> None:
         self.clear_port, self.tls_port = free_ports(2)
@@ -98,21 +98,21 @@ class OAuthServer:
 
     @property
     def issuer(self) -> str:
-        """Who signs the tokens."""
+        """The issuer of the tokens."""
         return f"https://localhost:{self.tls_port}"
 
     @property
     def url(self) -> str:
-        """The token endpoint, over TLS."""
+        """The token endpoint with TLS."""
         return f"{self.issuer}/token"
 
     @property
     def clear_url(self) -> str:
-        """The token endpoint, without TLS."""
+        """The token endpoint without TLS."""
         return f"http://127.0.0.1:{self.clear_port}/token"
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops the server."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -121,7 +121,7 @@ class OAuthServer:
 
 
 class SecuredKafka:
-    """The broker. ``bootstrap("LOGIN")`` is the address of a listener."""
+    """The broker. ``bootstrap("LOGIN")`` returns the address of a listener."""
 
     def __init__(self, jars: str, node_modules: Path, directory: Path) -> None:
         self.directory = directory
@@ -150,16 +150,16 @@ class SecuredKafka:
             raise
 
     def bootstrap(self, listener: str, host: str = "localhost") -> str:
-        """Where a listener is."""
+        """Returns the address of a listener."""
         return f"{host}:{self.ports[listener]}"
 
     def close(self) -> None:
-        """Ends both servers."""
+        """Stops both servers."""
         self._program.end(signal.SIGKILL)
         self.oauth.close()
 
     def log(self) -> str:
-        """What the broker has said."""
+        """Returns the log of the broker."""
         return (self.directory / "kafka.log").read_text()
 
     def _format(self, jars: str, settings: str) -> None:
@@ -168,7 +168,7 @@ class SecuredKafka:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _make_scram_user(self) -> None:
-        """By librdkafka: Kafka's own tool cannot be given such a password."""
+        """Creates the user with librdkafka: Kafka's own tool does not accept such a password."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap("INSIDE"), "log_level": 0})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             change = UserScramCredentialUpsertion(
@@ -230,7 +230,7 @@ def _login_settings(listener: str) -> dict[str, Any]:
 
 
 def _escaped(value: str) -> str:
-    """A value of a properties file."""
+    """Escapes a value for a properties file."""
     return value.replace("\\", "\\\\")
 
 

@@ -1,4 +1,4 @@
-"""Apache Kafka's Java client on three of our brokers: kills of leaders and coordinators, replicas by rack."""
+"""Apache Kafka's Java client on three Tidemill brokers: killed leaders and coordinators, racks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from broker_cluster import Brokers, start_cluster, until
 from confluent_kafka.admin import AdminClient
 from kafka_desk import compiled
 from kafka_peer import java, read_all
@@ -31,18 +31,18 @@ def programs(java_jars: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    with cluster(f"{zookeeper_server.address}/extra-cluster-kills") as found:
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
+    with start_cluster(f"{zookeeper_server.address}/extra-cluster-kills") as found:
         yield found
 
 
-def in_sync(stage: Stage) -> bool:
-    with stage.admin() as admin:
+def in_sync(cluster: Brokers) -> bool:
+    with cluster.admin() as admin:
         return all(len(one.isr) == 3 for one in admin.describe_topic(TOPIC).partitions)
 
 
-def coordinator(stage: Stage) -> int:
-    admin = AdminClient({"bootstrap.servers": stage.bootstrap, "log_level": 0})
+def coordinator(cluster: Brokers) -> int:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     found = admin.describe_consumer_groups([GROUP])[GROUP].result(30).coordinator.id
     assert isinstance(found, int)
     return found
@@ -50,15 +50,15 @@ def coordinator(stage: Stage) -> int:
 
 @contextmanager
 def ending(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends it with a test that fails, which would wait for it otherwise."""
+    """Ends the program after a failed test, which would wait for it otherwise."""
     try:
         yield
     finally:
         process.kill()
 
 
-class Fire:
-    """The program that writes and reads, and what it said."""
+class JavaProgram:
+    """The program that writes and reads, and its output."""
 
     def __init__(self, programs: str, bootstrap: str) -> None:
         command = java(programs, "UnderFire", bootstrap, TOPIC, str(PARTITIONS), GROUP, heap="256m")
@@ -68,12 +68,12 @@ class Fire:
         self.lines: list[str] = []
 
     def some(self) -> None:
-        """Waits until more is acknowledged."""
+        """Waits until more messages are acknowledged."""
         while not self.line().startswith("acknowledged"):
             pass
 
     def line(self) -> str:
-        """What it says next."""
+        """Returns its next line."""
         assert self.process.stdout is not None
         text = self.process.stdout.readline().strip()
         assert text, f"it ended: {self.lines[-10:]}"
@@ -82,7 +82,7 @@ class Fire:
         return text
 
     def end(self) -> tuple[list[int], list[int]]:
-        """Numbers sent and acknowledged; numbers read, reads, commits."""
+        """Returns the numbers of sent and acknowledged messages, of read messages, reads and commits."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -95,25 +95,25 @@ class Fire:
         return sent, [int(word) for word in said.split()[1:]]
 
 
-def test_java_loses_nothing_and_writes_nothing_twice_through_kills(stage: Stage, programs: str) -> None:
-    with stage.admin() as admin:
+def test_java_loses_nothing_and_writes_nothing_twice_through_kills(cluster: Brokers, programs: str) -> None:
+    with cluster.admin() as admin:
         admin.create_topic(TOPIC, PARTITIONS, 3)
-    fire = Fire(programs, stage.bootstrap)
+    fire = JavaProgram(programs, cluster.bootstrap)
     with fire.process, ending(fire.process):
         fire.some()
         victims = [
-            lambda: stage.leaders(TOPIC)[0],
-            lambda: coordinator(stage),
-            lambda: stage.leaders(TOPIC)[1],
+            lambda: cluster.leaders(TOPIC)[0],
+            lambda: coordinator(cluster),
+            lambda: cluster.leaders(TOPIC)[1],
         ]
         for victim in victims:
             number = victim()
             fire.some()
-            stage.brokers[number].kill()
+            cluster.brokers[number].kill()
             fire.some()
             fire.some()
-            stage.brokers[number].start()
-            until(lambda: in_sync(stage), f"broker {number} is in sync")
+            cluster.brokers[number].start()
+            until(lambda: in_sync(cluster), f"broker {number} is in sync")
             fire.some()
         (sent, acknowledged), (read, reads, commits) = fire.end()
     assert acknowledged == sent
@@ -121,11 +121,11 @@ def test_java_loses_nothing_and_writes_nothing_twice_through_kills(stage: Stage,
     assert reads >= read
     assert commits > 0
     keys = [(TOPIC, number) for number in range(PARTITIONS)]
-    records, _ = read_all(stage.bootstrap, keys, "read_uncommitted")
+    records, _ = read_all(cluster.bootstrap, keys, "read_uncommitted")
     for _, number in keys:
         values = [int.from_bytes(one[3]) for one in records[TOPIC, number]]
         assert values == list(range(number, sent, PARTITIONS))
-    assert all("Traceback" not in broker.log for broker in stage.brokers.values())
+    assert all("Traceback" not in broker.log for broker in cluster.brokers.values())
 
 
 def test_java_reads_from_the_replica_of_its_rack(zookeeper_server: ZooKeeper, programs: str) -> None:
@@ -140,14 +140,14 @@ def test_java_reads_from_the_replica_of_its_rack(zookeeper_server: ZooKeeper, pr
             )
             for number in (1, 2, 3)
         }
-        stage = Stage(config["zookeeper.connect"], brokers)
-        with stage.admin() as admin:
+        cluster = Brokers(config["zookeeper.connect"], brokers)
+        with cluster.admin() as admin:
             admin.create_topic("near", assignments={0: [1, 2, 3]})
-        with Producer(stage.bootstrap, acks="all") as producer:
+        with Producer(cluster.bootstrap, acks="all") as producer:
             for _ in range(2000):
                 producer.send("near", bytes(1000), partition=0)
         for rack, expected in (("rack-3", "node-3"), ("rack-1", "node-1"), ("elsewhere", "node-1")):
-            command = java(programs, "NearReader", stage.bootstrap, "near", rack, "2000", heap="256m")
+            command = java(programs, "NearReader", cluster.bootstrap, "near", rack, "2000", heap="256m")
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr
             came = {name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())}

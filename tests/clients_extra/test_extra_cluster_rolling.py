@@ -1,4 +1,4 @@
-"""One broker after the other is stopped in order and started, while Java and confluent-kafka go on."""
+"""A rolling restart of the brokers while the Java client and confluent-kafka continue."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from broker_cluster import Brokers, start_cluster, until
 from confluent_kafka import KafkaError, Producer
 from kafka_desk import compiled
 from kafka_peer import java, read_all
-from test_extra_cluster_kills import Fire, ending
+from test_extra_cluster_kills import JavaProgram, ending
 
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -30,12 +30,12 @@ def programs(java_jars: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    with cluster(f"{zookeeper_server.address}/extra-cluster-rolling") as found:
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
+    with start_cluster(f"{zookeeper_server.address}/extra-cluster-rolling") as found:
         yield found
 
 
-class Steady(threading.Thread):
+class NumberedProducer(threading.Thread):
     """An idempotent producer of confluent-kafka that numbers its messages."""
 
     def __init__(self, bootstrap: str) -> None:
@@ -49,7 +49,7 @@ class Steady(threading.Thread):
         )
 
     def run(self) -> None:
-        """Writes until it is told to end."""
+        """Writes until it is stopped."""
         while not self.ending.is_set():
             value = self.sent.to_bytes(4)
             self._producer.produce(STEADY, value, partition=self.sent % PARTITIONS, on_delivery=self._told)
@@ -64,30 +64,30 @@ class Steady(threading.Thread):
             self.errors.append(error)
 
 
-def all_in_sync(stage: Stage) -> bool:
-    with stage.admin() as admin:
+def all_in_sync(cluster: Brokers) -> bool:
+    with cluster.admin() as admin:
         topics = admin.describe_topics([TOPIC, ONCE, STEADY]).values()
         return all(len(one.isr) == 3 for topic in topics for one in topic.partitions)
 
 
 def test_a_rolling_restart_fails_no_request_of_java_or_confluent_kafka_for_good(
-    stage: Stage, programs: str
+    cluster: Brokers, programs: str
 ) -> None:
-    with stage.admin() as admin:
+    with cluster.admin() as admin:
         for topic in (TOPIC, ONCE, STEADY):
             admin.create_topic(topic, PARTITIONS, 3)
-    fire = Fire(programs, stage.bootstrap)
-    command = java(programs, "TriedOnce", stage.bootstrap, ONCE, str(PARTITIONS), heap="128m")
+    fire = JavaProgram(programs, cluster.bootstrap)
+    command = java(programs, "TriedOnce", cluster.bootstrap, ONCE, str(PARTITIONS), heap="128m")
     once = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    steady = Steady(stage.bootstrap)
+    steady = NumberedProducer(cluster.bootstrap)
     with fire.process, ending(fire.process), once, ending(once):
         steady.start()
         fire.some()
-        for number, broker in stage.brokers.items():
+        for number, broker in cluster.brokers.items():
             assert broker.stop() == 0, f"broker {number}"
             fire.some()
             broker.start()
-            until(lambda: all_in_sync(stage), f"all is in sync after broker {number} is back")
+            until(lambda: all_in_sync(cluster), f"all is in sync after broker {number} is back")
             fire.some()
         steady.ending.set()
         steady.join(90)
@@ -103,8 +103,8 @@ def test_a_rolling_restart_fails_no_request_of_java_or_confluent_kafka_for_good(
     assert int(lines[-1].split()[1]) > 100
     for topic, count in ((TOPIC, sent), (STEADY, steady.sent)):
         keys = [(topic, number) for number in range(PARTITIONS)]
-        records, _ = read_all(stage.bootstrap, keys, "read_uncommitted")
+        records, _ = read_all(cluster.bootstrap, keys, "read_uncommitted")
         for key in keys:
             values = [int.from_bytes(one[3]) for one in records[key]]
             assert values == list(range(key[1], count, PARTITIONS))
-    assert all("Traceback" not in broker.log for broker in stage.brokers.values())
+    assert all("Traceback" not in broker.log for broker in cluster.brokers.values())

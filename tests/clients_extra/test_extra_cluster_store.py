@@ -1,4 +1,6 @@
-"""What classes of Kafka 3.9 write to ZooKeeper takes effect on our brokers, and they read what ours write."""
+"""Nodes that classes of Kafka 3.9 write to ZooKeeper take effect on Tidemill brokers, and they read
+Tidemill's nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, nodes, until
+from broker_cluster import Brokers, start_cluster, until, zookeeper_client
 from kafka_desk import Desk, compiled, desk
 from kafka_peer import class_path, java
 from kafka_trio import VERSION
@@ -25,9 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
     quiet = {"auto__leader__rebalance__enable": "false"}
-    with cluster(f"{zookeeper_server.address}/extra-cluster-store", **quiet) as found:
+    with start_cluster(f"{zookeeper_server.address}/extra-cluster-store", **quiet) as found:
         yield found
         for broker in found.brokers.values():
             assert "Traceback" not in broker.log, broker.log
@@ -41,9 +43,9 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         yield found
 
 
-def replicas(stage: Stage, topic: str) -> list[list[int]]:
-    """The replicas of each partition that is led; none for one that is not."""
-    with stage.admin() as admin:
+def replicas(cluster: Brokers, topic: str) -> list[list[int]]:
+    """Returns the replicas of each partition with a leader; none for a partition without a leader."""
+    with cluster.admin() as admin:
         found = next((one for one in admin.list_topics() if one.name == topic), None)
         if found is None:
             return []
@@ -51,67 +53,67 @@ def replicas(stage: Stage, topic: str) -> list[list[int]]:
         return [list(one.replicas) if one.leader >= 0 else [] for one in partitions]
 
 
-def test_topics_partitions_and_settings(stage: Stage, classes: Desk) -> None:
+def test_topics_partitions_and_settings(cluster: Brokers, classes: Desk) -> None:
     def act(*arguments: str) -> str:
-        return classes("StoreWriter", stage.address, *arguments)
+        return classes("StoreWriter", cluster.address, *arguments)
 
     act("create-topic", "stored", "3", "3", "retention.ms=71000", "cleanup.policy=compact")
-    until(lambda: [sorted(one) for one in replicas(stage, "stored")] == [[1, 2, 3]] * 3, "it is made")
-    with Producer(stage.bootstrap, acks="all") as producer:
+    until(lambda: [sorted(one) for one in replicas(cluster, "stored")] == [[1, 2, 3]] * 3, "it is made")
+    with Producer(cluster.bootstrap, acks="all") as producer:
         for partition in range(3):
             producer.send("stored", b"1", key=b"1", partition=partition)
-    with stage.admin(2) as admin:
+    with cluster.admin(2) as admin:
         assert admin.topic_configs("stored")["retention.ms"].value == "71000"
         assert admin.topic_configs("stored")["cleanup.policy"].value == "compact"
     act("add-partitions", "stored", "5")
-    until(lambda: [sorted(one) for one in replicas(stage, "stored")] == [[1, 2, 3]] * 5, "it has five")
+    until(lambda: [sorted(one) for one in replicas(cluster, "stored")] == [[1, 2, 3]] * 5, "it has five")
     act("topic-config", "stored", "retention.ms=72000")
-    for number in stage.brokers:
-        with stage.admin(number) as admin:
+    for number in cluster.brokers:
+        with cluster.admin(number) as admin:
             until(lambda: admin.topic_configs("stored")["retention.ms"].value == "72000", "it is changed")
             assert admin.topic_configs("stored")["cleanup.policy"].value == "delete"
     act("delete-topic", "stored")
-    until(lambda: replicas(stage, "stored") == [], "it is deleted")
-    left = [path for one in stage.brokers.values() for path in Path(one.data_dir).glob("stored-?")]
+    until(lambda: replicas(cluster, "stored") == [], "it is deleted")
+    left = [path for one in cluster.brokers.values() for path in Path(one.data_dir).glob("stored-?")]
     until(lambda: not any(path.exists() for path in left), "nothing is left of it")
 
 
-def test_settings_of_brokers(stage: Stage, classes: Desk) -> None:
+def test_settings_of_brokers(cluster: Brokers, classes: Desk) -> None:
     def told(number: int, key: str) -> str | None:
-        with stage.admin(number) as admin:
+        with cluster.admin(number) as admin:
             resource = ConfigResource(ResourceType.BROKER, str(number))
             return admin.describe_configs(resource)[key].value
 
-    classes("StoreWriter", stage.address, "broker-config", "2", "log.cleaner.threads=3")
+    classes("StoreWriter", cluster.address, "broker-config", "2", "log.cleaner.threads=3")
     until(lambda: told(2, "log.cleaner.threads") == "3", "broker 2 has it")
     assert told(1, "log.cleaner.threads") == "1"
-    classes("StoreWriter", stage.address, "broker-config", "", "message.max.bytes=765432")
-    for number in stage.brokers:
+    classes("StoreWriter", cluster.address, "broker-config", "", "message.max.bytes=765432")
+    for number in cluster.brokers:
         until(lambda n=number: told(n, "message.max.bytes") == "765432", f"broker {number} has it")  # type: ignore[misc]
 
 
-def test_moves_and_elections(stage: Stage, classes: Desk) -> None:
-    with stage.admin() as admin:
+def test_moves_and_elections(cluster: Brokers, classes: Desk) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("going", assignments={0: [1, 2]})
-    with Producer(stage.bootstrap, acks="all") as producer:
+    with Producer(cluster.bootstrap, acks="all") as producer:
         for number in range(500):
             producer.send("going", b"%d" % number, partition=0)
-    classes("StoreWriter", stage.address, "reassign", "going", "0", "3", "1")
-    until(lambda: replicas(stage, "going") == [[3, 1]], "it is moved")
-    with nodes(stage.address) as client:
+    classes("StoreWriter", cluster.address, "reassign", "going", "0", "3", "1")
+    until(lambda: replicas(cluster, "going") == [[3, 1]], "it is moved")
+    with zookeeper_client(cluster.address) as client:
         until(lambda: client.exists("/admin/reassign_partitions") is None, "the wish is taken away")
-        classes("StoreWriter", stage.address, "reassign", "going", "0", "1", "3")
-        until(lambda: replicas(stage, "going") == [[1, 3]], "the order is another")
-        classes("StoreWriter", stage.address, "elect", "going", "0")
-        until(lambda: stage.leaders("going") == [1], "the preferred leads")
+        classes("StoreWriter", cluster.address, "reassign", "going", "0", "1", "3")
+        until(lambda: replicas(cluster, "going") == [[1, 3]], "the order is another")
+        classes("StoreWriter", cluster.address, "elect", "going", "0")
+        until(lambda: cluster.leaders("going") == [1], "the preferred leads")
         until(lambda: client.exists("/admin/preferred_replica_election") is None, "the wish is taken away")
 
 
-def test_kafka_reads_what_our_brokers_wrote(stage: Stage, classes: Desk) -> None:
-    with stage.admin() as admin:
+def test_kafka_reads_what_our_brokers_wrote(cluster: Brokers, classes: Desk) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("seen", assignments={0: [2, 3], 1: [3, 1]}, configs={"retention.ms": "73000"})
     states, brokers, controller = (
-        classes("StoreWriter", stage.address, "states", "0,1", "seen").strip().splitlines()[-3:]
+        classes("StoreWriter", cluster.address, "states", "0,1", "seen").strip().splitlines()[-3:]
     )
     assert re.search(r"seen-0 -> \(Leader:2,ISR:2,3,LeaderRecoveryState:RECOVERED,LeaderEpoch:0", states), (
         states
@@ -119,8 +121,10 @@ def test_kafka_reads_what_our_brokers_wrote(stage: Stage, classes: Desk) -> None
     assert re.search(r"seen-1 -> \(Leader:3,ISR:3,1,LeaderRecoveryState:RECOVERED,LeaderEpoch:0", states), (
         states
     )
-    assert all(f"EndPoint(127.0.0.1,{broker.port}," in brokers for broker in stage.brokers.values()), brokers
+    assert all(f"EndPoint(127.0.0.1,{broker.port}," in brokers for broker in cluster.brokers.values()), (
+        brokers
+    )
     assert re.fullmatch(r"Some\([123]\)", controller)
-    command = java(class_path(VERSION), SHELL, "-server", stage.address, "get", "/config/topics/seen")
+    command = java(class_path(VERSION), SHELL, "-server", cluster.address, "get", "/config/topics/seen")
     shell = subprocess.run(command, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
     assert '{"version":1,"config":{"retention.ms":"73000"}}' in shell.stdout, shell

@@ -1,4 +1,4 @@
-"""A cluster on ZooKeeper changes hands: three brokers of Apache Kafka 3.9 become ours, ours become Kafka."""
+"""A cluster on ZooKeeper moves from Apache Kafka 3.9 to Tidemill, and from Tidemill to Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_stage import nodes
+from broker_cluster import zookeeper_client
 from confluent_kafka import Producer
 from kafka_peer import CODECS, check_same, fill, see, wait_led
 from kafka_trio import all_gone, kafka_trio, lagging, states, until
@@ -31,7 +31,7 @@ SETTINGS = {
 
 @contextmanager
 def ours(address: str, directories: dict[int, Path]) -> Iterator[dict[int, Broker]]:
-    """Three brokers of ours over these directories."""
+    """Three Tidemill brokers with these directories."""
     with ExitStack() as stack:
         yield {
             number: stack.enter_context(
@@ -49,8 +49,8 @@ def all_addresses(brokers: dict[int, Broker]) -> str:
     return ",".join(broker.bootstrap for broker in brokers.values())
 
 
-def write_on(bootstrap: str, topic: str, count: int) -> None:
-    """Writes with acks=all, and fails unless all is acknowledged."""
+def write_more(bootstrap: str, topic: str, count: int) -> None:
+    """Writes with acks=all; fails unless every message is acknowledged."""
     errors: list[object] = []
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for number in range(count):
@@ -62,12 +62,12 @@ def write_on(bootstrap: str, topic: str, count: int) -> None:
 
 
 def content(data: Path, partition: str) -> bytes:
-    """All batches of a replica."""
+    """Returns all batches of a replica."""
     return b"".join(path.read_bytes() for path in sorted((data / partition).glob("*.log")))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
-def test_what_three_kafkas_left_is_served_by_three_of_ours(
+def test_three_tidemill_brokers_serve_the_data_of_three_kafka_brokers(
     zookeeper_server: ZooKeeper, tmp_path: Path, how: signal.Signals
 ) -> None:
     address = f"{zookeeper_server.address}/taken-{how.name}"
@@ -76,12 +76,12 @@ def test_what_three_kafkas_left_is_served_by_three_of_ours(
         fill(trio.bootstrap, replicas=3)
         wanted = see(trio.bootstrap)
         trio.end(how)
-    with nodes(address) as client:
+    with zookeeper_client(address) as client:
         all_gone(client)
         with ours(address, directories) as brokers:
             until(lambda: not lagging(client), lambda: lagging(client))
             check_same(see(all_addresses(brokers)), wanted)
-            write_on(all_addresses(brokers), "t-zstd", 100)
+            write_more(all_addresses(brokers), "t-zstd", 100)
             for partition in (f"t-{codec}-{number}" for codec in CODECS for number in (0, 1)):
                 assert len({content(data, partition) for data in directories.values()}) == 1, partition
             assert all("Traceback" not in broker.log for broker in brokers.values())
@@ -91,7 +91,7 @@ MOVED, SLOW_BYTES_S = "moved", 20_000
 
 
 def set_rate(bootstrap: str, bytes_a_second: int) -> None:
-    """How fast each broker may copy partitions that are throttled."""
+    """Sets the rate at which each broker may copy throttled partitions."""
     rate = {"follower.replication.throttled.rate": str(bytes_a_second)}
     with Admin(bootstrap) as admin:
         for number in (1, 2, 3):
@@ -99,7 +99,7 @@ def set_rate(bootstrap: str, bytes_a_second: int) -> None:
 
 
 def begin_to_move(bootstrap: str) -> None:
-    """A partition of which most has still to be copied, so slowly that it is not done before all stop."""
+    """Starts a reassignment that is so slow that it is still in progress when all brokers stop."""
     with Admin(bootstrap) as admin:
         admin.create_topic(
             MOVED, assignments={0: [1, 2]}, configs={"follower.replication.throttled.replicas": "0:3"}
@@ -119,12 +119,12 @@ def is_moved(client: KazooClient) -> bool:
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_what_three_of_ours_left_is_served_by_three_kafkas(
+def test_three_kafka_brokers_serve_the_data_of_three_tidemill_brokers(
     zookeeper_server: ZooKeeper, tmp_path: Path, how: str
 ) -> None:
     address = f"{zookeeper_server.address}/given-{how}"
     directories = {number: tmp_path / f"data-{number}" for number in (1, 2, 3)}
-    with nodes(address) as client:
+    with zookeeper_client(address) as client:
         with ours(address, directories) as brokers:
             fill(all_addresses(brokers), replicas=3, transactions=False)
             begin_to_move(all_addresses(brokers))
@@ -141,5 +141,5 @@ def test_what_three_of_ours_left_is_served_by_three_kafkas(
             set_rate(trio.bootstrap, 1_000_000_000)
             until(lambda: is_moved(client), "the move that we began ends")
             until(lambda: not lagging(client), lambda: lagging(client))
-            write_on(trio.bootstrap, "t-zstd", 100)
+            write_more(trio.bootstrap, "t-zstd", 100)
             assert states(client)[f"{MOVED}-0"]["replicas"] == [3, 2]

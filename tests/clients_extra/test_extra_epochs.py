@@ -1,4 +1,6 @@
-"""Apache Kafka's own classes read the epochs of registrations that our brokers write, and we read theirs."""
+"""Apache Kafka's classes read the registration epochs that Tidemill brokers write, and Tidemill reads
+Kafka's.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
 from kafka_desk import compiled
 from kafka_peer import java
 
-from tidemill.broker.fetch_codec import FetchFields
-from tidemill.broker.fetch_codec import decode as decode_fetch
-from tidemill.log.config import LogConfig
-from tidemill.log.manager import LogManager
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
-from tidemill.records.validate import Limits
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.records.batch_validation import Limits
 from tidemill.replication.partition import Partition, PartitionEvents
-from tidemill.testing.files import FaultyFiles
+from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
+from tidemill.wire.codec import encode
+from tidemill.wire.fetch_layout import read_request
 from tidemill.wire.messages.alter_partition import (
     AlterPartitionRequest,
     AlterPartitionRequestPartitionData,
     AlterPartitionRequestTopicData,
     BrokerState,
 )
-from tidemill.wire.schema import encode
 
 LEADER, FOLLOWER = 1, 2
 LEADER_EPOCH, EPOCH = 0x1_0000_0007, 0x5_0000_0009
@@ -37,8 +38,8 @@ TOPIC_ID = bytes(range(16))
 def followed() -> Partition:
     """A partition that follows its leader."""
     logs = LogManager(FaultyFiles(), ["/d"])
-    logs.lock()
-    logs.claim("c" * 22, FOLLOWER)
+    logs.dirs.lock()
+    logs.dirs.claim("c" * 22, FOLLOWER)
     logs.load(0, lambda topic: LogConfig())
     log = logs.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), 0)
     partition = Partition("t", 0, log, Limits(), FOLLOWER, PartitionEvents())
@@ -47,8 +48,8 @@ def followed() -> Partition:
 
 
 def fetch(version: int) -> bytes:
-    """What a follower sends."""
-    fetcher = LeaderFetcher(FOLLOWER, EPOCH, FetchLimits())
+    """Returns the fetch of a follower."""
+    fetcher = ReplicaFetcher(FOLLOWER, EPOCH, FetchLimits())
     partition = followed()
     fetcher.follow(TOPIC_ID, partition, 0, 0)
     body = fetcher.request(0, version)
@@ -57,7 +58,7 @@ def fetch(version: int) -> bytes:
 
 
 def alter_partition() -> bytes:
-    """What a leader asks for."""
+    """Returns the AlterPartition request of a leader."""
     members = [BrokerState(broker_id=LEADER, broker_epoch=LEADER_EPOCH), BrokerState(broker_id=FOLLOWER)]
     members += [BrokerState(broker_id=3, broker_epoch=EPOCH)]
     part = AlterPartitionRequestPartitionData(
@@ -71,7 +72,7 @@ def alter_partition() -> bytes:
 @pytest.mark.skipif(
     shutil.which("javac") is None, reason="needs a JDK (apt-get install default-jdk-headless)"
 )
-def test_kafkas_classes_and_ours_name_the_same_epochs(java_jars: str, tmp_path: Path) -> None:
+def test_kafkas_classes_and_tidemill_have_the_same_epochs(java_jars: str, tmp_path: Path) -> None:
     asked = [f"fetch {version} {fetch(version).hex()}" for version in FETCH_VERSIONS]
     asked += [f"write {version} {FOLLOWER} {EPOCH}" for version in FETCH_VERSIONS]
     asked += [f"alter {ALTER_PARTITION_VERSION} {alter_partition().hex()}"]
@@ -84,8 +85,7 @@ def test_kafkas_classes_and_ours_name_the_same_epochs(java_jars: str, tmp_path: 
     assert lines[-1] == f"{LEADER}:{LEADER_EPOCH} {LEADER}:{LEADER_EPOCH} {FOLLOWER}:-1 3:{EPOCH} 0"
     for version, line in zip(FETCH_VERSIONS, lines[count:-1], strict=True):
         data = bytes.fromhex(line)
-        fields = FetchFields(version, 1)
-        decode_fetch(fields, data, 0, len(data))
+        fields = read_request(version, 1, data, 0, len(data))
         assert (fields.replica_id, fields.replica_epoch) == (FOLLOWER, EPOCH)
-        ((index, offset),) = [(part.index, part.offset) for part in fields.parts]
+        ((index, offset),) = [(part.index, part.offset) for part in fields.partitions]
         assert (index, offset) == (3, 4)

@@ -1,4 +1,4 @@
-"""Clients in Go: see go/franz_test.go for what franz-go does, go/unasked_test.go for sarama and kafka-go."""
+"""Clients in Go: go/franz_test.go tests franz-go, go/unasked_test.go tests sarama and kafka-go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apache Kafka's Java client and command line tools, unmodified, against this broker and its files."""
+"""Apache Kafka's Java client and command-line tools, unmodified, with this broker and its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 
 class Outcome(NamedTuple):
-    """What a tool said."""
+    """The result of a tool."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ Tool = Callable[..., Outcome]
 
 @pytest.fixture
 def tool(java_jars: str) -> Tool:
-    """Runs a tool's class with arguments; fails unless it ends with the code that is expected."""
+    """Runs the class of a tool with arguments; fails unless it ends with the expected exit code."""
 
     def run(name: str, *arguments: str, data: str = "", code: int | None = 0) -> Outcome:
         command = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
@@ -218,7 +218,9 @@ def test_kafka_verifiable_producer_and_consumer(
 
 
 def test_kafka_configs_of_groups(tool: Tool, server: tuple[str, str]) -> None:
-    """Set, told, refused beyond the broker's bounds, listed and reset, by Apache Kafka's own tool."""
+    """Apache Kafka's own tool sets, reads, lists and resets settings; values beyond the broker's bounds are
+    refused.
+    """
     group = f"configured-{next(_numbers)}"
     key = "consumer.session.timeout.ms"
     of_group = (*server, "--entity-type", "groups", "--entity-name", group)
@@ -229,7 +231,7 @@ def test_kafka_configs_of_groups(tool: Tool, server: tuple[str, str]) -> None:
     refused = tool(configs, *of_group, "--alter", "--add-config", f"{key}=1000", code=1)
     assert "at least group.consumer.min.session.timeout.ms, which is 45000" in refused.out + refused.err
     everyone = tool(configs, *server, "--entity-type", "groups", "--describe").out
-    assert f"for group {group} are" in everyone  # It asks ListConfigResources for their names.
+    assert f"for group {group} are" in everyone  # The tool requests their names with ListConfigResources.
     tool(configs, *of_group, "--alter", "--delete-config", key)
     assert "DYNAMIC_GROUP_CONFIG" not in tool(configs, *of_group, "--describe").out
 
@@ -253,7 +255,7 @@ def test_kafka_tools_of_features_quorum_and_metrics(tool: Tool, server: tuple[st
     assert "does not support DESCRIBE_QUORUM" in quorum.out + quorum.err
 
 
-def test_what_it_lacks_is_said_clearly(
+def test_missing_features_have_clear_errors(
     tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]
 ) -> None:
     rules = tool(f"{TOOLS}.AclCommand", *server, "--list", code=1)

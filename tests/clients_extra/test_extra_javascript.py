@@ -1,4 +1,4 @@
-"""KafkaJS: see js/kafkajs.test.js for what it does."""
+"""KafkaJS: the tests are in js/kafkajs.test.js."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Programs of Apache Kafka 0.8.2.2, on three brokers of ours on ZooKeeper, through which they work."""
+"""Programs of Apache Kafka 0.8.2.2, on three Tidemill brokers on ZooKeeper, which the programs access
+directly.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, nodes, produce, until
+from broker_cluster import Brokers, produce, start_cluster, until, zookeeper_client
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_desk import compiled
 from kafka_peer import Kafka, class_path, java
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def old_kafka(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs a program of Kafka 0.8.2.2, and gives back what it printed."""
+    """Runs a program of Kafka 0.8.2.2, and returns its output."""
     jars = compiled(class_path(VERSION), tmp_path_factory.mktemp(VERSION), "OldOffsets")
 
     def run(name: str, *arguments: str) -> str:
@@ -49,100 +51,102 @@ def old_kafka(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
     """Three brokers."""
-    with cluster(f"{zookeeper_server.address}/extra-kafka-08") as found:
+    with start_cluster(f"{zookeeper_server.address}/extra-kafka-08") as found:
         yield found
         for broker in found.brokers.values():
             assert "Traceback" not in broker.log, broker.log
 
 
-def knows(stage: Stage, number: int, topic: str) -> bool:
-    """Whether a broker tells of a topic."""
-    with stage.admin(number) as admin:
+def knows(cluster: Brokers, number: int, topic: str) -> bool:
+    """Whether a broker's metadata has the topic."""
+    with cluster.admin(number) as admin:
         return topic in [one.name for one in admin.list_topics()]
 
 
-def settings_by_broker(stage: Stage, topic: str, key: str) -> list[str]:
-    """The setting of a topic, as each broker tells it."""
+def settings_by_broker(cluster: Brokers, topic: str, key: str) -> list[str]:
+    """Returns the setting of a topic on each broker."""
     told = []
-    for broker in stage.brokers.values():
+    for broker in cluster.brokers.values():
         with Admin(broker.bootstrap) as admin:
             told.append(str(admin.topic_configs(topic)[key].value))
     return told
 
 
 def test_settings_that_its_tool_alters_take_effect_on_every_broker(
-    stage: Stage, old_kafka: Callable[..., str]
+    cluster: Brokers, old_kafka: Callable[..., str]
 ) -> None:
-    asked = ("--zookeeper", stage.address, "--topic", "altered")
+    asked = ("--zookeeper", cluster.address, "--topic", "altered")
     old_kafka(TOPICS, "--create", *asked, "--partitions", "2", "--replication-factor", "3")
-    until(lambda: all(knows(stage, number, "altered") for number in stage.brokers), "every broker knows it")
+    until(
+        lambda: all(knows(cluster, number, "altered") for number in cluster.brokers), "every broker knows it"
+    )
     old_kafka(TOPICS, "--alter", *asked, "--config", "retention.ms=77000", "--config", "segment.bytes=100000")
     until(
-        lambda: settings_by_broker(stage, "altered", "retention.ms") == ["77000"] * 3,
+        lambda: settings_by_broker(cluster, "altered", "retention.ms") == ["77000"] * 3,
         "every broker has the new retention.ms",
     )
-    assert settings_by_broker(stage, "altered", "segment.bytes") == ["100000"] * 3
+    assert settings_by_broker(cluster, "altered", "segment.bytes") == ["100000"] * 3
     old_kafka(TOPICS, "--alter", *asked, "--delete-config", "retention.ms")
     until(
-        lambda: settings_by_broker(stage, "altered", "retention.ms") == ["604800000"] * 3,
+        lambda: settings_by_broker(cluster, "altered", "retention.ms") == ["604800000"] * 3,
         "every broker has the default retention.ms",
     )
-    assert settings_by_broker(stage, "altered", "segment.bytes") == ["100000"] * 3
-    for broker in stage.brokers.values():
+    assert settings_by_broker(cluster, "altered", "segment.bytes") == ["100000"] * 3
+    for broker in cluster.brokers.values():
         assert "/config/changes" not in broker.log
 
 
 def test_offsets_of_its_simple_consumer_are_those_of_its_tools(
-    stage: Stage, old_kafka: Callable[..., str], tmp_path: Path
+    cluster: Brokers, old_kafka: Callable[..., str], tmp_path: Path
 ) -> None:
-    with stage.admin() as admin:
+    with cluster.admin() as admin:
         admin.create_topic("read", 2, 3)
-    stage.until_in_sync("read", [1, 2, 3])
-    produce(stage, "read", range(20))
+    cluster.until_in_sync("read", [1, 2, 3])
+    produce(cluster, "read", range(20))
 
     def offsets(number: int, partition: int, *commit: str) -> str:
-        host, _, port = stage.brokers[number].bootstrap.rpartition(":")
+        host, _, port = cluster.brokers[number].bootstrap.rpartition(":")
         return old_kafka("OldOffsets", host, port, "readers", "read", str(partition), *commit).strip()
 
     assert offsets(1, 0) == "-1 3"
     assert offsets(1, 0, "5") == "5 0"
     assert offsets(2, 1, "0") == "0 0"
-    with nodes(stage.address) as client:
+    with zookeeper_client(cluster.address) as client:
         stored = {n: client.get(f"/consumers/readers/offsets/read/{n}")[0] for n in "01"}
     assert stored == {"0": b"5", "1": b"0"}
 
     exported = tmp_path / "offsets"
-    zookeeper = ("--zkconnect", stage.address)
+    zookeeper = ("--zkconnect", cluster.address)
     old_kafka("kafka.tools.ExportZkOffsets", *zookeeper, "--group", "readers", "--output-file", str(exported))
     lines = exported.read_text().split()
     assert sorted(lines) == ["/consumers/readers/offsets/read/0:5", "/consumers/readers/offsets/read/1:0"]
 
     exported.write_text("/consumers/readers/offsets/read/0:17\n")
     old_kafka("kafka.tools.ImportZkOffsets", *zookeeper, "--input-file", str(exported))
-    for number in stage.brokers:
+    for number in cluster.brokers:
         assert offsets(number, 0) == "17 0"
 
-    of_group = ("--zookeeper", stage.address, "--group", "readers", "--topic", "read")
+    of_group = ("--zookeeper", cluster.address, "--group", "readers", "--topic", "read")
     checked = old_kafka("kafka.tools.ConsumerOffsetChecker", *of_group)
     assert re.search(r"^readers\s+read\s+0\s+17\s+20\s+3\s", checked, re.MULTILINE), checked
 
 
-def test_its_console_consumer_goes_on_where_the_simple_consumer_committed(
-    stage: Stage, old_kafka: Callable[..., str], tmp_path: Path
+def test_its_console_consumer_continues_at_the_offset_of_the_simple_consumer(
+    cluster: Brokers, old_kafka: Callable[..., str], tmp_path: Path
 ) -> None:
-    """And the offset that it leaves in ZooKeeper is told to the simple consumer."""
-    with stage.admin() as admin:
+    """The simple consumer reads the offset that the console consumer leaves in ZooKeeper."""
+    with cluster.admin() as admin:
         admin.create_topic("shared", 1, 3)
-    stage.until_in_sync("shared", [1, 2, 3])
-    produce(stage, "shared", range(20))
-    host, _, port = stage.brokers[1].bootstrap.rpartition(":")
+    cluster.until_in_sync("shared", [1, 2, 3])
+    produce(cluster, "shared", range(20))
+    host, _, port = cluster.brokers[1].bootstrap.rpartition(":")
     assert old_kafka("OldOffsets", host, port, "both", "shared", "0", "15").strip() == "15 0"
     properties = tmp_path / "consumer.properties"
     properties.write_text("group.id=both\nconsumer.timeout.ms=20000\nauto.commit.interval.ms=100\n")
     read = old_kafka(
-        "kafka.tools.ConsoleConsumer", "--zookeeper", stage.address, "--topic", "shared",
+        "kafka.tools.ConsoleConsumer", "--zookeeper", cluster.address, "--topic", "shared",
         "--consumer.config", str(properties), "--max-messages", "4",
     )  # fmt: skip
     assert read.split() == ["15", "16", "17", "18"]
@@ -171,7 +175,7 @@ def test_offsets_of_version_0_that_kafka_39_keeps_are_the_same_after_an_import(
         import_ = [sys.executable, "-m", "tidemill", "log", "import", str(kafka.data), "--zookeeper"]
         done = subprocess.run([*import_, kafka.zookeeper], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "2 offsets that groups kept in ZooKeeper come with it" in done.stdout
+        assert "2 offsets that groups kept in ZooKeeper are imported" in done.stdout
         with Broker(data_dir=kafka.data) as ours:
             assert offsets(ours.bootstrap, "first") == "5 0"
             assert offsets(ours.bootstrap, "second") == "9 0"

@@ -1,4 +1,4 @@
-"""Apache Kafka's Java client moves a partition between data directories, and its tool shows where it lies."""
+"""Apache Kafka's Java client moves a partition between data directories, and its tool shows the directory."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_kafkas_tools_move_partitions_and_leaderships(java_jars: str, bootstrap:
         found = admin.describe_topic("t").partitions
         assert {one.partition: list(one.replicas) for one in found} == wishes
         assert all(sorted(one.isr) == sorted(one.replicas) for one in found)
-    # The other order of the same replicas moves no data, and makes the other the preferred leader.
+    # Another order of the same replicas moves no data, and changes the preferred leader.
     for one in listed:
         one["replicas"] = one["replicas"][::-1]  # type: ignore[index]
     plan.write_text(json.dumps({"version": 1, "partitions": listed}))

@@ -1,4 +1,6 @@
-"""The client at an Apache Kafka that asks who it is: every login, with TLS and without, and every refusal."""
+"""The client with an Apache Kafka that requires a login: every login, with and without TLS, and every
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ Settings = dict[str, Any]
 
 
 def trust(kafka: SecuredKafka) -> Settings:
-    """TLS to the broker, by a truststore of keytool."""
+    """TLS to the broker, with a truststore of keytool."""
     return {
         "ssl.truststore.location": kafka.files.truststore,
         "ssl.truststore.password": STORE_PASSWORD,
@@ -47,13 +49,13 @@ def trust(kafka: SecuredKafka) -> Settings:
 
 
 def passwords(mechanism: str, password: str = PASSWORD, user: str = USER) -> Settings:
-    """User and password, as a line of Java's clients."""
+    """User and password, as a JAAS entry."""
     module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas(module, username=user, password=password)}
 
 
 def credentials(kafka: SecuredKafka, client: str = "tidemill", secret: str = "") -> Settings:
-    """Client credentials at the OAuth server, as a line of Java's clients."""
+    """Client credentials at the OAuth server, as a JAAS entry."""
     line = jaas(
         OAUTH_MODULE,
         clientId=client,
@@ -69,7 +71,7 @@ def credentials(kafka: SecuredKafka, client: str = "tidemill", secret: str = "")
 
 
 def token_of(kafka: SecuredKafka, client: str) -> str:
-    """A token that the OAuth server gives to a client."""
+    """Requests a token from the OAuth server."""
     source = EndpointSource(
         kafka.oauth.clear_url,
         client,
@@ -83,7 +85,7 @@ def token_of(kafka: SecuredKafka, client: str) -> str:
 
 
 def logins(kafka: SecuredKafka) -> dict[str, Settings]:
-    """Each way to log in, by what the tests call it."""
+    """Each kind of login, by its name in the tests."""
     clear = {"sasl.oauthbearer.token.endpoint.url": kafka.oauth.clear_url}
     return {
         "PLAIN": passwords("PLAIN"),
@@ -135,8 +137,8 @@ def topic(secured_kafka: SecuredKafka) -> Iterator[str]:
         admin.delete_topics([name])
 
 
-def there_and_back(address: str, settings: Settings, topic: str, count: int = 200) -> None:
-    """Writes messages, and reads them as a member of a group."""
+def write_and_read(address: str, settings: Settings, topic: str, count: int = 200) -> None:
+    """Writes messages, and reads them as a group member."""
     values = [b"%06d" % number for number in range(count)]
     with Producer(address, settings) as producer:
         producer.send_batch(topic, values).result(60)
@@ -154,12 +156,12 @@ def there_and_back(address: str, settings: Settings, topic: str, count: int = 20
 
 @pytest.mark.parametrize("protocol", ["SASL_SSL", "SASL_PLAINTEXT"])
 @pytest.mark.parametrize("way", WAYS)
-def test_messages_go_there_and_back_after_every_login(
+def test_messages_are_written_and_read_after_every_login(
     secured_kafka: SecuredKafka, topic: str, way: str, protocol: str
 ) -> None:
     listener = "LOGIN" if protocol == "SASL_SSL" else "CLEAR"
     settings = {**trust(secured_kafka), **logins(secured_kafka)[way], "security.protocol": protocol}
-    there_and_back(secured_kafka.bootstrap(listener), settings, topic)
+    write_and_read(secured_kafka.bootstrap(listener), settings, topic)
 
 
 def certificate_forms(kafka: SecuredKafka) -> list[Settings]:
@@ -179,14 +181,14 @@ def certificate_forms(kafka: SecuredKafka) -> list[Settings]:
 @pytest.mark.parametrize("form", range(4), ids=["pkcs12", "pem files", "encrypted pem", "pem text"])
 def test_a_certificate_of_the_client_is_a_login(secured_kafka: SecuredKafka, topic: str, form: int) -> None:
     settings = {**trust(secured_kafka), **certificate_forms(secured_kafka)[form], "security.protocol": "SSL"}
-    there_and_back(secured_kafka.bootstrap("MUTUAL"), settings, topic)
+    write_and_read(secured_kafka.bootstrap("MUTUAL"), settings, topic)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------
 
 
 def refusal(address: str, settings: Settings, kind: type[TidemillError] = AuthenticationFailed) -> str:
-    """The error of a client that asks for the topics; it must come at once, and hold no secret."""
+    """Returns the error of a client that requests the topics; it must be raised at once, without a secret."""
     began = time.monotonic()
     with Admin(address, settings) as admin, pytest.raises(kind) as caught:
         admin.list_topics()
@@ -200,7 +202,7 @@ def refusal(address: str, settings: Settings, kind: type[TidemillError] = Authen
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize(("user", "password"), [(USER, WRONG), ("nobody", PASSWORD)])
-def test_a_wrong_password_or_user_is_said_with_what_to_check(
+def test_the_error_of_a_wrong_password_or_user_has_the_next_step(
     secured_kafka: SecuredKafka, mechanism: str, user: str, password: str
 ) -> None:
     settings = {
@@ -217,14 +219,14 @@ def oauth(kafka: SecuredKafka, **more: Any) -> Settings:
     return {**trust(kafka), **credentials(kafka), "security.protocol": "SASL_SSL", **more}
 
 
-def test_a_wrong_client_secret_is_said(secured_kafka: SecuredKafka) -> None:
+def test_a_wrong_client_secret_is_reported(secured_kafka: SecuredKafka) -> None:
     settings = oauth(secured_kafka, **credentials(secured_kafka, secret="wr0ng"))
     text = refusal(secured_kafka.bootstrap("LOGIN"), settings)
     assert f"the token endpoint {secured_kafka.oauth.url} answered 401 (invalid_client" in text
     assert "check client id, client secret and scope" in text
 
 
-def test_a_token_for_others_is_said(secured_kafka: SecuredKafka) -> None:
+def test_a_token_for_another_audience_is_reported(secured_kafka: SecuredKafka) -> None:
     text = refusal(
         secured_kafka.bootstrap("LOGIN"), oauth(secured_kafka, **credentials(secured_kafka, "stranger"))
     )
@@ -232,7 +234,7 @@ def test_a_token_for_others_is_said(secured_kafka: SecuredKafka) -> None:
     assert "has the issuer, audience and scope that the brokers expect" in text
 
 
-def test_an_expired_token_is_said_to_be_that(secured_kafka: SecuredKafka) -> None:
+def test_an_expired_token_is_reported(secured_kafka: SecuredKafka) -> None:
     token = token_of(secured_kafka, "brief")
     time.sleep(8)
     settings = {
@@ -248,7 +250,7 @@ def test_an_expired_token_is_said_to_be_that(secured_kafka: SecuredKafka) -> Non
     assert token not in text
 
 
-def test_an_oauth_server_that_nobody_vouches_for_is_said(secured_kafka: SecuredKafka) -> None:
+def test_an_untrusted_oauth_server_is_reported(secured_kafka: SecuredKafka) -> None:
     line = jaas(OAUTH_MODULE, clientId="tidemill", clientSecret="tidemill-client-secret")
     text = refusal(secured_kafka.bootstrap("LOGIN"), oauth(secured_kafka, **{"sasl.jaas.config": line}))
     assert f"the certificate of the token endpoint {secured_kafka.oauth.url} is refused" in text
@@ -259,12 +261,12 @@ def tls(kafka: SecuredKafka, **more: Any) -> Settings:
     return {**trust(kafka), "security.protocol": "SSL", **more}
 
 
-def test_certificates_that_are_wrong_say_what_to_do(secured_kafka: SecuredKafka) -> None:
+def test_errors_of_wrong_certificates_have_the_next_step(secured_kafka: SecuredKafka) -> None:
     at, files = secured_kafka.bootstrap, secured_kafka.files
     system = {"security.protocol": "SSL", "default.api.timeout.ms": TIMEOUT_MS}
     text = refusal(at("TLS"), system)
     assert "certificate verify failed" in text
-    assert "name the authority that signed it: ssl.truststore.location" in text
+    assert "set the authority that signed it: ssl.truststore.location" in text
     text = refusal(at("TLS", "127.0.0.1"), tls(secured_kafka))
     assert "certificate is not valid for '127.0.0.1'" in text
     assert "use a name in bootstrap.servers and advertised.listeners that the certificate has" in text
@@ -286,30 +288,30 @@ def test_a_name_that_is_not_checked_does_not_stop_a_login(secured_kafka: Secured
         assert isinstance(admin.list_topics(), list)
 
 
-def test_stores_that_cannot_be_opened_say_which_setting(secured_kafka: SecuredKafka) -> None:
+def test_errors_of_unreadable_stores_name_the_setting(secured_kafka: SecuredKafka) -> None:
     settings = tls(secured_kafka, **{"ssl.truststore.password": WRONG})
     text = refusal(secured_kafka.bootstrap("TLS"), settings, ConfigError)
     assert "ssl.truststore.password is wrong" in text
     settings = tls(secured_kafka, **{"ssl.truststore.location": secured_kafka.files.truststore_jks})
     text = refusal(secured_kafka.bootstrap("TLS"), settings, ConfigError)
-    assert "is a JKS store, which only Java reads. Make PKCS12 of it" in text
+    assert "is a JKS store, which only Java reads. Convert it to PKCS12" in text
 
 
-def test_the_port_of_another_protocol_is_said(secured_kafka: SecuredKafka) -> None:
+def test_a_port_of_another_protocol_is_reported(secured_kafka: SecuredKafka) -> None:
     at = secured_kafka.bootstrap
     login = {**trust(secured_kafka), **passwords("PLAIN")}
     text = refusal(at("TLS"), {**login, "security.protocol": "SASL_SSL"})
-    assert "asks for no login at this port; set security.protocol to ssl or plaintext" in text
+    assert "accepts no login at this port; set security.protocol to ssl or plaintext" in text
     short = {"default.api.timeout.ms": 1_000}
     text = refusal(at("LOGIN"), short, BrokerUnreachable)
-    assert "an alert of TLS: set security.protocol=ssl, or sasl_ssl with a login" in text
+    assert "a TLS alert: set security.protocol=ssl, or sasl_ssl with a login" in text
     text = refusal(at("CLEAR"), short, BrokerUnreachable)
-    assert "If that listener asks for a login, set security.protocol=sasl_ssl or sasl_plaintext" in text
+    assert "If that listener requires a login, set security.protocol=sasl_ssl or sasl_plaintext" in text
     text = refusal(at("CLEAR"), {**login, **short, "security.protocol": "SASL_SSL"}, BrokerUnreachable)
     assert "does this port speak TLS" in text
 
 
-def test_a_producer_whose_login_is_refused_fails_at_once_and_says_why(secured_kafka: SecuredKafka) -> None:
+def test_a_producer_with_a_refused_login_fails_at_once_with_the_reason(secured_kafka: SecuredKafka) -> None:
     settings = {**trust(secured_kafka), **passwords("PLAIN", WRONG), "security.protocol": "SASL_SSL"}
     began = time.monotonic()
     with (
@@ -324,16 +326,14 @@ def test_a_producer_whose_login_is_refused_fails_at_once_and_says_why(secured_ka
     assert time.monotonic() - began < 30
 
 
-def test_a_login_that_is_refused_later_ends_what_waits_at_once(
-    secured_kafka: SecuredKafka, topic: str
-) -> None:
+def test_a_later_refused_login_ends_waiting_messages_at_once(secured_kafka: SecuredKafka, topic: str) -> None:
     settings = {**trust(secured_kafka), **passwords("PLAIN"), "security.protocol": "SASL_SSL"}
     address = secured_kafka.bootstrap("LOGIN")
     with Producer(address, settings) as producer, Consumer(address, settings) as consumer:
         consumer.assign(consumer.partitions_for(topic))
         producer._cluster.topic(topic, time.monotonic() + 30)
         for client in (producer, consumer):
-            # As if the password was changed between the first connection and the one for messages.
+            # As if the password was changed between the first connection and the connection for messages.
             login: Any = client._cluster._security.login
             login._password = WRONG
         began = time.monotonic()
@@ -345,12 +345,12 @@ def test_a_login_that_is_refused_later_ends_what_waits_at_once(
 
 
 def poll_until(consumer: Consumer, deadline: float) -> None:
-    """Polls for nothing."""
+    """Polls an empty topic."""
     while time.monotonic() < deadline:
         consumer.poll(1.0)
 
 
-# -- logging in again -------------------------------------------------------------------------------------
+# -- repeated logins --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["PLAIN", "SCRAM-SHA-512", "OAUTHBEARER"])
@@ -370,7 +370,7 @@ def test_a_login_is_renewed_on_the_same_connection_before_the_broker_ends_it(
     count, deadline = 0, time.monotonic() + 60
 
     def is_renewed() -> bool:
-        """Whether messages have gone over one connection for longer than two sessions of the broker."""
+        """Whether one connection was used for longer than two sessions of the broker."""
         now = time.monotonic()
         return any(
             connection.node_id >= 0 and not connection.closed and now - since > 2.2 * BRIEF_MS / 1000
@@ -392,13 +392,13 @@ def test_a_login_is_renewed_on_the_same_connection_before_the_broker_ends_it(
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a process of its own."""
+    """Runs the command line in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "tidemill", *arguments], capture_output=True, text=True, timeout=120
     )
 
 
-def test_the_command_line_takes_a_properties_file_of_javas_tools(
+def test_the_command_line_reads_a_properties_file_of_javas_tools(
     secured_kafka: SecuredKafka, topic: str, tmp_path: Path
 ) -> None:
     files = secured_kafka.files

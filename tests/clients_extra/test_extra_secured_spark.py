@@ -1,4 +1,6 @@
-"""Spark's reads and writes at an Apache Kafka that asks who it is, and what Spark shows of the secrets."""
+"""Spark's reads and writes on an Apache Kafka that requires a login, and the absence of secrets in Spark's
+output.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ TIMEOUT_S = 800
 
 
 def options(kafka: SecuredKafka, listener: str = "LOGIN", **more: str) -> dict[str, str]:
-    """Options of the format for TLS to a listener; ``more`` with ``__`` for the dots."""
+    """Returns options of the format for TLS to a listener; ``more`` has ``__`` for dots."""
     keys = {
         "bootstrap.servers": kafka.bootstrap(listener),
         "security.protocol": "SASL_SSL",
@@ -82,7 +84,7 @@ def logins(kafka: SecuredKafka) -> dict[str, dict[str, str]]:
 def told(
     secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], str, Path]:
-    """What the program found, all that it printed, and its directory."""
+    """Runs the program; returns its result, its output and its directory."""
     directory = tmp_path_factory.mktemp("secured-spark")
     (directory / "events").mkdir()
     topics = {name: [f"{name}-{uuid.uuid4().hex[:8]}" for _ in range(2)] for name in logins(secured_kafka)}
@@ -124,7 +126,7 @@ def test_spark_writes_reads_and_streams_after_every_login(
     assert told[0][name] == {"values": list(range(100)), "copied": 100}
 
 
-def test_a_login_that_is_refused_ends_the_query_with_what_to_check(
+def test_a_refused_login_ends_the_query_with_the_next_step(
     told: tuple[dict[str, Any], str, Path],
 ) -> None:
     text = told[0]["wrong"]
@@ -145,7 +147,7 @@ def test_no_secret_is_in_plans_event_logs_checkpoints_and_output(
     assert any("SparkListenerSQLExecutionStart" in text for text in texts.values())
     assert any('"version": 1' in text for text in texts.values())  # the positions in a checkpoint
     key = secured_kafka.files.client.key_pem.splitlines()[2]
-    # In logs the quotes of the password have backslashes before them.
+    # In logs, backslashes precede the quotes of the password.
     password = r'alice, [\\"]*secret'
     others = (STORE_PASSWORD, KEY_PASSWORD, "tidemill-client-secret", WRONG, key)
     for where, text in texts.items():
@@ -153,7 +155,7 @@ def test_no_secret_is_in_plans_event_logs_checkpoints_and_output(
             assert re.search(secret, text) is None, f"{secret} is in {where}"
 
 
-def test_pipeline_load_takes_the_file_of_javas_tools_and_leaves_no_secret_behind(
+def test_pipeline_load_reads_the_file_of_javas_tools_and_writes_no_secret(
     secured_kafka: SecuredKafka, tmp_path: Path
 ) -> None:
     topic = f"load-{uuid.uuid4().hex[:8]}"

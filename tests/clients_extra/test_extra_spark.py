@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector, unmodified, against this broker; and our source beside it in one session."""
+"""Spark's own Kafka connector with this broker, and Tidemill's source in the same session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 
 class ConnectorSpark:
-    """A Spark with the connector, in a process of its own: ``ask("read", ...)`` gives its answer."""
+    """A Spark with the connector in a separate process: ``ask("read", ...)`` returns its result."""
 
     def __init__(self, python: Path, jars: str, directory: Path) -> None:
         self._log = directory / "spark.log"
@@ -47,7 +47,7 @@ class ConnectorSpark:
             )
 
     def answer(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """What came back: ``result`` or ``error``."""
+        """Returns the response: ``result`` or ``error``."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
@@ -58,13 +58,13 @@ class ConnectorSpark:
         return found
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """The result; an error fails the test."""
+        """Returns the result; an error fails the test."""
         found = self.answer(do, **arguments)
         assert "error" not in found, found["error"]
         return found["result"]
 
     def close(self) -> None:
-        """Ends Spark."""
+        """Stops Spark."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -89,14 +89,16 @@ def spark(
 
 
 class Topics:
-    """What the tests do to the broker, with confluent-kafka: it shares no code with Spark or with us."""
+    """The tests' own access to the broker, with confluent-kafka: it shares no code with Spark or with
+    Tidemill.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def new(self, partitions: int = 1) -> str:
-        """A topic that keeps records of any age."""
+        """Creates a topic that keeps records of any age."""
         topic = f"connector-{next(_numbers)}"
         made = self.admin.create_topics([NewTopic(topic, partitions, config={"retention.ms": "-1"})])
         made[topic].result(20)
@@ -115,7 +117,7 @@ class Topics:
             done.result(20)
 
     def consume(self, topic: str, count: int) -> list[Any]:
-        """All that the topic has, which must be ``count`` messages."""
+        """Returns all messages of the topic, which must be ``count``."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -137,7 +139,7 @@ class Topics:
         return found
 
     def options(self, topic: str, **options: Any) -> dict[str, str]:
-        """Of a read; what is written of it stands for any source."""
+        """Returns the options of a read; the format is a parameter of the test."""
         given = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic}
         return given | {name: str(value) for name, value in options.items()}
 
@@ -149,7 +151,7 @@ def topics(extra_broker: Broker) -> Topics:
 
 @pytest.fixture
 def values(spark: ConnectorSpark, topics: Topics) -> Callable[..., list[str]]:
-    """The values of a batch as text, in the order of their places."""
+    """Returns the values of a batch as text, in the order of their positions."""
 
     def read(topic: str, **options: Any) -> list[str]:
         rows = spark.ask("read", source="kafka", options=topics.options(topic, **options))["rows"]
@@ -159,11 +161,11 @@ def values(spark: ConnectorSpark, topics: Topics) -> Callable[..., list[str]]:
 
 
 def places(topic: str, *counts: int) -> list[list[Any]]:
-    """Every place of a topic with so many messages in its partitions."""
+    """Returns every position of a topic with so many messages in its partitions."""
     return [[topic, partition, offset] for partition, count in enumerate(counts) for offset in range(count)]
 
 
-def test_a_batch_has_every_message_with_its_value_and_place(spark: ConnectorSpark, topics: Topics) -> None:
+def test_a_batch_has_every_message_with_its_value_and_position(spark: ConnectorSpark, topics: Topics) -> None:
     topic = topics.new(len(CODECS))
     for partition, codec in enumerate(CODECS):
         texts = [b"%s %d " % (codec.encode(), number) * 20 for number in range(400)]
@@ -178,7 +180,7 @@ def test_a_batch_has_every_message_with_its_value_and_place(spark: ConnectorSpar
     assert spark.ask("count", source="kafka", options=topics.options(topic)) == 402 * len(CODECS)
 
 
-def test_offsets_bound_a_batch_and_min_partitions_cuts_it(
+def test_offsets_bound_a_batch_and_min_partitions_splits_it(
     spark: ConnectorSpark, topics: Topics, values: Callable[..., list[str]]
 ) -> None:
     topic = topics.new(2)
@@ -223,7 +225,9 @@ def test_include_headers(spark: ConnectorSpark, topics: Topics) -> None:
     assert [row[7] for row in read["rows"]] == [[["a", "00FF"], ["b", None], ["a", ""]], None]
 
 
-def test_a_stream_goes_on_from_its_checkpoint(spark: ConnectorSpark, topics: Topics, tmp_path: Path) -> None:
+def test_a_stream_continues_from_its_checkpoint(
+    spark: ConnectorSpark, topics: Topics, tmp_path: Path
+) -> None:
     topic = topics.new(2)
     topics.send(topic, [b"v"] * 30, partition=0)
     topics.send(topic, [b"v"] * 20, partition=1)
@@ -261,7 +265,7 @@ def test_a_stream_that_lost_records_stops(spark: ConnectorSpark, topics: Topics,
 def test_offsets_are_found_with_a_consumer_group_too(
     spark: ConnectorSpark, topics: Topics, values: Callable[..., list[str]]
 ) -> None:
-    """As the connector does by default up to Spark 3.0: a consumer of the driver, not the admin client."""
+    """With a consumer of the driver, not the admin client: the default of the connector up to Spark 3.0."""
     topic = topics.new(2)
     topics.send(topic, [b"a", b"b"], partition=0, timestamp=MOMENT_MS)
     topics.send(topic, [b"c"], partition=1, timestamp=MOMENT_MS)
@@ -274,7 +278,7 @@ def test_offsets_are_found_with_a_consumer_group_too(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_the_connector_writes_is_there(spark: ConnectorSpark, topics: Topics, codec: str) -> None:
+def test_messages_of_the_connector_are_stored(spark: ConnectorSpark, topics: Topics, codec: str) -> None:
     topic = topics.new(3)
     query = (
         f"select '{topic}' topic, 'k' || id key, cast('v' || id as binary) value, "
@@ -291,9 +295,7 @@ def test_what_the_connector_writes_is_there(spark: ConnectorSpark, topics: Topic
         assert message.headers() == [("n", b"%d" % number)]
 
 
-def test_a_stream_is_written_by_the_connector_and_goes_on(
-    spark: ConnectorSpark, topics: Topics, tmp_path: Path
-) -> None:
+def test_a_stream_of_the_connector_continues(spark: ConnectorSpark, topics: Topics, tmp_path: Path) -> None:
     one, other = topics.new(2), topics.new()
     written = {"kafka.bootstrap.servers": topics.bootstrap, "topic": other, "includeHeaders": "true"}
     options = topics.options(one, startingOffsets="earliest", includeHeaders="true")
@@ -328,7 +330,7 @@ def test_our_source_gives_the_same_rows_and_columns(spark: ConnectorSpark, topic
         assert ours["schema"] == theirs["schema"]
 
 
-def test_what_our_sink_writes_the_connector_reads(
+def test_the_connector_reads_the_messages_of_tidemills_sink(
     spark: ConnectorSpark, topics: Topics, values: Callable[..., list[str]]
 ) -> None:
     topic = topics.new()

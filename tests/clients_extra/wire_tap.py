@@ -1,4 +1,4 @@
-"""A proxy between a client and a broker that notes what is asked."""
+"""A proxy between a client and a broker that records the requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.wire.header import decode_request, parse_request_header
 
 
 class Asked(NamedTuple):
-    """A request as it passed."""
+    """A recorded request."""
 
     api_key: int
     version: int
@@ -22,9 +22,10 @@ class Asked(NamedTuple):
 
 
 class WireTap:
-    """Listens on a port of its own; :meth:`to` says which broker is behind it.
+    """Listens on its own port; :meth:`to` sets the broker behind it.
 
-    The broker has to advertise :attr:`bootstrap`, or its clients go round the tap after their first request.
+    The broker has to advertise :attr:`bootstrap`; otherwise its clients bypass the proxy after their first
+    request.
     """
 
     def __init__(self) -> None:
@@ -36,11 +37,11 @@ class WireTap:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def to(self, broker: Broker) -> None:
-        """Sends on to ``broker`` from now on."""
+        """Forwards to ``broker`` from now on."""
         self.target = (broker.host, broker.port)
 
     def of(self, api_key: int) -> list[Asked]:
-        """The requests of one API, in order."""
+        """Returns the requests of one API, in order."""
         return [one for one in self.asked if one.api_key == api_key]
 
     def _accept(self) -> None:
@@ -58,7 +59,7 @@ class WireTap:
             while len(head := stream.read(4)) == 4:
                 frame = stream.read(struct.unpack(">i", head)[0])
                 header = parse_request_header(frame)
-                # In the order of the wire: each connection has one thread that notes.
+                # In the order of the wire: each connection has one recording thread.
                 self.asked.append(Asked(header.api_key, header.api_version, decode_request(header, frame)))
                 broker.sendall(head + frame)
         with contextlib.suppress(OSError):

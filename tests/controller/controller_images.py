@@ -1,4 +1,4 @@
-"""Images of clusters for tests of the controller's decisions."""
+"""Builds cluster images for tests of controller decisions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
 from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 
 EPOCH = 4
 """The leader epoch of a partition."""
@@ -16,12 +17,12 @@ VERSION = 7
 
 
 def living(*broker_ids: int) -> dict[int, BrokerImage]:
-    """Brokers with registration epoch 100 + id."""
+    """Returns live brokers with registration epoch 100 + id."""
     return {one: BrokerImage(BrokerRegistration(one, ()), 100 + one) for one in broker_ids}
 
 
 def cluster(broker_ids: tuple[int, ...], *topics: TopicImage) -> ClusterImage:
-    """A cluster in which these brokers live."""
+    """Returns a cluster with these live brokers."""
     return ClusterImage("cluster", 1, 5, living(*broker_ids), {topic.name: topic for topic in topics})
 
 
@@ -34,14 +35,14 @@ def partition(
     removing: list[int] | None = None,
     number: int = 0,
 ) -> PartitionImage:
-    """A partition that, if nothing else is said, its first replica leads, and whose replicas are in sync."""
+    """Returns a partition. By default the first replica leads and all replicas are in sync."""
     in_sync = replicas if isr is None else isr
     first = replicas[0] if leader is None else leader
     return PartitionImage(number, first, EPOCH, replicas, in_sync, VERSION, adding, removing)
 
 
 def topic(name: str, *partitions: PartitionImage, config: Mapping[str, str] | None = None) -> TopicImage:
-    """A topic with these partitions, numbered anew."""
+    """Returns a topic with these partitions, numbered from 0."""
     for number, one in enumerate(partitions):
         one.partition = number
     identifier = name.encode().ljust(16, b"\x01")[:16]
@@ -53,7 +54,10 @@ BROKERS = st.integers(0, 6)
 
 @st.composite
 def partitions(draw: st.DrawFn) -> PartitionImage:
-    """A partition that could be: moving or not, led or not, with any in-sync set."""
+    """Generates a partition in any valid state.
+
+    It may have a reassignment, a leader and any in-sync set.
+    """
     replicas = draw(st.lists(BROKERS, min_size=1, max_size=6, unique=True))
     moved = draw(st.booleans())
     adding = draw(st.lists(st.sampled_from(replicas), unique=True)) if moved else []
@@ -63,7 +67,7 @@ def partitions(draw: st.DrawFn) -> PartitionImage:
     removing = draw(st.lists(st.sampled_from(settled), unique=True)) if moved else []
     if len(removing) == len(replicas):
         removing = removing[1:]
-    # As a reassignment writes them: those that stay or come are first.
+    # A reassignment writes the target replicas first.
     ordered = [one for one in replicas if one not in removing] + removing
     isr = draw(st.lists(st.sampled_from(ordered), min_size=1, unique=True))
     leader = draw(st.sampled_from([*isr, -1]))
@@ -71,7 +75,7 @@ def partitions(draw: st.DrawFn) -> PartitionImage:
 
 
 def clusters(of: st.SearchStrategy[PartitionImage] | None = None) -> st.SearchStrategy[ClusterImage]:
-    """Clusters of a few topics in which any brokers live."""
+    """Generates clusters of a few topics with any set of live brokers."""
     topics = st.lists(st.lists(of or partitions(), min_size=1, max_size=4), min_size=1, max_size=3)
     brokers = st.lists(BROKERS, min_size=1, unique=True)
     return st.builds(_cluster, brokers, topics)

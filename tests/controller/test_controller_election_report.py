@@ -1,4 +1,4 @@
-"""The warning about a leader that may lack committed records."""
+"""The warning about an elected leader that may lack committed records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.controller.election_report import unclean_election_text
 from tidemill.model.types import TopicPartition
 
 
-def test_the_warning_of_an_unclean_election_names_the_brokers_that_have_all_committed_records() -> None:
+def test_an_unclean_election_warning_names_brokers_with_all_committed_records() -> None:
     before = partition([1, 2, 3], isr=[2, 3], leader=2)
     after = before.replaced(leader=1, leader_epoch=before.leader_epoch + 1, isr=[1])
     text = unclean_election_text(TopicPartition("t", 0), before, after, {}, {})

@@ -1,53 +1,47 @@
-"""The settings by which a controller elects, where this broker's configuration is behind the store."""
+"""The settings that a controller uses in elections while its broker's configuration is behind the store."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from controller_office import Setting, in_office
+from controller_stage import Setting, create, place, with_controller
 
-from tidemill.broker.metadata import effective_config
-from tidemill.controller.topics import NewTopic
-from tidemill.coordination.image import PartitionImage
+from tidemill.broker.metadata_cache import effective_config
+from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,
     PartitionState,
-    PartitionStateNode,
     TopicAssignment,
-    TopicNode,
 )
-from tidemill.coordination.port import Create, SetData
+from tidemill.coordination.topic_image import PartitionImage
 
 
 def after_a_new_controller(
     directory: Path, state: PartitionState, stored: dict[str, str], **config: int | bool
 ) -> PartitionImage:
-    """What a controller makes of t-0 on brokers 0, 8 and 9, of which 0 lives, as it takes office.
+    """Returns the state of t-0 after controller failover. Replicas are 0, 8 and 9, and only 0 is alive.
 
-    ``stored`` are the cluster's settings, ``config`` is what its broker had read of them.
+    ``stored`` are the cluster settings in the store; ``config`` are the settings that the broker has read.
     """
 
     async def story(setting: Setting) -> PartitionImage:
-        await setting.controller.create_topics([NewTopic("t")])
-        await setting.store.transact(
-            [
-                SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [0, 8, 9]}))),
-                SetData(PartitionStateNode.path("t", 0), PartitionStateNode.encode(state)),
-                Create(ConfigNode.path("brokers", DEFAULT_ENTITY), ConfigNode.encode(stored)),
-            ]
-        )
+        assert await create(setting, "t") is None
+        settings = Create(ConfigNode.path("brokers", DEFAULT_ENTITY), ConfigNode.encode(stored))
+        await place(setting, TopicAssignment(None, {0: [0, 8, 9]}), state, settings)
         new = Setting(setting.store, **config)
-        new.controller.policies.with_settings = lambda config, image: effective_config(config, image, 0)
-        assert await new.controller.activate()
+        new.controller.context.policies.with_settings = lambda config, image: effective_config(
+            config, image, 0
+        )
+        assert await new.controller.context.activate()
         return new.controller.image.topics["t"].partitions[0]
 
-    return in_office(directory, story)
+    return with_controller(directory, story)
 
 
 @pytest.mark.parametrize(("stored", "known", "eligible"), [(2, 1, [8, 9]), (1, 2, [])])
-def test_a_new_controller_keeps_eligible_leaders_by_the_stored_minimum(
+def test_a_new_controller_keeps_the_elr_by_the_stored_min_insync_replicas(
     tmp_path: Path, stored: int, known: int, eligible: list[int]
 ) -> None:
     state = PartitionState(0, 1, [0, 8, 9], 1)

@@ -1,4 +1,4 @@
-"""The controller over a store whose answers are lost, and beside controllers that come meanwhile."""
+"""The controller over a store that loses responses, and beside concurrent controllers."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from controller_office import Setting, epoch, in_office, lose_answer, restart
+from controller_stage import (
+    Setting,
+    create,
+    delete,
+    epoch,
+    lose_answer,
+    only_partition,
+    restart,
+    with_controller,
+)
 
 from tidemill.controller.failover import Failover
+from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.controller.topics import NewTopic
-from tidemill.controller.watching import Watching
-from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.image import Delta
-from tidemill.coordination.nodes import (
-    CONTROLLER_EPOCH,
-    DELETE_TOPICS,
-    TOPICS,
-    BrokerNode,
-    BrokerRegistration,
-    ControllerEpochNode,
-    DeleteTopicNode,
-    Endpoint,
-    TopicAssignment,
-    TopicNode,
-)
-from tidemill.coordination.port import (
+from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.coordination_store import (
     BadVersion,
     Create,
     Delete,
@@ -38,47 +34,53 @@ from tidemill.coordination.port import (
     StoreUnavailable,
     subtree,
 )
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import (
+    CONTROLLER_EPOCH,
+    DELETE_TOPICS,
+    TOPICS,
+    BrokerNode,
+    ControllerEpochNode,
+    DeleteTopicNode,
+    TopicAssignment,
+    TopicNode,
+)
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
 
-def test_a_write_without_an_answer_asks_for_another_look(
+def test_a_write_without_response_schedules_a_read_of_the_registrations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what was written waits until somebody wants another change: a partition without leader, say."""
+    """Otherwise the written state, such as a partition without leader, stays until another change."""
 
     async def story(setting: Setting) -> None:
-        asked: list[str] = []
-        setting.controller.look_again = lambda: asked.append("a look")
+        requested: list[str] = []
+        setting.controller.context.schedule_broker_refresh = lambda: requested.append("refresh")
         assert await create(setting, "a") is None
-        assert asked == []
+        assert requested == []
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
-        assert asked == ["a look"]
-        await Failover(setting.controller).brokers_changed()
+        assert requested == ["refresh"]
+        await Failover(setting.controller.context).brokers_changed()
         assert created(setting.deltas) == ["a", "b"]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
 def created(deltas: Sequence[Delta]) -> list[str]:
     return [topic.name for delta in deltas for topic in delta.created]
 
 
-async def create(setting: Setting, name: str) -> KafkaError | None:
-    (outcome,) = await setting.controller.create_topics([NewTopic(name, 1, 1)])
-    return outcome.error
-
-
 async def another_controller(setting: Setting) -> None:
-    """Takes the office as far as writes are fenced."""
+    """Takes the controller role up to the point where writes are fenced."""
     node = await setting.store.get(CONTROLLER_EPOCH)
     assert node is not None
     epoch = ControllerEpochNode.decode(node.data) + 1
     await setting.store.transact([SetData(CONTROLLER_EPOCH, ControllerEpochNode.encode(epoch))])
 
 
-def test_what_a_lost_answer_left_is_told_though_the_first_to_tell_of_it_fails(
+def test_a_change_with_a_lost_response_is_announced_after_a_failed_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
@@ -91,17 +93,17 @@ def test_what_a_lost_answer_left_is_told_though_the_first_to_tell_of_it_fails(
                 raise StoreUnavailable("it broke again")
             await publish(delta)
 
-        setting.controller._announce = fails_once
+        setting.controller.context._announce = fails_once
         with pytest.raises(StoreUnavailable):
             await create(setting, "b")
         assert created(setting.deltas) == []
         assert await create(setting, "b") is None
         assert created(setting.deltas) == ["a", "b"]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_what_was_written_for_somebody_who_was_broken_off_is_told_with_the_next_change(
+def test_a_change_of_a_cancelled_request_is_announced_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
@@ -111,17 +113,16 @@ def test_what_was_written_for_somebody_who_was_broken_off_is_told_with_the_next_
         assert await create(setting, "b") is None
         assert created(setting.deltas) == ["a", "b"]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_a_deletion_whose_beginning_was_not_answered_goes_on_with_the_next_change(
+def test_a_deletion_whose_start_had_no_response_continues_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
         assert await create(setting, "a") is None
         lose_answer(setting, monkeypatch)
-        (outcome,) = await setting.controller.delete_topics(["a"])
-        assert outcome.error is not None
+        assert await delete(setting, "a") is not None
         assert await setting.store.exists(DeleteTopicNode.path("a"))
         setting.deltas.clear()
         assert await create(setting, "b") is None
@@ -130,26 +131,25 @@ def test_a_deletion_whose_beginning_was_not_answered_goes_on_with_the_next_chang
         assert not await setting.store.exists(DeleteTopicNode.path("a"))
         assert await create(setting, "a") is None
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_who_deletes_what_an_administrator_has_just_marked_is_told_that_it_is_deleted(tmp_path: Path) -> None:
+def test_deleting_a_topic_that_an_administrator_has_just_marked_succeeds(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
         assert await create(setting, "a") is None
         await setting.store.transact([Create(DeleteTopicNode.path("a"))])
-        (outcome,) = await setting.controller.delete_topics(["a"])
-        assert outcome.error is None
+        assert await delete(setting, "a") is None
         assert not await setting.store.exists(TopicNode.path("a"))
         assert not await setting.store.exists(DeleteTopicNode.path("a"))
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_deleted_topic_does_not_come_back_without_records_where_its_mark_was_taken_away(
+def test_a_deleted_topic_does_not_return_when_its_mark_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
-    """``is_late``: just as the nodes that are there are removed."""
+    """With ``is_late`` the change comes during the removal of the listed nodes."""
 
     async def story(setting: Setting) -> None:
         assert await create(setting, "a") is None
@@ -177,19 +177,18 @@ def test_a_deleted_topic_does_not_come_back_without_records_where_its_mark_was_t
         monkeypatch.setattr(setting.store, "transact", transact_late)
         if is_late:
             monkeypatch.setattr(setting.store, "exists", exists_late)
-        (outcome,) = await setting.controller.delete_topics(["a"])
-        assert outcome.error is None
+        assert await delete(setting, "a") is None
         assert await create(setting, "b") is None
         assert list(setting.controller.image.topics) == ["b"]
         assert not await setting.store.exists(TopicNode.path("a"))
         assert not await setting.store.exists(mark)
         assert created(setting.deltas) == ["a", "b"]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
     assert not [record for record in caplog.records if "goes on" in record.getMessage()]
 
 
-def test_records_of_a_topic_whose_nodes_somebody_removed_stay(
+def test_records_of_a_topic_whose_nodes_were_removed_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(setting: Setting) -> None:
@@ -203,11 +202,13 @@ def test_records_of_a_topic_whose_nodes_somebody_removed_stay(
         assert list(setting.controller.image.topics) == ["b", "c"]
         assert [delta.deleted for delta in setting.deltas] == [(), ()]
 
-    in_office(tmp_path, story)
-    assert any(record.getMessage().startswith("a is not in the store any more") for record in caplog.records)
+    with_controller(tmp_path, story)
+    assert any(
+        record.getMessage().startswith("the nodes of topic a were removed") for record in caplog.records
+    )
 
 
-def test_nodes_that_could_not_be_removed_go_with_the_next_change(
+def test_nodes_that_could_not_be_removed_are_removed_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
@@ -226,16 +227,15 @@ def test_nodes_that_could_not_be_removed_go_with_the_next_change(
             raise StoreUnavailable("the connection broke")
 
         monkeypatch.setattr(setting.store, "transact", fails_once)
-        (outcome,) = await setting.controller.delete_topics(["a"])
-        assert outcome.error is None
+        assert await delete(setting, "a") is None
         assert await setting.store.exists(TopicNode.path("a"))
         assert await create(setting, "b") is None
         assert not await setting.store.exists(TopicNode.path("a"))
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_what_is_read_when_another_controller_has_come_is_not_told_under_its_epoch(
+def test_a_replaced_controller_announces_nothing_under_the_epoch_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
@@ -248,11 +248,11 @@ def test_what_is_read_when_another_controller_has_come_is_not_told_under_its_epo
         assert not setting.controller.is_active
         assert setting.deltas == []
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
-def test_who_asks_for_a_change_hears_why_what_failed_before_cannot_be_finished(
+def test_a_change_fails_with_the_error_of_the_earlier_incomplete_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
     async def story(setting: Setting) -> None:
@@ -280,31 +280,29 @@ def test_who_asks_for_a_change_hears_why_what_failed_before_cannot_be_finished(
         if not is_replaced:
             assert await create(setting, "c") is None
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_a_change_that_finds_another_controller_says_so(tmp_path: Path) -> None:
+def test_a_change_fails_with_not_controller_after_a_new_election(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
+        failover = Failover(setting.controller.context)
         await restart(setting, 1)
         await failover.brokers_changed()
-        topic = NewTopic("a", -1, -1, assignments={0: [1, 0]})
-        (outcome,) = await setting.controller.create_topics([topic])
-        assert outcome.error is None
+        assert await create(setting, "a", [1, 0]) is None
         await another_controller(setting)
         await setting.store.transact([Delete(BrokerNode.path(1))])
         with pytest.raises(KafkaError) as raised:
             await failover.brokers_changed()
         assert raised.value.code == ErrorCode.NOT_CONTROLLER
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_an_office_that_another_takes_while_it_is_begun_is_simply_not_had(
+def test_a_failover_that_loses_against_another_controller_returns_false(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
-        setting.controller.resign()
+        setting.controller.context.resign()
         transact = setting.store.transact
 
         async def overtaken(operations: Sequence[Operation]) -> list[Result]:
@@ -314,252 +312,237 @@ def test_an_office_that_another_takes_while_it_is_begun_is_simply_not_had(
             return results
 
         monkeypatch.setattr(setting.store, "transact", overtaken)
-        assert not await setting.controller.activate()
+        assert not await setting.controller.context.activate()
         assert not setting.controller.is_active
         assert setting.deltas == []
-        assert await setting.controller.activate()
+        assert await setting.controller.context.activate()
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
+def test_offline_replicas_stay_offline_when_the_store_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
         assert await create(setting, "a") is None
         controller = setting.controller
         topic_id = controller.image.topics["a"].topic_id
-        await Failover(controller).replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
+        await Failover(controller.context).replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
         assert controller.image.topics["a"].partitions[0].leader == -1
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
         assert await create(setting, "c") is None
-        (partition,) = controller.image.topics["a"].partitions
+        partition = only_partition(setting, "a")
         assert (partition.leader, partition.offline) == (-1, {0})
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
 async def led_by_0(setting: Setting, failover: Failover) -> bytes:
-    """Makes a topic on brokers 0 and 1, which are in sync; then 1 loses records, which nobody has heard."""
+    """Creates a topic on brokers 0 and 1, both in sync.
+
+    Then broker 1 loses records without a notification.
+    """
     await restart(setting, 1)
     await failover.brokers_changed()
-    topic = NewTopic("a", -1, -1, assignments={0: [0, 1]})
-    (outcome,) = await setting.controller.create_topics([topic])
-    assert outcome.error is None
+    assert await create(setting, "a", [0, 1]) is None
     await restart(setting, 1, unsynced=True)
     return setting.controller.image.topics["a"].topic_id
 
 
-def test_one_that_was_started_again_with_a_loss_is_not_elected_for_a_leader_whose_disk_fails(
+def test_a_restarted_broker_with_losses_is_not_elected_after_a_disk_failure_of_the_leader(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
+        failover = Failover(setting.controller.context)
         topic_id = await led_by_0(setting, failover)
         await failover.replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
-        (partition,) = setting.controller.image.topics["a"].partitions
+        partition = only_partition(setting, "a")
         assert (partition.leader, partition.isr, partition.elr) == (-1, [], [0])
         assert partition.offline == {0}
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_a_leader_that_stops_is_not_followed_by_one_that_was_started_again_with_a_loss(
+def test_a_restarted_broker_with_losses_is_not_elected_in_a_controlled_shutdown(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
+        failover = Failover(setting.controller.context)
         await led_by_0(setting, failover)
-        remaining = await setting.controller.leading.shut_down(0)
-        (partition,) = setting.controller.image.topics["a"].partitions
+        remaining = await setting.controller.leader_elections.handle_controlled_shutdown(0)
+        partition = only_partition(setting, "a")
         assert (partition.leader, partition.isr) == (0, [0])
         assert remaining == [TopicPartition("a", 0)]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_replicas_that_failed_before_a_restart_are_readable_after_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "offline"),
+    [
+        pytest.param(
+            ["failed", "refresh"], set(), id="replicas that failed before a restart are online after it"
+        ),
+        pytest.param(
+            ["refresh", "failed before"], set(), id="offline reports of a former registration are ignored"
+        ),
+        pytest.param(["refresh", "failed before", "failed"], {1}, id="a later offline report counts"),
+        pytest.param(
+            ["refresh", "failed", "served"], set(), id="a replica that is online again may join the ISR"
+        ),
+        pytest.param(
+            ["refresh", "failed", "served before"],
+            {1},
+            id="online reports of a former registration are ignored",
+        ),
+    ],
+)
+def test_replica_reports_count_for_the_registration_of_their_broker(
+    tmp_path: Path, steps: list[str], offline: set[int]
+) -> None:
+    """Broker 1 has registered again. The controller reads that at the step "refresh"."""
+
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
+        failover = Failover(setting.controller.context)
         topic_id = await led_by_0(setting, failover)
-        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
-        await failover.brokers_changed()
-        (partition,) = setting.controller.image.topics["a"].partitions
-        assert (partition.leader, partition.isr, partition.offline) == (0, [0], frozenset())
+        before = epoch(setting, 1)
+        reports = {"failed": failover.replicas_failed, "served": failover.replicas_served}
+        for step in steps:
+            name, _, is_former = step.partition(" ")
+            if name == "refresh":
+                await failover.brokers_changed()
+            else:
+                await reports[name](1, before if is_former else epoch(setting, 1), [(topic_id, 0)])
+        partition = only_partition(setting, "a")
+        assert (partition.leader, partition.isr, partition.offline) == (0, [0], offline)
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_what_a_former_registration_told_of_its_replicas_does_not_count_after_a_restart(
+def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        topic_id = await led_by_0(setting, failover)
-        before = epoch(setting, 1)
-        await failover.brokers_changed()
-        await failover.replicas_failed(1, before, [(topic_id, 0)])
-        (partition,) = setting.controller.image.topics["a"].partitions
-        assert partition.offline == frozenset()
-        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
-        (partition,) = setting.controller.image.topics["a"].partitions
-        assert partition.offline == {1}
-
-    in_office(tmp_path, story)
-
-
-def test_a_replica_that_its_broker_serves_again_may_be_in_sync(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        topic_id = await led_by_0(setting, failover)
-        await failover.brokers_changed()
-        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
-        await failover.replicas_served(1, epoch(setting, 1), [(topic_id, 0)])
-        (partition,) = setting.controller.image.topics["a"].partitions
-        assert partition.offline == frozenset()
-
-    in_office(tmp_path, story)
-
-
-def test_what_a_former_registration_served_is_not_online_in_the_present_one(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        topic_id = await led_by_0(setting, failover)
-        before = epoch(setting, 1)
-        await failover.brokers_changed()
-        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
-        await failover.replicas_served(1, before, [(topic_id, 0)])
-        (partition,) = setting.controller.image.topics["a"].partitions
-        assert partition.offline == {1}
-
-    in_office(tmp_path, story)
-
-
-def test_one_whose_disk_failed_before_it_was_started_again_with_a_loss_does_not_follow_a_leader_that_is_gone(
-    tmp_path: Path,
-) -> None:
-    async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
+        failover = Failover(setting.controller.context)
         for broker in (1, 2):
             await restart(setting, broker)
         await failover.brokers_changed()
         topics = [NewTopic("a", -1, -1, assignments={0: [2, 1]}), NewTopic("b", -1, -1, assignments={0: [1]})]
-        assert [one.error for one in await setting.controller.create_topics(topics)] == [None, None]
+        assert [one.error for one in await setting.controller.admin_manager.create_topics(topics)] == [
+            None,
+            None,
+        ]
         await restart(setting, 1, unsynced=True)
         await setting.store.transact([Delete(BrokerNode.path(2))])
         topic_id = setting.controller.image.topics["b"].topic_id
         await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
-        (partition,) = setting.controller.image.topics["a"].partitions
+        partition = only_partition(setting, "a")
         assert partition.leader == -1
         await failover.brokers_changed()
-        (partition,) = setting.controller.image.topics["a"].partitions
+        partition = only_partition(setting, "a")
         assert (partition.leader, partition.last_known_leader) == (-1, 2)
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "is_registered_again",
+    [
+        pytest.param(False, id="in the next controller epoch"),
+        pytest.param(True, id="after it registers again"),
+    ],
+)
+def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_again: bool) -> None:
     async def story(setting: Setting) -> None:
         controller = setting.controller
-        failover = Failover(controller)
-        there = BrokerRegistration(1, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9093),))
-        await setting.store.transact([Create(BrokerNode.path(1), BrokerNode.encode(there), ephemeral=True)])
+        failover = Failover(controller.context)
+        await restart(setting, 1)
         await failover.brokers_changed()
-        failover.found_dead(1, controller.image.brokers[1].epoch)
+        failover.mark_dead(1, epoch(setting, 1))
         await failover.brokers_changed()
         assert list(controller.image.brokers) == [0]
-        controller.resign()
-        assert await controller.activate()
+        if is_registered_again:
+            await restart(setting, 1)
+        else:
+            controller.context.resign()
+            assert await controller.context.activate()
         await failover.brokers_changed()
         assert list(controller.image.brokers) == [0, 1]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_a_broker_that_announced_its_stop_in_a_former_office_is_not_elected_in_the_next(
+def test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controller_epoch(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
         controller = setting.controller
-        failover = Failover(controller)
+        failover = Failover(controller.context)
         await restart(setting, 1)
         await failover.brokers_changed()
-        (outcome,) = await controller.create_topics([NewTopic("a", -1, -1, assignments={0: [1]})])
-        assert outcome.error is None
-        await controller.leading.shut_down(1)
-        failover.found_dead(1, epoch(setting, 1))
+        assert await create(setting, "a", [1]) is None
+        await controller.leader_elections.handle_controlled_shutdown(1)
+        failover.mark_dead(1, epoch(setting, 1))
         await failover.brokers_changed()
-        controller.resign()
-        assert await controller.activate()
-        (partition,) = controller.image.topics["a"].partitions
+        controller.context.resign()
+        assert await controller.context.activate()
+        partition = only_partition(setting, "a")
         assert (partition.leader, list(partition.elr)) == (-1, [1])
         await restart(setting, 1)
         await failover.brokers_changed()
         assert controller.image.topics["a"].partitions[0].leader == 1
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_who_was_found_dead_lives_once_it_has_registered_again(tmp_path: Path) -> None:
+def test_an_unreadable_node_is_read_again_only_after_a_change(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller)
-        await restart(setting, 1)
-        await failover.brokers_changed()
-        failover.found_dead(1, epoch(setting, 1))
-        await failover.brokers_changed()
-        assert list(setting.controller.image.brokers) == [0]
-        await restart(setting, 1)
-        await failover.brokers_changed()
-        assert list(setting.controller.image.brokers) == [0, 1]
-
-    in_office(tmp_path, story)
-
-
-def test_a_node_that_cannot_be_read_is_looked_at_again_only_when_it_changes(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
-        looks: list[str] = []
+        reads: list[str] = []
         looked = asyncio.Event()
 
         async def odd() -> None:
-            looks.append(TOPICS)
+            reads.append(TOPICS)
             raise NodeFormatError(TOPICS, b"{", "it is odd")
 
         async def after() -> None:
-            looks.append(DELETE_TOPICS)
+            reads.append(DELETE_TOPICS)
             looked.set()
 
-        watching = Watching(setting.store, {TOPICS: odd, DELETE_TOPICS: after})
+        watching = NodeChangeHandlers(setting.store, {TOPICS: odd, DELETE_TOPICS: after})
         watching.start()
         await asyncio.wait_for(looked.wait(), 10)
         looked.clear()
         await setting.store.transact([Create(DeleteTopicNode.path("a"))])
         await asyncio.wait_for(looked.wait(), 10)
-        assert looks == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
+        assert reads == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
         await watching.stopped()
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)
 
 
-def test_an_office_that_is_lost_while_the_store_is_read_is_not_begun(
+def test_a_controller_replaced_while_it_reads_the_store_announces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its session has expired. Nothing would end what was begun, if another broker has the office since."""
+    """Its session has expired.
+
+    If another broker is controller, no other controller completes the operation.
+    """
 
     async def story(setting: Setting) -> None:
-        setting.controller.resign()
-        told: list[bool] = []
-        setting.controller.office_listeners.append(told.append)
+        setting.controller.context.resign()
+        changes: list[bool] = []
+        setting.controller.context.controller_change_listeners.append(changes.append)
         get_many = setting.store.get_many
 
         async def expire(paths: Sequence[str]) -> list[Node | None]:
             if setting.controller.is_active:
-                setting.controller.resign()
+                setting.controller.context.resign()
             return await get_many(paths)
 
         monkeypatch.setattr(setting.store, "get_many", expire)
-        assert not await setting.controller.activate()
+        assert not await setting.controller.context.activate()
         assert not setting.deltas
-        assert told == [False]
+        assert changes == [False]
 
-    in_office(tmp_path, story)
+    with_controller(tmp_path, story)

@@ -1,29 +1,25 @@
-"""All decisions about one partition, one after the other in any order: what was committed is never lost."""
+"""Any sequence of decisions about one partition: committed records are never lost."""
 
 from __future__ import annotations
 
+from controller_images import cluster, living
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tidemill.controller.alter_partition import IsrChange, plan_isr_change
 from tidemill.controller.election_report import may_lack_records
-from tidemill.controller.elections import (
-    ElectionPolicy,
-    LogEnd,
-    plan_broker_change,
-    plan_policy_change,
-    plan_takeover,
-)
-from tidemill.controller.isr import IsrChange, plan_isr_change
-from tidemill.controller.preferred import ElectionType, plan_elections
-from tidemill.controller.reassignment import plan_progress, plan_reassignment
-from tidemill.controller.shutdown import plan_shutdown
+from tidemill.controller.leader_election import ElectionPolicy, LogEnd, plan_policy_change, plan_takeover
+from tidemill.controller.preferred_leader_election import ElectionType, plan_elections
+from tidemill.controller.reassignment import plan_completions, plan_reassignment
 from tidemill.controller.topics import Plan
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.cluster_image import BrokerImage
+from tidemill.coordination.coordination_store import SetData
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
-from tidemill.coordination.nodes import BrokerRegistration, TopicNode
-from tidemill.coordination.port import SetData
+from tidemill.coordination.nodes import TopicNode
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.types import TopicPartition
+from unpaused import plan_broker_change, plan_shutdown
 
 ALL = range(4)
 BROKERS = st.sampled_from(ALL)
@@ -35,9 +31,8 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        brokers = {one: BrokerImage(BrokerRegistration(one, ()), 1) for one in ALL}
         topic = TopicImage("t", b"t" * 16, (PartitionImage(0, 0, 0, [0, 1], [0, 1]),), {})
-        self.image = ClusterImage("cluster", 0, 1, brokers, {"t": topic})
+        self.image = cluster(tuple(ALL), topic)
         self.logs: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
         """Records with the leader epochs in which they were written."""
         self.committed: list[tuple[int, int]] = []
@@ -58,12 +53,12 @@ class History(RuleBasedStateMachine):
     def led(self) -> bool:
         return self.partition.leader in self.image.brokers
 
-    def carry_out(self, plans: list[Plan]) -> None:
-        """Writes as the store would, and drops the logs of those who hold no replica any more."""
+    def apply_plans(self, plans: list[Plan]) -> None:
+        """Writes to the store and drops the logs of unassigned replicas."""
         for plan in plans:
             (after,) = plan.topic.partitions
             if may_lack_records("t", self.partition, after, self.losses):
-                # It is told as one: from now on what the new leader has counts.
+                # It is reported once: the log of the new leader is the reference from here.
                 self.committed = self.committed[: self.common(after.leader)]
             for operation in plan.operations:
                 assert isinstance(operation, SetData)
@@ -77,7 +72,7 @@ class History(RuleBasedStateMachine):
     losses: dict[int, LostReplicas] = {}  # noqa: RUF012  replaced, never changed
 
     def common(self, broker: int) -> int:
-        """How much of what was committed a broker has."""
+        """Returns the number of committed records that a broker has."""
         log = self.logs.get(broker, [])
         same = [one == two for one, two in zip(self.committed, log, strict=False)]
         return same.index(False) if False in same else len(same)
@@ -86,12 +81,12 @@ class History(RuleBasedStateMachine):
         return ElectionPolicy(min_insync_replicas=self.min_insync)
 
     def go_on(self) -> None:
-        self.carry_out(plan_progress(self.image, stopping=self.stopping, policy_of=self.policy))
+        self.apply_plans(plan_completions(self.image, stopping=self.stopping, policy_of=self.policy))
 
     def live(self, brokers: dict[int, BrokerImage], gone: list[int], came: list[int]) -> None:
         self.image = self.image.with_brokers(brokers)
         self.losses = {one: self.lost.pop(one) for one in came if one in self.lost}
-        self.carry_out(
+        self.apply_plans(
             plan_broker_change(self.image, gone, came, self.losses, self.policy, stopping=self.stopping)
         )
         self.losses = {}
@@ -99,15 +94,15 @@ class History(RuleBasedStateMachine):
         self.go_on()
 
     def recover(self) -> None:
-        """Asks the logs of all replicas that live how far they reach, as the controller does."""
+        """Reads the log end offsets of all live replicas, as the controller does."""
         ends = {
             one: LogEnd(log[-1][0] if log else -1, len(log))
             for one, log in self.logs.items()
             if one in self.image.brokers
         }
-        self.carry_out(plan_takeover(self.image, {}, self.policy, self.stopping, ends={THE_ONE: ends}))
+        self.apply_plans(plan_takeover(self.image, {}, self.policy, self.stopping, ends={THE_ONE: ends}))
 
-    # What clients and replicas do
+    # Actions of clients and replicas
 
     @precondition(lambda self: self.led)
     @rule(count=st.integers(1, 3))
@@ -129,7 +124,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.led)
     @rule()
     def commit(self) -> None:
-        """The leader learns how far those in sync are. With too few of them nothing is committed."""
+        """The leader gets the offsets of its in-sync replicas. With too few of them nothing is committed."""
         if len(self.partition.isr) < self.partition.min_insync(self.min_insync):
             return
         mine = self.logs[self.partition.leader]
@@ -142,7 +137,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.led)
     @rule()
     def drop_all_out(self) -> None:
-        """Nobody keeps up with the leader."""
+        """No follower keeps up with the leader."""
         if len(self.partition.isr) > 1:
             self.change_isr([self.partition.leader])
 
@@ -164,7 +159,7 @@ class History(RuleBasedStateMachine):
         self.image = self.image.with_topics([self.image.topics["t"].with_partitions([changed])])
         self.go_on()
 
-    # What happens to brokers
+    # Broker failures
 
     @rule(broker=BROKERS, in_order=st.booleans())
     def end(self, broker: int, in_order: bool) -> None:
@@ -172,7 +167,7 @@ class History(RuleBasedStateMachine):
             return
         if in_order:
             self.stopping |= {broker}
-            self.carry_out(plan_shutdown(self.image, broker, self.stopping, self.policy).plans)
+            self.apply_plans(plan_shutdown(self.image, broker, self.stopping, self.policy).plans)
         left = {one: found for one, found in self.image.brokers.items() if one != broker}
         self.live(left, [broker], [])
 
@@ -182,7 +177,7 @@ class History(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, is_disk=st.booleans())
     def lose(self, broker: int, is_disk: bool) -> None:
-        """The power goes, or the disk of a broker that is down is replaced."""
+        """A power cut, or a new disk for a stopped broker."""
         self.end(broker, False)
         if broker in self.logs:
             self.logs[broker] = [] if is_disk else self.logs[broker][: self.synced.get(broker, 0)]
@@ -193,16 +188,15 @@ class History(RuleBasedStateMachine):
     def set_min_insync(self, value: int) -> None:
         if value != self.min_insync:
             self.min_insync = value
-            self.carry_out([plan_policy_change(self.image, self.image.topics["t"])])
+            self.apply_plans([plan_policy_change(self.image, self.image.topics["t"])])
 
     @rule(broker=BROKERS)
     def start(self, broker: int) -> None:
         if broker not in self.image.brokers:
             self.stopping -= {broker}
-            found = BrokerImage(BrokerRegistration(broker, ()), 1)
-            self.live({**self.image.brokers, broker: found}, [], [broker])
+            self.live(self.image.brokers | living(broker), [], [broker])
 
-    # What administrators wish
+    # Requests of administrators
 
     @precondition(lambda self: self.partition.is_moving)
     @rule()
@@ -210,7 +204,7 @@ class History(RuleBasedStateMachine):
         self.wish_for(None)
 
     @rule(replicas=st.lists(BROKERS, min_size=1, max_size=3, unique=True), again=st.booleans())
-    def wish(self, replicas: list[int], again: bool) -> None:
+    def reassign(self, replicas: list[int], again: bool) -> None:
         if again or not self.partition.is_moving:
             self.wish_for(replicas)
 
@@ -219,14 +213,14 @@ class History(RuleBasedStateMachine):
             self.image, {THE_ONE: replicas}, policy_of=self.policy, stopping=self.stopping
         )
         assert bool(decisions.errors) + len(decisions.plans) <= 1
-        self.carry_out(decisions.plans)
+        self.apply_plans(decisions.plans)
 
     @rule()
     def elect(self) -> None:
         decisions = plan_elections(self.image, [THE_ONE], ElectionType.PREFERRED, self.stopping, self.policy)
-        self.carry_out(decisions.plans)
+        self.apply_plans(decisions.plans)
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def eligible_replicas_have_what_was_committed(self) -> None:
@@ -250,10 +244,10 @@ class History(RuleBasedStateMachine):
         assert one.origin
         assert set(one.target) | set(one.origin) == set(one.replicas)
         able = {*one.isr, *one.elr} & set(self.image.brokers) - self.stopping
-        assert self.led or not able, "somebody who can lead does"
+        assert self.led or not able, "a live eligible replica leads"
 
     def teardown(self) -> None:
-        """Once all live and catch up, every move ends, and nothing is missing."""
+        """When all brokers are alive and caught up, every reassignment completes without record loss."""
         for broker in ALL:
             self.start(broker)
         if not self.led:

@@ -1,4 +1,4 @@
-"""Decisions about moves of partitions, step by step and for any state."""
+"""Partition reassignments, step by step and from any state."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from controller_images import BROKERS, cluster, clusters, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.elections import ElectionPolicy, whole_replicas
+from tidemill.controller.leader_election import ElectionPolicy, complete_replicas
 from tidemill.controller.reassignment import (
     Decisions,
-    moves,
-    plan_progress,
+    in_progress,
+    plan_completions,
     plan_reassignment,
-    unfinished,
-    write_wishes,
+    still_in_progress,
+    write_reassignments,
 )
-from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.coordination_store import Delete, SetData
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
-from tidemill.coordination.port import Delete, SetData
+from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -29,23 +30,23 @@ FIRST = TopicPartition("t", 0)
 
 
 def unclean(topic_image: TopicImage) -> ElectionPolicy:
-    """A topic that rather loses records than waits."""
+    """Returns a topic with unclean leader election."""
     return ElectionPolicy(unclean=True)
 
 
 def two(topic_image: TopicImage) -> ElectionPolicy:
-    """Commits take two replicas."""
+    """Returns a topic that requires two in-sync replicas."""
     return ElectionPolicy(min_insync_replicas=2)
 
 
-def wish(image: ClusterImage, replicas: Sequence[int] | None, **how: object) -> Decisions:
-    """Wishes replicas for the first partition."""
+def reassign(image: ClusterImage, replicas: Sequence[int] | None, **how: object) -> Decisions:
+    """Requests a reassignment of the first partition to these replicas."""
     return plan_reassignment(image, {FIRST: replicas}, **how)  # type: ignore[arg-type]
 
 
 def only(image: ClusterImage, replicas: Sequence[int] | None) -> PartitionImage:
-    """What becomes of the first partition, which can have the wish."""
-    decisions = wish(image, replicas)
+    """Returns the first partition after the accepted request."""
+    decisions = reassign(image, replicas)
     assert decisions.errors == {}
     ((topic_image, _),) = decisions.plans
     return topic_image.partitions[0]
@@ -55,9 +56,9 @@ def roles(one: PartitionImage) -> tuple[list[int], list[int], list[int], int, li
     return one.replicas, one.adding, one.removing, one.leader, one.isr
 
 
-def test_a_move_from_its_beginning_to_its_end() -> None:
+def test_a_reassignment_from_start_to_completion() -> None:
     image = cluster((1, 2, 3, 4, 5), topic("t", partition([1, 2, 3]), partition([2, 3, 1])))
-    ((begun, writes),) = wish(image, [4, 5, 1]).plans
+    ((begun, writes),) = reassign(image, [4, 5, 1]).plans
     one = begun.partitions[0]
     assert roles(one) == ([4, 5, 1, 2, 3], [4, 5], [2, 3], 1, [1, 2, 3])
     assert (one.leader_epoch, one.partition_epoch, begun.node_version) == (5, 8, 4)
@@ -73,42 +74,42 @@ def test_a_move_from_its_beginning_to_its_end() -> None:
     assert TopicNode.decode("t", node.data) == begun.assignment()
 
     image = image.with_topics([begun])
-    assert dict(moves(image)) == {FIRST: one}
-    assert plan_progress(image) == []
+    assert dict(in_progress(image)) == {FIRST: one}
+    assert plan_completions(image) == []
     almost = begun.with_partitions([one.replaced(isr=[1, 2, 3, 4], partition_epoch=9), begun.partitions[1]])
-    assert plan_progress(image.with_topics([almost])) == []
+    assert plan_completions(image.with_topics([almost])) == []
     ready = almost.with_partitions(
         [almost.partitions[0].replaced(isr=[1, 2, 3, 4, 5], partition_epoch=10), begun.partitions[1]]
     )
-    ((done, writes),) = plan_progress(image.with_topics([ready]))
+    ((done, writes),) = plan_completions(image.with_topics([ready]))
     one = done.partitions[0]
     assert roles(one) == ([4, 5, 1], [], [], 1, [1, 4, 5])
     assert (one.leader_epoch, one.partition_epoch, done.node_version) == (6, 11, 5)
     assert [write.path for write in writes] == ["/brokers/topics/t/partitions/0/state", "/brokers/topics/t"]
-    assert dict(moves(image.with_topics([done]))) == {}
+    assert dict(in_progress(image.with_topics([done]))) == {}
 
 
-def test_a_leader_that_goes_hands_over_at_the_end() -> None:
+def test_a_leader_to_be_removed_is_replaced_on_completion() -> None:
     ready = partition([4, 5, 1], isr=[1, 5, 4], leader=1, adding=[4, 5], removing=[1])
     image = cluster((1, 5), topic("t", ready))
-    ((done, _),) = plan_progress(image)
-    assert roles(done.partitions[0]) == ([4, 5], [], [], 5, [5, 4]), "broker 4 does not live"
-    # With nobody of the new ones to lead, the old leader stays.
-    assert plan_progress(cluster((1,), topic("t", ready))) == []
-    assert plan_progress(image, stopping=frozenset({5})) == []
-    assert plan_progress(image, topics=[]) == []
+    ((done, _),) = plan_completions(image)
+    assert roles(done.partitions[0]) == ([4, 5], [], [], 5, [5, 4]), "broker 4 is not alive"
+    # If no new replica can lead, the old leader stays.
+    assert plan_completions(cluster((1,), topic("t", ready))) == []
+    assert plan_completions(image, stopping=frozenset({5})) == []
+    assert plan_completions(image, topics=[]) == []
 
 
-def test_a_wish_for_what_is_so_changes_nothing() -> None:
+def test_a_reassignment_to_the_current_replicas_changes_nothing() -> None:
     image = cluster((1, 2, 3), topic("t", partition([1, 2])))
-    assert wish(image, [1, 2]) == ([], {})
+    assert reassign(image, [1, 2]) == ([], {})
     moving = cluster(
         (1, 2, 3), topic("t", partition([3, 1, 2], isr=[1, 2], leader=1, adding=[3], removing=[2]))
     )
-    assert wish(moving, [3, 1]) == ([], {})
+    assert reassign(moving, [3, 1]) == ([], {})
 
 
-def test_a_wish_for_which_nobody_has_to_catch_up_is_done_at_once() -> None:
+def test_a_reassignment_without_new_replicas_completes_at_once() -> None:
     image = cluster((1, 2, 3), topic("t", partition([1, 2, 3])))
     assert roles(only(image, [3, 1, 2])) == ([3, 1, 2], [], [], 1, [1, 2, 3])
     assert roles(only(image, [3, 2])) == ([3, 2], [], [], 3, [2, 3])
@@ -116,94 +117,113 @@ def test_a_wish_for_which_nobody_has_to_catch_up_is_done_at_once() -> None:
     assert roles(only(behind, [2])) == ([2, 1, 3], [], [1, 3], 1, [1]), "2 has to catch up first"
 
 
-def test_another_wish_replaces_the_one_under_way() -> None:
+def test_a_new_reassignment_replaces_the_one_in_progress() -> None:
     moving = partition([4, 5, 1, 2], isr=[1, 2, 5], leader=1, adding=[4, 5], removing=[1, 2])
     image = cluster((1, 2, 3, 4, 5), topic("t", moving))
     assert roles(only(image, [3, 4])) == ([3, 4, 1, 2], [3, 4], [1, 2], 1, [1, 2])
-    assert roles(only(image, [5, 2])) == ([5, 2], [], [], 5, [2, 5]), "both are in sync already"
-    # Back to where it was: nobody has to catch up for that.
+    assert roles(only(image, [5, 2])) == ([5, 2], [], [], 5, [2, 5]), "both are already in sync"
+    # The reassignment is reverted: no replica has to catch up.
     assert roles(only(image, [2, 1])) == ([2, 1], [], [], 1, [1, 2])
 
 
-def test_to_cancel_is_to_go_back() -> None:
+def test_a_cancelled_reassignment_restores_the_original_replicas() -> None:
     moving = partition([4, 1, 2], isr=[2, 4], leader=4, adding=[4], removing=[1])
     image = cluster((1, 2, 4), topic("t", moving))
     back = only(image, None)
-    assert roles(back) == ([1, 2], [], [], 2, [2]), "the leader was new, and goes"
+    assert roles(back) == ([1, 2], [], [], 2, [2]), "the leader was an added replica and is removed"
     assert back.leader_epoch == 5
 
 
-def test_a_leader_that_a_cancelled_move_takes_the_replica_from_is_not_waited_for() -> None:
-    """It deletes its log, so that a later move would bring it back empty."""
+def test_a_cancelled_reassignment_does_not_wait_for_a_removed_leader() -> None:
+    """It deletes its log, so a later reassignment would bring it back empty."""
     before = partition([1, 2, 3], leader=1, isr=[1], adding=[1]).replaced(elr=[2, 3])
-    ((back, _),) = wish(cluster((1,), topic("t", before)), None, policy_of=two).plans
+    ((back, _),) = reassign(cluster((1,), topic("t", before)), None, policy_of=two).plans
     after = back.partitions[0]
     assert (roles(after), after.elr) == (([2, 3], [], [], -1, []), [2, 3])
     assert after.last_known_leader == NO_BROKER
 
 
-def test_to_cancel_loses_nothing_unless_the_topic_allows_it() -> None:
+def test_a_cancelled_reassignment_loses_no_records_without_unclean_election() -> None:
     moving = partition([4, 1, 2], isr=[4], leader=4, adding=[4], removing=[1])
     image = cluster((2, 4), topic("t", moving))
-    refused = wish(image, None)
+    refused = reassign(image, None)
     assert refused.plans == []
     assert refused.errors[FIRST].code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert "only none would have every committed record" in str(refused.errors[FIRST])
-    ((back, _),) = wish(image, None, policy_of=unclean).plans
+    ((back, _),) = reassign(image, None, policy_of=unclean).plans
     assert roles(back.partitions[0]) == ([1, 2], [], [], 2, [2])
-    # Of two, the one with the better log leads, for which their brokers are asked first.
-    ((back, _),) = wish(cluster((1, 2, 4), topic("t", moving)), None, policy_of=unclean).plans
+    # Of two candidates the one with the longer log leads. Their brokers report their offsets first.
+    ((back, _),) = reassign(cluster((1, 2, 4), topic("t", moving)), None, policy_of=unclean).plans
     assert roles(back.partitions[0]) == ([1, 2], [], [], -1, [])
 
 
-@pytest.mark.parametrize("wished", [None, [1, 6, 7]])
-def test_a_move_that_is_stopped_or_replaced_keeps_as_many_whole_replicas_as_commits_took(
-    wished: list[int] | None,
+@pytest.mark.parametrize("target", [None, [1, 6, 7]])
+def test_a_stopped_reassignment_keeps_min_insync_complete_replicas(
+    target: list[int] | None,
 ) -> None:
-    """The brokers of 2 and 3 are dead. With 4 and 5 the copies would go of which 1 has the only other one."""
+    """The brokers of 2 and 3 are dead.
+
+    Removing 4 and 5 would remove the only other copies of the records of 1.
+    """
     moving = partition([1, 4, 5, 2, 3], isr=[1, 4, 5], leader=1, adding=[4, 5], removing=[2, 3])
     image = cluster((1, 4, 5, 6, 7), topic("t", moving))
-    refused = wish(image, wished, policy_of=two)
+    refused = reassign(image, target, policy_of=two)
     assert refused.plans == []
     error = refused.errors[FIRST]
     assert error.code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    assert "only 1 would have every committed record, and min.insync.replicas asks for 2" in str(error)
-    assert "keep others of 1, 4, 5" in str(error)
-    assert wish(image, wished, policy_of=unclean).errors == {}
+    assert "only 1 would have every committed record, but min.insync.replicas requires 2" in str(error)
+    assert "keep some of 1, 4, 5" in str(error)
+    assert reassign(image, target, policy_of=unclean).errors == {}
 
 
-def test_a_move_that_had_too_few_whole_replicas_before_can_be_stopped() -> None:
-    moving = partition([1, 4, 2, 3], isr=[1], leader=1, adding=[4], removing=[3])
-    ((back, _),) = wish(cluster((1, 4), topic("t", moving)), None, policy_of=two).plans
-    assert roles(back.partitions[0]) == ([1, 2, 3], [], [], 1, [1])
+@pytest.mark.parametrize(
+    ("alive", "moving", "replicas", "elr"),
+    [
+        pytest.param(
+            (1, 4),
+            partition([1, 4, 2, 3], isr=[1], leader=1, adding=[4], removing=[3]),
+            [1, 2, 3],
+            [],
+            id="a reassignment with too few complete replicas can be stopped",
+        ),
+        pytest.param(
+            (1, 4),
+            partition([1, 4, 2, 3], isr=[1], leader=1, adding=[4], removing=[3]).replaced(elr=[2]),
+            [1, 2, 3],
+            [2],
+            id="eligible replicas count",
+        ),
+        pytest.param(
+            (1, 2, 3),
+            partition([1, 2, 3], isr=[1, 2], leader=1, adding=[2, 3]),
+            [1],
+            [],
+            id="a growing replication factor can be cancelled",
+        ),
+    ],
+)
+def test_a_reassignment_is_stopped_under_min_insync(
+    alive: tuple[int, ...], moving: PartitionImage, replicas: list[int], elr: list[int]
+) -> None:
+    ((back, _),) = reassign(cluster(alive, topic("t", moving)), None, policy_of=two).plans
+    assert roles(back.partitions[0]) == (replicas, [], [], 1, [1])
+    assert back.partitions[0].elr == elr
 
 
-def test_eligible_replicas_count_where_a_move_is_stopped() -> None:
-    moving = partition([1, 4, 2, 3], isr=[1], leader=1, adding=[4], removing=[3]).replaced(elr=[2])
-    ((back, _),) = wish(cluster((1, 4), topic("t", moving)), None, policy_of=two).plans
-    assert (roles(back.partitions[0]), back.partitions[0].elr) == (([1, 2, 3], [], [], 1, [1]), [2])
-
-
-def test_a_topic_that_gets_more_replicas_can_go_back_to_one() -> None:
-    moving = partition([1, 2, 3], isr=[1, 2], leader=1, adding=[2, 3])
-    ((back, _),) = wish(cluster((1, 2, 3), topic("t", moving)), None, policy_of=two).plans
-    assert roles(back.partitions[0]) == ([1], [], [], 1, [1])
-
-
-def test_a_move_gives_the_lead_to_no_replica_that_cannot_be_read() -> None:
+def test_a_reassignment_elects_no_offline_replica() -> None:
     failed = partition([1, 2], isr=[1], leader=-1).with_offline(frozenset({1}))
     moving = only(cluster((1, 2, 3), topic("t", failed)), [3, 1])
     assert (roles(moving), moving.elr) == (([3, 1, 2], [3], [2], -1, []), [1])
     caught_up = partition([2, 3, 1], isr=[3, 1], leader=1, removing=[1], adding=[2, 3])
     waits = cluster((1, 2, 3), topic("t", caught_up.with_offline(frozenset({3}))))
-    assert plan_progress(waits) == []
+    assert plan_completions(waits) == []
 
 
-def test_a_replica_that_was_moved_away_is_not_remembered_as_one_that_cannot_be_read() -> None:
+def test_a_removed_replica_is_no_longer_offline() -> None:
     failed = partition([1, 2], isr=[1], removing=[2]).with_offline(frozenset({2}))
-    ((moved, _),) = plan_progress(cluster((1, 2), topic("t", failed)))
+    ((moved, _),) = plan_completions(cluster((1, 2), topic("t", failed)))
     assert moved.partitions[0].replicas == [1]
-    # Its broker may be repaired and register again while it has none, and then get one.
+    # Its broker may be repaired and register again without replicas, and get one later.
     assert only(cluster((1, 2), moved), [1, 2]).offline == frozenset()
 
 
@@ -220,7 +240,7 @@ def test_a_replica_that_was_moved_away_is_not_remembered_as_one_that_cannot_be_r
 )
 def test_what_cannot_be_is_refused(replicas: list[int] | None, code: ErrorCode) -> None:
     image = cluster((1, 3), topic("t", partition([1, 2])))
-    decisions = wish(image, replicas, stopping=frozenset({3}))
+    decisions = reassign(image, replicas, stopping=frozenset({3}))
     assert decisions.plans == []
     assert decisions.errors[FIRST].code == code
     assert str(decisions.errors[FIRST]).startswith("t-0: ")
@@ -231,11 +251,11 @@ def test_a_replica_on_a_dead_broker_may_stay() -> None:
     assert roles(only(image, [3, 2])) == ([3, 2, 1], [3], [1], 1, [1])
 
 
-def test_a_move_gives_no_state_to_a_partition_whose_replicas_have_never_lived() -> None:
-    """With one, nobody would be in sync or eligible: nobody could be elected when they come."""
+def test_a_reassignment_creates_no_state_for_a_partition_without_live_replicas() -> None:
+    """Otherwise no replica would be in sync or eligible, and none could be elected when its broker starts."""
     without = PartitionImage(0, -1, 0, [8, 9], [], -1)
     image = cluster((1,), topic("t", without))
-    decisions = wish(image, [9, 8])
+    decisions = reassign(image, [9, 8])
     (plan,) = decisions.plans
     assert [type(one) for one in plan.operations] == [SetData]
     assert plan.operations[0].path == TopicNode.path("t")
@@ -243,16 +263,16 @@ def test_a_move_gives_no_state_to_a_partition_whose_replicas_have_never_lived() 
     assert (moved.replicas, moved.leader, moved.partition_epoch) == ([9, 8], -1, -1)
 
 
-def test_one_wish_does_not_hinder_another() -> None:
+def test_one_rejected_reassignment_does_not_affect_others() -> None:
     image = cluster((1, 2), topic("t", partition([1]), partition([1])), topic("u", partition([2])))
-    wishes: Mapping[TopicPartition, list[int] | None] = {
+    targets: Mapping[TopicPartition, list[int] | None] = {
         TopicPartition("t", 1): [2],
         TopicPartition("t", 2): [2],
         TopicPartition("u", 0): [1, 2],
         TopicPartition("v", 0): [1],
         TopicPartition("t", -1): [1],
     }
-    decisions = plan_reassignment(image, wishes)
+    decisions = plan_reassignment(image, targets)
     assert [plan.topic.name for plan in decisions.plans] == ["t", "u"]
     assert {number: error.code for number, error in decisions.errors.items()} == {
         TopicPartition("t", 2): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -261,36 +281,36 @@ def test_one_wish_does_not_hinder_another() -> None:
     }
 
 
-def test_the_number_of_replicas_changes_only_where_it_may() -> None:
+def test_the_replication_factor_changes_only_if_allowed() -> None:
     image = cluster((1, 2, 3), topic("t", partition([1, 2])))
-    assert wish(image, [1, 2, 3], factor_may_change=False).errors[FIRST].code == (
+    assert reassign(image, [1, 2, 3], factor_may_change=False).errors[FIRST].code == (
         ErrorCode.INVALID_REPLICATION_FACTOR
     )
-    assert wish(image, [1, 3], factor_may_change=False).errors == {}
+    assert reassign(image, [1, 3], factor_may_change=False).errors == {}
     moving = cluster((1, 2, 3), topic("t", partition([3, 1], isr=[1], leader=1, adding=[3])))
-    assert wish(moving, [1], factor_may_change=False).errors, "two is what it shall have"
-    assert wish(moving, None, factor_may_change=False).errors == {}
+    assert reassign(moving, [1], factor_may_change=False).errors, "the partition has its two target replicas"
+    assert reassign(moving, None, factor_may_change=False).errors == {}
 
 
-def test_an_administrators_node_keeps_what_is_under_way() -> None:
+def test_the_administrators_node_keeps_reassignments_in_progress() -> None:
     image = cluster(
         (1, 2),
         topic("t", partition([2, 1], isr=[1], leader=1, adding=[2]), partition([1]), partition([2, 1])),
     )
-    wishes = {
+    targets = {
         TopicPartition("t", 0): [2, 1],
         TopicPartition("t", 1): [2],
         TopicPartition("t", 2): [2, 1],
         TopicPartition("t", 3): [1],
     }
-    left = unfinished(image, wishes)
+    left = still_in_progress(image, targets)
     assert left == {FIRST: [2, 1]}
-    write = write_wishes(left, 5)
+    write = write_reassignments(left, 5)
     assert isinstance(write, SetData)
     assert write.version == 5
     assert ReassignmentNode.decode(write.data) == left
-    assert unfinished(image, {FIRST: [1, 2]}) == {}, "another wish has replaced it"
-    assert write_wishes({}, 6) == Delete("/admin/reassign_partitions", 6)
+    assert still_in_progress(image, {FIRST: [1, 2]}) == {}, "another request has replaced it"
+    assert write_reassignments({}, 6) == Delete("/admin/reassign_partitions", 6)
 
 
 @given(
@@ -314,10 +334,10 @@ def test_no_step_loses_a_record(
     assert len(set(after.replicas)) == len(after.replicas)
     assert set(after.adding) <= set(after.target)
     assert set(after.removing).isdisjoint(after.target)
-    assert after.isr or after.elr or is_unclean, "some replica has all that is committed"
+    assert after.isr or after.elr or is_unclean, "one replica has all committed records"
     if not is_unclean:
-        least = min(len(whole_replicas(before, policy)), after.min_insync(minimum))
-        assert len({*after.isr, *after.elr}) >= least, "as many have it as commits take"
+        least = min(len(complete_replicas(before, policy)), after.min_insync(minimum))
+        assert len({*after.isr, *after.elr}) >= least, "enough replicas have it for a commit"
     assert {*after.isr, *after.elr} <= set(after.replicas)
     assert is_unclean or {*after.isr, *after.elr} <= {*before.isr, *before.elr}
     assert after.leader == -1 or (after.leader in after.isr and after.leader in image.brokers)
@@ -326,13 +346,13 @@ def test_no_step_loses_a_record(
         before.partition_epoch + 1,
     )
     if after.is_moving:
-        assert set(after.origin) == set(before.origin), "the way back stays open"
+        assert set(after.origin) == set(before.origin), "the reassignment can still be reverted"
 
 
 @given(clusters())
-def test_progress_ends_exactly_the_moves_whose_replicas_are_in_sync(image: ClusterImage) -> None:
-    settled = image.with_topics(plan.topic for plan in plan_progress(image))
-    assert plan_progress(settled) == []
+def test_exactly_the_reassignments_with_replicas_in_sync_complete(image: ClusterImage) -> None:
+    settled = image.with_topics(plan.topic for plan in plan_completions(image))
+    assert plan_completions(settled) == []
     for name, before_topic in image.topics.items():
         for before, after in zip(before_topic.partitions, settled.topics[name].partitions, strict=True):
             if after is before:

@@ -1,4 +1,4 @@
-"""Decisions about topics: names, placement, creation, growth."""
+"""Decisions about topics: names, placement, creation, added partitions."""
 
 from __future__ import annotations
 
@@ -6,64 +6,46 @@ from collections import Counter
 from random import Random
 
 import pytest
+from controller_images import cluster, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.elections import plan_takeover
-from tidemill.controller.names import TakenNames
-from tidemill.controller.placement import alternate_racks, place_replicas
+from tidemill.controller.leader_election import plan_takeover
+from tidemill.controller.replica_placement import alternate_racks, place_replicas
+from tidemill.controller.topic_names import UsedTopicNames
 from tidemill.controller.topics import (
     PARTITIONS_PER_REQUEST_MAX,
     Growth,
     NewTopic,
     PartitionBudget,
     Plan,
-    over_old_settings,
-    plan_creation,
-    plan_growth,
     removal,
+    replacing_old_settings,
 )
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.nodes import BrokerRegistration, Endpoint
-from tidemill.coordination.port import Create, SetData
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.coordination_store import Create, SetData
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.topic_names import name_problem
 from tidemill.model.types import ZERO_ID
+from unpaused import plan_creation, plan_growth
 
 TOPIC_ID = bytes(range(16))
 
 
-def cluster(
-    *broker_ids: int, racks: dict[int, str] | None = None, topics: tuple[TopicImage, ...] = ()
-) -> ClusterImage:
-    """A cluster in which these brokers live."""
-    brokers = {}
-    for broker_id in broker_ids or (0,):
-        endpoint = Endpoint("PLAINTEXT", "PLAINTEXT", f"host{broker_id}", 9092)
-        rack = racks[broker_id] if racks else None
-        brokers[broker_id] = BrokerImage(BrokerRegistration(broker_id, (endpoint,), rack), 1)
-    return ClusterImage("cluster", 0, 5, brokers, {topic.name: topic for topic in topics})
-
-
-def topic_image(name: str, *replicas: list[int]) -> TopicImage:
-    """A topic whose replicas are all in sync."""
-    partitions = tuple(PartitionImage(n, r[0], 0, r, list(r)) for n, r in enumerate(replicas))
-    return TopicImage(name, TOPIC_ID, partitions, {})
-
-
 def create(image: ClusterImage, wanted: NewTopic, **config: int) -> Plan:
     """Plans one creation in a request of its own."""
-    taken = TakenNames(image.topics)
+    taken = UsedTopicNames(image.topics)
     budget = PartitionBudget()
     return plan_creation(image, wanted, BrokerConfig.of(**config), TOPIC_ID, Random(1), taken, budget)
 
 
 def code_of(image: ClusterImage, wanted: NewTopic) -> ErrorCode:
-    """Why a topic cannot be made."""
+    """Returns the error of a rejected creation."""
     with pytest.raises(KafkaError) as caught:
         create(image, wanted)
-    assert str(caught.value) != caught.value.code.name, "the text says what is wrong"
+    assert str(caught.value) != caught.value.code.name, "the text names the cause"
     return caught.value.code
 
 
@@ -76,30 +58,30 @@ def test_legal_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a b", "a/b", "é", "a\n", "a:b", "a\x00"])
-def test_names_that_no_topic_may_have(name: str) -> None:
+def test_illegal_names(name: str) -> None:
     assert name_problem(name)
-    assert code_of(cluster(), NewTopic(name)) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert code_of(cluster((0,)), NewTopic(name)) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def test_names_that_differ_in_dots_and_underscores_collide() -> None:
-    image = cluster(topics=(topic_image("a.b", [0]),))
+    image = cluster((0,), topic("a.b", partition([0])))
     assert code_of(image, NewTopic("a_b")) == ErrorCode.INVALID_TOPIC_EXCEPTION
     assert create(image, NewTopic("a-b")).topic.name == "a-b"
-    taken = TakenNames([])
+    taken = UsedTopicNames([])
     taken.add("x.y_z")
     with pytest.raises(KafkaError, match=r"x\.y_z"):
         taken.check("x_y.z")
 
 
-def test_a_topic_that_exists_or_is_being_deleted_cannot_be_made() -> None:
-    topic = topic_image("t", [0])
-    assert code_of(cluster(topics=(topic,)), NewTopic("t")) == ErrorCode.TOPIC_ALREADY_EXISTS
-    deleting = cluster().with_topics(deleting={"t": topic})
+def test_an_existing_topic_or_one_in_deletion_cannot_be_created() -> None:
+    one = topic("t", partition([0]))
+    assert code_of(cluster((0,), one), NewTopic("t")) == ErrorCode.TOPIC_ALREADY_EXISTS
+    deleting = cluster((0,)).with_topics(deleting={"t": one})
     assert code_of(deleting, NewTopic("t")) == ErrorCode.TOPIC_ALREADY_EXISTS
-    assert code_of(cluster(), NewTopic("__cluster_metadata")) == ErrorCode.INVALID_REQUEST
+    assert code_of(cluster((0,)), NewTopic("__cluster_metadata")) == ErrorCode.INVALID_REQUEST
 
 
-# Counts
+# Partition counts
 
 
 @pytest.mark.parametrize(
@@ -125,29 +107,29 @@ def test_a_topic_that_exists_or_is_being_deleted_cannot_be_made() -> None:
         (NewTopic("t", config={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
     ],
 )
-def test_requests_that_cannot_be_met(wanted: NewTopic, code: ErrorCode) -> None:
-    assert code_of(cluster(1, 2, 3), wanted) == code
+def test_invalid_creation_requests(wanted: NewTopic, code: ErrorCode) -> None:
+    assert code_of(cluster((1, 2, 3)), wanted) == code
 
 
-def test_the_brokers_defaults_hold_where_the_client_leaves_it_to_them() -> None:
-    image = cluster(1, 2, 3)
+def test_the_broker_defaults_apply_if_the_client_names_none() -> None:
+    image = cluster((1, 2, 3))
     topic = create(image, NewTopic("t"), num_partitions=4, default_replication_factor=2).topic
     assert [len(partition.replicas) for partition in topic.partitions] == [2, 2, 2, 2]
 
 
-def test_one_request_makes_a_bounded_number_of_partitions() -> None:
+def test_one_request_creates_a_limited_number_of_partitions() -> None:
     budget = PartitionBudget()
-    taken = TakenNames([])
+    taken = UsedTopicNames([])
     config = BrokerConfig.of()
-    plan_creation(cluster(), NewTopic("a", 9_999, 1), config, TOPIC_ID, Random(1), taken, budget)
+    plan_creation(cluster((0,)), NewTopic("a", 9_999, 1), config, TOPIC_ID, Random(1), taken, budget)
     with pytest.raises(KafkaError) as caught:
-        plan_creation(cluster(), NewTopic("b", 2, 1), config, TOPIC_ID, Random(1), taken, budget)
+        plan_creation(cluster((0,)), NewTopic("b", 2, 1), config, TOPIC_ID, Random(1), taken, budget)
     assert caught.value.code == ErrorCode.POLICY_VIOLATION
-    plan_creation(cluster(), NewTopic("c", 1, 1), config, TOPIC_ID, Random(1), taken, budget)
+    plan_creation(cluster((0,)), NewTopic("c", 1, 1), config, TOPIC_ID, Random(1), taken, budget)
 
 
 def test_a_creation_writes_configuration_topic_and_states() -> None:
-    plan = create(cluster(1, 2), NewTopic("t", -1, -1, {0: [2, 1], 1: [1, 2]}, {"retention.ms": "5"}))
+    plan = create(cluster((1, 2)), NewTopic("t", -1, -1, {0: [2, 1], 1: [1, 2]}, {"retention.ms": "5"}))
     assert [operation.path for operation in plan.operations] == [
         "/config/topics/t",
         "/brokers/topics/t",
@@ -165,20 +147,16 @@ def test_a_creation_writes_configuration_topic_and_states() -> None:
     assert plan.topic.config == {"retention.ms": "5"}
 
 
-def test_settings_that_are_left_from_before_are_replaced() -> None:
-    plan = plan_creation(
-        cluster(), NewTopic("t"), BrokerConfig.of(), TOPIC_ID, Random(1), TakenNames([]), PartitionBudget()
-    )
+def test_settings_left_by_a_former_topic_are_replaced() -> None:
+    plan = create(cluster((0,)), NewTopic("t"))
     assert plan.operations[0] == Create("/config/topics/t", b'{"version":1,"config":{}}')
-    over = over_old_settings(plan)
+    over = replacing_old_settings(plan)
     assert over.operations[0] == SetData("/config/topics/t", b'{"version":1,"config":{}}')
     assert over.operations[1:] == plan.operations[1:]
 
 
-def test_a_removal_takes_what_a_creation_made_from_below() -> None:
-    plan = plan_creation(
-        cluster(), NewTopic("t", 2), BrokerConfig.of(), TOPIC_ID, Random(1), TakenNames([]), PartitionBudget()
-    )
+def test_a_removal_deletes_the_created_nodes_children_first() -> None:
+    plan = create(cluster((0,)), NewTopic("t", 2))
     made = [operation.path for operation in plan.operations]
     removed = [operation.path for operation in removal(plan.topic)]
     assert set(removed) == {*made, "/admin/delete_topics/t"}
@@ -259,17 +237,17 @@ def test_places_are_drawn_at_random() -> None:
     assert len({place_replicas(racks, 1, 1, Random(seed))[0][0] for seed in range(50)}) > 5
 
 
-# Growth
+# Added partitions
 
 
 def test_growth_continues_the_round() -> None:
-    image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2], [2, 0]),))
+    image = cluster((0, 1, 2), topic("t", partition([1, 2]), partition([2, 0])))
     plan = plan_growth(image, Growth("t", 5), Random(1), PartitionBudget())
     leaders = [partition.leader for partition in plan.topic.partitions]
     assert leaders == [1, 2, 0, 1, 2]
     assert plan.topic.partitions[:2] == image.topics["t"].partitions
     assert isinstance(plan.operations[0], SetData)
-    assert (plan.operations[0].path, plan.operations[0].version) == ("/brokers/topics/t", 0)
+    assert (plan.operations[0].path, plan.operations[0].version) == ("/brokers/topics/t", 3)
     assert len(plan.operations) == 1 + 3 * 2
 
 
@@ -286,35 +264,35 @@ def test_growth_continues_the_round() -> None:
         (Growth("t", 3, [[0, 9]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-def test_growth_that_cannot_be(growth: Growth, code: ErrorCode) -> None:
-    image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2], [2, 0]),))
+def test_invalid_growth_requests(growth: Growth, code: ErrorCode) -> None:
+    image = cluster((0, 1, 2), topic("t", partition([1, 2]), partition([2, 0])))
     with pytest.raises(KafkaError) as caught:
         plan_growth(image, growth, Random(1), PartitionBudget())
     assert caught.value.code == code
 
 
-def test_the_topic_that_keeps_positions_does_not_grow() -> None:
-    """Its number of partitions decides which of them has a group's positions."""
-    image = cluster(0, 1, topics=(topic_image("__consumer_offsets", [0, 1], [1, 0]),))
+def test_the_offsets_topic_cannot_be_expanded() -> None:
+    """The number of partitions determines the partition of each group."""
+    image = cluster((0, 1), topic("__consumer_offsets", partition([0, 1]), partition([1, 0])))
     for growth in (Growth("__consumer_offsets", 5), Growth("__consumer_offsets", 3, [[0, 1]])):
-        with pytest.raises(KafkaError, match=r"would not be found.*reassign") as caught:
+        with pytest.raises(KafkaError, match=r"would not be found with another number.*reassign") as caught:
             plan_growth(image, growth, Random(1), PartitionBudget())
         assert caught.value.code == ErrorCode.INVALID_REQUEST
 
 
-def test_growth_by_hand() -> None:
-    image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2]),))
+def test_growth_with_explicit_assignments() -> None:
+    image = cluster((0, 1, 2), topic("t", partition([1, 2])))
     plan = plan_growth(image, Growth("t", 3, [[0, 1], [2, 0]]), Random(1), PartitionBudget())
     assert [partition.replicas for partition in plan.topic.partitions] == [[1, 2], [0, 1], [2, 0]]
 
 
-def test_a_takeover_leaves_healthy_topics_alone() -> None:
-    assert plan_takeover(cluster(0, topics=(topic_image("t", [0]),))) == []
+def test_a_takeover_does_not_change_healthy_topics() -> None:
+    assert plan_takeover(cluster((0,), topic("t", partition([0])))) == []
 
 
-def test_a_takeover_gives_ids_and_states_to_topics_that_an_administrator_wrote() -> None:
+def test_a_takeover_completes_topics_written_by_an_administrator() -> None:
     bare = TopicImage("t", ZERO_ID, (PartitionImage(0, -1, 0, [0], [], -1),), {}, 4)
-    (plan,) = plan_takeover(cluster(0, topics=(bare,)))
+    (plan,) = plan_takeover(cluster((0,), bare))
     assert plan.topic.topic_id != ZERO_ID
     assert plan.topic.partitions[0].leader == 0
     assert [type(operation) for operation in plan.operations] == [Create, SetData]

@@ -1,4 +1,4 @@
-"""A controller over real ZooKeeper beside nodes that it cannot read: what it leaves alone, and takes up."""
+"""A controller over real ZooKeeper with unreadable nodes: which ones it ignores and which it handles."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+from controller_stage import registration
 
-from tidemill.controller.administering import Administering
+from tidemill.controller.admin_node_requests import AdminNodeRequests
+from tidemill.controller.broker_registrations import BrokerRegistrationWatch
+from tidemill.controller.controller import KafkaController
 from tidemill.controller.failover import Failover
-from tidemill.controller.registrations import Registrations
-from tidemill.controller.shell import Controller
+from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.controller.topics import NewTopic
-from tidemill.controller.watching import Watching
-from tidemill.coordination.image import ClusterImage, Delta
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.coordination_store import Create, Delete, SetData
 from tidemill.coordination.nodes import (
     BROKER_IDS,
     DELETE_TOPICS,
     TOPICS,
     BrokerNode,
-    BrokerRegistration,
     ConfigNode,
     DeleteTopicNode,
     Endpoint,
@@ -30,7 +31,6 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Delete, SetData
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.model.clock import SystemClock
@@ -42,28 +42,26 @@ WAIT_S = 30.0
 STATE = PartitionStateNode.path("bad", 0)
 
 
-def registration(number: int, port: int = 9092) -> BrokerRegistration:
-    return BrokerRegistration(number, (Endpoint("PLAINTEXT", "PLAINTEXT", "h", port),))
-
-
 class Setting:
-    """A controller that watches the store as a broker's does, and what it announced."""
+    """A controller that watches the store as a broker does, and its published images."""
 
     def __init__(self, store: ZooKeeperStore) -> None:
         self.store = store
         self.deltas: list[Delta] = []
         self.announced = asyncio.Event()
-        self.controller = Controller(store, 1, BrokerConfig.of, self.publish, SystemClock(), Random(1))
-        self.administering = Administering(self.controller, lambda path: self.watching.want([path]))
-        self.registrations = Registrations(
-            store, lambda path: self.watching.want([path]), Failover(self.controller).brokers_changed
+        self.controller = KafkaController(store, 1, BrokerConfig.of, self.publish, SystemClock(), Random(1))
+        self.administering = AdminNodeRequests(self.controller, lambda path: self.watching.schedule([path]))
+        self.registrations = BrokerRegistrationWatch(
+            store,
+            lambda path: self.watching.schedule([path]),
+            Failover(self.controller.context).brokers_changed,
         )
-        self.watching = Watching(
+        self.watching = NodeChangeHandlers(
             store,
             {
                 BROKER_IDS: self.registrations.brokers_changed,
                 TOPICS: self.administering.topics_changed,
-                DELETE_TOPICS: self.administering.deletions_wanted,
+                DELETE_TOPICS: self.administering.deletion_marks_changed,
             },
         )
 
@@ -72,7 +70,7 @@ class Setting:
         self.announced.set()
 
     async def until(self, holds: Callable[[ClusterImage], bool]) -> None:
-        """Returns once an image that was announced is so."""
+        """Returns once a published image satisfies the condition."""
         async with asyncio.timeout(WAIT_S):
             while not holds(self.controller.image):
                 self.announced.clear()
@@ -89,15 +87,15 @@ class Setting:
 
 @asynccontextmanager
 async def setting(settings: ZooKeeperSettings, *, watches: bool = True) -> AsyncIterator[Setting]:
-    """Brokers 1 (this) and 2, the topics "bad" and "good"; the controller is in office."""
+    """Brokers 1 (this one) and 2, the topics "bad" and "good", and an elected controller."""
     store = await ZooKeeperStore.open(settings)
     one = Setting(store)
     try:
-        await one.controller.load()
-        await one.controller.register(registration(1))
-        await one.controller.register(registration(2))
-        await one.controller.activate()
-        await one.controller.create_topics([NewTopic(name, 2, 2) for name in ("bad", "good")])
+        await one.controller.context.load()
+        await one.controller.context.register(registration(1))
+        await one.controller.context.register(registration(2))
+        await one.controller.context.activate()
+        await one.controller.admin_manager.create_topics([NewTopic(name, 2, 2) for name in ("bad", "good")])
         if watches:
             one.watching.start()
         yield one
@@ -109,12 +107,12 @@ async def setting(settings: ZooKeeperSettings, *, watches: bool = True) -> Async
 
 
 async def begins_anew(one: Setting) -> None:
-    """The same broker takes the office again, and knows nothing but what the store says."""
+    """The same broker becomes controller again with only the store's state."""
     await one.watching.stopped()
     one.administering.stop()
     one.registrations.stop()
-    one.controller.resign()
-    assert await one.controller.activate()
+    one.controller.context.resign()
+    assert await one.controller.context.activate()
 
 
 def play(zookeeper: Settings, story: Callable[[Setting], Awaitable[None]], *, watches: bool = True) -> None:
@@ -128,7 +126,7 @@ def play(zookeeper: Settings, story: Callable[[Setting], Awaitable[None]], *, wa
 @pytest.mark.parametrize(
     "path", [TopicNode.path("bad"), PartitionStateNode.path("bad", 1), ConfigNode.path("topics", "bad")]
 )
-def test_a_controller_begins_beside_a_topic_that_it_cannot_read_and_takes_it_up_once_it_can(
+def test_a_controller_starts_without_an_unreadable_topic_and_adds_it_once_readable(
     zookeeper: Settings, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     async def story(one: Setting) -> None:
@@ -137,17 +135,17 @@ def test_a_controller_begins_beside_a_topic_that_it_cannot_read_and_takes_it_up_
         await one.write(path, b'{"version":99}')
         await begins_anew(one)
         assert list(one.controller.image.topics) == ["good"]
-        (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert told.getMessage().startswith(f"{path} holds '{{\"version\":99}}', which cannot be read: ")
-        assert "topic bad is set aside" in told.getMessage()
+        (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert line.getMessage().startswith(f"{path} holds '{{\"version\":99}}', which cannot be read: ")
+        assert "topic bad is set aside" in line.getMessage()
 
-        (outcome,) = await one.controller.create_topics([NewTopic("bad", 1, 1)])
+        (outcome,) = await one.controller.admin_manager.create_topics([NewTopic("bad", 1, 1)])
         assert outcome.error is not None
         assert (outcome.error.code, path in str(outcome.error)) == (ErrorCode.TOPIC_ALREADY_EXISTS, True)
-        (outcome,) = await one.controller.delete_topics(["bad"])
+        (outcome,) = await one.controller.admin_manager.delete_topics(["bad"])
         assert outcome.error is not None
         assert "is set aside" in str(outcome.error)
-        (outcome,) = await one.controller.create_topics([NewTopic("other", 1, 2)])
+        (outcome,) = await one.controller.admin_manager.create_topics([NewTopic("other", 1, 2)])
         assert outcome.error is None
         assert await one.data(path) == b'{"version":99}'
 
@@ -167,10 +165,10 @@ def test_a_controller_begins_beside_a_topic_that_it_cannot_read_and_takes_it_up_
     play(zookeeper, story)
 
 
-def test_a_state_that_is_spoilt_while_a_controller_rules_stops_no_other_change(zookeeper: Settings) -> None:
+def test_a_damaged_partition_state_does_not_block_other_changes(zookeeper: Settings) -> None:
     async def story(one: Setting) -> None:
         await one.write(STATE, b"{")
-        # The leaders of both topics change: what is written together with the spoilt one is written yet.
+        # The leaders of both topics change. The write in one transaction with the invalid node succeeds.
         await one.store.transact([Delete(BrokerNode.path(2))])
         await one.until(lambda image: list(image.topics) == ["good"] and list(image.brokers) == [1])
         await one.until(lambda image: [p.leader for p in image.topics["good"].partitions] == [1, 1])
@@ -187,7 +185,7 @@ def test_a_mark_for_deletion_waits_until_the_topic_can_be_read(zookeeper: Settin
         await begins_anew(one)
         await one.store.transact([Create(DeleteTopicNode.path("bad"))])
         one.watching.start()
-        await one.administering.deletions_wanted()
+        await one.administering.deletion_marks_changed()
         await one.administering.topics_changed()
         assert await one.store.exists(DeleteTopicNode.path("bad"))
         assert await one.store.exists(TopicNode.path("bad"))
@@ -199,7 +197,7 @@ def test_a_mark_for_deletion_waits_until_the_topic_can_be_read(zookeeper: Settin
     play(zookeeper, story)
 
 
-def test_a_topic_that_was_written_without_its_id_keeps_it(zookeeper: Settings) -> None:
+def test_a_topic_written_without_its_id_keeps_it(zookeeper: Settings) -> None:
     async def story(one: Setting) -> None:
         known = one.controller.image.topics["bad"]
         replicas = {p.partition: p.replicas for p in known.partitions} | {2: [1, 2]}
@@ -213,7 +211,7 @@ def test_a_topic_that_was_written_without_its_id_keeps_it(zookeeper: Settings) -
     play(zookeeper, story)
 
 
-def test_a_topic_that_was_written_without_its_id_before_a_controller_began_keeps_it(
+def test_a_topic_written_without_its_id_before_a_failover_keeps_it(
     zookeeper: Settings,
 ) -> None:
     async def story(one: Setting) -> None:
@@ -228,7 +226,7 @@ def test_a_topic_that_was_written_without_its_id_before_a_controller_began_keeps
     play(zookeeper, story, watches=False)
 
 
-def test_a_topic_keeps_its_id_also_where_it_could_not_be_read_in_between(zookeeper: Settings) -> None:
+def test_a_topic_keeps_its_id_after_it_was_unreadable(zookeeper: Settings) -> None:
     async def story(one: Setting) -> None:
         known = one.controller.image.topics["bad"]
         await one.write(STATE, b"{")
@@ -243,27 +241,27 @@ def test_a_topic_keeps_its_id_also_where_it_could_not_be_read_in_between(zookeep
     play(zookeeper, story)
 
 
-def test_a_deletion_is_confirmed_for_the_topic_that_was_meant(zookeeper: Settings) -> None:
+def test_a_deletion_is_confirmed_by_topic_id(zookeeper: Settings) -> None:
     async def story(one: Setting) -> None:
         first = one.controller.image.topics["bad"].topic_id
-        await one.controller.delete_topics(["bad"])
-        await one.controller.replicas_deleted(2, [("bad", first)])
+        await one.controller.admin_manager.delete_topics(["bad"])
+        await one.controller.admin_manager.replicas_deleted(2, [("bad", first)])
         assert not one.controller.image.deleting
-        await one.controller.create_topics([NewTopic("bad", 2, 2)])
+        await one.controller.admin_manager.create_topics([NewTopic("bad", 2, 2)])
         second = one.controller.image.topics["bad"].topic_id
-        await one.controller.delete_topics(["bad"])
-        # Told once more, or late: broker 2 still has the files of the second.
-        await one.controller.replicas_deleted(2, [("bad", first)])
+        await one.controller.admin_manager.delete_topics(["bad"])
+        # A repeated or late notification: broker 2 still has the files of the second topic.
+        await one.controller.admin_manager.replicas_deleted(2, [("bad", first)])
         assert list(one.controller.image.deleting) == ["bad"]
         assert await one.store.exists(TopicNode.path("bad"))
-        await one.controller.replicas_deleted(2, [("bad", second)])
+        await one.controller.admin_manager.replicas_deleted(2, [("bad", second)])
         assert not one.controller.image.deleting
         assert not await one.store.exists(TopicNode.path("bad"))
 
     play(zookeeper, story, watches=False)
 
 
-def test_a_broker_whose_registration_cannot_be_read_is_left_out_until_it_can(
+def test_a_broker_with_an_unreadable_registration_is_omitted_until_it_is_readable(
     zookeeper: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(one: Setting) -> None:
@@ -282,7 +280,7 @@ def test_a_broker_whose_registration_cannot_be_read_is_left_out_until_it_can(
     play(zookeeper, story)
 
 
-def test_a_broker_that_is_known_stays_and_another_address_in_its_node_is_heard_of(
+def test_a_known_broker_stays_and_changed_endpoints_are_applied(
     zookeeper: Settings,
 ) -> None:
     async def story(one: Setting) -> None:
@@ -291,7 +289,8 @@ def test_a_broker_that_is_known_stays_and_another_address_in_its_node_is_heard_o
         await one.store.transact([Create(BrokerNode.path(4), BrokerNode.encode(registration(4)))])
         await one.until(lambda image: 4 in image.brokers)
         assert list(one.controller.image.brokers) == [1, 2, 4]
-        await one.write(BrokerNode.path(2), BrokerNode.encode(registration(2, 9999)))
+        moved = Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9999)
+        await one.write(BrokerNode.path(2), BrokerNode.encode(registration(2)._replace(endpoints=(moved,))))
         await one.until(lambda image: image.brokers[2].endpoints["PLAINTEXT"].port == 9999)
 
     play(zookeeper, story)

@@ -1,4 +1,4 @@
-"""The format page of the embedded store says what the code does: its example is written and read back."""
+"""The format page of the embedded store matches the code: its example is written and parsed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.coordination.cluster_image_loader import load_image
+from tidemill.coordination.coordination_store import Create, ensure_paths, parent_of
 from tidemill.coordination.embedded import APPLICATION_ID, LAYOUT_VERSION, EmbeddedStore
-from tidemill.coordination.loading import load_image
-from tidemill.coordination.port import Create, ensure_paths, parent_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "coordination-store.md"
 
@@ -22,7 +22,7 @@ def page() -> str:
     return PAGE.read_text()
 
 
-def test_the_tables_are_those_of_the_page(page: str, tmp_path: Path) -> None:
+def test_the_tables_match_the_page(page: str, tmp_path: Path) -> None:
     path = str(tmp_path / "coordination.db")
     asyncio.run(EmbeddedStore.open(path).close())
     connection = sqlite3.connect(path)
@@ -51,7 +51,7 @@ def test_the_example_is_a_cluster(page: str, tmp_path: Path) -> None:
         await store.close()
 
     def fill_parents() -> None:
-        # The topic's own node was made as the parent of its partitions: its data is put in by hand.
+        # The node of the topic was created as the parent of its partitions: its data is written here.
         connection = sqlite3.connect(tmp_path / "coordination.db")
         for path, data in nodes:
             connection.execute("UPDATE node SET data = ? WHERE path = ?", (data.encode(), path))

@@ -1,4 +1,4 @@
-"""The embedded engine: what survives, what does not, and what it says when its file is no good."""
+"""The embedded store: durability, errors of its file, and concurrency."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from pathlib import Path
 import pytest
 
 from tidemill.coordination import embedded
+from tidemill.coordination.coordination_store import (
+    Create,
+    Delete,
+    Event,
+    NoNode,
+    SetData,
+    StoreError,
+    ensure_paths,
+)
 from tidemill.coordination.embedded import Database, EmbeddedStore
-from tidemill.coordination.port import Create, Delete, Event, NoNode, SetData, StoreError, ensure_paths
 
 
 def store_path(directory: Path) -> str:
-    """Where the store of a test is."""
+    """The path of the store of a test."""
     return str(directory / "coordination.db")
 
 
-def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_writes_survive_a_restart(tmp_path: Path) -> None:
     async def first() -> int:
         store = EmbeddedStore.open(store_path(tmp_path))
         await store.transact(
@@ -51,7 +59,7 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(second(asyncio.run(first())))
 
 
-def test_creation_ids_of_ephemeral_nodes_grow_over_restarts(tmp_path: Path) -> None:
+def test_creation_ids_of_ephemeral_nodes_increase_after_restarts(tmp_path: Path) -> None:
     async def register() -> int:
         store = EmbeddedStore.open(store_path(tmp_path))
         await store.transact([Create("/broker", ephemeral=True)])
@@ -79,7 +87,7 @@ def test_a_store_without_changes_opens_without_writing(tmp_path: Path) -> None:
 WRITER = """
 import asyncio, sys
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.port import Create, SetData
+from tidemill.coordination.coordination_store import Create, SetData
 
 async def main():
     store = EmbeddedStore.open(sys.argv[1])
@@ -97,7 +105,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("acknowledged_min", [1, 40])
-def test_every_acknowledged_write_outlives_a_kill(tmp_path: Path, acknowledged_min: int) -> None:
+def test_every_acknowledged_write_survives_a_kill(tmp_path: Path, acknowledged_min: int) -> None:
     for _ in range(3):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, store_path(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -114,7 +122,7 @@ def test_every_acknowledged_write_outlives_a_kill(tmp_path: Path, acknowledged_m
             node = await store.get("/n")
             assert node is not None
             last = int(node.data)
-            # The last write may have reached the disk without its acknowledgement reaching us.
+            # The last write may be on disk although its acknowledgement was not received.
             assert acknowledged <= last <= acknowledged + 1
             assert sorted(map(int, await store.children("/n"))) == list(range(1, last + 1))
             assert not await store.exists("/alive")
@@ -123,13 +131,13 @@ def test_every_acknowledged_write_outlives_a_kill(tmp_path: Path, acknowledged_m
         asyncio.run(look())
 
 
-def test_a_second_process_is_turned_away(tmp_path: Path) -> None:
+def test_rejects_a_second_process(tmp_path: Path) -> None:
     async def story() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))
         code = (
             "import sys\n"
             "from tidemill.coordination.embedded import EmbeddedStore\n"
-            "from tidemill.coordination.port import StoreError\n"
+            "from tidemill.coordination.coordination_store import StoreError\n"
             "try:\n    EmbeddedStore.open(sys.argv[1])\n"
             "except StoreError as error:\n    print(error)"
         )
@@ -147,21 +155,21 @@ def test_a_second_process_is_turned_away(tmp_path: Path) -> None:
 
 
 def one_line(error: StoreError) -> str:
-    """The text of an error, which names the file and the next step in one line."""
+    """The text of an error: one line with the file and the next step."""
     text = str(error)
     assert "coordination.db" in text
     assert "\n" not in text
     return text
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     Path(store_path(tmp_path)).write_bytes(b"this is no database" * 100)
     with pytest.raises(StoreError) as caught:
         EmbeddedStore.open(store_path(tmp_path))
     assert "damaged" in one_line(caught.value)
 
 
-def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+def test_rejects_the_database_of_another_program_and_does_not_change_it(tmp_path: Path) -> None:
     with sqlite3.connect(store_path(tmp_path)) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
@@ -172,7 +180,7 @@ def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     assert Path(store_path(tmp_path)).read_bytes() == before
 
 
-def test_a_later_layout_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_later_layout(tmp_path: Path) -> None:
     asyncio.run(EmbeddedStore.open(store_path(tmp_path)).close())
     with sqlite3.connect(store_path(tmp_path)) as connection:
         connection.execute("PRAGMA user_version=99")
@@ -182,7 +190,7 @@ def test_a_later_layout_is_refused(tmp_path: Path) -> None:
     assert "layout 99" in one_line(caught.value)
 
 
-def test_damage_in_the_middle_of_the_file_is_noticed(tmp_path: Path) -> None:
+def test_detects_damage_in_the_middle_of_the_file(tmp_path: Path) -> None:
     async def fill() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))
         await store.transact([Create(f"/{number:05}", b"x" * 500) for number in range(200)])
@@ -198,25 +206,25 @@ def test_damage_in_the_middle_of_the_file_is_noticed(tmp_path: Path) -> None:
     assert "damaged" in one_line(caught.value)
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_reports_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         EmbeddedStore.open(str(tmp_path / "missing" / "coordination.db"))
-    assert "Make its directory" in one_line(caught.value)
+    assert "Create its directory" in one_line(caught.value)
 
 
 class FailingDatabase(Database):
-    """A file on a disk that is full while ``full`` is set: SQLite itself refuses the pages."""
+    """A database on a disk that is full while ``full`` is set: SQLite itself rejects the pages."""
 
     full = False
 
     def commit(self, rows, last_id):  # type: ignore[no-untyped-def]
-        """Bounds the file to its present size while the disk is full."""
+        """Limits the file to its current size while the disk is full."""
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         self._connection.execute(f"PRAGMA max_page_count={pages if self.full else 1_000_000}")
         super().commit(rows, last_id)
 
 
-def test_a_full_disk_refuses_the_write_and_forgets_it(
+def test_a_full_disk_rejects_the_write_and_reverts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded, "database_class", FailingDatabase)
@@ -250,7 +258,7 @@ def test_a_full_disk_refuses_the_write_and_forgets_it(
     asyncio.run(story())
 
 
-def test_a_cancelled_caller_does_not_undo_its_write(tmp_path: Path) -> None:
+def test_a_cancelled_caller_does_not_revert_its_write(tmp_path: Path) -> None:
     async def story() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))
         task = asyncio.ensure_future(store.transact([Create("/a")]))
@@ -264,7 +272,7 @@ def test_a_cancelled_caller_does_not_undo_its_write(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_the_loop_goes_on_while_the_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_does_not_block_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     gate = threading.Event()

@@ -1,4 +1,4 @@
-"""Both engines do the same with the same transactions: results, errors, events, and what is there then."""
+"""All stores have the same results, errors, events and content after the same random transactions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     ANY_VERSION,
     Check,
     Create,
@@ -22,6 +21,7 @@ from tidemill.coordination.port import (
     Store,
     subtree,
 )
+from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing import StoreServer
@@ -31,7 +31,7 @@ TRANSACTIONS = 150
 
 
 def transaction(random: Random) -> list[Operation]:
-    """One to four operations, of which each may well fail."""
+    """One to four operations, each of which may fail."""
     operations: list[Operation] = []
     for _ in range(random.choice((1, 1, 1, 1, 2, 3))):
         path = random.choice(PATHS)
@@ -53,7 +53,7 @@ def transaction(random: Random) -> list[Operation]:
 
 
 async def told(store: Store, seed: int) -> list[object]:
-    """Everything that a store says of the transactions of a seed."""
+    """The results, errors, events and content of a store after the transactions of a seed."""
     random = Random(seed)
     story: list[object] = []
     events: list[Event] = []
@@ -66,7 +66,7 @@ async def told(store: Store, seed: int) -> list[object]:
         except OperationError as error:
             story.append((operations, type(error), error.path, error.index))
         else:
-            # Of a check nobody learns a version that he did not name.
+            # A check returns no version that its caller did not give.
             pairs = zip(operations, results, strict=True)
             story.append((operations, [r if not isinstance(o, Check) else r.path for o, r in pairs]))
         story.append(tuple(events))
@@ -100,7 +100,7 @@ def test_the_store_for_tests_agrees(seed: int, store_for_tests: StoreServer, tmp
 
 
 def agree(seed: int, settings: ZooKeeperSettings, tmp_path: Path) -> None:
-    """Fails where a server tells another story than the embedded store."""
+    """Fails if a server and the embedded store differ."""
 
     async def both() -> None:
         embedded = EmbeddedStore.open(str(tmp_path / "coordination.db"))

@@ -1,4 +1,4 @@
-"""Nodes that Apache Kafka 3.9.2 wrote: read here, written again as they were, and kept in every engine."""
+"""Nodes that Apache Kafka 3.9.2 wrote: decoding and encoding yields the same bytes, in every store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.coordination.loading import load_image
+from tidemill.coordination.cluster_image_loader import load_image
+from tidemill.coordination.coordination_store import Create, ensure_paths, parent_of
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
     PRODUCER_ID_BLOCK,
@@ -20,7 +21,6 @@ from tidemill.coordination.nodes import (
     ProducerIdBlockNode,
     TopicNode,
 )
-from tidemill.coordination.port import Create, ensure_paths, parent_of
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 
@@ -33,8 +33,8 @@ def recorded() -> dict[str, str]:
     return nodes
 
 
-def written_again(path: str, data: bytes) -> bytes:
-    """What is written here for what the node says."""
+def reencoded(path: str, data: bytes) -> bytes:
+    """The bytes after decoding and encoding."""
     parts = path.split("/")[1:]
     if path == CLUSTER_ID:
         return ClusterIdNode.encode(ClusterIdNode.decode(data))
@@ -55,14 +55,14 @@ def written_again(path: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", sorted(path for path, data in recorded().items() if data))
-def test_a_node_of_kafka_is_written_as_it_was(path: str) -> None:
+def test_encodes_a_node_like_kafka(path: str) -> None:
     data = recorded()[path].encode()
-    again = written_again(path, data)
+    again = reencoded(path, data)
     assert json.loads(again) == json.loads(data)
     assert len(again) == len(data)
 
 
-def test_a_cluster_of_kafka_is_read_from_zookeeper(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
+def test_loads_a_cluster_of_kafka_from_zookeeper(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
     nodes = recorded()
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The data of Kafka's nodes: as Kafka 3.9 writes it, and as older ones did."""
+"""The data of Kafka's nodes, as written by Kafka 3.9 and by older versions."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.model.slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 
 TOPIC_ID = bytes.fromhex("8d6b13f5c2e14f0bb9fd2f2f8d31a3e4")
 
 
 def same_json(data: bytes, text: str) -> bool:
-    """Whether both are the same JSON value; the order of keys means nothing."""
+    """Whether both are the same JSON value, regardless of the order of keys."""
     return bool(json.loads(data) == json.loads(text)) and b" " not in data
 
 
-def test_a_topic_is_written_as_kafka_writes_it() -> None:
+def test_encodes_a_topic_like_kafka() -> None:
     data = TopicNode.encode(TopicAssignment(TOPIC_ID, {0: [1, 2], 1: [2, 1]}))
     assert same_json(
         data,
@@ -51,7 +51,7 @@ def test_a_topic_is_written_as_kafka_writes_it() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, ITEMS_A_PAUSE, 3 * ITEMS_A_PAUSE + 1])
-def test_a_topic_of_thousands_of_partitions_is_written_a_part_at_a_time_and_no_other_way(count: int) -> None:
+def test_encoding_a_large_topic_in_parts_yields_the_same_bytes(count: int) -> None:
     replicas = {number: [number % 3, 7] for number in range(count)}
     assignment = TopicAssignment(TOPIC_ID, replicas, {0: [7]}, {1: [3, 2]})
     assert len(list(TopicNode.encoding(assignment))) == count // ITEMS_A_PAUSE
@@ -66,7 +66,7 @@ def test_a_topic_of_thousands_of_partitions_is_written_a_part_at_a_time_and_no_o
     )
 
 
-def test_topics_of_all_versions_are_read() -> None:
+def test_decodes_topics_of_all_versions() -> None:
     first = TopicNode.decode("t", b'{"version":1,"partitions":{"0":[1],"10":[2]}}')
     assert first == TopicAssignment(None, {0: [1], 10: [2]})
     third = TopicNode.decode(
@@ -77,7 +77,7 @@ def test_topics_of_all_versions_are_read() -> None:
     assert third == TopicAssignment(TOPIC_ID, {0: [1, 2, 3]}, {0: [3]}, {0: [1]})
 
 
-def test_a_partition_state_is_written_as_kafka_writes_it() -> None:
+def test_encodes_a_partition_state_like_kafka() -> None:
     state = PartitionState(leader=1, leader_epoch=7, isr=[1, 2], controller_epoch=3)
     data = PartitionStateNode.encode(state)
     assert same_json(data, '{"controller_epoch":3,"leader":1,"version":1,"leader_epoch":7,"isr":[1,2]}')
@@ -85,7 +85,7 @@ def test_a_partition_state_is_written_as_kafka_writes_it() -> None:
     assert PartitionStateNode.path("t", 4) == "/brokers/topics/t/partitions/4/state"
 
 
-def test_a_partition_without_a_leader_names_who_may_lead_to_kafka_as_well() -> None:
+def test_a_partition_without_a_leader_contains_its_eligible_leaders() -> None:
     state = PartitionState(-1, 8, [], 3, elr=(2, 1), last_known_leader=3, lost_replicas=(3,))
     data = PartitionStateNode.encode(state)
     assert same_json(
@@ -105,13 +105,13 @@ def test_a_partition_without_a_leader_names_who_may_lead_to_kafka_as_well() -> N
 @pytest.mark.parametrize(
     "field", ['"elr":[1,1]', '"elr":1', '"lost_replicas":["a"]', '"last_known_leader":[]']
 )
-def test_eligible_leaders_that_make_no_sense_are_refused(field: str) -> None:
+def test_rejects_invalid_eligible_leaders(field: str) -> None:
     known = '"controller_epoch":3,"leader":1,"version":1,"leader_epoch":7,"isr":[1,2]'
     with pytest.raises(NodeFormatError):
         PartitionStateNode.decode("t", 0, f"{{{known},{field}}}".encode())
 
 
-def test_a_broker_names_the_replicas_that_lost_records() -> None:
+def test_a_broker_registration_contains_its_lost_replicas() -> None:
     endpoints = (Endpoint("PLAINTEXT", "PLAINTEXT", "h", 9092),)
     lost = LostReplicas(unsynced=True, missing={"t": frozenset({0, 3})}, first_epoch=2**40)
     data = BrokerNode.encode(BrokerRegistration(1, endpoints, lost=lost))
@@ -125,11 +125,11 @@ def test_a_broker_names_the_replicas_that_lost_records() -> None:
         False,
     )
     assert found.is_lost("u", 5)
-    # Apache Kafka, and a broker that has lost nothing, write neither field.
+    # Apache Kafka and a broker without lost replicas write neither field.
     assert "lost_logs" not in json.loads(BrokerNode.encode(BrokerRegistration(1, endpoints)))
 
 
-def test_more_lost_replicas_than_a_node_holds_are_reported_as_all() -> None:
+def test_reports_all_replicas_if_the_lost_ones_do_not_fit_in_a_node() -> None:
     few = {"t" * 200: frozenset(range(1000))}
     many = {f"{number:0200}": frozenset(range(10)) for number in range(1000)}
     assert encode_lost(few) == {"t" * 200: list(range(1000))}
@@ -137,7 +137,7 @@ def test_more_lost_replicas_than_a_node_holds_are_reported_as_all() -> None:
     assert encode_lost(many) is True
 
 
-def test_a_broker_is_written_as_kafka_writes_it() -> None:
+def test_encodes_a_broker_like_kafka() -> None:
     registration = BrokerRegistration(
         1,
         (Endpoint("CLIENT", "SSL", "host1", 9092), Endpoint("INTERNAL", "PLAINTEXT", "fe80::1", 9093)),
@@ -156,7 +156,7 @@ def test_a_broker_is_written_as_kafka_writes_it() -> None:
     assert BrokerNode.decode(1, data) == registration
 
 
-def test_a_broker_without_a_plaintext_listener_tells_old_clients_nothing() -> None:
+def test_a_broker_without_a_plaintext_listener_has_no_host_and_port() -> None:
     data = BrokerNode.encode(BrokerRegistration(1, (Endpoint("SSL", "SSL", "h", 9092),)))
     value = json.loads(data)
     assert (value["host"], value["port"], "rack" in value) == (None, -1, False)
@@ -181,12 +181,12 @@ def test_a_broker_without_a_plaintext_listener_tells_old_clients_nothing() -> No
         ),
     ],
 )
-def test_brokers_of_older_versions_are_read(data: bytes, endpoints: tuple[Endpoint, ...]) -> None:
+def test_decodes_brokers_of_older_versions(data: bytes, endpoints: tuple[Endpoint, ...]) -> None:
     decoded = BrokerNode.decode(3, data)
     assert (decoded.broker_id, decoded.endpoints, decoded.timestamp_ms) == (3, endpoints, 2233345666)
 
 
-def test_small_nodes_are_written_as_kafka_writes_them() -> None:
+def test_encodes_small_nodes_like_kafka() -> None:
     assert same_json(
         ControllerNode.encode(1, 1700000000000),
         '{"version":2,"brokerid":1,"timestamp":"1700000000000","kraftControllerEpoch":-1}',
@@ -246,7 +246,7 @@ def test_config_nodes_of_users_are_percent_encoded() -> None:
         (lambda data: ConfigNode.decode("/config/topics/t", data), b'{"config":[]}'),
     ],
 )
-def test_data_that_is_wrong_is_named_with_its_node(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
+def test_reports_invalid_data_with_the_path_of_its_node(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(NodeFormatError, match=r"^/.*cannot be read"):
         decode(data)
 

@@ -1,4 +1,4 @@
-"""What every engine of the coordination store does. A new engine joins by a line in ``ENGINES``."""
+"""The tests of every implementation of the coordination store; ``ENGINES`` lists them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
+    NO_OWNER,
     NODE_BYTES_MAX,
     BadVersion,
     Check,
@@ -28,6 +28,7 @@ from tidemill.coordination.port import (
     StoreUnavailable,
     ensure_paths,
 )
+from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.zookeeper import ZooKeeperStore
 
 Sessions = Callable[[], AbstractAsyncContextManager[tuple[Store, Store]]]
@@ -80,7 +81,7 @@ def test_a_node_is_created_read_changed_and_deleted(sessions: Sessions) -> None:
             assert (await store.transact([Create("/a", b"one")]))[0] == ("/a", 0)
             node = await store.get("/a")
             assert node is not None
-            assert (node.data, node.version, node.owner, node.is_ephemeral) == (b"one", 0, 0, False)
+            assert (node.data, node.version, node.owner) == (b"one", 0, NO_OWNER)
             assert (await store.transact([SetData("/a", b"two", 0)]))[0] == ("/a", 1)
             changed = await store.get("/a")
             assert changed is not None
@@ -92,7 +93,7 @@ def test_a_node_is_created_read_changed_and_deleted(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_creation_ids_grow_and_are_not_given_twice(sessions: Sessions) -> None:
+def test_creation_ids_increase_and_are_unique(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             ids = []
@@ -107,7 +108,7 @@ def test_creation_ids_grow_and_are_not_given_twice(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_children_are_listed_by_name_and_sorted(sessions: Sessions) -> None:
+def test_lists_the_names_of_children_in_order(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/a"), Create("/a/y"), Create("/a/x"), Create("/a/x/deep")])
@@ -121,7 +122,7 @@ def test_children_are_listed_by_name_and_sorted(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_a_transaction_is_done_whole_or_not_at_all(sessions: Sessions) -> None:
+def test_a_transaction_is_atomic(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/a", b"old"), Create("/a/kept")])
@@ -140,8 +141,8 @@ def test_a_transaction_is_done_whole_or_not_at_all(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_a_transaction_may_depend_on_a_node_that_is_not_there(sessions: Sessions) -> None:
-    """Each operation sees those before: what is created goes again, and leaves nothing."""
+def test_a_transaction_may_require_that_a_node_does_not_exist(sessions: Sessions) -> None:
+    """The node is created and deleted in the transaction, and does not exist afterwards."""
 
     async def story() -> None:
         async with sessions() as (one, two):
@@ -161,7 +162,7 @@ def test_a_transaction_may_depend_on_a_node_that_is_not_there(sessions: Sessions
     asyncio.run(story())
 
 
-def test_operations_of_a_transaction_see_those_before(sessions: Sessions) -> None:
+def test_operations_of_a_transaction_see_earlier_operations(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             results = await store.transact(
@@ -174,7 +175,7 @@ def test_operations_of_a_transaction_see_those_before(sessions: Sessions) -> Non
     asyncio.run(story())
 
 
-def test_a_stale_version_refuses_every_operation(sessions: Sessions) -> None:
+def test_every_operation_rejects_a_stale_version(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/a"), SetData("/a", b"x")])
@@ -188,7 +189,7 @@ def test_a_stale_version_refuses_every_operation(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_the_tree_keeps_its_shape(sessions: Sessions) -> None:
+def test_rejects_operations_that_break_the_tree(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             with pytest.raises(NoNode, match="/a"):
@@ -204,7 +205,7 @@ def test_the_tree_keeps_its_shape(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize("path", ["a", "/a/", "//a", "/a/../b", "/a/./b", "/a\x00"])
-def test_a_path_that_is_none_is_refused(sessions: Sessions, path: str) -> None:
+def test_rejects_an_invalid_path(sessions: Sessions, path: str) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/a")])
@@ -214,7 +215,7 @@ def test_a_path_that_is_none_is_refused(sessions: Sessions, path: str) -> None:
     asyncio.run(story())
 
 
-def test_data_beyond_the_limit_is_refused(sessions: Sessions) -> None:
+def test_rejects_data_over_the_limit(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             with pytest.raises(ValueError, match="at most"):
@@ -224,7 +225,7 @@ def test_data_beyond_the_limit_is_refused(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_sequential_nodes_are_numbered_upwards_and_never_again(sessions: Sessions) -> None:
+def test_numbers_of_sequential_nodes_increase_and_are_not_reused(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/q")])
@@ -239,7 +240,7 @@ def test_sequential_nodes_are_numbered_upwards_and_never_again(sessions: Session
     asyncio.run(story())
 
 
-def test_ephemeral_nodes_go_with_their_session_and_only_with_it(sessions: Sessions) -> None:
+def test_ephemeral_nodes_are_deleted_with_their_session(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (one, two):
             await one.transact([Create("/one", ephemeral=True), Create("/stays")])
@@ -256,7 +257,7 @@ def test_ephemeral_nodes_go_with_their_session_and_only_with_it(sessions: Sessio
     asyncio.run(story())
 
 
-def test_watches_tell_each_change_once_in_order(sessions: Sessions) -> None:
+def test_watches_report_each_change_once_in_order(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (one, two):
             seen: list[Event] = []
@@ -279,7 +280,7 @@ def test_watches_tell_each_change_once_in_order(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_a_writer_has_seen_its_own_events_when_its_write_returns(sessions: Sessions) -> None:
+def test_a_writer_receives_its_events_before_its_write_returns(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             seen: list[Event] = []
@@ -290,7 +291,7 @@ def test_a_writer_has_seen_its_own_events_when_its_write_returns(sessions: Sessi
     asyncio.run(story())
 
 
-def test_a_refused_transaction_tells_nobody(sessions: Sessions) -> None:
+def test_a_failed_transaction_causes_no_events(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             seen: list[Event] = []
@@ -303,7 +304,7 @@ def test_a_refused_transaction_tells_nobody(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_a_cancelled_watch_is_silent(sessions: Sessions) -> None:
+def test_a_cancelled_watch_receives_no_events(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             first: list[Event] = []
@@ -336,7 +337,9 @@ def test_a_watcher_may_write(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_a_watcher_that_fails_harms_nobody(sessions: Sessions, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_watcher_does_not_affect_others(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             seen: list[Event] = []
@@ -353,7 +356,7 @@ def test_a_watcher_that_fails_harms_nobody(sessions: Sessions, caplog: pytest.Lo
     assert "/a" in caplog.text
 
 
-def test_calls_in_flight_together_take_effect_in_order(sessions: Sessions) -> None:
+def test_concurrent_calls_take_effect_in_order(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/n", b"0")])
@@ -368,7 +371,7 @@ def test_calls_in_flight_together_take_effect_in_order(sessions: Sessions) -> No
     asyncio.run(story())
 
 
-def test_one_of_two_that_compare_and_set_wins(sessions: Sessions) -> None:
+def test_one_of_two_compare_and_set_operations_succeeds(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (one, two):
             await one.transact([Create("/n")])
@@ -382,7 +385,7 @@ def test_one_of_two_that_compare_and_set_wins(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_a_closed_session_refuses_and_closes_again(sessions: Sessions) -> None:
+def test_a_closed_session_rejects_calls_and_can_be_closed_again(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.close()
@@ -400,7 +403,7 @@ def test_a_closed_session_refuses_and_closes_again(sessions: Sessions) -> None:
     asyncio.run(story())
 
 
-def test_missing_paths_are_made_and_kept_ones_are_left(sessions: Sessions) -> None:
+def test_ensure_paths_creates_only_missing_nodes(sessions: Sessions) -> None:
     async def story() -> None:
         async with sessions() as (store, _):
             await store.transact([Create("/a", b"kept")])
@@ -415,7 +418,7 @@ def test_missing_paths_are_made_and_kept_ones_are_left(sessions: Sessions) -> No
     asyncio.run(story())
 
 
-def test_an_expired_session_loses_its_nodes_and_begins_again(tmp_path: Path) -> None:
+def test_an_expired_session_loses_its_nodes_and_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
         async with embedded_sessions(tmp_path) as (one, two):
             assert isinstance(one, EmbeddedStore)

@@ -1,4 +1,4 @@
-"""What is known of topics without a look at all of them is what such a look would find."""
+"""The incremental topic index equals an index built from all topics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.coordination.topic_index import PARTITIONS_A_PAUSE, TopicIndex, noting_traits
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.coordination.topic_index import PARTITIONS_A_PAUSE, TopicIndex, computing_traits
 from tidemill.model.types import ZERO_ID
 
 NAMES = [f"t{number}" for number in range(12)]
@@ -15,7 +16,7 @@ STEPS = 200
 
 
 def some_topic(random: Random, name: str) -> TopicImage:
-    """A topic, some of whose partitions move; its id may be another's (somebody wrote it so), or none."""
+    """A topic with some partitions in reassignment. Its id may be missing, or that of another topic."""
     partitions = tuple(
         PartitionImage(
             number, 1, 0, [1, 2], [1, 2], 0, random.choice(([], [], [2])), random.choice(([], [1]))
@@ -30,7 +31,7 @@ def some_topic(random: Random, name: str) -> TopicImage:
 
 
 def next_image(random: Random, image: ClusterImage) -> ClusterImage:
-    """What a change of a few topics, of settings, or of something else makes of ``image``."""
+    """The image after a random change of a few topics, of settings, or of other parts."""
     kind = random.randint(0, 4)
     if kind == 0:
         return image.with_brokers({})
@@ -40,8 +41,8 @@ def next_image(random: Random, image: ClusterImage) -> ClusterImage:
     return image.with_topics(changed, random.sample(NAMES, random.randint(0, 2)))
 
 
-def anew(image: ClusterImage) -> ClusterImage:
-    """The same, of which nobody knows from which it came."""
+def rebuilt(image: ClusterImage) -> ClusterImage:
+    """The same image without its predecessor."""
     return ClusterImage(topics=dict(image.topics))
 
 
@@ -55,7 +56,7 @@ def named(delta: Delta) -> dict[str, set[object]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_index_that_was_changed_is_as_one_that_was_made_anew(seed: int) -> None:
+def test_an_updated_index_equals_a_rebuilt_index(seed: int) -> None:
     random = Random(seed)
     image = ClusterImage()
     for _ in range(STEPS):
@@ -66,19 +67,19 @@ def test_an_index_that_was_changed_is_as_one_that_was_made_anew(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_images_differ_in_what_a_look_at_all_topics_finds(seed: int) -> None:
+def test_the_delta_of_images_equals_a_full_comparison(seed: int) -> None:
     random = Random(seed)
     images = [ClusterImage()]
     for _ in range(STEPS):
-        # Now and then a change is taken back, and another made instead.
+        # Sometimes a change is reverted, and another one made.
         images.append(next_image(random, images[-random.randint(1, min(3, len(images)))]))
         for before in images[-4:]:
             found = Delta.between(before, images[-1])
-            assert named(found) == named(Delta.between(anew(before), anew(images[-1])))
+            assert named(found) == named(Delta.between(rebuilt(before), rebuilt(images[-1])))
             assert len({*found.created}) == len(found.created)
 
 
-def test_the_next_edition_differs_in_what_was_changed_alone() -> None:
+def test_the_delta_of_consecutive_images_contains_only_the_change() -> None:
     topics = {name: TopicImage(name, name.encode().ljust(16), (), {}) for name in NAMES}
     before = TopicIndex(topics)
     other = TopicImage("t3", b"another id      ", (), {})
@@ -91,21 +92,21 @@ def test_the_next_edition_differs_in_what_was_changed_alone() -> None:
 
 @pytest.mark.parametrize("at", [None, 0, 1500, 2999])
 @pytest.mark.parametrize("which", [{"leader": -1}, {"adding": [3], "replicas": [1, 2, 3]}, {"removing": [2]}])
-def test_what_is_noted_of_a_large_topic_a_part_at_a_time_is_what_a_look_at_all_finds(
+def test_indexing_a_large_topic_in_slices_equals_indexing_it_at_once(
     at: int | None, which: dict[str, object]
 ) -> None:
     partitions = [PartitionImage(number, 1, 0, [1, 2], [1, 2]) for number in range(3000)]
     if at is not None:
         partitions[at] = partitions[at].replaced(**which)
     noted, plain = (TopicImage("t", b"t" * 16, tuple(partitions), {}) for _ in range(2))
-    assert len(list(noting_traits(noted))) == len(partitions) // PARTITIONS_A_PAUSE
+    assert len(list(computing_traits(noted))) == len(partitions) // PARTITIONS_A_PAUSE
     indexes = [TopicIndex({}).with_changes([one]) for one in (noted, plain)]
     for kind in ("moving", "leaderless", "by_broker"):
         first, second = (getattr(index, kind) for index in indexes)
         assert first == second
-    # Another state of it is looked at anew.
+    # Another state of the topic is indexed again.
     other = noted.with_partitions(partitions[:1])
     assert other.traits is None
     after = indexes[0].with_changes([other])
-    anew = TopicIndex({"t": other})
-    assert all(after.with_replicas_on([one]) == anew.with_replicas_on([one]) for one in (1, 2, 3))
+    expected = TopicIndex({"t": other})
+    assert all(after.with_replicas_on([one]) == expected.with_replicas_on([one]) for one in (1, 2, 3))

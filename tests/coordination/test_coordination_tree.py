@@ -1,4 +1,4 @@
-"""The tree in memory: whatever is asked of it, a refused or undone transaction leaves no trace."""
+"""The tree in memory: failed and reverted transactions leave it unchanged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
+    NO_OWNER,
     BadVersion,
     Check,
     Create,
@@ -49,12 +50,12 @@ def check_shape(tree: Tree) -> None:
     for path, (node, names) in everything(tree).items():
         if path != "/":
             assert path.rpartition("/")[2] in everything(tree)[parent_of(path)][1]
-        assert not (node.is_ephemeral and names)
+        assert not (node.owner != NO_OWNER and names)
 
 
 @settings(max_examples=300, deadline=None)
 @given(TRANSACTIONS, st.integers(0, 12))
-def test_refused_and_undone_transactions_leave_no_trace(
+def test_failed_and_reverted_transactions_leave_the_tree_unchanged(
     transactions: list[list[Operation]], undone_count: int
 ) -> None:
     tree = Tree()
@@ -77,7 +78,7 @@ def test_refused_and_undone_transactions_leave_no_trace(
 
 @settings(max_examples=200, deadline=None)
 @given(TRANSACTIONS)
-def test_what_is_written_makes_the_same_tree_without_its_ephemeral_nodes(
+def test_stored_rows_restore_the_tree_without_ephemeral_nodes(
     transactions: list[list[Operation]],
 ) -> None:
     tree = Tree()
@@ -94,19 +95,19 @@ def test_what_is_written_makes_the_same_tree_without_its_ephemeral_nodes(
                 rows[path] = row
     root = rows.pop("/", None)
     loaded = Tree([*rows.values(), *([root] if root else [])], tree.last_id)
-    kept = {path: found for path, found in everything(tree).items() if not found[0].is_ephemeral}
+    kept = {path: found for path, found in everything(tree).items() if found[0].owner == NO_OWNER}
     expected = {
         path: (node, [name for name in names if f"{path.rstrip('/')}/{name}" in kept])
         for path, (node, names) in kept.items()
     }
     assert everything(loaded) == expected
-    # Numbers of sequential nodes go on where they were.
+    # The numbers of sequential nodes continue.
     assert tree.apply([Create("/n", sequential=True)], 1).results == (
         loaded.apply([Create("/n", sequential=True)], 1).results
     )
 
 
-def test_events_of_a_transaction_are_in_its_order() -> None:
+def test_events_have_the_order_of_the_transaction() -> None:
     tree = Tree()
     applied = tree.apply([Create("/a"), Create("/a/b"), SetData("/a", b"x"), Delete("/a/b")], 1)
     told = [(event.kind.value, event.path) for event in applied.events]
@@ -121,7 +122,7 @@ def test_events_of_a_transaction_are_in_its_order() -> None:
     ]
 
 
-def test_the_root_keeps_its_version_while_children_come_and_go() -> None:
+def test_changes_of_children_do_not_change_the_version_of_the_root() -> None:
     tree = Tree()
     tree.apply([Create("/a")], 1)
     with pytest.raises(BadVersion, match="/ has another version"):

@@ -1,4 +1,4 @@
-"""Nodes that cannot be read, one at a time, in real ZooKeeper: each is named, and everything else is read."""
+"""One unreadable node in ZooKeeper: it is reported, and all other nodes are loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.coordination.image import ClusterImage
-from tidemill.coordination.loading import load_image
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.cluster_image_loader import load_image
+from tidemill.coordination.coordination_store import Create, Delete, SetData, ensure_paths
 from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,
@@ -19,7 +20,6 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Delete, SetData, ensure_paths
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 
@@ -132,7 +132,7 @@ def kind_and_name(path: str) -> tuple[str, str]:
 
 
 def check_rest(image: ClusterImage, spoilt: str) -> None:
-    """All that does not belong to the spoilt node is there."""
+    """Checks that everything except the unreadable node is loaded."""
     kind, name = kind_and_name(spoilt)
     assert sorted(image.topics) == (["good"] if name == "bad" else ["bad", "good"])
     assert [p.leader_epoch for p in image.topics["good"].partitions] == [4, 4]
@@ -143,7 +143,7 @@ def check_rest(image: ClusterImage, spoilt: str) -> None:
         assert image.broker_config(7)["log.retention.ms"] == "-1"
 
 
-def test_one_node_that_cannot_be_read_hides_nothing_else(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
+def test_an_unreadable_node_affects_no_other_node(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
     async def story() -> None:
         store = await ZooKeeperStore.open(zookeeper())
         for path, data in READABLE.items():
@@ -176,7 +176,7 @@ async def remove(store: ZooKeeperStore, path: str) -> None:
     await store.transact([Delete(path)])
 
 
-def test_a_broker_that_was_known_stays_known_as_long_as_its_node_is_the_same(
+def test_a_known_broker_with_an_unreadable_node_stays_while_its_session_is_the_same(
     zookeeper: Callable[..., ZooKeeperSettings],
 ) -> None:
     async def story() -> None:
@@ -198,7 +198,7 @@ def test_a_broker_that_was_known_stays_known_as_long_as_its_node_is_the_same(
 
 
 @pytest.mark.parametrize("name", ["bad", "good"])
-def test_a_topic_that_cannot_be_read_is_not_deleted_for_a_mark(
+def test_a_deletion_mark_does_not_delete_an_unreadable_topic(
     zookeeper: Callable[..., ZooKeeperSettings], name: str
 ) -> None:
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The ZooKeeper engine when something goes wrong: lost connections, ended sessions, servers that stop."""
+"""Failures of the ZooKeeper store: lost connections, expired sessions, stopped servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zookeeper_sessions import (
     opened,
 )
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     NODE_BYTES_MAX,
     Create,
     Delete,
@@ -54,7 +54,7 @@ def own_server() -> Iterator[ZooKeeper]:
 # Sessions
 
 
-def test_a_session_that_ended_is_followed_by_a_new_one(
+def test_a_new_session_follows_an_expired_one(
     zookeeper: Settings, expire: Callable[[ZooKeeperStore], None]
 ) -> None:
     async def story() -> None:
@@ -79,7 +79,7 @@ def test_a_session_that_ended_is_followed_by_a_new_one(
     asyncio.run(story())
 
 
-def test_a_session_that_is_cut_off_for_too_long_expires(zookeeper: Settings) -> None:
+def test_a_session_without_a_connection_expires(zookeeper: Settings) -> None:
     async def story() -> None:
         settings = zookeeper(session_timeout_ms=800)
         async with behind_proxy(settings) as (session, proxy), opened(zookeeper()) as other:
@@ -97,7 +97,7 @@ def test_a_session_that_is_cut_off_for_too_long_expires(zookeeper: Settings) -> 
     asyncio.run(story())
 
 
-def test_a_cut_that_is_mended_in_time_keeps_the_session(zookeeper: Settings) -> None:
+def test_a_session_survives_a_short_cut(zookeeper: Settings) -> None:
     async def story() -> None:
         async with behind_proxy(zookeeper()) as (session, proxy):
             await session.store.transact([Create("/mine", ephemeral=True)])
@@ -111,7 +111,7 @@ def test_a_cut_that_is_mended_in_time_keeps_the_session(zookeeper: Settings) -> 
     asyncio.run(story())
 
 
-def test_a_connection_that_is_half_open_is_noticed(zookeeper: Settings) -> None:
+def test_detects_a_half_open_connection(zookeeper: Settings) -> None:
     async def story() -> None:
         async with behind_proxy(zookeeper(session_timeout_ms=1500)) as (session, proxy):
             await session.store.transact([Create("/a")])
@@ -130,7 +130,7 @@ def test_a_connection_that_is_half_open_is_noticed(zookeeper: Settings) -> None:
     asyncio.run(story())
 
 
-def test_calls_fail_while_there_is_no_connection(zookeeper: Settings) -> None:
+def test_calls_fail_without_a_connection(zookeeper: Settings) -> None:
     async def story() -> None:
         async with behind_proxy(zookeeper()) as (session, proxy):
             store = session.store
@@ -147,7 +147,7 @@ def test_calls_fail_while_there_is_no_connection(zookeeper: Settings) -> None:
                     await call
             proxy.cut()
             await session.reach(CONNECTED)
-            # What the answers say happened did; what was not answered may have happened.
+            # Acknowledged calls took effect; unanswered calls may have.
             node = await store.get("/n")
             assert node is not None
             assert sum(not isinstance(o, Exception) for o in outcomes) <= node.version <= 50
@@ -155,7 +155,7 @@ def test_calls_fail_while_there_is_no_connection(zookeeper: Settings) -> None:
     asyncio.run(story())
 
 
-def test_a_server_that_is_killed_and_comes_back_has_everything(own_server: ZooKeeper) -> None:
+def test_a_killed_server_returns_with_all_data(own_server: ZooKeeper) -> None:
     async def story() -> None:
         async with opened(ZooKeeperSettings(own_server.address, "/c", 20_000)) as session:
             store = session.store
@@ -176,14 +176,14 @@ def test_a_server_that_is_killed_and_comes_back_has_everything(own_server: ZooKe
     asyncio.run(story())
 
 
-def test_a_server_that_stands_still_is_noticed_and_goes_on(own_server: ZooKeeper) -> None:
+def test_detects_a_paused_server_and_reconnects(own_server: ZooKeeper) -> None:
     async def story() -> None:
         async with opened(ZooKeeperSettings(own_server.address, "", 1000)) as session:
             own_server.pause()
             try:
                 with pytest.raises(StoreUnavailable):
                     await session.store.get("/")
-                # The call may fail before the session tells of it.
+                # The call may fail before the session reports the outage.
                 for _ in range(500):
                     if SUSPENDED in session.states:
                         break
@@ -191,13 +191,13 @@ def test_a_server_that_stands_still_is_noticed_and_goes_on(own_server: ZooKeeper
                 assert SUSPENDED in session.states
             finally:
                 own_server.resume()
-            # A busy machine may break the connection more than once: it is believed for a second only.
+            # A busy machine may break the connection more than once: one second without a break is enough.
             await session.serves()
 
     asyncio.run(story())
 
 
-def test_closing_does_not_wait_for_a_server_that_stands_still(own_server: ZooKeeper) -> None:
+def test_close_does_not_wait_for_a_paused_server(own_server: ZooKeeper) -> None:
     async def story() -> None:
         store = await ZooKeeperStore.open(ZooKeeperSettings(own_server.address, "", 60_000))
         own_server.pause()
@@ -215,7 +215,7 @@ def test_closing_does_not_wait_for_a_server_that_stands_still(own_server: ZooKee
     asyncio.run(story())
 
 
-def test_a_fault_in_the_thread_ends_the_connection_only(
+def test_an_exception_in_the_thread_closes_only_the_connection(
     zookeeper: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -240,7 +240,7 @@ def test_a_fault_in_the_thread_ends_the_connection_only(
     assert "broken on purpose" in caplog.text
 
 
-def test_a_call_under_a_session_that_ended_says_so() -> None:
+def test_a_call_in_an_expired_session_fails() -> None:
     assert isinstance(call_error(SessionExpiredError()), SessionExpired)
     assert not isinstance(call_error(ConnectionLoss()), SessionExpired)
     assert isinstance(call_error(ConnectionLoss()), StoreUnavailable)
@@ -272,7 +272,7 @@ def test_thousands_of_calls_are_in_flight_together(
             work = asyncio.gather(*calls)
             passes = 0
             while not work.done():
-                # The loop is busy, and what is answered meanwhile wakes it once.
+                # The loop is busy, and all responses that arrive meanwhile wake it once.
                 time.sleep(0.005)  # noqa: ASYNC251 - the loop is to be busy
                 passes += 1
                 await asyncio.sleep(0)
@@ -290,7 +290,7 @@ def test_thousands_of_calls_are_in_flight_together(
     asyncio.run(story())
 
 
-def test_no_more_than_so_many_calls_are_unanswered(zookeeper: Settings) -> None:
+def test_limits_the_calls_in_flight(zookeeper: Settings) -> None:
     async def story() -> None:
         async with behind_proxy(zookeeper(in_flight_max=7)) as (session, proxy):
             client = session.store._link._client
@@ -304,7 +304,7 @@ def test_no_more_than_so_many_calls_are_unanswered(zookeeper: Settings) -> None:
     asyncio.run(story())
 
 
-def test_what_zookeeper_would_not_take_is_refused_before_it_ends_the_connection(zookeeper: Settings) -> None:
+def test_rejects_requests_for_which_zookeeper_would_close_the_connection(zookeeper: Settings) -> None:
     async def story() -> None:
         async with opened(zookeeper()) as session:
             store = session.store
@@ -324,7 +324,7 @@ def test_what_zookeeper_would_not_take_is_refused_before_it_ends_the_connection(
     asyncio.run(story())
 
 
-def test_a_caller_who_gives_up_disturbs_nobody(zookeeper: Settings) -> None:
+def test_a_cancelled_call_does_not_affect_others(zookeeper: Settings) -> None:
     async def story() -> None:
         async with opened(zookeeper()) as session:
             store = session.store
@@ -340,7 +340,7 @@ def test_a_caller_who_gives_up_disturbs_nobody(zookeeper: Settings) -> None:
     asyncio.run(story())
 
 
-# An independent view
+# Another client
 
 
 def test_another_client_sees_the_same_nodes(zookeeper: Settings) -> None:
@@ -376,10 +376,10 @@ def test_another_client_sees_the_same_nodes(zookeeper: Settings) -> None:
         other.close()
 
 
-# What cannot be opened
+# Errors of open
 
 
-def test_an_answer_that_is_not_zookeepers_is_said(zookeeper: Settings) -> None:
+def test_reports_a_server_that_is_not_zookeeper(zookeeper: Settings) -> None:
     async def story() -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(100)
@@ -397,7 +397,7 @@ def test_an_answer_that_is_not_zookeepers_is_said(zookeeper: Settings) -> None:
     asyncio.run(story())
 
 
-def test_a_name_without_an_address_is_said() -> None:
+def test_reports_an_unresolvable_host() -> None:
     async def story() -> None:
         settings = ZooKeeperSettings("no-such-host.invalid:2181", connection_timeout_ms=700)
         with pytest.raises(StoreUnavailable, match=r"no address is known for no-such-host\.invalid"):
@@ -406,12 +406,12 @@ def test_a_name_without_an_address_is_said() -> None:
     asyncio.run(story())
 
 
-def test_a_chroot_that_cannot_be_made_is_said(zookeeper: Settings) -> None:
+def test_reports_a_chroot_that_cannot_be_created(zookeeper: Settings) -> None:
     async def story() -> None:
         settings = zookeeper()
         async with opened(settings) as session:
             await session.store.transact([Create("/e", ephemeral=True)])
-            with pytest.raises(StoreError, match="/e/below, which does not exist and could not be made"):
+            with pytest.raises(StoreError, match="/e/below, which does not exist and could not be created"):
                 await ZooKeeperStore.open(settings._replace(chroot=f"{settings.chroot}/e/below"))
 
     asyncio.run(story())

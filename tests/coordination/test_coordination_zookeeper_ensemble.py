@@ -1,4 +1,4 @@
-"""The ZooKeeper engine with three servers, of which one and then another is gone."""
+"""The ZooKeeper store with three servers, of which one or two fail."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
+from zookeeper_ensemble import Ensemble
 from zookeeper_sessions import CONNECTED, DATA, SUSPENDED, WAIT_S, opened
 
-from tidemill.coordination.port import Create, Event, SetData, StoreUnavailable
+from tidemill.coordination.coordination_store import Create, Event, SetData, StoreUnavailable
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.server.zookeeper_jars import serves
-from tidemill.testing.zookeeper import Ensemble, ZooKeeper
+from tidemill.testing.zookeeper import ZooKeeper
 
 Answer = TypeVar("Answer")
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 async def insist(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The answer of a call that is made again while servers choose a leader."""
+    """The result of a call that is retried while the servers elect a leader."""
     for _ in range(WAIT_S * 10):
         try:
             return await call()
@@ -30,7 +31,7 @@ async def insist(call: Callable[[], Awaitable[Answer]]) -> Answer:
     return await call()
 
 
-def test_a_session_goes_on_with_another_server() -> None:
+def test_a_session_continues_on_another_server() -> None:
     async def story(ensemble: Ensemble) -> None:
         settings = ZooKeeperSettings(ensemble.address, "/c", 40_000, 60_000)
         async with opened(settings) as session, opened(settings) as other:
@@ -55,7 +56,7 @@ def test_a_session_goes_on_with_another_server() -> None:
                 session.states.clear()
                 data = b"%d" % value
                 await insist(lambda data=data: other.store.transact([SetData("/n", data)]))
-                # A server that is behind tells the change when it has it.
+                # A server that lags behind reports the change when it has applied it.
                 async with asyncio.timeout(WAIT_S):
                     await told.wait()
                 node = await insist(lambda: store.get("/n"))
@@ -72,7 +73,7 @@ def test_a_session_goes_on_with_another_server() -> None:
         asyncio.run(story(ensemble))
 
 
-def test_without_a_majority_nothing_is_served_and_nothing_lost() -> None:
+def test_without_a_majority_calls_fail_and_nothing_is_lost() -> None:
     async def story(ensemble: Ensemble) -> None:
         settings = ZooKeeperSettings(ensemble.address, "", 40_000, 60_000)
         async with opened(settings) as session:
@@ -94,7 +95,7 @@ def test_without_a_majority_nothing_is_served_and_nothing_lost() -> None:
         asyncio.run(story(ensemble))
 
 
-def test_no_two_servers_of_an_ensemble_get_the_same_port() -> None:
+def test_servers_of_an_ensemble_have_different_ports() -> None:
     ensemble = Ensemble(150)
     try:
         (members,) = {tuple(server.settings.items()) for server in ensemble.servers}
@@ -107,7 +108,7 @@ def test_no_two_servers_of_an_ensemble_get_the_same_port() -> None:
         ensemble.close()
 
 
-def test_an_ensemble_whose_port_was_taken_by_another_program_gets_others() -> None:
+def test_an_ensemble_retries_with_other_ports_if_one_is_in_use() -> None:
     ensemble = Ensemble(3)
     with socket.create_server(("127.0.0.1", ensemble.servers[1].port)) as other, ensemble:
         taken = other.getsockname()[1]

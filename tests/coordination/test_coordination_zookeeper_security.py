@@ -1,4 +1,4 @@
-"""Logins at ZooKeeper, access lists and TLS, against a real server that knows all of them."""
+"""Authentication, access lists and TLS of ZooKeeper, with a real server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import pytest
 from kazoo.client import KazooClient
 from zookeeper_sessions import Settings, opened
 
-from tidemill.coordination.port import Create, Delete, NoAccess, SetData, StoreError, StoreUnavailable
+from tidemill.coordination.coordination_store import (
+    Create,
+    Delete,
+    NoAccess,
+    SetData,
+    StoreError,
+    StoreUnavailable,
+)
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import Sasl, Tls, ZooKeeperSettings, parse_connect, settings_of
 from tidemill.model.configs import BrokerConfig
@@ -25,7 +32,7 @@ CONNECT_MS = 8000
 
 
 def make_certificates(directory: Path) -> None:
-    """An authority (``ca.pem``), and files with key and certificate for ``server`` and ``client``."""
+    """Creates a certificate authority (``ca.pem``), and certificates of ``server`` and ``client``."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
@@ -43,7 +50,7 @@ def make_certificates(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ZooKeeper, int, Path]]:
-    """A server with SASL and TLS, its port for TLS, and where the certificates are."""
+    """A server with SASL and TLS, its TLS port, and the directory of the certificates."""
     directory = tmp_path_factory.mktemp("secure")
     make_certificates(directory)
     (directory / "jaas.conf").write_text(JAAS)
@@ -63,7 +70,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ZooKeeper
         yield server, port, directory
 
 
-def test_what_a_login_made_others_may_read_and_not_write(zookeeper: Settings) -> None:
+def test_nodes_of_an_authenticated_session_are_read_only_for_others(zookeeper: Settings) -> None:
     async def story() -> None:
         mine = zookeeper(digest="broker:secret", set_acl=True)
         async with opened(mine) as owner, opened(mine._replace(digest="", set_acl=False)) as stranger:
@@ -84,14 +91,14 @@ def test_what_a_login_made_others_may_read_and_not_write(zookeeper: Settings) ->
     asyncio.run(story())
 
 
-def test_the_chroot_is_made_with_an_access_list(zookeeper: Settings) -> None:
+def test_creates_the_chroot_with_an_access_list(zookeeper: Settings) -> None:
     settings = zookeeper(digest="broker:secret", set_acl=True)
 
     async def story() -> None:
         async with opened(settings):
             pass
         stranger = settings._replace(digest="other:secret", chroot=f"{settings.chroot}/below")
-        with pytest.raises(StoreError, match="below, which does not exist and could not be made"):
+        with pytest.raises(StoreError, match="below, which does not exist and could not be created"):
             await ZooKeeperStore.open(stranger)
 
     asyncio.run(story())
@@ -103,15 +110,15 @@ def test_the_chroot_is_made_with_an_access_list(zookeeper: Settings) -> None:
     assert [(acl.id.scheme, acl.perms) for acl in acls] == [("digest", 31), ("world", 1)]
 
 
-def test_access_lists_without_a_login_are_refused_by_the_server(zookeeper: Settings) -> None:
+def test_the_server_rejects_access_lists_without_authentication(zookeeper: Settings) -> None:
     async def story() -> None:
-        with pytest.raises(StoreError, match="did not log in"):
+        with pytest.raises(StoreError, match="without a login"):
             await ZooKeeperStore.open(zookeeper(set_acl=True))
 
     asyncio.run(story())
 
 
-def test_a_login_by_sasl(secure: tuple[ZooKeeper, int, Path]) -> None:
+def test_authenticates_with_sasl(secure: tuple[ZooKeeper, int, Path]) -> None:
     async def story() -> None:
         settings = ZooKeeperSettings(secure[0].address, "/sasl", sasl=KAFKA, set_acl=True)
         async with opened(settings) as owner, opened(settings._replace(sasl=None, set_acl=False)) as stranger:
@@ -124,7 +131,7 @@ def test_a_login_by_sasl(secure: tuple[ZooKeeper, int, Path]) -> None:
 
 
 @pytest.mark.parametrize("sasl", [KAFKA._replace(password="wrong"), KAFKA._replace(username="nobody")])
-def test_a_login_that_is_refused_is_said_at_once(secure: tuple[ZooKeeper, int, Path], sasl: Sasl) -> None:
+def test_reports_a_rejected_authentication_at_once(secure: tuple[ZooKeeper, int, Path], sasl: Sasl) -> None:
     async def story() -> None:
         settings = ZooKeeperSettings(secure[0].address, sasl=sasl, connection_timeout_ms=60_000)
         async with asyncio.timeout(30):
@@ -140,7 +147,7 @@ def test_a_login_that_is_refused_is_said_at_once(secure: tuple[ZooKeeper, int, P
 def test_a_server_that_serves_only_who_logs_in_says_so() -> None:
     async def story(address: str) -> None:
         settings = ZooKeeperSettings(address, connection_timeout_ms=CONNECT_MS)
-        with pytest.raises(StoreError, match="serves only who logs in"):
+        with pytest.raises(StoreError, match="requires a login"):
             await ZooKeeperStore.open(settings)
         async with opened(settings._replace(digest="broker:secret")) as session:
             await session.store.transact([Create("/a")])
@@ -156,7 +163,7 @@ def tls_settings(secure: tuple[ZooKeeper, int, Path], tls: Tls) -> ZooKeeperSett
     )
 
 
-def test_tls_with_a_certificate_as_the_login(secure: tuple[ZooKeeper, int, Path]) -> None:
+def test_authenticates_with_a_tls_certificate(secure: tuple[ZooKeeper, int, Path]) -> None:
     async def story() -> None:
         tls = Tls(str(secure[2] / "client.pem"), authorities=str(secure[2] / "ca.pem"))
         async with opened(tls_settings(secure, tls)) as session:
@@ -170,7 +177,7 @@ def test_tls_with_a_certificate_as_the_login(secure: tuple[ZooKeeper, int, Path]
     asyncio.run(story())
 
 
-def test_a_server_that_nobody_vouches_for_is_not_spoken_to(secure: tuple[ZooKeeper, int, Path]) -> None:
+def test_rejects_a_server_with_an_untrusted_certificate(secure: tuple[ZooKeeper, int, Path]) -> None:
     async def story() -> None:
         settings = tls_settings(secure, Tls(str(secure[2] / "client.pem")))
         with pytest.raises(StoreUnavailable, match="certificate verify failed"):
@@ -179,7 +186,7 @@ def test_a_server_that_nobody_vouches_for_is_not_spoken_to(secure: tuple[ZooKeep
     asyncio.run(story())
 
 
-def test_files_for_tls_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_reports_unsuitable_tls_files(tmp_path: Path) -> None:
     make_certificates(tmp_path)
 
     async def story() -> None:
@@ -190,7 +197,7 @@ def test_files_for_tls_that_do_not_fit_are_named(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-# What the configuration says
+# Configuration
 
 
 @pytest.mark.parametrize(
@@ -203,12 +210,12 @@ def test_files_for_tls_that_do_not_fit_are_named(tmp_path: Path) -> None:
         ("one:2181/", "one:2181", ""),
     ],
 )
-def test_an_address_is_read(text: str, hosts: str, chroot: str) -> None:
+def test_parses_an_address(text: str, hosts: str, chroot: str) -> None:
     assert parse_connect(text) == (hosts, chroot)
 
 
 @pytest.mark.parametrize("text", ["", ",", "one:x", "one:0", "::1:2181", "one:1/../x", "one:1//", "a b"])
-def test_an_address_that_is_none_is_refused(text: str) -> None:
+def test_rejects_an_invalid_address(text: str) -> None:
     if text == "one:1//":
         assert parse_connect(text) == ("one:1", "")
         return
@@ -216,7 +223,7 @@ def test_an_address_that_is_none_is_refused(text: str) -> None:
         parse_connect(text)
 
 
-def test_the_keys_reach_the_session(tmp_path: Path) -> None:
+def test_applies_the_keys_to_the_session(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     settings = settings_of(
         BrokerConfig.of(
@@ -262,7 +269,7 @@ def test_the_keys_reach_the_session(tmp_path: Path) -> None:
         ({"zookeeper.ssl.client.enable": "true", "zookeeper.ssl.keystore.location": __file__ + "/.."}, "PEM"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(others: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_rejects_inconsistent_keys(others: dict[str, str], said: str, tmp_path: Path) -> None:
     if "zookeeper.ssl.keystore.location" in others:
         (tmp_path / "store.jks").write_bytes(b"\xfe\xed\xfe\xed" * 9)
         others = {**others, "zookeeper.ssl.keystore.location": str(tmp_path / "store.jks")}

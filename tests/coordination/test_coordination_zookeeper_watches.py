@@ -1,4 +1,4 @@
-"""Watches of the ZooKeeper engine: nothing is missed, whatever happens to connections."""
+"""Watches of the ZooKeeper store: no change is missed when connections break."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ from zookeeper_sessions import (
     opened,
 )
 
-from tidemill.coordination.port import Create, Delete, Event, EventKind, SetData, StoreUnavailable
+from tidemill.coordination.coordination_store import (
+    Create,
+    Delete,
+    Event,
+    EventKind,
+    SetData,
+    StoreUnavailable,
+)
 from tidemill.coordination.zookeeper_watches import Seen, after, missed
 
 
-def test_what_happened_during_a_cut_is_told_after_it(zookeeper: Settings) -> None:
+def test_reports_changes_of_a_cut_after_it(zookeeper: Settings) -> None:
     async def story() -> None:
         async with behind_proxy(zookeeper()) as (session, proxy), opened(zookeeper()) as other:
             write = other.store.transact
@@ -60,7 +67,7 @@ def test_what_happened_during_a_cut_is_told_after_it(zookeeper: Settings) -> Non
                 "never": [],
             }
             assert order[:2] == [SUSPENDED, CONNECTED]
-            # And from now on each is told as before.
+            # From now on each change is reported as before.
             await write([SetData("/data", b"3"), Delete("/child/c"), Delete("/new"), Create("/gone")])
             await session.store.exists("/")
             assert (seen["data"], seen["child"]) == ([DATA, DATA], [CHILDREN, CHILDREN])
@@ -69,7 +76,7 @@ def test_what_happened_during_a_cut_is_told_after_it(zookeeper: Settings) -> Non
     asyncio.run(story())
 
 
-def test_no_change_is_lost_while_connections_come_and_go(zookeeper: Settings) -> None:
+def test_loses_no_change_while_connections_break(zookeeper: Settings) -> None:
     async def story() -> None:
         async with behind_proxy(zookeeper()) as (session, proxy), opened(zookeeper()) as other:
             store = session.store
@@ -93,7 +100,7 @@ def test_no_change_is_lost_while_connections_come_and_go(zookeeper: Settings) ->
                 if value % 10 == 0:
                     proxy.cut()
                 await other.store.transact([SetData("/n", b"%d" % value)])
-                # It is read when a change is told, and only then: the last value is seen all the same.
+                # The node is read only after an event; the last value is read nevertheless.
                 async with asyncio.timeout(WAIT_S):
                     while last_read < value:
                         await changed.wait()
@@ -104,7 +111,7 @@ def test_no_change_is_lost_while_connections_come_and_go(zookeeper: Settings) ->
     asyncio.run(story())
 
 
-def test_every_one_of_many_quick_changes_is_told(zookeeper: Settings) -> None:
+def test_reports_each_of_many_fast_changes(zookeeper: Settings) -> None:
     async def story() -> None:
         async with opened(zookeeper()) as watching, opened(zookeeper(in_flight_max=100)) as writing:
             seen: list[Event] = []
@@ -127,7 +134,7 @@ def test_watches_of_one_path_are_independent(zookeeper: Settings) -> None:
             first: list[Event] = []
             second: list[Event] = []
             one = await store.watch("/n", first.append)
-            # The second is under way while the first ends: ZooKeeper's watch of the path must outlive it.
+            # The second watch starts while the first one ends: ZooKeeper's watch of the path must survive.
             setting = asyncio.ensure_future(store.watch("/n", second.append))
             await asyncio.sleep(0)
             one.cancel()
@@ -155,17 +162,17 @@ def test_watches_of_one_path_are_independent(zookeeper: Settings) -> None:
         (Seen(1, 2, 3), Seen(1, 2, 9), [CHILDREN]),
         (Seen(1, 2, 3), Seen(1, 4, 9), [DATA, CHILDREN]),
         (Seen(1, 2, 3), Seen(5, 2, 3), [DELETED, CREATED]),
-        # Before 3.9 the server does not say which transaction made the node: it may have been made again.
+        # Before 3.9 the server does not report which transaction created the node: it may be a new node.
         (Seen(0, 0, 0), Seen(5, 0, 0), [DELETED, CREATED]),
     ],
 )
-def test_what_was_missed_is_seen_from_the_node(
+def test_finds_missed_changes_from_the_stat_of_the_node(
     before: Seen | None, now: Seen | None, expected: list[EventKind]
 ) -> None:
     assert missed(before, now) == expected
 
 
-def test_what_was_told_is_counted() -> None:
+def test_counts_reported_events() -> None:
     seen: Seen | None = None
     for kind in (CREATED, DATA, DATA, CHILDREN):
         seen = after(seen, kind, 7)

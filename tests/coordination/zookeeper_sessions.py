@@ -1,4 +1,4 @@
-"""Sessions of tests with ZooKeeper: what they were told, and a proxy that cuts them off."""
+"""ZooKeeper sessions for tests: recorded session states, and a proxy that cuts connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from tidemill.coordination.port import Event, EventKind, SessionState, StoreUnavailable
+from tidemill.coordination.coordination_store import Event, EventKind, SessionState, StoreUnavailable
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 
@@ -18,7 +18,7 @@ DATA, CHILDREN = EventKind.DATA_CHANGED, EventKind.CHILDREN_CHANGED
 
 
 class Proxy:
-    """Stands between a store and its server. While it holds, bytes go nowhere and connections stay."""
+    """A proxy between a store and its server. While it holds, it forwards nothing."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.partition(":")
@@ -59,15 +59,15 @@ class Proxy:
         writer.transport.abort()
 
     def hold(self) -> None:
-        """Half open from now on."""
+        """Stops forwarding: connections become half open."""
         self._flows.clear()
 
     def release(self) -> None:
-        """Bytes flow again."""
+        """Forwards again."""
         self._flows.set()
 
     def cut(self, *, refuse: bool = False) -> None:
-        """Ends all connections; and takes none, until it is called again without ``refuse``."""
+        """Closes all connections. With ``refuse`` it accepts none until the next call without ``refuse``."""
         self._refuses = refuse
         for writer in self._writers:
             writer.transport.abort()
@@ -83,7 +83,7 @@ class Proxy:
 
 
 class Session:
-    """A store, the states that it told, and how to wait for one."""
+    """A store and the session states that it reported."""
 
     def __init__(self, store: ZooKeeperStore) -> None:
         self.store = store
@@ -96,7 +96,7 @@ class Session:
         self._changed.set()
 
     async def reach(self, *states: SessionState) -> None:
-        """Returns when exactly these were told since the last time, in order; fails on others."""
+        """Waits until exactly these states were reported since the last call, in order; fails on others."""
         async with asyncio.timeout(WAIT_S):
             while len(self.states) < len(states):
                 self._changed.clear()
@@ -105,19 +105,19 @@ class Session:
         self.states.clear()
 
     async def next_state(self) -> None:
-        """Returns when something more was told."""
+        """Waits until another state is reported."""
         self._changed.clear()
         await self._changed.wait()
 
     async def reach_again(self) -> None:
-        """Returns when there is a connection, whatever was told before."""
+        """Waits for a connection."""
         async with asyncio.timeout(WAIT_S):
             while CONNECTED not in self.states:
                 self._changed.clear()
                 await self._changed.wait()
 
     async def serves(self) -> None:
-        """Returns when a call is answered, however often the connection breaks before."""
+        """Waits for the response to a call, which is retried when the connection breaks."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 told = len(self.states)

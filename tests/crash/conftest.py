@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from crash_machine import Machine, NewMachine
-
-from tidemill.testing.files import FaultyFiles
+from faulty_files import FaultyFiles
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from faulty_files import FaultyFiles
+
 from tidemill.model.configs import BrokerConfig
 from tidemill.records.builder import BatchBuilder
-from tidemill.records.reader import iter_records
-from tidemill.server.app import BrokerServer
-from tidemill.testing.files import FaultyFiles
+from tidemill.records.record_reader import iter_records
+from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest

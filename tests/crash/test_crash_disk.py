@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from crash_machine import NOW, PATIENCE_S, Asker, NewMachine, batch_of
+from faulty_files import FaultyFiles
 
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
-from tidemill.testing.files import FaultyFiles
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.list_offsets import (
     ListOffsetsPartition,

@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import Producer
 from crash_load import QUIET, make_topic, read_all
 from crash_machine import Asker, NewMachine, batch_of
+from faulty_files import FaultyFiles
 
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
-from tidemill.testing.files import FaultyFiles
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 from crash_machine import PATIENCE_S, Machine, NewMachine, batch_of
+from faulty_files import FaultyFiles
 
 from tidemill.model.errors import ErrorCode
-from tidemill.testing.files import FaultyFiles
 
 PARTITIONS = 2
 names = itertools.count()

@@ -15,7 +15,7 @@ from tidemill.testing import Broker
 
 PARTITIONS = 3
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
-RECOVERED = "after an unclean stop"
+RECOVERED = "after an unclean shutdown"
 BATCHES = 300_000
 """Of one message: some seconds of recovery as plain Python."""
 

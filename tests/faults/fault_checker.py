@@ -1,27 +1,27 @@
-"""Whether a history is one that a log can have, in the manner of Jepsen's Kafka workload.
+"""Checks whether a log can produce a history, as Jepsen's Kafka workload does.
 
-What the partitions hold at the end is the truth that all else is held against. What may be lost says
-:mod:`fault_excuses`; each time that it does is counted.
+The final content of the partitions is compared with all other events. :mod:`fault_excuses` has the permitted
+losses, which are counted.
 
-| anomaly | what it means |
+| anomaly | meaning |
 |---|---|
-| lost | an acknowledged message is not there |
-| vanished | a reader saw a record that is not there any more, or is another |
-| inconsistent-offset | an acknowledgement names an offset that holds something else |
-| duplicate | an idempotent writer's message is there twice |
-| reordered | an idempotent writer's messages are not in the order in which it wrote them |
-| phantom | nobody wrote it |
-| refused-but-there | a write that was refused for certain is there |
+| lost | an acknowledged message is missing |
+| vanished | a record that a reader received is missing or has changed |
+| inconsistent-offset | an acknowledged offset has another message |
+| duplicate | a message of an idempotent writer exists twice |
+| reordered | messages of an idempotent writer are not in the order of their writes |
+| phantom | no writer wrote the message |
+| refused-but-there | a definitely refused message exists |
 | hole | offsets are missing |
-| nonmonotonic-poll | a reader went back without being told to |
-| internal-skip | within one poll, records were left out |
-| external-skip | between two polls, records were left out |
-| group-back | a member began before what the group had committed |
-| group-skip | no member of a group was given a record, though later ones were given |
+| nonmonotonic-poll | the position of a reader moved back without a seek |
+| internal-skip | one poll skipped records |
+| external-skip | records between two polls were skipped |
+| group-back | a member started before the committed offset |
+| group-skip | no member of a group received a record, although later records were received |
 | unread | a reader has stopped before the end |
 | reset | a reader's offset was out of range |
-| undeleted | records are there that DeleteRecords was told to be gone |
-| overdeleted | records are gone that nobody asked to delete |
+| undeleted | records exist that DeleteRecords deleted |
+| overdeleted | records are missing without a DeleteRecords request |
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fault_history import Event
 
 
 class Anomaly(NamedTuple):
-    """One thing that must not be."""
+    """A violation of a promise."""
 
     kind: str
     text: str
 
 
 class Clients(NamedTuple):
-    """What is known of clients, by their names."""
+    """Facts about clients, by their names."""
 
     idempotent: frozenset[str] = frozenset()
     """Writers whose messages may be there only once."""
@@ -55,7 +55,7 @@ class Clients(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A message that was acknowledged."""
+    """An acknowledged message."""
 
     place: int
     offset: int
@@ -69,10 +69,10 @@ Polls = list[tuple[str, float, list[tuple[int, int, str]]]]
 
 
 class Checker:
-    """Takes a history in, event by event."""
+    """Reads a history event by event."""
 
     def __init__(self, clients: Clients, loose: Container[int] = ()) -> None:
-        """``loose``: the partitions that may lose what was not synced."""
+        """``loose``: the partitions that may lose unsynced records."""
         self._clients = clients
         self._loose = loose
         self._excuses = Excuses()
@@ -123,7 +123,7 @@ class Checker:
             self._floors[event["by"], place] = self._committed.get(place, 0)
 
     def _check_begin(self, event: Event) -> None:
-        """The first record after an assignment is not before what was committed when it was made."""
+        """The first record after an assignment must not be before the offset committed at that time."""
         for place, offset, _ in event["m"]:
             floor = self._floors.pop((event["by"], place), None)
             if floor is not None and offset < floor:
@@ -163,7 +163,7 @@ class Checker:
     # The verdict
 
     def anomalies(self) -> list[Anomaly]:
-        """What must not be; to be called once, after the history."""
+        """Returns the violations; to be called once, after the history."""
         if not self._final:
             self._note("unread", "the partitions were not read at the end")
             return self._found
@@ -181,7 +181,7 @@ class Checker:
         return self._found
 
     def _check_begin_of(self, place: int) -> None:
-        """The partition begins where somebody asked it to, and where DeleteRecords was answered it would."""
+        """The log start offset is one that was requested, or that DeleteRecords returned."""
         begin = self._begins[place]
         if begin > self._deleting[place]:
             self._note(
@@ -227,7 +227,7 @@ class Checker:
                 )
 
     def _kept_from(self) -> dict[tuple[int, str], float]:
-        """The first message of each partition and writer that is known to have been left by deletions."""
+        """Returns the first message of each partition and writer that deletions certainly kept."""
         kept: dict[tuple[int, str], float] = defaultdict(lambda: float("inf"))
         for place, begin in self._begins.items():
             if not begin:
@@ -239,10 +239,10 @@ class Checker:
         return kept
 
     def _is_excused(self, one: Ack) -> bool:
-        """Whether a message may be gone, or be elsewhere, although it was acknowledged."""
+        """Whether an acknowledged message may be missing, or have another offset."""
         if one.acks != 1:
             return self._is_lost_by_all(one.place, one.at)
-        # A later offset that all replicas had says that they had this one as well: the leader was the same.
+        # A later offset of all replicas proves that they had this one too: the leader was the same.
         later = (
             other.at
             for other in self._acked
@@ -339,7 +339,7 @@ class Checker:
 def check(
     events: Iterable[Event], clients: Clients, loose: Container[int] = ()
 ) -> tuple[list[Anomaly], Counter[str]]:
-    """The anomalies of a history, and how many events of each kind it has."""
+    """Returns the violations in a history, and the number of events of each kind."""
     checker = Checker(clients, loose)
     checker.take(events)
     return checker.anomalies(), checker.counts

@@ -1,11 +1,11 @@
 """Disks that can be full, slow or empty, or lose their power: file systems on loop devices, or in memory.
 
-Slow: the file system writes through (``sync``) as long as it is slow, and the broker's cgroup may write only
-so many bytes a second to the device: the process itself makes such writes.
+Slow: the file system is mounted with ``sync`` while it is slow, and the cgroup of the broker limits the write
+rate of the device: the process itself makes these writes.
 
-Without power: the kernel is told to shut the file system down without another byte (``EXT4_IOC_SHUTDOWN``, as
-the tests of Linux's file systems do), and it is mounted again. What was not synced is gone, as after a power
-cut; ext4 recovers from its journal.
+Without power: the kernel shuts the file system down without further writes (``EXT4_IOC_SHUTDOWN``, as the
+tests of Linux's file systems do), and it is mounted again. Unsynced data are lost, as after a power cut; ext4
+recovers from its journal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNMOUNT_S = 20.0
 
 
 class Disk:
-    """A directory that is a disk of its own."""
+    """A directory on a separate file system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,22 +40,22 @@ class Disk:
         self._group = BLKIO / f"tidemill-{os.getpid()}-{path.parent.name}"
 
     def fill(self, free_bytes: int = 0) -> None:
-        """Leaves no room but ``free_bytes``."""
+        """Fills the disk except for ``free_bytes``."""
         piece = DISK_BYTES
         with (self.path / FILLING).open("wb", buffering=0) as file:
             while piece >= 4096:
                 try:
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, piece)
-                except OSError:  # It does not fit, and a file system may have kept a part of it.
+                except OSError:  # The data does not fit, and a file system may have kept a part of it.
                     piece //= 2
             os.truncate(file.fileno(), max(0, os.fstat(file.fileno()).st_size - free_bytes))
 
     def clear(self) -> None:
-        """Gives the room back."""
+        """Frees the space again."""
         (self.path / FILLING).unlink(missing_ok=True)
 
     def cut_power(self) -> None:
-        """What was not synced is gone. No process may use the disk. Only for one on a loop device."""
+        """Discards unsynced data. No process may use the disk. Only for a loop device."""
         directory = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(directory, EXT4_IOC_SHUTDOWN, WITHOUT_JOURNAL_FLUSH)
@@ -65,7 +65,7 @@ class Disk:
         self._mount()
 
     def replace(self) -> None:
-        """Another disk, with nothing on it. No process may use the disk. Only for one on a loop device."""
+        """Replaces the disk by an empty one. No process may use the disk. Only for a loop device."""
         self._unmount()
         self._format()
 
@@ -78,7 +78,7 @@ class Disk:
         until_free("mount", self._device, str(self.path))
 
     def _unmount(self) -> None:
-        """Returns when nobody has the file system mounted: ended processes keep it for a moment."""
+        """Returns when no process has the file system mounted: ended processes keep it for a moment."""
         until_free("umount", str(self.path))
         in_use = Path("/sys/fs/ext4", Path(self._device).name)
         deadline = time.monotonic() + UNMOUNT_S
@@ -88,7 +88,7 @@ class Disk:
             time.sleep(0.01)
 
     def slow_down(self, pid: int, bytes_per_s: int) -> None:
-        """Lets a process write only so much. Only for a disk on a loop device."""
+        """Limits the write rate of a process. Only for a disk on a loop device."""
         run("mount", "-o", "remount,sync", str(self.path))
         number = os.stat(self._device).st_rdev
         self._group.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ class Disk:
         (self._group / "cgroup.procs").write_text(str(pid))
 
     def speed_up(self, pid: int) -> None:
-        """Ends that."""
+        """Removes the limit."""
         number = os.stat(self._device).st_rdev
         (self._group / "blkio.throttle.write_bps_device").write_text(
             f"{os.major(number)}:{os.minor(number)} 0"
@@ -108,7 +108,7 @@ class Disk:
 
 
 def until_free(*command: str) -> None:
-    """Runs a command on a disk that somebody may use for a moment yet."""
+    """Runs a command on a disk that another process may still use for a moment."""
     deadline = time.monotonic() + UNMOUNT_S
     while True:
         try:
@@ -120,12 +120,12 @@ def until_free(*command: str) -> None:
 
 
 def no_small_disks() -> str:
-    """Why there can be no file systems of their own; empty when there can."""
+    """Returns why separate file systems are not possible; empty if they are."""
     return "" if os.geteuid() == 0 else "mounting a file system needs root"
 
 
 def no_devices() -> str:
-    """Why disks cannot be devices, which lose power; empty when they can."""
+    """Returns why disks cannot be devices, which lose power; empty if they can."""
     if no_small_disks():
         return no_small_disks()
     missing = [name for name in ("losetup", "mkfs.ext4", "unshare") if shutil.which(name) is None]
@@ -133,7 +133,7 @@ def no_devices() -> str:
 
 
 def no_slow_disks() -> str:
-    """Why disks cannot be slowed down; empty when they can."""
+    """Returns why disks cannot be slowed down; empty if they can."""
     if no_devices():
         return no_devices()
     if not (BLKIO / "blkio.throttle.write_bps_device").exists():
@@ -143,10 +143,10 @@ def no_slow_disks() -> str:
 
 @contextlib.contextmanager
 def disk(path: Path) -> Iterator[Disk]:
-    """A file system at ``path``: on a loop device where that can be, else in memory."""
+    """A file system at ``path``: on a loop device if possible, otherwise in memory."""
     one = Disk(path)
     path.mkdir(parents=True)
-    # In memory syncs take no time.
+    # Syncs in memory take no time.
     image = (MEMORY if MEMORY.is_dir() else path.parent) / f"tidemill-{os.getpid()}-{path.parent.name}.image"
     try:
         if no_devices():

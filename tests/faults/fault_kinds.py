@@ -1,4 +1,4 @@
-"""The faults that can be done to a stage: each a generator that does it, says what it did, and undoes it."""
+"""The faults of a stage: each is a generator that causes the fault, yields its description, and ends it."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ SHRUNK_S = 30.0
 
 
 class Target:
-    """A stage, and the random choices of what is done to it."""
+    """A stage, and the random choices of a fault."""
 
     def __init__(
         self, stage: Stage, random: Random, topic: str, note_loss: Callable[[Iterable[int], str], None]
     ) -> None:
-        """``note_loss`` is called before brokers lose their disks or what they had not synced."""
+        """``note_loss`` is called before brokers lose their disks or their unsynced data."""
         self.stage = stage
         self.random = random
         self.topic = topic
         self._note_loss = note_loss
 
     def cut_power(self, numbers: Iterable[int]) -> None:
-        """What brokers had not synced is gone."""
+        """Brokers lose their unsynced data."""
         self._note_loss(numbers, "power")
         self.stage.cut_power(numbers)
 
     def replace_disk(self, number: int) -> None:
-        """All that a broker had is gone."""
+        """A broker loses all its data."""
         self._note_loss([number], "disk")
         self.stage.replace_disk(number)
 
     def leader(self) -> int:
-        """The leader of some partition, or any broker when that is not known."""
+        """Returns the leader of some partition, or any broker if none is known."""
         leaders = [one for one in self.stage.leaders(self.topic) if one > 0]
         return self.random.choice(leaders) if leaders else self.broker()
 
     def follower(self) -> int:
-        """A broker that leads as little as possible."""
+        """Returns the broker with the fewest leaderships."""
         leaders = self.stage.leaders(self.topic)
         return min(self.stage.brokers, key=lambda one: (leaders.count(one), self.random.random()))
 
@@ -57,15 +57,15 @@ class Target:
         return bool(states) and all(state.isr == [number] for state in states.values())
 
     def controller(self) -> int:
-        """The controller, or any broker when that is not known."""
+        """Returns the controller, or any broker if none is known."""
         return self.stage.controller() or self.broker()
 
     def broker(self) -> int:
-        """Any broker."""
+        """Returns any broker."""
         return self.random.choice(list(self.stage.brokers))
 
     def hold(self, low_s: float, high_s: float) -> None:
-        """Lets the fault be for a while."""
+        """Keeps the fault for a while."""
         time.sleep(self.random.uniform(low_s, high_s))
 
 
@@ -74,7 +74,7 @@ Kind = Callable[[Target], Fault]
 
 
 def start(broker: PlacedBroker) -> None:
-    """Starts a broker as a supervisor would: again, when it cannot reach ZooKeeper, which may be cut off."""
+    """Starts a broker as a supervisor does: again if it cannot reach ZooKeeper."""
     deadline = time.monotonic() + START_S
     while True:
         try:
@@ -87,7 +87,7 @@ def start(broker: PlacedBroker) -> None:
 
 
 def kill(choose: Callable[[Target], int]) -> Kind:
-    """Kill -9, and a start some time later: before the end of the old session, or after."""
+    """Kill -9, and a start some time later: before or after the end of the old session."""
 
     def fault(target: Target) -> Fault:
         number = choose(target)
@@ -101,7 +101,7 @@ def kill(choose: Callable[[Target], int]) -> Kind:
 
 
 def kill_several(count: int) -> Kind:
-    """Kill -9 of several brokers at once."""
+    """Kill -9 of several brokers at the same time."""
 
     def fault(target: Target) -> Fault:
         numbers = target.random.sample(list(target.stage.brokers), count)
@@ -150,7 +150,7 @@ def pause_zookeeper(target: Target) -> Fault:
 
 
 def expire(choose: Callable[[Target], int]) -> Kind:
-    """A session ends behind the broker's back."""
+    """Expires the session of a broker in ZooKeeper."""
 
     def fault(target: Target) -> Fault:
         number = choose(target)
@@ -165,7 +165,7 @@ def expire(choose: Callable[[Target], int]) -> Kind:
 
 
 def restart(choose: Callable[[Target], int]) -> Kind:
-    """A stop in order, and a start."""
+    """A clean stop, and a start."""
 
     def fault(target: Target) -> Fault:
         number = choose(target)
@@ -177,7 +177,7 @@ def restart(choose: Callable[[Target], int]) -> Kind:
 
 
 def rolling_restart(target: Target) -> Fault:
-    """One broker after the other, each when the one before is in sync."""
+    """A rolling restart; each broker waits until the previous one is in sync."""
     yield ""
     for number in target.stage.brokers:
         target.stage.brokers[number].stop()
@@ -200,20 +200,20 @@ def _cut(target: Target, pairs: list[tuple[int, int]]) -> Fault:
 
 
 def cut_pair(target: Target) -> Fault:
-    """Two brokers do not reach each other."""
+    """Two brokers cannot reach each other."""
     one, other = target.random.sample(list(target.stage.brokers), 2)
     yield from _cut(target, [(one, other)])
 
 
 def cut_controller(target: Target) -> Fault:
-    """The controller and another broker do not reach each other."""
+    """The controller and another broker cannot reach each other."""
     one = target.controller()
     other = target.random.choice([number for number in target.stage.brokers if number != one])
     yield from _cut(target, [(one, other)])
 
 
 def cut_from_store(choose: Callable[[Target], int]) -> Kind:
-    """A broker does not reach ZooKeeper; clients and brokers reach it."""
+    """A broker cannot reach ZooKeeper; clients and brokers reach the broker."""
 
     def fault(target: Target) -> Fault:
         yield from _cut(target, [(choose(target), STORE)])
@@ -222,7 +222,7 @@ def cut_from_store(choose: Callable[[Target], int]) -> Kind:
 
 
 def cut_from_brokers(choose: Callable[[Target], int]) -> Kind:
-    """A broker reaches no other broker, but ZooKeeper and clients."""
+    """A broker reaches ZooKeeper and clients, but no other broker."""
 
     def fault(target: Target) -> Fault:
         one = choose(target)
@@ -232,7 +232,7 @@ def cut_from_brokers(choose: Callable[[Target], int]) -> Kind:
 
 
 def isolate(choose: Callable[[Target], int]) -> Kind:
-    """A broker reaches neither the others nor ZooKeeper; clients reach it."""
+    """A broker reaches neither other brokers nor ZooKeeper; clients reach the broker."""
 
     def fault(target: Target) -> Fault:
         one = choose(target)
@@ -243,7 +243,7 @@ def isolate(choose: Callable[[Target], int]) -> Kind:
 
 
 def full_disk(choose: Callable[[Target], int]) -> Kind:
-    """A broker's disk has no room."""
+    """The disk of a broker is full."""
 
     def fault(target: Target) -> Fault:
         number = choose(target)
@@ -254,7 +254,7 @@ def full_disk(choose: Callable[[Target], int]) -> Kind:
             target.hold(1, SESSION_S * 2)
         finally:
             disk.clear()
-        # What a disk that was full has broken is mended by a start, as an operator would do.
+        # A start repairs the effects of a full disk, as an operator would do.
         if not target.stage.brokers[number].running:
             start(target.stage.brokers[number])
 
@@ -262,7 +262,7 @@ def full_disk(choose: Callable[[Target], int]) -> Kind:
 
 
 def slow_disk(target: Target) -> Fault:
-    """A disk takes little of what is written to it. A fault at the same time may have ended a broker."""
+    """The write rate of a disk is limited. A concurrent fault may have ended a broker."""
     running = [number for number, broker in target.stage.brokers.items() if broker.running]
     number = target.random.choice(running)
     disk, pid = target.stage.machines[number].disk, target.stage.brokers[number].pid
@@ -278,12 +278,12 @@ Harm = Callable[[Target, int], None]
 
 
 def cut_power(target: Target, number: int) -> None:
-    """A broker's machine loses its power."""
+    """The machine of a broker loses its power."""
     target.cut_power([number])
 
 
 def replace_disk(target: Target, number: int) -> None:
-    """A broker's disk is replaced by an empty one."""
+    """The disk of a broker is replaced by an empty disk."""
     target.replace_disk(number)
 
 
@@ -301,7 +301,7 @@ def harm(choose: Callable[[Target], int], do: Harm) -> Kind:
 
 
 def cut_power_of(count: int) -> Kind:
-    """Several brokers lose their power at once, and start in any order."""
+    """Several brokers lose their power at the same time, and start in any order."""
 
     def fault(target: Target) -> Fault:
         numbers = target.random.sample(list(target.stage.brokers), count)
@@ -314,14 +314,14 @@ def cut_power_of(count: int) -> Kind:
 
 
 def start_later(target: Target, numbers: Iterable[int]) -> None:
-    """Starts brokers in this order, the later ones while the first lead already, or not yet."""
+    """Starts brokers in this order, the later ones before or after the first leads."""
     for number in numbers:
         start(target.stage.brokers[number])
         target.hold(0, SESSION_S)
 
 
 def harm_last(do: Harm) -> Kind:
-    """All brokers but one are killed, and the last one in sync loses its power or its disk."""
+    """All brokers but one are killed, and the last in-sync broker loses its power or its disk."""
 
     def fault(target: Target) -> Fault:
         last = target.leader()
@@ -391,7 +391,7 @@ TOGETHER = "two-at-once"
 
 
 def possible() -> tuple[dict[str, Kind], list[str]]:
-    """The faults that can be done on this machine, and why the others cannot."""
+    """Returns the faults that are possible on this machine, and the reasons for the others."""
     found = dict(SIMPLE)
     reasons = []
     for kinds, reason in (
@@ -408,10 +408,10 @@ def possible() -> tuple[dict[str, Kind], list[str]]:
 
 
 def together(target: Target, kinds: dict[str, Kind]) -> Fault:
-    """Two faults of different kinds, the second while the first goes on.
+    """Two faults of different kinds, the second during the first.
 
-    Brokers that were ended start last: without ZooKeeper, or room on the disk, none would. At most one of the
-    two destroys something: what two brokers lost may have been all that was in sync.
+    Ended brokers start last: without ZooKeeper, or with a full disk, none would start. At most one of the two
+    destroys data: the losses of two brokers may include all in-sync replicas.
     """
     names: list[str] = []
     while len(names) < 2 or (names[0] in LOSSES and names[1] in LOSSES):

@@ -1,4 +1,4 @@
-"""Clients that write and read numbered messages all the time, and note what they did and saw."""
+"""Clients that write and read numbered messages, and record their operations and observations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FIRST_WATCHES_S = 0.02
 
 
 class Client(threading.Thread):
-    """Something that goes on until it is told to end."""
+    """A thread that works until it is stopped."""
 
     def __init__(self, name: str, history: History, places: Places) -> None:
         super().__init__(name=name, daemon=True)
@@ -58,32 +58,32 @@ class Client(threading.Thread):
         self.failure = ""
 
     def run(self) -> None:
-        """Keeps what ends it before its time."""
+        """Records the exception that ends the thread early."""
         try:
             self.work()
         except Exception as problem:  # noqa: BLE001 - whatever it is, the run tells of it
             self.failure = f"{self.name} ended: {type(problem).__name__}: {problem}"
 
     def work(self) -> None:
-        """What it does."""
+        """The work of the client."""
         raise NotImplementedError
 
 
-class Notes(logging.Handler):
-    """A file of what somebody says, which is never left open."""
+class LogFile(logging.Handler):
+    """A log file, which is closed after each line."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Adds one line."""
+        """Appends one line."""
         with self.path.open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {record.getMessage()}\n")
 
 
 class Writer(Client):
-    """Writes to all partitions in turn, some messages at a time; numbers count by partition."""
+    """Writes to all partitions in turn, several messages at a time; messages are numbered by partition."""
 
     idempotent = True
     acks = -1
@@ -96,19 +96,19 @@ class Writer(Client):
         self.open(bootstrap)
 
     def open(self, bootstrap: str) -> None:
-        """Makes the producer."""
+        """Creates the producer."""
         raise NotImplementedError
 
     def send(self, place: int, number: int, value: bytes) -> None:
-        """Hands one message over."""
+        """Sends one message."""
         raise NotImplementedError
 
-    def attend(self, seconds: float) -> None:
-        """Waits so long, and hears of acknowledgements."""
+    def poll_for(self, seconds: float) -> None:
+        """Waits for that time, and handles acknowledgements."""
         time.sleep(seconds)
 
     def work(self) -> None:
-        """Writes, and at the end waits for what is under way."""
+        """Writes, and waits for the messages in flight at the end."""
         for size in itertools.cycle(BURSTS):
             if self.ending.is_set():
                 break
@@ -116,10 +116,10 @@ class Writer(Client):
                 if self.written[place] - self.done[place] < UNDERWAY_MAX:
                     for _ in range(size):
                         self._write(place)
-            self.attend(self.pause_s * size)
+            self.poll_for(self.pause_s * size)
         deadline = time.monotonic() + PATIENCE_MS / 1000 + 10
         while self.done != self.written and time.monotonic() < deadline:
-            self.attend(0.05)
+            self.poll_for(0.05)
         if self.done != self.written:
             self.failure = f"{self.name} never heard of {sum(self.written) - sum(self.done)} messages"
 
@@ -129,8 +129,8 @@ class Writer(Client):
         self.history.add("send", by=self.name, p=self.places.first + place, n=number)
         self.send(place, number, f"{self.name} {number}".encode())
 
-    def told(self, place: int, number: int, offset: int, error: str, sure: bool = False) -> None:
-        """A message was acknowledged, or failed."""
+    def acknowledged(self, place: int, number: int, offset: int, error: str, sure: bool = False) -> None:
+        """Records an acknowledgement or a failure."""
         self.done[place] += 1
         if error:
             self.history.add(
@@ -143,7 +143,7 @@ class Writer(Client):
 
 
 class LibrdkafkaWriter(Writer):
-    """confluent-kafka; ``config`` says how it writes."""
+    """confluent-kafka; ``config`` has the settings of the producer."""
 
     def __init__(self, *arguments: Any, config: dict[str, Any]) -> None:
         self._config = config
@@ -152,7 +152,7 @@ class LibrdkafkaWriter(Writer):
         super().__init__(*arguments)
 
     def open(self, bootstrap: str) -> None:
-        """Makes the producer."""
+        """Creates the producer."""
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -168,25 +168,25 @@ class LibrdkafkaWriter(Writer):
         )
 
     def _told_of_by(self) -> logging.Logger:
-        """What the client says of sequences and epochs goes to a file beside the history."""
+        """Writes the client's messages about sequences and epochs to a file beside the history."""
         logger = logging.Logger(self.name)
         logger.propagate = False
-        logger.addHandler(Notes(self.history.path.with_name(f"{self.name}.log")))
+        logger.addHandler(LogFile(self.history.path.with_name(f"{self.name}.log")))
         return logger
 
     def send(self, place: int, number: int, value: bytes) -> None:
-        """Hands one message over."""
+        """Sends one message."""
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
-                offset = message.offset()  # None where the broker had it already.
-                self.told(place, number, -1 if offset is None else offset, "")
+                offset = message.offset()  # None if the broker already had the message.
+                self.acknowledged(place, number, -1 if offset is None else offset, "")
             else:
-                self.told(place, number, -1, str(error))
+                self.acknowledged(place, number, -1, str(error))
 
         self._producer.produce(self.topic, value, partition=place, on_delivery=delivered)
 
-    def attend(self, seconds: float) -> None:
+    def poll_for(self, seconds: float) -> None:
         """Serves callbacks."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -194,10 +194,10 @@ class LibrdkafkaWriter(Writer):
 
 
 class OwnWriter(Writer):
-    """The project's own producer, with its defaults: idempotent."""
+    """Tidemill's producer with its defaults: idempotent."""
 
     def open(self, bootstrap: str) -> None:
-        """Makes the producer."""
+        """Creates the producer."""
         self._producer = OwnProducer(
             bootstrap,
             {
@@ -210,11 +210,11 @@ class OwnWriter(Writer):
         )
 
     def send(self, place: int, number: int, value: bytes) -> None:
-        """Hands one message over."""
+        """Sends one message."""
 
         def delivered(metadata: Any, error: Any) -> None:
             offset = metadata.offset if metadata is not None else -1
-            self.told(place, number, offset, "" if error is None else str(error))
+            self.acknowledged(place, number, offset, "" if error is None else str(error))
 
         self._producer.send(self.topic, value, partition=place, on_delivery=delivered)
 
@@ -225,7 +225,7 @@ class OwnWriter(Writer):
 
 
 class Polling(Client):
-    """Reads, and notes what it is given and how far it has come. ``consumer`` makes what it reads with."""
+    """Reads, and records the received messages and positions. ``consumer`` creates the consumer."""
 
     def __init__(self, name: str, history: History, places: Places, bootstrap: str) -> None:
         super().__init__(name, history, places)
@@ -233,26 +233,26 @@ class Polling(Client):
         self._consumer = self.consumer(bootstrap)
 
     def consumer(self, bootstrap: str) -> Any:
-        """Of confluent-kafka or our own."""
+        """Creates a consumer of confluent-kafka or Tidemill."""
         raise NotImplementedError
 
     def note(self, records: list[list[Any]]) -> None:
-        """What came of a poll: partition, offset and value of each."""
+        """Records the result of a poll: partition, offset and value of each message."""
         if records:
             first = self.places.first
-            told = [[first + place, offset, value] for place, offset, value in records]
-            self.history.add("poll", by=self.name, m=told)
+            acknowledged = [[first + place, offset, value] for place, offset, value in records]
+            self.history.add("poll", by=self.name, m=acknowledged)
         for place, offset, _ in records:
             self.position[place] = max(self.position[place], offset + 1)
 
 
 class Reader(Polling):
-    """Reads all partitions from their beginnings; a thread of confluent-kafka."""
+    """A thread of confluent-kafka that reads all partitions from their starts."""
 
     out_of_range = "error"
 
     def consumer(self, bootstrap: str) -> Consumer:
-        """In no group."""
+        """Creates a consumer without a group."""
         return Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -279,20 +279,22 @@ class Reader(Polling):
 
 
 class PatientReader(Reader):
-    """One that goes on where a partition begins, when what it has read before is gone."""
+    """A reader that continues at the log start offset when its position was deleted."""
 
     out_of_range = "earliest"
 
 
 class Member(Polling):
-    """A member of the group, which commits what it has noted. ``committed``: how far, of each partition."""
+    """A member of the group, which commits the recorded messages. ``committed`` has the offset of each
+    partition.
+    """
 
     def __init__(self, name: str, history: History, places: Places, bootstrap: str) -> None:
         super().__init__(name, history, places, bootstrap)
         self.committed = [0] * self.partitions
 
     def consumer(self, bootstrap: str) -> Consumer:
-        """In the group."""
+        """Creates a consumer in the group."""
         return Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -326,7 +328,7 @@ class Member(Polling):
         try:
             done = self._consumer.commit(offsets=wanted, asynchronous=False)
         except KafkaException:
-            return  # Of the group's partitions another member has some by now, or its broker is gone.
+            return  # Another member has some of the partitions by now, or its broker has failed.
         for one in done or []:
             if one.error is None:
                 self.committed[one.partition] = max(self.committed[one.partition], one.offset)
@@ -335,7 +337,7 @@ class Member(Polling):
 
 
 def records_of(messages: list[Message]) -> list[list[Any]]:
-    """Partition, offset and value of each that is no error."""
+    """Returns partition, offset and value of each message without an error."""
     return [
         [message.partition(), message.offset(), (message.value() or b"").decode()]
         for message in messages
@@ -344,10 +346,10 @@ def records_of(messages: list[Message]) -> list[list[Any]]:
 
 
 class OwnReader(Polling):
-    """The project's own consumer, from the beginnings of all partitions."""
+    """Tidemill's consumer, from the starts of all partitions."""
 
     def consumer(self, bootstrap: str) -> OwnConsumer:
-        """In no group."""
+        """Creates a consumer without a group."""
         return OwnConsumer(
             bootstrap,
             {"auto.offset.reset": "none", "fetch.max.wait.ms": 100, "reconnect.backoff.max.ms": 200},
@@ -371,12 +373,12 @@ class OwnReader(Polling):
 
 
 class Deleter(Client):
-    """Deletes records that all have read, up to any offset: most often one inside a batch."""
+    """Deletes records that all clients have read, up to any offset: mostly one inside a batch."""
 
     def __init__(
         self, name: str, history: History, places: Places, bootstrap: str, read_to: Callable[[int], int]
     ) -> None:
-        """``read_to`` gives the offset up to which everybody has read a partition."""
+        """``read_to`` returns the offset up to which all clients have read a partition."""
         super().__init__(name, history, places)
         self._read_to = read_to
         self._random = Random(name)
@@ -384,13 +386,13 @@ class Deleter(Client):
         self._admin = Admin(bootstrap, {"default.api.timeout.ms": 5000, "request.timeout.ms": 3000})
 
     def work(self) -> None:
-        """Deletes a part of what is there."""
+        """Deletes a part of the log."""
         while not self.ending.wait(DELETES_S):
             place = self._random.randrange(self.partitions)
             begin, end = self._begins[place], self._read_to(place)
             if end <= begin:
                 continue
-            # Most stays: what is deleted is checked by what readers saw only.
+            # Most records stay: only readers check the deleted ones.
             offset = self._random.randint(begin + 1, begin + 1 + (end - begin - 1) // DELETED_SHARE)
             partition = TopicPartition(self.topic, place)
             self.history.add("deleting", p=self.places.first + place, o=offset)
@@ -405,7 +407,7 @@ class Deleter(Client):
 
 
 class Watcher(Client):
-    """Notes each state that partitions get in the store, as far as it sees them."""
+    """Records each partition state in the store that it observes."""
 
     def __init__(self, history: History, places: Places, place: Stage) -> None:
         super().__init__(f"watcher-{places.topic}", history, places)
@@ -414,7 +416,7 @@ class Watcher(Client):
         """Whether it has noted a state, with which the later ones are compared."""
 
     def work(self) -> None:
-        """Looks, again and again, also while the store does not answer."""
+        """Reads the states repeatedly, also while the store does not respond."""
         known: States = {}
         since = self.history.now
         while not self.ending.wait(WATCHES_S if known else FIRST_WATCHES_S):
@@ -439,8 +441,8 @@ class Watcher(Client):
 class Load:
     """All clients of a run.
 
-    ``synced`` is a topic of which nothing committed is ever lost; ``loose`` one that may lose what was not
-    synced, where all its replicas lose their power.
+    ``synced`` is a topic that never loses committed records; ``loose`` may lose unsynced records when all its
+    replicas lose their power.
     """
 
     def __init__(
@@ -481,21 +483,21 @@ class Load:
             ]
 
     def committed(self, place: int) -> int:
-        """How far the group has committed a partition."""
+        """Returns the committed offset of the group in a partition."""
         return max(member.committed[place] for member in self.members)
 
     def _read_to(self, place: int) -> int:
-        """How far all readers of a partition have come, and the group has committed."""
+        """Returns the offset that all readers of a partition have reached, and the group has committed."""
         return min(self.committed(place), *(reader.position[place] for reader in self.readers))
 
     @property
     def clients(self) -> list[Client]:
-        """All of them."""
+        """Returns all clients."""
         return [*self.writers, *self.readers, *self.members, *self.others]
 
     @property
     def known(self) -> Clients:
-        """For the checker."""
+        """Returns the facts for the checker."""
         return Clients(
             idempotent=frozenset(one.name for one in self.writers if one.idempotent),
             to_end=frozenset(one.name for one in self.readers),
@@ -505,12 +507,12 @@ class Load:
 
     @property
     def epoch_changes(self) -> int:
-        """How often librdkafka has counted an epoch up: each time it may write messages twice."""
+        """Returns how often librdkafka has bumped its epoch: each bump may duplicate messages."""
         notes = [self.history.path.with_name(f"{one.name}.log") for one in self.writers]
         return sum(path.read_text().count("bumped epoch") for path in notes if path.exists())
 
     def start(self) -> None:
-        """Starts all: who watches first, else the first change of a leader would not be seen as one."""
+        """Starts all clients: the watcher first, otherwise it would not recognise the first leader change."""
         watchers = [one for one in self.others if isinstance(one, Watcher)]
         for watcher in watchers:
             watcher.start()
@@ -522,11 +524,11 @@ class Load:
                 one.start()
 
     def failures(self) -> list[str]:
-        """Of clients that ended before their time, or heard nothing."""
+        """Returns the errors of clients that ended early, or received nothing."""
         return [one.failure for one in self.clients if one.failure]
 
     def end_writers(self) -> None:
-        """Ends the writers, once they have heard of all that they wrote; nothing is deleted any more."""
+        """Stops the writers after the acknowledgement of all their messages; stops deletions."""
         ending = [*self.writers, *(one for one in self.others if isinstance(one, Deleter))]
         for one in ending:
             one.ending.set()
@@ -534,7 +536,7 @@ class Load:
             one.join(PATIENCE_MS / 1000 + 20)
 
     def end_readers(self, held: list[range], patience_s: float = 40.0) -> None:
-        """Ends the readers, once they and the group have read all of that, or after that time."""
+        """Stops the readers once they and the group have read all messages, or after the timeout."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             group = [max(found) for found in zip(*(one.position for one in self.members), strict=True)]
@@ -550,7 +552,7 @@ class Load:
 
 
 def read_all(bootstrap: str, places: Places, history: History) -> list[range]:
-    """Notes all that the partitions hold; their offsets."""
+    """Records the content of all partitions; returns their offsets."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -1,7 +1,7 @@
-"""A network of its own for each broker, whose connections can be cut: a namespace each, and a bridge.
+"""A separate network for each broker, whose connections can be cut: a namespace each, and a bridge.
 
-A cut is silent, as that of a cable is: the hosts take each other for an address of the link layer that nobody
-has. Packets go there and are dropped; established connections stay, and find out by themselves.
+A cut is silent, as that of a cable is: the hosts resolve each other to an unused link-layer address. Packets
+to it are dropped; established connections stay open until their ends detect the cut.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _numbers = itertools.count()
 
 
 def run(*command: str) -> None:
-    """Runs a command; RuntimeError with what it says when it fails."""
+    """Runs a command; raises RuntimeError with its output on failure."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
 
 
 def unavailable() -> str:
-    """Why networks cannot be cut here; empty when they can."""
+    """Returns why networks cannot be cut here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -47,20 +47,20 @@ def unavailable() -> str:
 
 
 class Network:
-    """Hosts 1 to ``count``, the store at ``.253``, the clients at ``.254``: both in this namespace."""
+    """Hosts 1 to ``count``; the store at ``.253`` and the clients at ``.254`` are in this namespace."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # Devices live on for a moment after the namespace that they were in: names are used once.
+        # Devices exist for a moment longer than their namespace: names are used once.
         self._name = f"tmf{os.getpid()}n{next(_numbers)}"
         self._prefix = f"10.{64 + os.getpid() // 250 % 128}.{os.getpid() % 250}"
 
     def address(self, host: int) -> str:
-        """Where a host is."""
+        """Returns the address of a host."""
         return f"{self._prefix}.{host}"
 
     def inside(self, host: int) -> list[str]:
-        """What a command that runs on a host begins with."""
+        """Returns the prefix of a command that runs on a host."""
         return ["ip", "netns", "exec", f"{self._name}-{host}"]
 
     def _make(self) -> None:
@@ -85,7 +85,7 @@ class Network:
             run("ip", "link", "del", self._name)
 
     def cut(self, one: int, other: int) -> None:
-        """Nothing passes between two brokers any more, and nothing from a broker to the store."""
+        """Cuts the connection between two brokers, or from a broker to the store."""
         for host, peer in ((one, other), (other, one)):
             if host <= self.count:
                 self._neighbour(host, "replace", peer, "lladdr", NOBODY, "nud", "permanent")
@@ -103,7 +103,7 @@ class Network:
 
 @contextlib.contextmanager
 def network(count: int) -> Iterator[Network]:
-    """Hosts that are there for as long as the context."""
+    """Creates hosts for the duration of the context."""
     one = Network(count)
     try:
         one._make()

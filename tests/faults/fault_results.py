@@ -1,4 +1,4 @@
-"""What runs came to, kept for the source that they ran: what was broken off goes on where it stopped."""
+"""Results of runs, stored for the source that they ran: an interrupted series continues where it stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def source_digest(root: Path, folders: Iterable[str]) -> str:
-    """Stands for the content of all Python files in folders below ``root``."""
+    """Returns a digest of the content of all Python files in folders below ``root``."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
@@ -24,7 +24,7 @@ class Results:
     """A file with one JSON object a line: ``{"key": ..., "result": ...}``; the first has the first seed."""
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:
-        """``anew``: what the file says is not heeded."""
+        """``anew``: ignores the results in the file."""
         self.path = path
         self._known: list[tuple[Any, Any]] = []
         if path.exists() and not anew:
@@ -37,11 +37,11 @@ class Results:
             path.write_text(json.dumps({"first_seed": self.first_seed}) + "\n", encoding="utf-8")
 
     def find(self, key: Any) -> Any | None:
-        """What a run with this key came to; None when it was not done."""
+        """Returns the result of the run with this key; None if it has not run."""
         return next((result for known, result in self._known if known == key), None)
 
     def add(self, key: Any, result: Any) -> None:
-        """Keeps what a run came to."""
+        """Stores the result of a run."""
         self._known.append((key, result))
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "result": result}) + "\n")

@@ -1,11 +1,11 @@
-"""Does faults to a cluster under load, from a seed, and checks what its clients did and saw.
+"""Causes faults in a cluster under load, from a seed, and checks the history of its clients.
 
     make faults FAULTS=100 SEED=1 KINDS=kill-leader,cut-pair
 
-It does what the machine allows (only root may cut networks, fill disks and cut their power), and says what
-it leaves out. The faults are done in runs, each on a cluster of its own. A run that found nothing wrong is
-not done again for the same source: what was broken off goes on where it stopped. A run keeps its files in a
-directory that it names when something was wrong, and removes it otherwise.
+The run uses the faults that the machine permits (only root may cut networks, fill disks and cut their power),
+and prints the omitted ones. The faults are divided into runs, each with a separate cluster. A run without
+errors is not repeated for the same source: an interrupted series continues where it stopped. A run with
+errors keeps its files in a directory that it names; otherwise it removes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RUN_FAULTS = 20
 
 
 class Done(NamedTuple):
-    """One fault, and what it cost. Times in seconds."""
+    """A fault and its cost. Times in seconds."""
 
     kind: str
     detail: str
@@ -63,7 +63,7 @@ class Done(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a run came to."""
+    """The result of a run."""
 
     done: list[Done]
     wrong: list[str]
@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
 
 
 class Run:
-    """One cluster, its clients, and the faults that are done to them."""
+    """A cluster, its clients, and its faults."""
 
     def __init__(
         self, place: Stage, base: Path, random: Random, partitions: int, say: Callable[[str], None]
@@ -89,7 +89,7 @@ class Run:
         self._say = say
 
     def begin(self) -> None:
-        """Makes the topics, and lets the clients start."""
+        """Creates the topics, and waits until the clients have started."""
         with self.stage.admin() as admin:
             admin.create_topic(TOPIC, self.synced.partitions, BROKERS)
             admin.create_topic(LOOSE, LOOSE_PARTITIONS, BROKERS, configs={"flush.messages": NEVER})
@@ -115,7 +115,7 @@ class Run:
         return self.is_settled
 
     def do(self, name: str, kind: Kind) -> bool:
-        """Does one fault. False when the cluster does not come back."""
+        """Runs one fault. Returns False if the cluster does not recover."""
         self.is_settled = False
         self.history.begin_gap()
         fault = kind(self.target)
@@ -141,7 +141,7 @@ class Run:
         return is_settled and not self.wrong
 
     def end(self) -> Verdict:
-        """Ends the clients, reads everything, and checks it."""
+        """Stops the clients, reads all partitions, and checks the history."""
         held: dict[Places, list[range]] = {}
         if self.is_settled:
             self.load.end_writers()
@@ -164,13 +164,13 @@ class Run:
             counts = {**counted, "epoch changes": self.load.epoch_changes}
         if self.wrong:
             for number, broker in self.stage.brokers.items():
-                # Its disk goes with the stage.
+                # Its disk is removed with the stage.
                 shutil.copytree(broker.data_dir, self.base / str(number) / "data", dirs_exist_ok=True)
         return Verdict(self.done, self.wrong, counts)
 
 
 def differing_replicas(place: Stage, places: Places, held: list[range]) -> list[str]:
-    """Partitions whose replicas do not hold the same bytes; all brokers have stopped in order."""
+    """Returns partitions whose replicas differ; all brokers had a clean shutdown."""
     wrong = []
     for partition, offsets in enumerate(held):
         found = {}
@@ -185,7 +185,7 @@ def differing_replicas(place: Stage, places: Places, held: list[range]) -> list[
 
 
 def first_batch(data: bytes, offset: int) -> int:
-    """Where the batch begins that holds an offset: batches before it may be deleted, or not yet."""
+    """Returns the base offset of the batch with an offset: earlier batches may be deleted, or not yet."""
     position = 0
     while position < len(data):
         base, size = struct.unpack_from(">qi", data, position)
@@ -204,7 +204,7 @@ def do_faults(
     say: Callable[[str], None],
     partitions: int = PARTITIONS,
 ) -> Verdict:
-    """A whole run: ``faults`` of these kinds (all that are possible, when there are none) from ``seed``."""
+    """Runs ``faults`` faults of these kinds (of all possible kinds by default) from ``seed``."""
     random = Random(seed)
     known, reasons = possible()
     for reason in reasons:
@@ -231,7 +231,7 @@ def do_faults(
 
 
 def report(verdict: Verdict) -> str:
-    """A table of what the kinds of faults cost, and what was wrong."""
+    """Prints a table of the costs of each kind of fault, and the errors."""
     kinds: dict[str, list[Done]] = defaultdict(list)
     for one in verdict.done:
         kinds[one.kind].append(one)
@@ -261,7 +261,7 @@ def report(verdict: Verdict) -> str:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, help="of the first run; the others have those that follow")
     parser.add_argument("--faults", type=int, default=100)
@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the files in any case")
     parser.add_argument("--anew", action="store_true", help="do also what was done for this source")
     chosen = parser.parse_args()
-    # Networks and disks are cleared away, whoever ends it.
+    # Networks and disks are removed in every case.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"broken off; what was done is in {RESULTS}"))
     kinds = [name for name in chosen.kinds.split(",") if name]
     results = Results(RESULTS / f"{source_digest(ROOT, SOURCES)}.jsonl", anew=chosen.anew)
@@ -293,19 +293,19 @@ def main() -> int:
 
 
 def pieces(faults: int) -> list[int]:
-    """The faults of each run."""
+    """Splits the faults into runs."""
     return [min(RUN_FAULTS, faults - done) for done in range(0, faults, RUN_FAULTS)]
 
 
 def verdict_of(known: dict[str, Any] | None) -> Verdict | None:
-    """What a run came to that was done before."""
+    """Returns the stored result of a run."""
     if known is None:
         return None
     return Verdict([Done(*one) for one in known["done"]], known["wrong"], known["counts"])
 
 
 def summed(verdicts: Iterable[Verdict]) -> Verdict:
-    """What all runs came to."""
+    """Returns the sum of all results."""
     counts: Counter[str] = Counter()
     for one in verdicts:
         counts.update(one.counts)
@@ -314,7 +314,7 @@ def summed(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def one_run(seed: int, faults: int, kinds: Sequence[str], partitions: int, *, keep: bool) -> Verdict:
-    """A run in a directory of its own, which stays when something is wrong."""
+    """Runs in a separate directory, which is kept after an error."""
     base = Path(tempfile.mkdtemp(prefix="tidemill-faults-"))
     print(f"seed {seed}, {faults} faults, files in {base}", flush=True)
     verdict = do_faults(base, seed, faults, kinds, lambda text: print(text, flush=True), partitions)

@@ -1,6 +1,6 @@
-"""The cluster that faults are done to: three brokers and a ZooKeeper, each a process of its own.
+"""The cluster for the faults: three brokers and a ZooKeeper, each in a separate process.
 
-Where that is possible every broker has a network and a disk of its own.
+If possible, every broker has a separate network and disk.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PlacedBroker(Broker):
         return [*self._inside, *super()._command(ready_descriptor)]
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process; to none where another fault has ended it just now."""
+        """Sends a signal to the process; no-op if another fault has just ended it."""
         if self.running:
             os.kill(self.pid, number)
 
@@ -73,7 +73,7 @@ States = dict[TopicPartition, PartitionState]
 
 
 def read_states(client: KazooClient, topics: Iterable[str]) -> States:
-    """The states of the partitions of topics."""
+    """Returns the states of the partitions of topics."""
     found = {}
     for topic in topics:
         for name in client.get_children(PartitionStateNode.parents(topic)):
@@ -83,18 +83,18 @@ def read_states(client: KazooClient, topics: Iterable[str]) -> States:
 
 
 class Machine(NamedTuple):
-    """The disk of a broker, and the file with the boot id that its processes see."""
+    """The disk of a broker, and the file with the boot id that its processes read."""
 
     disk: Disk
     boot_path: Path
 
     def boot(self) -> None:
-        """Processes that start from now on see another boot id."""
+        """Sets another boot id for processes that start from now on."""
         self.boot_path.write_text(str(uuid.uuid4()))
 
 
 class Stage:
-    """``brokers[1]`` and so on, and what can be done to them."""
+    """``brokers[1]`` and so on, and the operations on them."""
 
     def __init__(
         self,
@@ -111,19 +111,19 @@ class Stage:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of all brokers."""
+        """Returns the addresses of all brokers."""
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     def admin(self) -> Admin:
-        """An administration client."""
+        """Returns an admin client."""
         return Admin(self.bootstrap)
 
     def _looking(self) -> Admin:
-        """One that does not wait for long."""
+        """Returns an admin client with a short timeout."""
         return Admin(self.bootstrap, {"default.api.timeout.ms": 5000, "request.timeout.ms": 3000})
 
     def asked(self, question: Callable[[KazooClient], Any]) -> Any:
-        """What the store answers; None when it does not answer."""
+        """Returns the response of the store; None if it does not respond."""
         client = KazooClient(f"{self.store_address}{CHROOT}", timeout=5, logger=QUIET)
         try:
             client.start(timeout=10)
@@ -135,12 +135,12 @@ class Stage:
             client.close()
 
     def controller(self) -> int:
-        """The broker that is the controller; 0 when none is known."""
+        """Returns the id of the controller; 0 if none is known."""
         found = self.asked(lambda client: client.get("/controller")[0])
         return ControllerNode.decode(found) if found else 0
 
     def cut_power(self, numbers: Iterable[int]) -> None:
-        """Ends brokers where they are; what they had not synced is gone."""
+        """Kills brokers and discards their unsynced data."""
         for number in numbers:
             self.brokers[number].kill()
         for number in numbers:
@@ -148,12 +148,12 @@ class Stage:
             self.machines[number].boot()
 
     def replace_disk(self, number: int) -> None:
-        """Ends a broker, and gives it an empty disk."""
+        """Ends a broker, and replaces its disk by an empty one."""
         self.brokers[number].kill()
         self.machines[number].disk.replace()
 
     def leaders(self, topic: str) -> list[int]:
-        """Who leads each partition; empty when nobody knows."""
+        """Returns the leader of each partition; empty if it is unknown."""
         try:
             with self._looking() as admin:
                 return [one.leader for one in admin.describe_topic(topic).partitions]
@@ -161,11 +161,11 @@ class Stage:
             return []
 
     def states(self, topics: Iterable[str]) -> States:
-        """The states of the partitions in the store; empty when it does not answer."""
+        """Returns the partition states in the store; empty if it does not respond."""
         return self.asked(lambda client: read_states(client, topics)) or {}
 
     def expire_session(self, number: int) -> bool:
-        """Ends a broker's session behind its back. False: it has none."""
+        """Expires the session of a broker in ZooKeeper. Returns False if it has no session."""
         found = self.asked(lambda client: client.get(f"/brokers/ids/{number}")[1])
         if found is None:
             return False
@@ -174,7 +174,7 @@ class Stage:
         connect = struct.pack(">iqiqi", 0, 0, 10_000, session_id, len(password)) + password + b"\0"
         close = struct.pack(">ii", 1, -11)
         host, _, port = self.store_address.rpartition(":")
-        # Both at once: the broker takes its session back as soon as it can.
+        # Both at the same time: the broker resumes its session as soon as it can.
         with socket.create_connection((host, int(port)), 10) as one:
             one.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in (connect, close)))
             while one.recv(4096):
@@ -182,12 +182,14 @@ class Stage:
         return True
 
     def registered(self, number: int) -> int:
-        """The session that a broker is registered with; 0 when it is not, or nobody knows."""
+        """Returns the session of a broker's registration; 0 if it is not registered or the store does not
+        respond.
+        """
         found = self.asked(lambda client: client.exists(f"/brokers/ids/{number}"))
         return 0 if found is None else int(found.ephemeralOwner)
 
     def unsettled(self, topics: list[str]) -> str:
-        """What is not as it should be: a broker that does not run, a replica that is not in sync."""
+        """Returns the deviations: a broker that does not run, a replica that is not in sync."""
         stopped = [number for number, broker in self.brokers.items() if not broker.running]
         if stopped:
             return f"brokers {stopped} do not run"
@@ -200,7 +202,7 @@ class Stage:
             for one in topic.partitions:
                 if one.leader < 0 or len(one.isr) < len(one.replicas):
                     return f"{topic.name}-{one.partition}: leader {one.leader}, in-sync set {one.isr}"
-        # What a broker tells that was cut off may be what was so before.
+        # A disconnected broker may return outdated metadata.
         states = self.states(topics)
         for key, state in states.items():
             if len(state.isr) < len(found[key.topic].partitions[key.partition].replicas):
@@ -208,7 +210,7 @@ class Stage:
         return "" if states else "the store does not answer"
 
     def settle(self, topics: list[str], patience_s: float) -> str:
-        """Waits until everything is in sync; what is not after that time."""
+        """Waits until all replicas are in sync; returns the deviations at the timeout."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             left = self.unsettled(topics)
@@ -218,7 +220,7 @@ class Stage:
         return left
 
     def complaints(self) -> list[str]:
-        """Tracebacks in the logs of brokers, each with what is around it."""
+        """Returns tracebacks in the logs of brokers, with surrounding lines."""
         found = []
         for number, broker in self.brokers.items():
             lines = broker.log.splitlines()
@@ -251,9 +253,8 @@ class OpenZooKeeper(ZooKeeper):
 
 @contextmanager
 def stage(base: Path, *, isolated: bool, session_s: float = SESSION_S, **settings: str) -> Iterator[Stage]:
-    """Three brokers; ``isolated``: as far as this machine allows, with networks and disks of their own.
-
-    ``settings`` are keys of brokers, with ``__`` for their dots.
+    """Three brokers; ``isolated``: with separate networks and disks, as far as this machine supports them.
+    ``settings`` are broker keys, with ``__`` for dots.
     """
     config = {
         "zookeeper.session.timeout.ms": str(int(session_s * 1000)),

@@ -1,4 +1,4 @@
-"""The checker finds each anomaly that is planted in an innocent history, and nothing in that."""
+"""The checker finds each anomaly that is planted in a correct history, and none in the correct history."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LOOSE = 0
 
 
 def event(op: str, **fields: Any) -> Event:
-    """One event; the time does not matter."""
+    """Creates an event; the time is not relevant."""
     return {"op": op, "at": 0.0, **fields}
 
 
-def innocent() -> list[Event]:
+def correct_history() -> list[Event]:
     """Six messages of two writers in one partition, read by a reader and by a group that rebalances."""
     values = ["a 0", "b 0", "a 1", "b 1", "a 2", "b 2"]
     records = [[0, offset, value] for offset, value in enumerate(values)]
@@ -47,24 +47,24 @@ def innocent() -> list[Event]:
 
 
 def kinds(events: list[Event], clients: Clients = CLIENTS, *loose: int) -> set[str]:
-    """What is found."""
+    """Returns the kinds of the found anomalies."""
     found, _ = check(events, clients, loose)
     return {one.kind for one in found}
 
 
-def test_an_innocent_history_has_no_anomalies() -> None:
-    found, counts = check(innocent(), CLIENTS)
+def test_a_correct_history_has_no_anomalies() -> None:
+    found, counts = check(correct_history(), CLIENTS)
     assert found == []
     assert (counts["ack"], counts["records"]) == (6, 13)
 
 
 def final(change: Callable[[list[list[Any]]], None]) -> Callable[[list[Event]], None]:
-    """Changes what is there at the end."""
+    """Changes the final content."""
     return lambda events: change(events[-1]["m"])
 
 
 def polls(by: str) -> Callable[[list[Event]], list[list[list[Any]]]]:
-    """The records of a reader's polls."""
+    """Returns the records of a reader's polls."""
     return lambda events: [one["m"] for one in events if one["op"] == "poll" and one["by"] == by]
 
 
@@ -141,59 +141,59 @@ def _swap(values: list[list[Any]]) -> None:
         ("reset", lambda events: events.insert(-1, event("reset", by="reader", p=0, error="gone"))),
     ],
 )
-def test_what_is_planted_is_found(kind: str, plant: Callable[[list[Event]], None]) -> None:
-    events = innocent()
+def test_planted_anomalies_are_found(kind: str, plant: Callable[[list[Event]], None]) -> None:
+    events = correct_history()
     plant(events)
     assert kind in kinds(events)
 
 
-def test_only_writers_that_are_idempotent_write_once() -> None:
-    events = innocent()
+def test_only_idempotent_writers_write_once() -> None:
+    events = correct_history()
     events[-1]["m"].append([6, "b 2"])
     assert "duplicate" not in kinds(events, CLIENTS._replace(idempotent=frozenset("a")))
 
 
 def deleted_to(events: list[Event], begin: int, asked: int, answered: int) -> None:
-    """The partition begins there at the end; DeleteRecords was asked for one offset, and answered another."""
+    """Sets the final log start offset; DeleteRecords was requested for one offset, and returned another."""
     events[-1]["s"] = begin
     events[-1]["m"] = events[-1]["m"][begin:]
     events.insert(-1, event("deleting", p=0, o=asked))
     events.insert(-1, event("deleted", p=0, o=answered))
 
 
-def test_what_was_deleted_may_be_gone_and_nothing_else() -> None:
-    events = innocent()
+def test_only_deleted_records_may_be_missing() -> None:
+    events = correct_history()
     deleted_to(events, 3, 3, 3)
     assert kinds(events) == set()
-    events = innocent()
+    events = correct_history()
     deleted_to(events, 4, 3, 3)
     assert "overdeleted" in kinds(events)
-    events = innocent()
+    events = correct_history()
     deleted_to(events, 2, 3, 3)
     assert kinds(events) == {"undeleted"}
 
 
-def test_what_was_acknowledged_was_read_before_it_was_deleted() -> None:
-    events = innocent()
+def test_deleted_records_were_read_before() -> None:
+    events = correct_history()
     polls("reader")(events)[0][1][2] = "a 3"
     deleted_to(events, 3, 3, 3)
     assert "lost" in kinds(events)
 
 
 def test_an_acknowledgement_without_an_offset_is_kept_after_a_kept_one() -> None:
-    events = innocent()
+    events = correct_history()
     next(one for one in events if one["op"] == "ack" and one["by"] == "b" and one["n"] == 1)["o"] = -1
     deleted_to(events, 4, 4, 4)
     assert kinds(events) == set()
-    # All before it and after it is there: it would have to be.
-    events = innocent()
+    # All earlier and later messages exist: this message must exist as well.
+    events = correct_history()
     next(one for one in events if one["op"] == "ack" and one["by"] == "b" and one["n"] == 1)["o"] = -1
     events[-1]["m"][3][1] = "a 3"
     assert "lost" in kinds(events)
 
 
 def with_acks_1(events: list[Event]) -> list[Event]:
-    """The last message of an innocent history was acknowledged by its leader alone, and is gone."""
+    """The last message of a correct history was acknowledged by its leader alone, and is missing."""
     _lose_the_last(events)
     acks = [one for one in events if one["op"] == "ack"]
     acks[-1]["acks"] = 1
@@ -201,7 +201,7 @@ def with_acks_1(events: list[Event]) -> list[Event]:
 
 
 def led(events: list[Event], epoch: int, at: float) -> None:
-    """The store has an epoch at that time, which it got just before."""
+    """The store has an epoch at that time, written just before."""
     events.insert(-1, event("state", p=0, epoch=epoch, leader=1, isr=[1], since=at - 0.5) | {"at": at})
 
 
@@ -210,7 +210,7 @@ def led(events: list[Event], epoch: int, at: float) -> None:
     [(None, False), (1.0, True), (50.0, True), (-50.0, False)],
 )
 def test_a_message_with_acks_1_may_be_lost_with_its_leader(changed_s: float | None, is_excused: bool) -> None:
-    events = with_acks_1(innocent())
+    events = with_acks_1(correct_history())
     led(events, 5, -100.0)
     if changed_s is not None:
         led(events, 6, changed_s)
@@ -220,7 +220,7 @@ def test_a_message_with_acks_1_may_be_lost_with_its_leader(changed_s: float | No
 
 
 def test_a_message_with_acks_1_is_committed_with_a_later_one_of_all_replicas() -> None:
-    events = innocent()
+    events = correct_history()
     next(one for one in events if one["op"] == "ack" and one["by"] == "a" and one["n"] == 1)["acks"] = 1
     for one in events:
         if one["op"] == "ack" and one["n"] == 2:
@@ -229,13 +229,13 @@ def test_a_message_with_acks_1_is_committed_with_a_later_one_of_all_replicas() -
     led(events, 5, -100.0)
     led(events, 6, 50.0)
     assert "lost" in kinds(events)
-    # Had the leader changed between the two, the later one would say nothing of the earlier.
+    # If the leader had changed between the two, the later one would prove nothing about the earlier.
     led(events, 7, 0.5)
     assert "lost" not in kinds(events)
 
 
-def test_a_leader_may_learn_late_that_another_one_leads() -> None:
-    events = with_acks_1(innocent())
+def test_a_leader_may_learn_late_of_its_successor() -> None:
+    events = with_acks_1(correct_history())
     led(events, 5, -100.0)
     led(events, 6, 10.0)
     sent = [one for one in events if one["op"] == "send" and one["by"] == "b"]
@@ -247,7 +247,7 @@ def test_a_leader_may_learn_late_that_another_one_leads() -> None:
 
 
 def power_cut(events: list[Event], brokers: list[int], at: float) -> None:
-    """Brokers lose what they had not synced."""
+    """Brokers lose their unsynced data."""
     events.insert(-1, event("loss", brokers=brokers, what="power") | {"at": at})
 
 
@@ -257,15 +257,15 @@ def power_cut(events: list[Event], brokers: list[int], at: float) -> None:
         ([1, 2, 3], None, True),
         ([1, 2], None, True),
         ([1], None, False),
-        # Once all was in sync, all had it.
+        # Once all replicas were in sync, all had the message.
         ([1, 2, 3], 5.0, True),
         ([1, 2], 5.0, False),
     ],
 )
-def test_what_was_not_synced_may_be_lost_by_all_that_had_it(
+def test_unsynced_records_may_be_lost_by_all_their_replicas(
     losers: list[int], settled_s: float | None, is_excused: bool
 ) -> None:
-    events = innocent()
+    events = correct_history()
     _lose_the_last(events)
     if settled_s is not None:
         events.insert(-1, event("settled") | {"at": settled_s})
@@ -274,7 +274,7 @@ def test_what_was_not_synced_may_be_lost_by_all_that_had_it(
     assert kinds(events) == {"lost"}, "of a partition that is synced nothing is lost"
 
 
-def test_a_run_that_was_broken_off_goes_on_for_the_same_source(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_for_the_same_source(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "one.py").write_text("1")
     digest = source_digest(tmp_path, ["src"])
@@ -291,7 +291,7 @@ def test_a_run_that_was_broken_off_goes_on_for_the_same_source(tmp_path: Path) -
     assert source_digest(tmp_path, ["src"]) != digest
 
 
-def test_a_history_is_read_as_it_was_written_and_knows_its_gaps(tmp_path: Path) -> None:
+def test_a_history_round_trips_and_measures_its_gaps(tmp_path: Path) -> None:
     history = History(tmp_path / "history.jsonl", 2)
     history.begin_gap()
     history.add("send", by="a", p=0, n=1)
@@ -305,7 +305,7 @@ def test_a_history_is_read_as_it_was_written_and_knows_its_gaps(tmp_path: Path) 
     assert [one["op"] for one in read(history.path)] == ["send", "ack", "ack", "ack"]
 
 
-def test_of_two_faults_at_once_one_at_most_destroys_something() -> None:
+def test_at_most_one_of_two_concurrent_faults_destroys_data() -> None:
     said: list[str] = []
 
     class Target:
@@ -330,7 +330,7 @@ def test_of_two_faults_at_once_one_at_most_destroys_something() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("other", ["cut-pair", "kill-zookeeper", "full-disk-leader"])
-def test_of_two_faults_at_once_brokers_start_last(other: str, seed: int) -> None:
+def test_brokers_start_last_after_two_concurrent_faults(other: str, seed: int) -> None:
     ended: list[str] = []
 
     class Target:

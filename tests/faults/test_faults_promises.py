@@ -1,4 +1,4 @@
-"""What is promised of a cluster in which something goes wrong, one promise a test; and what is not."""
+"""The promises of a cluster with faults, one per test; and the absent promises."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Three brokers that each test leaves running."""
+    """Three brokers; each test leaves them running."""
     with stage(tmp_path_factory.mktemp("promises"), isolated=False, session_s=SESSION_S) as place:
         yield place
         assert place.complaints() == []
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @contextlib.contextmanager
 def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
-    """Clients that write and read meanwhile; at the end nothing may be wrong with what they saw."""
+    """Clients that write and read during the test; at the end their history must have no anomaly."""
     with place.admin() as admin:
         admin.create_topic(topic, PARTITIONS, 3)
     history = History(tmp_path / "history.jsonl", PARTITIONS)
@@ -49,7 +49,7 @@ def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
     clients.start()
     try:
         settle(place, clients)
-        # librdkafka never asks again for the positions of a group that a coordinator refused as it went.
+        # librdkafka does not repeat an OffsetFetch that a stopping coordinator refused.
         until(lambda: all(clients.committed(place) > 0 for place in range(PARTITIONS)))
         yield clients
         settle(place, clients)
@@ -68,7 +68,7 @@ def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
 
 
 def settle(place: Stage, clients: Load) -> None:
-    """Waits until all replicas are in sync, and every partition is written to."""
+    """Waits until all replicas are in sync, and every partition accepts writes."""
     began = clients.history.now
     assert place.settle([clients.synced.topic], PATIENCE_S) == ""
     deadline = time.monotonic() + PATIENCE_S
@@ -92,29 +92,29 @@ def test_a_broker_whose_session_expired_registers_again_and_loses_nothing(
             assert "the session with the coordination store has expired" in cluster.brokers[number].log
 
 
-def test_a_stop_that_meets_the_end_of_a_session_hands_over_soon(cluster: Stage, tmp_path: Path) -> None:
+def test_a_stop_at_the_end_of_a_session_hands_over_soon(cluster: Stage, tmp_path: Path) -> None:
     with load(cluster, tmp_path, "stopped"):
         number = cluster.controller()
         assert cluster.expire_session(number)
         began = time.monotonic()
         assert cluster.brokers[number].stop() == 0
         assert time.monotonic() - began < 4
-        assert "is not the controller any more" in cluster.brokers[number].log
+        assert "is no longer the controller" in cluster.brokers[number].log
         cluster.brokers[number].start()
 
 
-def test_a_broker_comes_back_when_its_old_session_has_ended(cluster: Stage, tmp_path: Path) -> None:
+def test_a_broker_returns_after_its_old_session_has_ended(cluster: Stage, tmp_path: Path) -> None:
     with load(cluster, tmp_path, "back"):
         victim = cluster.controller()
         before = cluster.registered(victim)
         cluster.brokers[victim].kill()
         cluster.brokers[victim].start()
         assert cluster.registered(victim) not in (0, before)
-        waited = "are left to its session to end" in cluster.brokers[victim].log
+        waited = "for its session to expire" in cluster.brokers[victim].log
         assert waited or cluster.brokers[victim].started_in_s > SESSION_S
 
 
-def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage, tmp_path: Path) -> None:
+def test_a_second_broker_with_the_id_of_a_live_broker_is_refused(cluster: Stage, tmp_path: Path) -> None:
     with cluster.admin() as admin:
         admin.create_topic("twin", PARTITIONS, 3)
     before = cluster.registered(2)
@@ -122,7 +122,7 @@ def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage
         {**cluster.brokers[2].config}, tmp_path / "twin", tmp_path / "twin.log", [], "127.0.0.1"
     )
     began = time.monotonic()
-    with pytest.raises(BrokerFailed, match="another broker holds it"):
+    with pytest.raises(BrokerFailed, match="another broker has registered with this id"):
         twin.start()
     assert time.monotonic() - began >= SESSION_S
     twin.close()
@@ -130,8 +130,8 @@ def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage
     assert cluster.settle(["twin"], PATIENCE_S) == ""
 
 
-class Unforgiving:
-    """A producer that tries nothing again: it hears of each error that a broker answers."""
+class ProducerWithoutRetries:
+    """A producer without retries: receives each error of a broker."""
 
     def __init__(self, place: Stage, topic: str) -> None:
         self.topic = topic
@@ -141,7 +141,7 @@ class Unforgiving:
         self.producer = Producer({"bootstrap.servers": place.bootstrap, **QUIET, **config})
 
     def write(self) -> None:
-        """One message to each partition."""
+        """Sends one message to each partition."""
         for partition in range(PARTITIONS):
             self.producer.produce(self.topic, b"tried once 0", partition=partition, on_delivery=self._told)
         self.producer.poll(0.05)
@@ -172,9 +172,9 @@ def test_a_rolling_restart_fails_no_request_for_good(cluster: Stage, tmp_path: P
     with cluster.admin() as admin:
         admin.create_topic("tried-once", PARTITIONS, 3)
     with load(cluster, tmp_path, "rolling") as clients:
-        once = Unforgiving(cluster, "tried-once")
+        once = ProducerWithoutRetries(cluster, "tried-once")
         for number, broker in cluster.brokers.items():
-            # The wait for the stop must not stop the writing.
+            # The wait for the stop must not block the writes.
             broker.signal(signal.SIGTERM)
             while broker.running:
                 once.write()
@@ -189,10 +189,10 @@ def test_a_rolling_restart_fails_no_request_for_good(cluster: Stage, tmp_path: P
 
 
 @pytest.mark.parametrize(("of_controller", "goal_s"), [(False, 1.0), (True, 5.0)])
-def test_a_killed_broker_is_noticed_long_before_its_session_ends(
+def test_a_killed_broker_is_detected_long_before_its_session_ends(
     cluster: Stage, tmp_path: Path, of_controller: bool, goal_s: float
 ) -> None:
-    """The goals hold on a machine that does nothing else; here others run at the same time."""
+    """The goals apply to an otherwise idle machine; here other processes run at the same time."""
     with load(cluster, tmp_path, f"noticed-{of_controller}") as clients:
         controller = cluster.controller()
         others = [number for number in cluster.brokers if number != controller]
@@ -209,7 +209,7 @@ def test_a_killed_broker_is_noticed_long_before_its_session_ends(
 
 
 @pytest.mark.skipif(bool(no_small_disks()), reason=f"disks cannot be filled: {no_small_disks()}")
-def test_full_disks_make_no_producer_count_its_epoch_up(tmp_path: Path) -> None:
+def test_full_disks_cause_no_epoch_bump_of_a_producer(tmp_path: Path) -> None:
     """librdkafka would send messages of all partitions with new sequences, and some of them twice."""
     with stage(tmp_path / "stage", isolated=True, session_s=SESSION_S) as place:
         with load(place, tmp_path, TOPIC) as clients:
@@ -222,16 +222,16 @@ def test_full_disks_make_no_producer_count_its_epoch_up(tmp_path: Path) -> None:
                 place.machines[number].disk.clear()
                 settle(place, clients)
             assert clients.epoch_changes == 0
-        assert any("produces to" in broker.log for broker in place.brokers.values())
+        assert any("produce requests to" in broker.log for broker in place.brokers.values())
         for broker in place.brokers.values():
             broker.kill()
 
 
-# What is not promised
+# Absent promises
 
 
 def write(place: Stage, topic: str, values: range, acks: int, patience_ms: int = 10_000) -> list[int]:
-    """Those of the numbers that were acknowledged, in partition 0."""
+    """Writes numbers to partition 0; returns the acknowledged ones."""
     acknowledged: list[int] = []
     producer = Producer(
         {
@@ -254,7 +254,7 @@ def write(place: Stage, topic: str, values: range, acks: int, patience_ms: int =
 
 
 def records(place: Stage, topic: str, tmp_path: Path) -> list[tuple[str, int]]:
-    """What partition 0 holds: writer and number of each record."""
+    """Returns writer and number of each record of partition 0."""
     history = History(tmp_path / f"{topic}-{time.monotonic_ns()}.jsonl", 1)
     read_all(place.bootstrap, Places(topic, 1), history)
     history.close()
@@ -263,11 +263,11 @@ def records(place: Stage, topic: str, tmp_path: Path) -> list[tuple[str, int]]:
 
 
 def held(place: Stage, topic: str, tmp_path: Path) -> list[int]:
-    """The numbers that partition 0 holds."""
+    """Returns the numbers in partition 0."""
     return [number for _, number in records(place, topic, tmp_path)]
 
 
-def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage, tmp_path: Path) -> None:
+def test_with_acks_1_a_failed_leader_loses_unreplicated_records(cluster: Stage, tmp_path: Path) -> None:
     with cluster.admin() as admin:
         admin.create_topic("window-one", 1, 3)
     assert write(cluster, "window-one", range(10), -1) == list(range(10))
@@ -276,7 +276,7 @@ def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage,
     for broker in followers:
         broker.signal(signal.SIGSTOP)
     try:
-        # The fetches that wait already are answered with the first of them, and may arrive later.
+        # The waiting fetches return the first of them, and may arrive later.
         assert write(cluster, "window-one", range(10, 11), 1) == [10]
         assert write(cluster, "window-one", range(11, 20), 1) == list(range(11, 20))
         assert write(cluster, "window-one", range(20, 25), -1, 1000) == []
@@ -284,7 +284,7 @@ def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage,
     finally:
         for broker in followers:
             broker.signal(signal.SIGCONT)
-    # Were it back before its session is over, it would lead on, and nothing would be lost.
+    # If the broker returned before its session expires, it would stay the leader, and nothing would be lost.
     until(lambda: cluster.leaders("window-one")[:1] not in ([], [-1], [leader]))
     cluster.brokers[leader].start()
     assert cluster.settle(["window-one"], PATIENCE_S) == ""
@@ -292,10 +292,10 @@ def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage,
 
 
 @pytest.mark.parametrize("is_unclean", [True, False])
-def test_an_unclean_election_loses_what_the_new_leader_does_not_have(
+def test_an_unclean_election_loses_records_that_the_new_leader_lacks(
     cluster: Stage, tmp_path: Path, is_unclean: bool
 ) -> None:
-    """The topic asks for it, and for one replica in sync only; without it the partition waits."""
+    """The settings of the topic permit it, with one in-sync replica; otherwise the partition waits."""
     topic = f"window-unclean-{is_unclean}"
     configs = {"unclean.leader.election.enable": str(is_unclean).lower(), "min.insync.replicas": "1"}
     with cluster.admin() as admin:
@@ -319,10 +319,10 @@ def test_an_unclean_election_loses_what_the_new_leader_does_not_have(
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"networks cannot be cut: {unavailable()}")
-def test_a_leader_that_is_cut_off_from_all_others_takes_writes_no_longer_than_its_session(
+def test_an_isolated_leader_accepts_writes_no_longer_than_its_session(
     tmp_path: Path,
 ) -> None:
-    """Clients still reach it. What it takes in that time with ``acks=1`` is lost, what comes later is not."""
+    """Clients still reach the leader. Writes with ``acks=1`` in that time are lost, later ones are not."""
     with stage(tmp_path / "stage", isolated=True, session_s=2.0) as place:
         net = place.network
         assert net is not None
@@ -335,7 +335,7 @@ def test_a_leader_that_is_cut_off_from_all_others_takes_writes_no_longer_than_it
             for other in others:
                 net.cut(leader, other)
             taken = written_until_refused(place, leader)
-            # Who asks the broker that is cut off who leads is told what was so before.
+            # Metadata of the disconnected broker is outdated.
             rest = Stage(place.zookeeper, {n: b for n, b in place.brokers.items() if n != leader}, net, {})
             later = write(rest, TOPIC, range(5000, 5020), 1, 30_000)
             for other in others:
@@ -352,7 +352,7 @@ def test_a_leader_that_is_cut_off_from_all_others_takes_writes_no_longer_than_it
 
 
 class Numbers:
-    """One producer that writes 0, 1, 2 ... to partition 0 in a thread, and knows which were acknowledged."""
+    """A producer in a thread that writes 0, 1, 2 ... to partition 0, and records the acknowledged numbers."""
 
     def __init__(self, place: Stage, topic: str, acks: int) -> None:
         self.acknowledged: list[int] = []
@@ -384,8 +384,8 @@ class Numbers:
         if error is None:
             self.acknowledged.append(number)
 
-    def until_later_ones_are_acknowledged(self) -> None:
-        """Returns once something that is sent from now on is acknowledged."""
+    def until_later_acknowledgement(self) -> None:
+        """Returns once a message that is sent from now on is acknowledged."""
         last = self.sent
         deadline = time.monotonic() + PATIENCE_S / 2
         while not any(number > last for number in self.acknowledged[-40:]):
@@ -393,14 +393,14 @@ class Numbers:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Waits until it has heard of all that it sent."""
+        """Waits for the results of all messages."""
         self._stopped.set()
         self._thread.join()
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"networks cannot be cut: {unavailable()}")
-def test_a_leader_whose_partition_was_moved_away_behind_its_back_stops_leading(tmp_path: Path) -> None:
-    """The controller that moved it did not reach it; the next one does."""
+def test_a_leader_that_missed_a_reassignment_stops_leading(tmp_path: Path) -> None:
+    """The controller that moved the partition did not reach the leader; the next controller does."""
     with stage(tmp_path / "stage", isolated=True, session_s=2.0) as place:
         net = place.network
         assert net is not None
@@ -412,13 +412,14 @@ def test_a_leader_whose_partition_was_moved_away_behind_its_back_stops_leading(t
         with_one, with_all = numbers = [Numbers(place, TOPIC, acks) for acks in (1, -1)]
         try:
             for one in numbers:
-                one.until_later_ones_are_acknowledged()
+                one.until_later_acknowledgement()
             net.cut(first, old)
             with place.admin() as admin:
                 assert admin.alter_reassignments({partition: [new]}) == {partition: None}
             knows = Stage(place.zookeeper, {new: place.brokers[new]}, net, {})
             until(lambda: knows.leaders(TOPIC) == [new])
-            # An unreachable controller alone changes nothing: it leads on for those who know no better.
+            # An unreachable controller alone changes nothing: the leader continues for clients with outdated
+            # metadata.
             until(lambda: place.expire_session(first) and place.controller() not in (0, first))
             net.join(first, old)
             hears = Stage(place.zookeeper, {old: place.brokers[old]}, net, {})
@@ -426,7 +427,7 @@ def test_a_leader_whose_partition_was_moved_away_behind_its_back_stops_leading(t
             time.sleep(0.5)
             begin = with_one.sent
             for one in numbers:
-                one.until_later_ones_are_acknowledged()
+                one.until_later_acknowledgement()
         finally:
             for one in numbers:
                 one.stop()
@@ -440,7 +441,7 @@ def test_a_leader_whose_partition_was_moved_away_behind_its_back_stops_leading(t
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Returns once it holds."""
+    """Waits until ``condition`` holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
@@ -448,12 +449,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def written_until_refused(place: Stage, leader: int) -> list[int]:
-    """What a broker acknowledges with ``acks=1`` until it does not lead any more."""
+    """Writes with ``acks=1`` until the broker no longer leads; returns the acknowledged numbers."""
     acknowledged: list[int] = []
     alone = Stage(place.zookeeper, {leader: place.brokers[leader]}, place.network, {})
     deadline = time.monotonic() + PATIENCE_S
     for number in range(10, 4000):
-        if "is not led here any more" in place.brokers[leader].log:
+        if "stopped leading" in place.brokers[leader].log:
             return acknowledged
         assert time.monotonic() < deadline
         acknowledged += write(alone, TOPIC, range(number, number + 1), 1, 1000)

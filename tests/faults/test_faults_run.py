@@ -1,4 +1,4 @@
-"""A few faults to a cluster under load; many more are done by ``make faults``."""
+"""A few faults of a cluster under load; ``make faults`` runs many more."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BY_CHANCE = (
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_disk_is_slowed_down_under_a_broker_that_runs(seed: int) -> None:
-    """The first of two faults at once may have ended another broker."""
+def test_a_disk_is_slowed_down_for_a_running_broker(seed: int) -> None:
+    """The first of two concurrent faults may have ended another broker."""
     stage = Mock(brokers={number: Mock(running=number == 2) for number in (1, 2, 3)}, machines=[Mock()] * 4)
     fault = slow_disk(Target(stage, Random(seed), "t", Mock()))
     assert next(fault).startswith("broker 2, ")
@@ -30,7 +30,7 @@ def test_a_disk_is_slowed_down_under_a_broker_that_runs(seed: int) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("faults")
 def test_faults_of_several_kinds_leave_no_anomaly(tmp_path: Path) -> None:
-    """The seed is another one each time: it is told when something is wrong."""
+    """Each run has another seed, which is printed after a failure."""
     seed = time.time_ns() % 1_000_000
     known, _ = possible()
     more = [name for name in BY_CHANCE if name in known]

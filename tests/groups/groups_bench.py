@@ -1,23 +1,23 @@
-"""Drives a coordinator by hand: a clock that tests move, a log that keeps or refuses, waiters with names.
+"""Drives the group state machine from transcripts, with a manual clock and log.
 
-A transcript is lines of events, each followed by what came of it (indented). :func:`run` plays the events and
-gives the transcript as it went, so a test compares two texts.
+A transcript has lines of events, each followed by its results (indented). :func:`run` executes the events and
+compares the results with the transcript.
 
 ==========================================  ================================================================
 event                                       meaning
 ==========================================  ================================================================
-``wait 3000``                               time goes on, timers fire
+``wait 3000``                               advances the time by 3,000 ms; timers fire
 ``join A [id=] [static=] [...]``            A joins; ``protocols=range:s1/rr:s2``, ``session=``,
                                             ``rebalance=``, ``type=``, ``v=`` (JoinGroup version)
-``sync A id=m1 gen=1 [assign=m1:x,m2:y]``   A asks for its assignment; also ``static=``, ``type=``, ``proto=``
+``sync A id=m1 gen=1 [assign=m1:x,m2:y]``   A requests its assignment; also ``static=``, ``type=``, ``proto=``
 ``beat id=m1 gen=1 [static=]``              a heartbeat
 ``leave A ids=m1,m2 [statics=i1,-]``        members leave
 ``commit A t-0=5 [t-1=7] [id= gen= ...]``   offsets are committed; ``meta=``, ``retention=``, ``v=``
 ``forget A t-0 t-1``                        offsets are deleted
 ``delete A``                                the group is deleted
-``expire``                                  expired offsets are looked for
-``manual``                                  from here on appends wait for ``store`` or ``fail ERROR``
-``reload``                                  another coordinator reads the log
+``expire``                                  expired offsets are deleted
+``manual``                                  from now on appends wait for ``store`` or ``fail ERROR``
+``reload``                                  another coordinator loads the log
 ==========================================  ================================================================
 """
 
@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemill.groups.coordinator import Coordinator
-from tidemill.groups.effects import (
+from tidemill.groups.coordinator_effects import (
     Append,
     CancelTimer,
     CommitRequest,
@@ -38,18 +37,19 @@ from tidemill.groups.effects import (
     JoinResult,
     LeaveResult,
     LeavingMember,
-    Moved,
     Now,
     OffsetToCommit,
     Protocol,
     Reply,
     SetTimer,
+    StateChanged,
     SyncRequest,
     SyncResult,
     TimerKey,
     Waiter,
 )
-from tidemill.groups.offsets import GroupRecord, OffsetsRecord, decode_record
+from tidemill.groups.group_metadata_manager import GroupMetadataManager
+from tidemill.groups.offset_records import GroupRecord, OffsetsRecord, decode_record
 from tidemill.groups.rebalance import GroupConfig
 from tidemill.model.errors import ErrorCode
 
@@ -58,11 +58,11 @@ GROUP = "g"
 
 
 class Bench:
-    """A coordinator and its surroundings."""
+    """A group state machine with a clock, a log and waiters."""
 
     def __init__(self, **config: int) -> None:
         self.config = GroupConfig(**{"initial_rebalance_delay_ms": 3_000, **config})
-        self.core = Coordinator(self.config)
+        self.core = GroupMetadataManager(self.config)
         self.steady_ms = 0
         self.timers: dict[TimerKey, tuple[int, int]] = {}
         self.timers_set = 0
@@ -77,8 +77,8 @@ class Bench:
     def now(self) -> Now:
         return Now(self.steady_ms, WALL_MS + self.steady_ms)
 
-    def settle(self) -> None:
-        """Performs effects until there are none."""
+    def run_effects(self) -> None:
+        """Executes effects until there are none."""
         while self.core.has_effects:
             for effect in self.core.take_effects():
                 self.perform(effect)
@@ -97,27 +97,27 @@ class Bench:
             self.appends.append(effect)
             if not self.manual:
                 self.store()
-        elif isinstance(effect, Moved):
+        elif isinstance(effect, StateChanged):
             self.lines.append(f"    {effect.before} -> {effect.after}")
 
     def store(self) -> None:
-        """The oldest append is committed."""
+        """Commits the oldest append."""
         append = self.appends.pop(0)
         for record in append.records:
             self.log.append((record.key_bytes(), record.value_bytes()))
             if append.replay:
                 self.core.replay(record, self.now)
         self.core.appended(append.then, ErrorCode.NONE, self.now)
-        self.settle()
+        self.run_effects()
 
     def fail(self, error: ErrorCode) -> None:
-        """The oldest append fails."""
+        """Fails the oldest append."""
         append = self.appends.pop(0)
         self.core.appended(append.then, error, self.now)
-        self.settle()
+        self.run_effects()
 
     def wait(self, duration_ms: int) -> None:
-        """Time goes on; timers fire in order, each at its own time."""
+        """Advances the time; timers fire in order, each at its deadline."""
         end_ms = self.steady_ms + duration_ms
         while self.timers:
             key, (deadline_ms, _) = min(self.timers.items(), key=lambda item: item[1])
@@ -127,25 +127,25 @@ class Bench:
             self.steady_ms = max(self.steady_ms, deadline_ms)
             before = len(self.lines)
             self.core.timer_fired(key, self.now)
-            self.settle()
+            self.run_effects()
             if len(self.lines) > before:
                 self.lines.insert(before, f"  at {self.steady_ms}")
         self.steady_ms = end_ms
 
     def reload(self) -> None:
-        """What another broker knows after reading the log."""
+        """Replaces the state by that of another coordinator that loads the log."""
         self.core.unload(self.now)
-        self.settle()
+        self.run_effects()
         self.timers.clear()
         self.appends.clear()
-        self.core = Coordinator(self.config)
+        self.core = GroupMetadataManager(self.config)
         for key, value in self.log:
             record = decode_record(key, value)
             assert record is not None
             self.core.replay(record, self.now)
         self.core.take_effects()
         self.core.loaded(self.now)
-        self.settle()
+        self.run_effects()
 
     def join(self, waiter: str, **given: Any) -> None:
         self.ids += 1
@@ -164,8 +164,8 @@ class Bench:
                 instance_id=given.get("static"),
                 client_id="client",
                 client_host="/127.0.0.1",
-                must_know_its_id=version >= 4,
-                may_skip_assignment=version >= 9,
+                requires_known_member_id=version >= 4,
+                supports_skipping_assignment=version >= 9,
             ),
             Waiter(waiter),
             self.now,
@@ -214,7 +214,7 @@ class Bench:
                 member_id=given.get("id", ""),
                 instance_id=given.get("static"),
                 retention_ms=int(given.get("retention", -1)),
-                tells_missing_group=int(given.get("v", 8)) >= 9,
+                reports_missing_group=int(given.get("v", 8)) >= 9,
             ),
             Waiter(waiter),
             self.now,
@@ -226,7 +226,7 @@ class Bench:
         self.core.delete_offsets(GROUP, partitions, Waiter(waiter), self.now)
 
     def play(self, line: str) -> None:
-        """One event of a transcript."""
+        """Executes one event of a transcript."""
         verb, *words = line.split()
         given = dict(word.split("=", 1) for word in words if "=" in word and not _is_offset(word))
         rest = [word for word in words if "=" not in word or _is_offset(word)]
@@ -242,7 +242,7 @@ class Bench:
             self.core.expire(list(self.core.groups), self.now)
         else:
             getattr(self, verb)(*rest, **given)
-        self.settle()
+        self.run_effects()
 
 
 def _is_offset(word: str) -> bool:
@@ -250,7 +250,7 @@ def _is_offset(word: str) -> bool:
 
 
 def run(transcript: str, **config: int) -> Bench:
-    """Plays the events of ``transcript``, and raises AssertionError where it went otherwise."""
+    """Executes the events of ``transcript``. Raises AssertionError if the results differ."""
     expected = [line.rstrip() for line in transcript.strip("\n").splitlines()]
     indent = min(len(line) - len(line.lstrip()) for line in expected if line.strip())
     expected = [line[indent:] for line in expected if line.strip()]
@@ -264,7 +264,7 @@ def run(transcript: str, **config: int) -> Bench:
 
 
 def show(response: Any) -> str:
-    """A reply in one line."""
+    """A response in one line."""
     if isinstance(response, JoinResult):
         if response.error is not ErrorCode.NONE:
             return f"join {response.error.name} {response.member_id}".rstrip()

@@ -1,4 +1,4 @@
-"""The handlers of the group APIs, in every version: requests and responses go over the wire's codec."""
+"""The handlers of the group APIs in all versions, with encoded requests and responses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from groups_stage import Stage, commit
+from coordinator_fixture import CoordinatorFixture, commit
 
-from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer, RequestContext
-from tidemill.broker.metadata import MetadataCache
-from tidemill.broker.registry import APIS
+from tidemill.broker.api_registry import APIS
+from tidemill.broker.metadata_cache import MetadataCache
+from tidemill.broker.request_context import ANONYMOUS, DEFAULT_TENANT, RequestContext
+from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.net.peer import Listener, Peer
 from tidemill.wire.apis import ApiKey, request_class, response_class
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.delete_groups import DeleteGroupsRequest
 from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -42,14 +45,14 @@ from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from tidemill.wire.schema import Struct, decode, encode
+from tidemill.wire.schema import Struct
 
 TOPIC_ID = b"t" * 16
 GONE_ID = b"g" * 16
 
 
 def versions(key: ApiKey) -> list[int]:
-    """Every version that this broker takes."""
+    """All versions that the broker supports."""
     api = APIS[key]
     return list(range(api.first, api.last + 1))
 
@@ -59,30 +62,30 @@ def topic(name: str, topic_id: bytes, partitions: int) -> TopicImage:
     return TopicImage(name, topic_id, images, {})
 
 
-class Play(Stage):
-    """A stage with handlers on it."""
+class HandlerFixture(CoordinatorFixture):
+    """A coordinator with the handlers of the group APIs."""
 
     def __init__(self, **config: int) -> None:
         super().__init__(**config)
         self.metadata = MetadataCache(ClusterImage(topics={"t": topic("t", TOPIC_ID, 3)}))
         self.store: EmbeddedStore | None = None
 
-    async def __aenter__(self) -> Play:
+    async def __aenter__(self) -> HandlerFixture:
         await super().__aenter__()
         return self
 
     def start(self, key: ApiKey, version: int, request: Struct) -> Any:
-        """Calls the handler with what is left of the request after the wire."""
+        """Calls the handler with the encoded and decoded request."""
         peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
-        context = RequestContext(peer, "app", key, version, 1, None)
+        context = RequestContext(peer, "app", key, version, 1)
         asked = decode(request_class(key), version, encode(request, version))
         broker = SimpleNamespace(
-            groups=self.service, metadata=self.metadata, store=self.store, held_answers=None
+            groups=self.service, metadata=self.metadata, store=self.store, delayed_metadata=None
         )
-        return APIS[key].handler()(broker, context, asked)
+        return APIS[key].handle(broker, context, asked)
 
     async def ask(self, key: ApiKey, version: int, request: Struct) -> Any:
-        """The response as a client decodes it."""
+        """The encoded and decoded response."""
         outcome = self.start(key, version, request)
         if inspect.isawaitable(outcome):
             pending = asyncio.ensure_future(outcome)
@@ -91,7 +94,7 @@ class Play(Stage):
         return decode(response_class(key), version, encode(outcome, version))
 
     async def commit(self, version: int, partitions: dict[int, int], **given: Any) -> list[tuple[int, int]]:
-        """Partition and error of each, for topic t of group g."""
+        """The partitions and errors of a commit for topic t and group g."""
         items = [
             OffsetCommitRequestPartition(
                 partition_index=index, committed_offset=offset, committed_metadata="md"
@@ -107,7 +110,7 @@ class Play(Stage):
         return [(one.partition_index, one.error_code) for one in response.topics[0].partitions]
 
     async def fetch(self, version: int, partitions: list[int] | None = None, **given: Any) -> Any:
-        """The response to a fetch of topic t of group g."""
+        """The response to an OffsetFetch of topic t and group g."""
         if version < 10:
             given.pop("topic_id", None)
         if version < 8:
@@ -127,7 +130,7 @@ class Play(Stage):
         return await self.ask(ApiKey.OFFSET_FETCH, version, OffsetFetchRequest(groups=groups, **given))
 
     async def member(self, version: int = 9, **given: Any) -> Any:
-        """Joins group g; the response once it is in."""
+        """Joins group g. Returns the response."""
         request = JoinGroupRequest(
             group_id="g",
             session_timeout_ms=10_000,
@@ -146,11 +149,11 @@ class Play(Stage):
 @pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR))
 def test_find_coordinator(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
+        async with HandlerFixture() as fixture:
             key = {"coordinator_keys": ["g", "h"]} if version >= 4 else {"key": "g"}
-            response = await play.ask(ApiKey.FIND_COORDINATOR, version, FindCoordinatorRequest(**key))
+            response = await fixture.ask(ApiKey.FIND_COORDINATOR, version, FindCoordinatorRequest(**key))
             found = response.coordinators if version >= 4 else [response]
-            ports = [9092 + play.partition(group) for group in ("g", "h")]
+            ports = [9092 + fixture.partition(group) for group in ("g", "h")]
             assert [(one.node_id, one.host, one.port, one.error_code) for one in found] == [
                 (1, "host-of-L", port, 0) for port in ports[: len(found)]
             ]
@@ -163,15 +166,17 @@ def test_find_coordinator(version: int) -> None:
     ("kind", "error", "text"),
     [
         (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions"),
-        (2, ErrorCode.INVALID_REQUEST, "no coordinator of type 2"),
+        (2, ErrorCode.INVALID_REQUEST, "coordinator type 2 does not exist"),
     ],
 )
-def test_other_coordinators_are_refused_with_a_reason(version: int, kind: int, error: int, text: str) -> None:
+def test_rejects_other_coordinator_types_with_a_reason(
+    version: int, kind: int, error: int, text: str
+) -> None:
     async def story() -> None:
-        async with Play() as play:
+        async with HandlerFixture() as fixture:
             key = {"coordinator_keys": ["tx"]} if version >= 4 else {"key": "tx"}
             request = FindCoordinatorRequest(key_type=kind, **key)
-            response = await play.ask(ApiKey.FIND_COORDINATOR, version, request)
+            response = await fixture.ask(ApiKey.FIND_COORDINATOR, version, request)
             found = response.coordinators[0] if version >= 4 else response
             assert (found.error_code, found.node_id) == (error, -1)
             assert text in found.error_message
@@ -179,12 +184,12 @@ def test_other_coordinators_are_refused_with_a_reason(version: int, kind: int, e
     asyncio.run(story())
 
 
-def test_a_topic_that_cannot_be_made_is_told_in_the_response() -> None:
+def test_the_response_contains_the_error_of_the_topic_creation() -> None:
     async def story() -> None:
-        async with Play() as play:
-            play.topic.leads = None
-            play.topic.error = KafkaError("no brokers")
-            response = await play.ask(ApiKey.FIND_COORDINATOR, 3, FindCoordinatorRequest(key="g"))
+        async with HandlerFixture() as fixture:
+            fixture.topic.leads = None
+            fixture.topic.error = KafkaError("no brokers")
+            response = await fixture.ask(ApiKey.FIND_COORDINATOR, 3, FindCoordinatorRequest(key="g"))
             assert response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
             assert "no brokers" in response.error_message
 
@@ -194,17 +199,17 @@ def test_a_topic_that_cannot_be_made_is_told_in_the_response() -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.JOIN_GROUP))
 def test_join_group(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            response = await play.member(version)
+        async with HandlerFixture() as fixture:
+            response = await fixture.member(version)
             assert response.error_code == 0
             assert response.member_id.startswith("app-")
             assert (response.generation_id, response.leader) == (1, response.member_id)
             assert (response.protocol_name, [one.metadata for one in response.members]) == ("range", [b"s"])
             assert response.protocol_type == ("consumer" if version >= 7 else None)
-            view = play.service.describe("g")
+            view = fixture.service.describe("g")
             assert not isinstance(view, ErrorCode)
             assert (view.members[0].client_id, view.members[0].client_host) == ("app", "/10.0.0.9")
-            shard = play.service._shards[play.partition()]
+            shard = fixture.service._shards[fixture.partition()]
             member = shard.core.groups["g"].members[response.member_id]
             assert member.rebalance_timeout_ms == (30_000 if version else 10_000)
 
@@ -214,8 +219,8 @@ def test_join_group(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.JOIN_GROUP))
 def test_join_group_with_an_error(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            response = await play.member(version, member_id="stranger")
+        async with HandlerFixture() as fixture:
+            response = await fixture.member(version, member_id="stranger")
             assert (response.error_code, response.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "stranger")
             assert (response.generation_id, response.leader, response.members) == (-1, "", [])
             assert response.protocol_name == (None if version >= 7 else "")
@@ -226,17 +231,17 @@ def test_join_group_with_an_error(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.SYNC_GROUP))
 def test_sync_group(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            joined = await play.member()
+        async with HandlerFixture() as fixture:
+            joined = await fixture.member()
             given = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"mine")
             request = SyncGroupRequest(
                 group_id="g", generation_id=1, member_id=joined.member_id, assignments=[given]
             )
-            response = await play.ask(ApiKey.SYNC_GROUP, version, request)
+            response = await fixture.ask(ApiKey.SYNC_GROUP, version, request)
             assert (response.error_code, response.assignment) == (0, b"mine")
             assert response.protocol_name == ("range" if version >= 5 else None)
             request.generation_id = 9
-            response = await play.ask(ApiKey.SYNC_GROUP, version, request)
+            response = await fixture.ask(ApiKey.SYNC_GROUP, version, request)
             assert (response.error_code, response.assignment) == (ErrorCode.ILLEGAL_GENERATION, b"")
 
     asyncio.run(story())
@@ -245,11 +250,11 @@ def test_sync_group(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.HEARTBEAT))
 def test_heartbeat(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            member = await play.stable()
+        async with HandlerFixture() as fixture:
+            member = await fixture.stable()
             for generation, error in [(1, ErrorCode.NONE), (2, ErrorCode.ILLEGAL_GENERATION)]:
                 request = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member)
-                assert (await play.ask(ApiKey.HEARTBEAT, version, request)).error_code == error
+                assert (await fixture.ask(ApiKey.HEARTBEAT, version, request)).error_code == error
 
     asyncio.run(story())
 
@@ -257,17 +262,17 @@ def test_heartbeat(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.LEAVE_GROUP))
 def test_leave_group(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            member = await play.stable()
+        async with HandlerFixture() as fixture:
+            member = await fixture.stable()
             for error in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID):
                 if version < 3:
                     request = LeaveGroupRequest(group_id="g", member_id=member)
-                    response = await play.ask(ApiKey.LEAVE_GROUP, version, request)
+                    response = await fixture.ask(ApiKey.LEAVE_GROUP, version, request)
                     assert response.error_code == error
                     continue
                 ids = [MemberIdentity(member_id=member), MemberIdentity(member_id="stranger")]
                 request = LeaveGroupRequest(group_id="g", members=ids)
-                response = await play.ask(ApiKey.LEAVE_GROUP, version, request)
+                response = await fixture.ask(ApiKey.LEAVE_GROUP, version, request)
                 assert response.error_code == 0
                 assert [(one.member_id, one.error_code) for one in response.members] == [
                     (member, error),
@@ -280,25 +285,25 @@ def test_leave_group(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT)[1:])
 def test_offset_commit(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
+        async with HandlerFixture() as fixture:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert await play.commit(version, {0: 5, 3: 9, 2: 6, -1: 1}) == [
+            assert await fixture.commit(version, {0: 5, 3: 9, 2: 6, -1: 1}) == [
                 (0, 0),
-                (3, unknown),  # the first that the topic does not have
+                (3, unknown),  # the first partition that does not exist
                 (2, 0),
                 (-1, unknown),
             ]
-            held = (await play.service.fetch("g"))[1]["t"]
+            held = (await fixture.service.fetch("g"))[1]["t"]
             assert {index: (one.offset, one.metadata) for index, one in held.items()} == {
                 0: (5, "md"),
                 2: (6, "md"),
             }
             assert held[0].topic_id == TOPIC_ID
             if version >= 10:
-                errors = await play.commit(version, {0: 5}, topic_id=GONE_ID)
+                errors = await fixture.commit(version, {0: 5}, topic_id=GONE_ID)
                 assert errors == [(0, ErrorCode.UNKNOWN_TOPIC_ID)]
             else:
-                assert await play.commit(version, {0: 5}, name="nope") == [(0, unknown)]
+                assert await fixture.commit(version, {0: 5}, name="nope") == [(0, unknown)]
 
     asyncio.run(story())
 
@@ -306,14 +311,14 @@ def test_offset_commit(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT)[1:])
 def test_offset_commit_of_a_member(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
+        async with HandlerFixture() as fixture:
             missing = ErrorCode.GROUP_ID_NOT_FOUND if version >= 9 else ErrorCode.ILLEGAL_GENERATION
             given: dict[str, Any] = {"generation_id_or_member_epoch": 1, "member_id": "m"}
-            assert await play.commit(version, {0: 5}, **given) == [(0, missing)]
-            given["member_id"] = await play.stable()
-            assert await play.commit(version, {0: 5}, **given) == [(0, 0)]
+            assert await fixture.commit(version, {0: 5}, **given) == [(0, missing)]
+            given["member_id"] = await fixture.stable()
+            assert await fixture.commit(version, {0: 5}, **given) == [(0, 0)]
             given["generation_id_or_member_epoch"] = 2
-            assert await play.commit(version, {0: 5}, **given) == [(0, ErrorCode.ILLEGAL_GENERATION)]
+            assert await fixture.commit(version, {0: 5}, **given) == [(0, ErrorCode.ILLEGAL_GENERATION)]
 
     asyncio.run(story())
 
@@ -321,9 +326,9 @@ def test_offset_commit_of_a_member(version: int) -> None:
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_offset_commit_with_a_retention(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(version, {0: 5}, retention_time_ms=1_234)
-            held = (await play.service.fetch("g"))[1]["t"][0]
+        async with HandlerFixture() as fixture:
+            await fixture.commit(version, {0: 5}, retention_time_ms=1_234)
+            held = (await fixture.service.fetch("g"))[1]["t"][0]
             assert held.expire_timestamp_ms == held.commit_timestamp_ms + 1_234
 
     asyncio.run(story())
@@ -332,9 +337,9 @@ def test_offset_commit_with_a_retention(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:])
 def test_offset_fetch(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(8, {0: 5})
-            response = await play.fetch(version, [0, 1])
+        async with HandlerFixture() as fixture:
+            await fixture.commit(8, {0: 5})
+            response = await fixture.fetch(version, [0, 1])
             if version >= 8:
                 assert [(group.group_id, group.error_code) for group in response.groups] == [("g", 0)]
                 response = response.groups[0]
@@ -350,9 +355,9 @@ def test_offset_fetch(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[2:])
 def test_offset_fetch_of_all_topics(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(8, {0: 5, 2: 6})
-            response = await play.fetch(version)
+        async with HandlerFixture() as fixture:
+            await fixture.commit(8, {0: 5, 2: 6})
+            response = await fixture.fetch(version)
             if version >= 8:
                 response = response.groups[0]
             assert len(response.topics) == 1
@@ -367,12 +372,12 @@ def test_offset_fetch_of_all_topics(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[2:])
-def test_what_was_committed_for_a_topic_that_is_gone_is_listed_where_topics_have_names(version: int) -> None:
+def test_versions_with_topic_names_return_offsets_of_deleted_topics(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(8, {0: 5})
-            play.metadata.image = ClusterImage()
-            response = await play.fetch(version)
+        async with HandlerFixture() as fixture:
+            await fixture.commit(8, {0: 5})
+            fixture.metadata.image = ClusterImage()
+            response = await fixture.fetch(version)
             topics = response.groups[0].topics if version >= 8 else response.topics
             assert [one.name for one in topics] == (["t"] if version < 10 else [])
 
@@ -382,9 +387,9 @@ def test_what_was_committed_for_a_topic_that_is_gone_is_listed_where_topics_have
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:])
 def test_offset_fetch_at_the_wrong_broker(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            play.service.resign(play.partition())
-            response = await play.fetch(version, [0])
+        async with HandlerFixture() as fixture:
+            fixture.service.resign(fixture.partition())
+            response = await fixture.fetch(version, [0])
             if version >= 8:
                 response = response.groups[0]
             if version >= 2:
@@ -398,10 +403,10 @@ def test_offset_fetch_at_the_wrong_broker(version: int) -> None:
 
 def test_offset_fetch_of_several_groups() -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(8, {0: 5})
+        async with HandlerFixture() as fixture:
+            await fixture.commit(8, {0: 5})
             groups = [OffsetFetchRequestGroup(group_id=name, topics=None) for name in ("g", "other", "")]
-            response = await play.ask(ApiKey.OFFSET_FETCH, 8, OffsetFetchRequest(groups=groups))
+            response = await fixture.ask(ApiKey.OFFSET_FETCH, 8, OffsetFetchRequest(groups=groups))
             assert [(one.group_id, one.error_code, len(one.topics)) for one in response.groups] == [
                 ("g", 0, 1),
                 ("other", 0, 0),
@@ -413,13 +418,13 @@ def test_offset_fetch_of_several_groups() -> None:
 
 def test_offset_fetch_by_topic_id_sees_only_that_topics_offsets() -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(10, {0: 5})
-            response = await play.fetch(10, [0], topic_id=GONE_ID)
+        async with HandlerFixture() as fixture:
+            await fixture.commit(10, {0: 5})
+            response = await fixture.fetch(10, [0], topic_id=GONE_ID)
             partition = response.groups[0].topics[0].partitions[0]
             assert (partition.error_code, partition.committed_offset) == (ErrorCode.UNKNOWN_TOPIC_ID, -1)
-            play.metadata.image = ClusterImage(topics={"t": topic("t", GONE_ID, 3)})
-            response = await play.fetch(10, [0], topic_id=GONE_ID)
+            fixture.metadata.image = ClusterImage(topics={"t": topic("t", GONE_ID, 3)})
+            response = await fixture.fetch(10, [0], topic_id=GONE_ID)
             partition = response.groups[0].topics[0].partitions[0]
             assert (partition.error_code, partition.committed_offset) == (0, -1)
 
@@ -427,61 +432,61 @@ def test_offset_fetch_by_topic_id_sees_only_that_topics_offsets() -> None:
 
 
 def every_offset(response: Any) -> list[int]:
-    """The offsets in a response to a fetch, of whatever version."""
+    """The offsets in an OffsetFetch response of any version."""
     topics = response.groups[0].topics if response.groups else response.topics
     return [one.committed_offset for topic in topics for one in topic.partitions]
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:])
-def test_a_topic_that_is_made_anew_begins_without_its_predecessors_position(version: int) -> None:
-    """Also where the coordinator has not heard of the deletion, and still has the position."""
+def test_a_topic_created_again_has_no_committed_offsets(version: int) -> None:
+    """Also if the coordinator was not notified of the deletion, and still has the offset."""
 
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(9, {0: 700})
-            play.metadata.image = ClusterImage(topics={"t": topic("t", GONE_ID, 3)})
-            assert every_offset(await play.fetch(version, [0], topic_id=GONE_ID)) == [-1]
+        async with HandlerFixture() as fixture:
+            await fixture.commit(9, {0: 700})
+            fixture.metadata.image = ClusterImage(topics={"t": topic("t", GONE_ID, 3)})
+            assert every_offset(await fixture.fetch(version, [0], topic_id=GONE_ID)) == [-1]
             if version >= 2:
-                assert every_offset(await play.fetch(version)) == [-1]
-            await play.commit(9, {0: 3})
-            assert every_offset(await play.fetch(version, [0], topic_id=GONE_ID)) == [3]
+                assert every_offset(await fixture.fetch(version)) == [-1]
+            await fixture.commit(9, {0: 3})
+            assert every_offset(await fixture.fetch(version, [0], topic_id=GONE_ID)) == [3]
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:10])
-def test_a_position_that_knows_no_topic_id_is_found_by_the_topics_name(version: int) -> None:
-    """A commit with a retention of its own is written without the id, and so were those of older brokers."""
+def test_finds_an_offset_without_topic_id_by_topic_name(version: int) -> None:
+    """A commit with a retention time is written without the topic id, as are those of older brokers."""
 
     async def story() -> None:
-        async with Play() as play:
-            await play.service.commit(commit(offset=700))
-            assert every_offset(await play.fetch(version, [0])) == [700]
+        async with HandlerFixture() as fixture:
+            await fixture.service.commit(commit(offset=700))
+            assert every_offset(await fixture.fetch(version, [0])) == [700]
 
     asyncio.run(story())
 
 
 def test_version_0_keeps_offsets_in_the_store_at_any_broker(tmp_path: Path) -> None:
-    """Whoever coordinates the group, and with or without members; what else it committed is not told."""
+    """On any broker, and with or without members. Other offsets of the group are not returned."""
 
     async def story() -> None:
-        async with Play() as play:
-            play.store = store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-            await play.commit(8, {0: 3, 1: 3})
-            await play.stable()
-            play.service.resign(play.partition())
+        async with HandlerFixture() as fixture:
+            fixture.store = store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+            await fixture.commit(8, {0: 3, 1: 3})
+            await fixture.stable()
+            fixture.service.resign(fixture.partition())
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert await play.commit(0, {0: 5, 3: 9, 2: 6, -1: 1}) == [
+            assert await fixture.commit(0, {0: 5, 3: 9, 2: 6, -1: 1}) == [
                 (0, 0),
-                (3, unknown),  # the first that the topic does not have
+                (3, unknown),  # the first partition that does not exist
                 (2, 0),
                 (-1, unknown),
             ]
-            assert await play.commit(0, {0: 5}, name="nope") == [(0, unknown)]
+            assert await fixture.commit(0, {0: 5}, name="nope") == [(0, unknown)]
             node = await store.get("/consumers/g/offsets/t/2")
             assert node is not None
             assert node.data == b"6"
-            found = (await play.fetch(0, [0, 1, 2, 3, -1])).topics[0].partitions
+            found = (await fixture.fetch(0, [0, 1, 2, 3, -1])).topics[0].partitions
             assert [
                 (one.partition_index, one.committed_offset, one.metadata, one.error_code) for one in found
             ] == [
@@ -492,18 +497,18 @@ def test_version_0_keeps_offsets_in_the_store_at_any_broker(tmp_path: Path) -> N
                 (-1, -1, "", unknown),
             ]
             await store.close()
-            assert await play.commit(0, {0: 5}) == [(0, ErrorCode.KAFKA_STORAGE_ERROR)]
-            found = (await play.fetch(0, [0])).topics[0].partitions
+            assert await fixture.commit(0, {0: 5}) == [(0, ErrorCode.KAFKA_STORAGE_ERROR)]
+            found = (await fixture.fetch(0, [0])).topics[0].partitions
             assert found[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(story())
 
 
-def test_version_0_refuses_long_metadata_of_one_partition_only(tmp_path: Path) -> None:
+def test_version_0_rejects_long_metadata_only_for_its_partition(tmp_path: Path) -> None:
     async def story() -> None:
-        async with Play(offset_metadata_size_max=1) as play:
-            play.store = store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-            assert await play.commit(0, {0: 5}) == [(0, ErrorCode.OFFSET_METADATA_TOO_LARGE)]
+        async with HandlerFixture(offset_metadata_size_max=1) as fixture:
+            fixture.store = store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+            assert await fixture.commit(0, {0: 5}) == [(0, ErrorCode.OFFSET_METADATA_TOO_LARGE)]
             assert not await store.exists("/consumers/g/offsets/t/0")
             await store.close()
 
@@ -513,10 +518,10 @@ def test_version_0_refuses_long_metadata_of_one_partition_only(tmp_path: Path) -
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_GROUPS))
 def test_describe_groups(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            member = await play.stable()
+        async with HandlerFixture() as fixture:
+            member = await fixture.stable()
             request = DescribeGroupsRequest(groups=["g", "none"], include_authorized_operations=version >= 3)
-            stable, none = (await play.ask(ApiKey.DESCRIBE_GROUPS, version, request)).groups
+            stable, none = (await fixture.ask(ApiKey.DESCRIBE_GROUPS, version, request)).groups
             assert (stable.error_code, stable.group_state, stable.protocol_type) == (0, "Stable", "consumer")
             assert stable.protocol_data == "range"
             assert [
@@ -536,10 +541,10 @@ def test_describe_groups(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.LIST_GROUPS))
 def test_list_groups(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.stable("stable")
-            await play.commit(8, {0: 5})
-            response = await play.ask(ApiKey.LIST_GROUPS, version, ListGroupsRequest())
+        async with HandlerFixture() as fixture:
+            await fixture.stable("stable")
+            await fixture.commit(8, {0: 5})
+            response = await fixture.ask(ApiKey.LIST_GROUPS, version, ListGroupsRequest())
             state = {"stable": "Stable", "g": "Empty"} if version >= 4 else {"stable": "", "g": ""}
             kind = "classic" if version >= 5 else ""
             found = {
@@ -563,11 +568,11 @@ def test_list_groups(version: int) -> None:
 )
 def test_list_groups_filters(states: list[str], types: list[str], names: set[str]) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.stable("stable")
-            await play.commit(8, {0: 5})
+        async with HandlerFixture() as fixture:
+            await fixture.stable("stable")
+            await fixture.commit(8, {0: 5})
             request = ListGroupsRequest(states_filter=states, types_filter=types)
-            response = await play.ask(ApiKey.LIST_GROUPS, 5, request)
+            response = await fixture.ask(ApiKey.LIST_GROUPS, 5, request)
             assert {one.group_id for one in response.groups} == names
 
     asyncio.run(story())
@@ -576,11 +581,11 @@ def test_list_groups_filters(states: list[str], types: list[str], names: set[str
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_GROUPS))
 def test_delete_groups(version: int) -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(8, {0: 5})
-            await play.stable("busy")
+        async with HandlerFixture() as fixture:
+            await fixture.commit(8, {0: 5})
+            await fixture.stable("busy")
             request = DeleteGroupsRequest(groups_names=["busy", "g", "none", "g"])
-            response = await play.ask(ApiKey.DELETE_GROUPS, version, request)
+            response = await fixture.ask(ApiKey.DELETE_GROUPS, version, request)
             assert [(one.group_id, one.error_code) for one in response.results] == [
                 ("busy", ErrorCode.NON_EMPTY_GROUP),
                 ("g", 0),
@@ -592,8 +597,8 @@ def test_delete_groups(version: int) -> None:
 
 def test_offset_delete() -> None:
     async def story() -> None:
-        async with Play() as play:
-            await play.commit(8, {0: 5, 1: 6})
+        async with HandlerFixture() as fixture:
+            await fixture.commit(8, {0: 5, 1: 6})
             partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 9)]
             request = OffsetDeleteRequest(
                 group_id="g",
@@ -602,25 +607,25 @@ def test_offset_delete() -> None:
                     OffsetDeleteRequestTopic(name="nope", partitions=partitions[:1]),
                 ],
             )
-            response = await play.ask(ApiKey.OFFSET_DELETE, 0, request)
+            response = await fixture.ask(ApiKey.OFFSET_DELETE, 0, request)
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             found = [
                 [(one.partition_index, one.error_code) for one in each.partitions] for each in response.topics
             ]
             assert (response.error_code, found) == (0, [[(0, 0), (9, unknown)], [(0, unknown)]])
-            assert set((await play.service.fetch("g"))[1]["t"]) == {1}
+            assert set((await fixture.service.fetch("g"))[1]["t"]) == {1}
             request.group_id = "none"
-            response = await play.ask(ApiKey.OFFSET_DELETE, 0, request)
+            response = await fixture.ask(ApiKey.OFFSET_DELETE, 0, request)
             assert response.error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
     asyncio.run(story())
 
 
-def test_more_protocols_or_assignments_than_a_group_can_have_are_refused_and_logged(
+def test_rejects_and_logs_too_many_protocols_or_assignments(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
-        async with Play() as play:
+        async with HandlerFixture() as fixture:
             protocols = [JoinGroupRequestProtocol(name=f"p{n}", metadata=b"") for n in range(1001)]
             join = JoinGroupRequest(
                 group_id="g" * 500,
@@ -630,14 +635,14 @@ def test_more_protocols_or_assignments_than_a_group_can_have_are_refused_and_log
                 protocol_type="consumer",
                 protocols=protocols,
             )
-            joined = await play.ask(ApiKey.JOIN_GROUP, 5, join)
+            joined = await fixture.ask(ApiKey.JOIN_GROUP, 5, join)
             assert joined.error_code == ErrorCode.INVALID_REQUEST
             given = [SyncGroupRequestAssignment(member_id=f"m{n}", assignment=b"") for n in range(10_001)]
             sync = SyncGroupRequest(group_id="g", generation_id=1, member_id="m", assignments=given)
-            synced = await play.ask(ApiKey.SYNC_GROUP, 3, sync)
+            synced = await fixture.ask(ApiKey.SYNC_GROUP, 3, sync)
             assert synced.error_code == ErrorCode.INVALID_REQUEST
             join.protocols = protocols[:1000]
-            assert (await play.ask(ApiKey.JOIN_GROUP, 5, join)).error_code == ErrorCode.MEMBER_ID_REQUIRED
+            assert (await fixture.ask(ApiKey.JOIN_GROUP, 5, join)).error_code == ErrorCode.MEMBER_ID_REQUIRED
 
     asyncio.run(story())
     first, second = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

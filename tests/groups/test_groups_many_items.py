@@ -1,4 +1,4 @@
-"""Requests about groups that name thousands of items: the loop does its other work meanwhile."""
+"""Group requests with thousands of items do not block the event loop."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_groups_handlers import TOPIC_ID, Play, topic
+from test_groups_handlers import TOPIC_ID, HandlerFixture, topic
 
-from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer, RequestContext
-from tidemill.broker.metadata import MetadataCache
-from tidemill.broker.registry import APIS
-from tidemill.broker.request_slices import SLICE_S, Lane
+from tidemill.broker.api_registry import APIS
+from tidemill.broker.large_requests import SLICE_S, LargeRequestQueue
+from tidemill.broker.metadata_cache import MetadataCache
+from tidemill.broker.request_context import ANONYMOUS, DEFAULT_TENANT, RequestContext
+from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import ClusterImage
 from tidemill.model.errors import ErrorCode
+from tidemill.net.peer import Listener, Peer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -36,11 +37,11 @@ from tidemill.wire.schema import Struct
 
 ITEMS = 3000
 HELD_MAX = 20
-"""So many items a pause, on average: a slice is looked at after each, and has sixteen looks at least."""
+"""The maximum average of items between two pauses: the time of a slice is checked after each item."""
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """Time goes on by a tenth of a slice with every look at the clock."""
+    """An event loop whose time advances by a tenth of a slice with every read of the clock."""
 
     now = 0.0
 
@@ -94,20 +95,22 @@ CASES: list[tuple[ApiKey, int, Any]] = [
 ]
 
 
-async def answered(play: Play, key: ApiKey, version: int, request: Struct) -> tuple[Any, int]:
-    """The answer, and how often the loop had its turn before it came."""
+async def answered(fixture: HandlerFixture, key: ApiKey, version: int, request: Struct) -> tuple[Any, int]:
+    """The response, and the number of turns of the event loop before it."""
     peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
-    context = RequestContext(peer, "app", key, version, 1, None)
-    context.lane = Lane()
-    broker = SimpleNamespace(groups=play.service, metadata=play.metadata, store=play.store, held_answers=None)
-    outcome = APIS[key].handler()(broker, context, request)
+    context = RequestContext(peer, "app", key, version, 1)
+    context.queue = LargeRequestQueue()
+    broker = SimpleNamespace(
+        groups=fixture.service, metadata=fixture.metadata, store=fixture.store, delayed_metadata=None
+    )
+    outcome = APIS[key].handle(broker, context, request)
     assert inspect.isawaitable(outcome), "all was done at once"
     pending = asyncio.ensure_future(outcome)
     turns = 0
     while not pending.done():
         await asyncio.sleep(0)
         turns += 1
-    context.turns.end()
+    context.slices.end()
     return pending.result(), turns
 
 
@@ -116,17 +119,17 @@ async def answered(play: Play, key: ApiKey, version: int, request: Struct) -> tu
     CASES,
     ids=[f"{key.name}-{version}-{request_of.__name__}" for key, version, request_of in CASES],
 )
-def test_others_are_served_while_a_request_names_thousands(
+def test_a_request_with_thousands_of_items_is_processed_in_slices(
     tmp_path: Path, key: ApiKey, version: int, request_of: Any
 ) -> None:
     async def story() -> tuple[Any, int]:
-        async with Play() as play:
-            play.metadata = MetadataCache(ClusterImage(topics={"t": topic("t", TOPIC_ID, ITEMS)}))
-            play.store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        async with HandlerFixture() as fixture:
+            fixture.metadata = MetadataCache(ClusterImage(topics={"t": topic("t", TOPIC_ID, ITEMS)}))
+            fixture.store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
             try:
-                return await answered(play, key, version, request_of(version))
+                return await answered(fixture, key, version, request_of(version))
             finally:
-                await play.store.close()
+                await fixture.store.close()
 
     with asyncio.Runner(loop_factory=SteppedLoop) as runner:
         answer, turns = runner.run(story())

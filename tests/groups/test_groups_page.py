@@ -1,17 +1,17 @@
-"""The example on the page of the format is what is read and written."""
+"""The example of the format page is encoded and decoded."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tidemill.groups.offsets import CommittedOffset, OffsetRecord, decode_record
+from tidemill.groups.offset_records import CommittedOffset, OffsetRecord, decode_record
 
 PAGE = Path(__file__).parents[2] / "docs/formats/consumer-offsets.md"
 HEX = re.compile(r"[0-9a-f]+( [0-9a-f]+)*(?=  |$)")
 
 
-def test_the_pages_example_is_a_committed_offset() -> None:
+def test_the_example_of_the_page_is_a_committed_offset() -> None:
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     key, value = (
         bytes.fromhex("".join(match.group() for line in block.splitlines() if (match := HEX.match(line))))

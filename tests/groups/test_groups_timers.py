@@ -1,19 +1,20 @@
-"""Many deadlines behind one timer."""
+"""Many deadlines on one timer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
 
-from groups_stage import ManualTime
+from coordinator_fixture import ManualTime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.groups.timers import FIRED_AT_ONCE_MAX, Timers
+from tidemill.groups.timers import Timers
+from tidemill.net.deadlines import FIRED_AT_ONCE_MAX
 
 
 class Fired:
-    """What fired, and when."""
+    """Records the keys that fired, and the times."""
 
     def __init__(self) -> None:
         self.time = ManualTime()
@@ -34,7 +35,7 @@ def test_keys_fire_at_their_deadlines_in_order() -> None:
     assert fired.time.armed == 0
 
 
-def test_setting_again_replaces_and_cancelling_forgets() -> None:
+def test_replaces_and_cancels_deadlines() -> None:
     fired = Fired()
     fired.timers.set("later", 1_100)
     fired.timers.set("later", 1_500)
@@ -47,7 +48,7 @@ def test_setting_again_replaces_and_cancelling_forgets() -> None:
     assert fired.keys == [("earlier", 1_101), ("later", 1_501)]
 
 
-def test_what_is_due_together_does_not_hold_the_loop() -> None:
+def test_many_due_deadlines_do_not_block_the_event_loop() -> None:
     fired = Fired()
     for number in range(3 * FIRED_AT_ONCE_MAX):
         fired.timers.set(number, 1_100)
@@ -77,15 +78,15 @@ def test_a_timer_may_set_another() -> None:
     assert fired.time.armed == 0
 
 
-def test_stale_entries_do_not_pile_up() -> None:
+def test_stale_entries_do_not_accumulate() -> None:
     fired = Fired()
     for number in range(10_000):
         fired.timers.set("key", 100_000 - number)
-    assert len(fired.timers._heap) < 200
+    assert len(fired.timers._deadlines) < 200
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(1_000, 1_200))), max_size=60))
-def test_exactly_the_last_word_on_each_key_counts(words: list[tuple[int, int | None]]) -> None:
+def test_the_last_deadline_of_each_key_applies(words: list[tuple[int, int | None]]) -> None:
     fired = Fired()
     expected: dict[int, int] = {}
     for key, deadline_ms in words:

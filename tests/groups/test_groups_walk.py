@@ -1,4 +1,4 @@
-"""Random walks of clients, time and log failures: what must hold whatever happens."""
+"""Random walks of clients, time and log failures, with invariants."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidemill.groups.effects import JoinResult, Reply
-from tidemill.groups.state import Group, GroupState
+from tidemill.groups.coordinator_effects import JoinResult, Reply
+from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.model.errors import ErrorCode
 
 CLIENTS = range(4)
 
 
 class Client:
-    """What a consumer remembers: its id, its generation, and what it waits for."""
+    """The state of a consumer: member id, generation, and pending requests."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -43,7 +43,7 @@ class Walk(RuleBasedStateMachine):
         self.clients = [Client(number) for number in CLIENTS]
         self.asked: dict[str, Client] = {}
         self.seen: dict[object, int] = {}
-        self.group: Group | None = None
+        self.group: GroupMetadata | None = None
         self.generation = 0
 
     def ask(self, client: Client) -> str:
@@ -52,15 +52,15 @@ class Walk(RuleBasedStateMachine):
         self.asked[name] = client
         return name
 
-    def settle(self) -> None:
-        """Lets clients act on their replies."""
-        self.bench.settle()
+    def process_responses(self) -> None:
+        """Lets clients process their responses."""
+        self.bench.run_effects()
         for waiter, replies in self.bench.replies.items():
             for response in replies[self.seen.get(waiter, 0) :]:
-                self.told(self.asked[str(waiter)], response)
+                self.on_response(self.asked[str(waiter)], response)
             self.seen[waiter] = len(replies)
 
-    def told(self, client: Client, response: Any) -> None:
+    def on_response(self, client: Client, response: Any) -> None:
         if not isinstance(response, JoinResult):
             return
         if response.error is ErrorCode.MEMBER_ID_REQUIRED:
@@ -94,7 +94,7 @@ class Walk(RuleBasedStateMachine):
             "v": version,
         }
         self.bench.join(self.ask(client), id=client.member_id, **given, **client.instance)
-        self.settle()
+        self.process_responses()
 
     @rule(number=st.sampled_from(CLIENTS), late=st.booleans())
     def sync(self, number: int, late: bool) -> None:
@@ -104,47 +104,47 @@ class Walk(RuleBasedStateMachine):
         self.bench.sync(
             self.ask(client), id=client.member_id, gen=generation, assign=assign, **client.instance
         )
-        self.settle()
+        self.process_responses()
 
     @rule(number=st.sampled_from(CLIENTS))
     def beat(self, number: int) -> None:
         client = self.clients[number]
         self.bench.beat(id=client.member_id, gen=client.generation, **client.instance)
-        self.settle()
+        self.process_responses()
 
     @rule(number=st.sampled_from(CLIENTS), by_instance=st.booleans())
     def leave(self, number: int, by_instance: bool) -> None:
         client = self.clients[number]
         ids = "-" if by_instance or not client.member_id else client.member_id
         self.bench.leave(self.ask(client), ids=ids, statics=client.instance.get("static", "-"))
-        self.settle()
+        self.process_responses()
 
     @rule(number=st.sampled_from(CLIENTS), outside=st.booleans(), offset=st.integers(0, 99))
     def commit(self, number: int, outside: bool, offset: int) -> None:
         client = self.clients[number]
         given = {} if outside else {"id": client.member_id, "gen": client.generation}
         self.bench.commit(self.ask(client), f"t-{number}={offset}", **given)
-        self.settle()
+        self.process_responses()
 
     @rule(number=st.sampled_from(CLIENTS), partition=st.sampled_from(CLIENTS))
     def forget(self, number: int, partition: int) -> None:
         self.bench.forget(self.ask(self.clients[number]), f"t-{partition}")
-        self.settle()
+        self.process_responses()
 
     @rule(number=st.sampled_from(CLIENTS))
     def delete(self, number: int) -> None:
         self.bench.play(f"delete {self.ask(self.clients[number])}")
-        self.settle()
+        self.process_responses()
 
     @rule(duration_ms=st.sampled_from([1, 2_999, 6_000, 60_000]))
     def wait(self, duration_ms: int) -> None:
         self.bench.wait(duration_ms)
-        self.settle()
+        self.process_responses()
 
     @rule()
     def expire(self) -> None:
         self.bench.play("expire")
-        self.settle()
+        self.process_responses()
 
     @precondition(lambda self: self.bench.appends)
     @rule(good=st.sampled_from([True, True, True, False]))
@@ -153,20 +153,20 @@ class Walk(RuleBasedStateMachine):
             self.bench.store()
         else:
             self.bench.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self.settle()
+        self.process_responses()
 
     @rule(size=st.sampled_from([1, 2, 4]))
     def work_together(self, size: int) -> None:
-        """Clients do what they should for a while: so walks often set out from a stable group."""
+        """Clients follow the protocol for some time, so that many walks start from a stable group."""
         for _ in range(4):
             for client in self.clients[:size]:
                 if not self.waits(client):
                     given = {"id": client.member_id, "session": 30_000, "v": 9, **client.instance}
                     self.bench.join(self.ask(client), **given)
-                    self.settle()
+                    self.process_responses()
                 self.store_all()
             self.bench.wait(3_000)
-            self.settle()
+            self.process_responses()
             for client in self.clients[:size]:
                 if client.member_id and not self.waits(client):
                     self.sync(client.number, False)
@@ -178,13 +178,13 @@ class Walk(RuleBasedStateMachine):
     def store_all(self) -> None:
         while self.bench.appends:
             self.bench.store()
-        self.settle()
+        self.process_responses()
 
     @rule()
     def moves(self) -> None:
         while self.bench.appends:
             self.bench.fail(ErrorCode.NOT_COORDINATOR)
-        self.settle()
+        self.process_responses()
         before = dict(self.bench.core.groups)
         self.bench.reload()
         after = self.bench.core.groups
@@ -192,16 +192,16 @@ class Walk(RuleBasedStateMachine):
         assert {name: one.offsets for name, one in after.items() if one.offsets} == {
             name: one.offsets for name, one in before.items() if one.offsets
         }
-        self.settle()
+        self.process_responses()
         waiting = [name for name in self.asked if not self.bench.replies.get(name)]
-        assert waiting == [], "who waited when the coordinator moved was not told"
+        assert waiting == [], "a waiting request received no response when the coordinator moved"
 
     @invariant()
-    def every_request_has_one_answer_at_most(self) -> None:
+    def every_request_has_at_most_one_response(self) -> None:
         assert all(len(replies) == 1 for replies in self.bench.replies.values())
 
     @invariant()
-    def whoever_has_no_answer_is_waited_for(self) -> None:
+    def requests_without_a_response_are_pending(self) -> None:
         waited = set()
         for group in self.bench.core.groups.values():
             for member in group.members.values():
@@ -214,7 +214,7 @@ class Walk(RuleBasedStateMachine):
         assert unanswered == {name for name in waited if name is not None}
 
     @invariant()
-    def the_groups_books_are_in_order(self) -> None:
+    def the_group_is_consistent(self) -> None:
         for group in self.bench.core.groups.values():
             check(group)
             if group is self.group:
@@ -222,10 +222,10 @@ class Walk(RuleBasedStateMachine):
             self.group, self.generation = group, group.generation
 
     @invariant()
-    def whoever_may_die_has_a_timer(self) -> None:
+    def members_have_a_session_timer(self) -> None:
         for group in self.bench.core.groups.values():
             for member in group.members.values():
-                if not member.excused:
+                if not member.awaits_response:
                     key = ("member", group.group_id, member.member_id)
                     assert key in self.bench.timers, f"{member.member_id} would live for ever"
             for member_id in group.pending_joins:
@@ -240,14 +240,14 @@ class Walk(RuleBasedStateMachine):
             self.bench.store()
         self.bench.manual = False
         self.bench.wait(10_000_000)
-        self.bench.settle()
+        self.bench.run_effects()
         for group in self.bench.core.groups.values():
             assert group.state is GroupState.EMPTY, "clients are gone, and the group lives on"
         assert not [key for key in self.bench.timers if key.kind == "member"]
 
 
-def check(group: Group) -> None:
-    """What a group's books must say at any time."""
+def check(group: GroupMetadata) -> None:
+    """Checks the invariants of a group."""
     members = group.members
     assert group.awaiting == sum(one.joining is not None for one in members.values())
     assert group.static_members == {

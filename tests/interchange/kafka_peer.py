@@ -1,4 +1,4 @@
-"""Apache Kafka itself as a peer, on KRaft or on ZooKeeper: started, filled, read, stopped or killed."""
+"""Apache Kafka as a peer, on KRaft or on ZooKeeper: started, filled, read, stopped or killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log.cleaner.backoff.ms=500
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Returns ports on which no process listens."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
@@ -49,7 +49,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def class_path(version: str) -> str:
-    """Apache Kafka's jars, brought by Maven on first use. Skips where that cannot be."""
+    """Downloads Apache Kafka's jars with Maven on first use; returns the class path. Skips the test on
+    failure.
+    """
     if shutil.which("java") is None:
         pytest.skip("java is not installed (Debian: apt-get install default-jre-headless)")
     if shutil.which("mvn") is None and not (ROOT / "build/kafka" / version / ".complete").exists():
@@ -68,7 +70,7 @@ def class_path(version: str) -> str:
 
 
 def java(jars: str, *arguments: str, heap: str = "512m") -> list[str]:
-    """A command that runs a class of ``jars``."""
+    """Returns the command that runs a class of ``jars``."""
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     return [
         "java",
@@ -84,7 +86,7 @@ def java(jars: str, *arguments: str, heap: str = "512m") -> list[str]:
 
 
 class Program:
-    """A process with its output in a file, and the port on which it answers."""
+    """A process with its output in a file, and its port."""
 
     def __init__(self, command: list[str], log: Path, port: int) -> None:
         self.log = log
@@ -103,7 +105,7 @@ class Program:
         raise AssertionError(f"{command[-2:]} did not start:\n{log.read_text()[-4000:]}")
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Ends it, and waits for that."""
+        """Ends the process, and waits for its end."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         self.process.wait(60)
@@ -125,7 +127,7 @@ class ZooKeeper(Program):
 
 
 def wait_unregistered(zookeeper: str, node: int) -> None:
-    """Returns once no session holds the registration of a broker: Kafka does not start before."""
+    """Waits until no session holds the registration of a broker: Kafka does not start before."""
     address, slash, root = zookeeper.partition("/")
     client = KazooClient(address)
     client.start(START_TIMEOUT_S)
@@ -140,7 +142,7 @@ def wait_unregistered(zookeeper: str, node: int) -> None:
 
 
 class Kafka:
-    """One broker of Apache Kafka over ``data``."""
+    """An Apache Kafka broker with the data directory ``data``."""
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class Kafka:
         self.bootstrap = ""
 
     def start(self, *, form: bool = False) -> None:
-        """Starts it; ``form`` makes the data directory of a KRaft broker first."""
+        """Starts the broker; formats the data directory of a KRaft broker first with ``form``."""
         port, controller = free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
         path = self.directory / "server.properties"
@@ -190,19 +192,19 @@ class Kafka:
         wait_ready(self.bootstrap)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Stops or kills it."""
+        """Stops or kills the broker."""
         if self.program is not None:
             self.program.end(how)
             self.program = None
 
     @property
     def output(self) -> str:
-        """What it said."""
+        """Returns the output of the broker."""
         return (self.directory / "kafka.out").read_text()
 
 
 def wait_ready(bootstrap: str) -> None:
-    """Returns once the broker answers about itself."""
+    """Waits until the broker responds."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -223,7 +225,7 @@ Ends: TypeAlias = dict[tuple[str, int], tuple[int, int]]
 
 
 def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]], isr: list[int] | None = None) -> None:
-    """Returns once each of the partitions has a leader, and this in-sync set, as the broker tells it."""
+    """Waits until the broker's metadata has a leader and this ISR for each partition."""
     from confluent_kafka.admin import AdminClient
 
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -242,7 +244,7 @@ def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]], isr: list[int] | N
 
 
 class Seen(NamedTuple):
-    """What a cluster holds, as clients see it."""
+    """The content of a cluster, as clients read it."""
 
     records: Records
     ends: Ends
@@ -251,7 +253,7 @@ class Seen(NamedTuple):
 
 
 def lasting(seen: Seen) -> Seen:
-    """What stays as it is while nobody writes: of compacted topics, the last record of each key."""
+    """Returns the content that stays without writes: of compacted topics, the last record of each key."""
     records = {}
     for (topic, number), found in seen.records.items():
         if seen.configs[topic].get("cleanup.policy") == "compact":
@@ -261,7 +263,7 @@ def lasting(seen: Seen) -> Seen:
 
 
 def check_same(found: Seen, wanted: Seen) -> None:
-    """Says which partition differs, and where."""
+    """Compares two contents; the error has partition and position of the difference."""
     found, wanted = lasting(found), lasting(wanted)
     assert found.records.keys() == wanted.records.keys()
     for key, records in wanted.records.items():
@@ -278,7 +280,9 @@ GROUPS = {"readers": ("t-gzip", 700), "others": ("t-none", 150)}
 
 
 def fill(bootstrap: str, *, topics: bool = True, replicas: int = 1, transactions: bool = True) -> None:
-    """Every codec, headers, idempotence, transactions, groups, a compacted topic, settings of topics."""
+    """Writes every codec, headers, idempotent batches, transactions, groups, a compacted topic, topic
+    settings.
+    """
     from confluent_kafka import Consumer, Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -336,7 +340,7 @@ def fill(bootstrap: str, *, topics: bool = True, replicas: int = 1, transactions
 
 
 def commit_otherwise(bootstrap: str) -> None:
-    """Offsets of a group of the protocol of Kafka 4, and offsets that transactions commit and take back."""
+    """Commits offsets of a group of Kafka 4's protocol, and offsets of committed and aborted transactions."""
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     settings = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -372,7 +376,7 @@ def keep(bootstrap: str, first: int) -> None:
 
 
 def buy(bootstrap: str) -> None:
-    """Transactions: committed, aborted, and one that nobody ends."""
+    """Runs transactions: committed, aborted, and one that stays open."""
     from confluent_kafka import Producer
 
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}
@@ -390,7 +394,7 @@ def buy(bootstrap: str) -> None:
 
 
 def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
-    """Reads everything."""
+    """Reads all content."""
     from confluent_kafka import ConsumerGroupTopicPartitions
     from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
 
@@ -413,7 +417,7 @@ def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
 
 
 def list_groups(bootstrap: str, admin: AdminClient) -> list[ConsumerGroupListing]:
-    """All groups, once every coordinator has loaded its groups."""
+    """Returns all groups, once every coordinator has loaded its groups."""
     topics = admin.list_topics(timeout=30).topics
     if OFFSETS_TOPIC in topics:
         wait_led(bootstrap, [(OFFSETS_TOPIC, number) for number in topics[OFFSETS_TOPIC].partitions])
@@ -427,7 +431,7 @@ def list_groups(bootstrap: str, admin: AdminClient) -> list[ConsumerGroupListing
 
 
 def read_all(bootstrap: str, keys: list[tuple[str, int]], isolation: str) -> tuple[Records, Ends]:
-    """Every record of the partitions, and where each begins and ends."""
+    """Returns every record of the partitions, with log start and end offsets."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(

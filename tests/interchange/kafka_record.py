@@ -50,14 +50,14 @@ SNAPSHOT_TIMEOUT_S = 60
 
 
 def make_topics(admin: AdminClient, topics: dict[str, tuple[int, dict[str, str]]]) -> None:
-    """Makes them, and waits for it."""
+    """Creates topics, and waits for them."""
     wanted = [NewTopic(name, count, 1, config=config) for name, (count, config) in topics.items()]
     for future in admin.create_topics(wanted).values():
         future.result(30)
 
 
 def produce(bootstrap: str, topic: str, codec: str, *, headers: bool = True, partitions: int = 1) -> None:
-    """Eight records: with and without key, value, headers."""
+    """Sends eight records: with and without key, value, headers."""
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 100})
     keyless = 4 if topic != "kept" else 9
     problems: list[object] = []
@@ -76,7 +76,7 @@ def produce(bootstrap: str, topic: str, codec: str, *, headers: bool = True, par
 
 
 def buy(bootstrap: str) -> None:
-    """A transaction that is committed, one that is aborted, one more that is committed."""
+    """Runs a committed transaction, an aborted one, and another committed one."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "till", "linger.ms": 100})
     producer.init_transactions(60)
     for number in range(3):
@@ -91,7 +91,7 @@ def buy(bootstrap: str) -> None:
 
 
 def commit(bootstrap: str, group: str, topic: str, count: int) -> None:
-    """A group that reads ``count`` records and commits."""
+    """Reads ``count`` records as a group, and commits."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     while count:
@@ -101,7 +101,7 @@ def commit(bootstrap: str, group: str, topic: str, count: int) -> None:
 
 
 def set_config(admin: AdminClient, kind: ResourceType, name: str, key: str, value: str) -> None:
-    """Sets one value."""
+    """Sets one key."""
     entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(kind, name, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
@@ -109,7 +109,7 @@ def set_config(admin: AdminClient, kind: ResourceType, name: str, key: str, valu
 
 
 def fill(kafka: Kafka, *, old: bool) -> None:
-    """Everything that an import has to bring."""
+    """Writes all data that an import has to transfer."""
     bootstrap = kafka.bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
     make_topics(admin, TOPICS | (OLD_TOPICS if old else {}))
@@ -139,7 +139,7 @@ def _wait_for_snapshot(data: Path) -> None:
 
 
 def as_json(seen: Seen) -> dict[str, Any]:
-    """What was seen, bytes as hexadecimal digits."""
+    """Converts the content to JSON, bytes as hexadecimal digits."""
     return {
         "records": {
             f"{topic}-{partition}": [
@@ -159,7 +159,7 @@ def _hex(data: bytes | None) -> str | None:
 
 
 def record(jars: str, kind: str, directory: Path) -> None:
-    """Starts Kafka, fills it, and leaves in ``directory`` what tests need."""
+    """Starts Kafka, fills it, and writes the files for the tests to ``directory``."""
     from tidemill.interchange.zookeeper_nodes import read_zookeeper, write_file
 
     old = kind == "zookeeper"

@@ -1,4 +1,4 @@
-"""What old and new producers may send: the same to Apache Kafka and to the broker here."""
+"""Requests of old and new producers, for Apache Kafka and the broker under test alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from old_wire import GZIP, LZ4, SNAPPY, ZSTD, entry, wrapper
 
-from tidemill.records.builder import build_batch
+from record_builders import build_batch
 
 NONE = 0
 CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
@@ -16,7 +16,7 @@ APPEND_TIME = 8
 
 
 class Sent(NamedTuple):
-    """One produce."""
+    """A Produce request."""
 
     name: str
     version: int
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 
 def messages(magic: int, now_ms: int, offsets: tuple[int, ...] = (0, 1, 2, 3)) -> bytes:
-    """Every shape of a message, the times not in order."""
+    """Returns messages of every kind, with unordered timestamps."""
     shapes = ((b"key", b"value", 5), (None, b"no key", 9), (b"gone", None, 7), (b"", b"", 7))
     return b"".join(
         entry(magic, key, value, offset=offset, timestamp=now_ms + more)
@@ -33,14 +33,14 @@ def messages(magic: int, now_ms: int, offsets: tuple[int, ...] = (0, 1, 2, 3)) -
 
 
 def batch(codec: int, now_ms: int, headers: bool = False) -> bytes:
-    """The same as a batch of v2."""
+    """Returns the same messages as a batch of v2."""
     more = [("trace", b"1"), ("none", None)] if headers else []
     shapes = ((b"key", b"value", 5), (None, b"no key", 9), (b"gone", None, 7), (b"", b"", 7))
     return build_batch([(now_ms + time, key, value, more) for key, value, time in shapes], codec)
 
 
 def plain(now_ms: int) -> Iterator[Sent]:
-    """What producers that mean well send."""
+    """Yields the requests of correct producers."""
     for magic in (0, 1):
         for version in (0, 1, 2):
             yield Sent(f"v{magic} in {version}", version, messages(magic, now_ms))
@@ -76,7 +76,7 @@ def plain(now_ms: int) -> Iterator[Sent]:
 
 
 def odd(now_ms: int) -> Iterator[Sent]:
-    """What is wrong, or at least strange."""
+    """Yields incorrect and unusual requests."""
     for magic in (0, 1):
         one = entry(magic, b"k", b"v", timestamp=now_ms)
         set_ = messages(magic, now_ms)
@@ -134,7 +134,7 @@ def odd(now_ms: int) -> Iterator[Sent]:
 
 
 def keyless(now_ms: int) -> Iterator[Sent]:
-    """For a topic that is compacted: nothing of a batch is stored when a record of it has no key."""
+    """Yields requests for a compacted topic: a batch with a record without a key is not stored."""
     for codec in (NONE, GZIP):
         records = [(now_ms, b"k", b"v", []), (now_ms, None, b"v", []), (now_ms, b"k", None, [])]
         for version in (3, 8):

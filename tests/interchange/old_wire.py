@@ -1,6 +1,6 @@
-"""Requests of old clients and the records in them, put together and taken apart with struct.
+"""Requests of old clients and their records, encoded and decoded with struct.
 
-Nothing of the product is used, so that it can be compared with Apache Kafka byte by byte.
+No code of the product is used, so that it can be compared with Apache Kafka byte by byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOW = "now"
 
 
 class Produced(NamedTuple):
-    """What a produce was answered with."""
+    """The response to a Produce request."""
 
     error: int
     base_offset: int
@@ -31,7 +31,7 @@ class Produced(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What a fetch was answered with."""
+    """The response to a Fetch request."""
 
     error: int
     high_watermark: int
@@ -39,7 +39,7 @@ class Fetched(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry or batch: its fields without sizes and checksums, which were looked at."""
+    """An entry or batch: its fields without sizes and checksums, which are verified."""
 
     magic: int
     offset: int
@@ -52,12 +52,12 @@ class Entry(NamedTuple):
 
 
 def text(value: str) -> bytes:
-    """A string of the protocol."""
+    """Encodes a string of the protocol."""
     return struct.pack(">h", len(value)) + value.encode()
 
 
 class OldPeer:
-    """One connection; a request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, bootstrap: str) -> None:
         host, _, port = bootstrap.rpartition(":")
@@ -72,7 +72,7 @@ class OldPeer:
         self.socket.close()
 
     def ask(self, key: int, version: int, body: bytes) -> bytes:
-        """The answer's body."""
+        """Returns the body of the response."""
         frame = struct.pack(">hhi", key, version, 1) + text("old") + body
         self.socket.sendall(struct.pack(">i", len(frame)) + frame)
         (size,) = struct.unpack(">i", self._receive(4))
@@ -88,7 +88,7 @@ class OldPeer:
         return data
 
     def produce(self, version: int, topic: str, records: bytes, acks: int = -1) -> Produced:
-        """Produces to partition 0, in a version from 0 to 8."""
+        """Sends Produce for partition 0, in a version from 0 to 8."""
         body = struct.pack(">h", -1) if version >= 3 else b""
         body += struct.pack(">hii", acks, 10_000, 1) + text(topic)
         body += struct.pack(">iii", 1, 0, len(records)) + records
@@ -115,7 +115,7 @@ class OldPeer:
     def fetch(
         self, version: int, topic: str, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 0
     ) -> Fetched:
-        """Fetches from partition 0, in a version from 0 to 4."""
+        """Sends Fetch for partition 0, in a version from 0 to 4."""
         body = struct.pack(">iii", -1, wait_ms, 1)
         if version >= 3:
             body += struct.pack(">i", 50 << 20)
@@ -135,7 +135,7 @@ class OldPeer:
         return Fetched(error, high, records)
 
     def segment_offsets(self, topic: str, timestamp: int, count: int) -> tuple[int, list[int]]:
-        """ListOffsets 0: error and offsets."""
+        """Sends ListOffsets 0; returns error and offsets."""
         body = struct.pack(">ii", -1, 1) + text(topic) + struct.pack(">iiqi", 1, 0, timestamp, count)
         answer = self.ask(LIST_OFFSETS, 0, body)
         at = 4 + 2 + len(topic) + 4 + 4
@@ -143,7 +143,7 @@ class OldPeer:
         return error, list(struct.unpack_from(f">{found}q", answer, at + 6))
 
     def offset_of_time(self, topic: str, timestamp: int) -> tuple[int, int, int]:
-        """ListOffsets 1: error, timestamp, offset."""
+        """Sends ListOffsets 1; returns error, timestamp, offset."""
         body = struct.pack(">ii", -1, 1) + text(topic) + struct.pack(">iiq", 1, 0, timestamp)
         answer = self.ask(LIST_OFFSETS, 1, body)
         found: tuple[int, int, int] = struct.unpack_from(">hqq", answer, 4 + 2 + len(topic) + 4 + 4)
@@ -163,7 +163,7 @@ def entry(
     timestamp: int = -1,
     crc: int | None = None,
 ) -> bytes:
-    """An entry of v0 or v1."""
+    """Encodes an entry of v0 or v1."""
     body = struct.pack(">bb", magic, attributes)
     if magic:
         body += struct.pack(">q", timestamp)
@@ -173,7 +173,7 @@ def entry(
 
 
 def packed(magic: int, codec: int, data: bytes, *, raw_snappy: bool = False) -> bytes:
-    """The value of a wrapper, as clients of that time made it; lz4 of v0 with their wrong checksum."""
+    """Compresses the value of a wrapper as clients of that time did; lz4 of v0 with their wrong checksum."""
     if codec == GZIP:
         return zlib.compress(data, wbits=31)
     if codec == SNAPPY:
@@ -190,7 +190,7 @@ def packed(magic: int, codec: int, data: bytes, *, raw_snappy: bool = False) -> 
 
 
 def unpacked(magic: int, codec: int, data: bytes) -> bytes:
-    """The other way round."""
+    """Decompresses the value of a wrapper."""
     if codec == GZIP:
         return zlib.decompress(data, wbits=31)
     if codec == SNAPPY:
@@ -211,7 +211,9 @@ def unpacked(magic: int, codec: int, data: bytes) -> bytes:
 
 
 def lz4_checksum(descriptor: bytes | bytearray) -> int:
-    """Of a frame's header: the second byte of its xxHash32. The first clients counted the magic number in."""
+    """Computes the checksum of a frame header: the second byte of its xxHash32. The first clients included
+    the magic number.
+    """
     import xxhash
 
     return xxhash.xxh32(bytes(descriptor)).intdigest() >> 8 & 0xFF
@@ -220,14 +222,14 @@ def lz4_checksum(descriptor: bytes | bytearray) -> int:
 def wrapper(
     magic: int, codec: int, inside: bytes, *, offset: int = 0, timestamp: int = -1, **more: Any
 ) -> bytes:
-    """A compressed message set."""
+    """Encodes a compressed message set."""
     value = packed(magic, codec, inside, raw_snappy=more.pop("raw_snappy", False))
     attributes = codec | more.pop("attributes", 0)
     return entry(magic, None, value, offset=offset, timestamp=timestamp, attributes=attributes, **more)
 
 
 def take_apart(data: bytes, inside: bool = False) -> tuple[list[Entry], bytes]:
-    """The whole entries and batches in ``data``, and what is left behind the last of them."""
+    """Decodes the whole entries and batches in ``data``; also returns the bytes after the last."""
     found = []
     at = 0
     while at + 17 <= len(data):
@@ -262,7 +264,7 @@ def _entry(data: bytes, offset: int, inside: bool) -> Entry:
     assert not inside
     assert fields[0] is None
     if magic == 0 and codec == LZ4:
-        # The first clients read no other.
+        # The first clients accept no other checksum.
         assert fields[1][6] == lz4_checksum(fields[1][:6])
     content, rest = take_apart(unpacked(magic, codec, fields[1]), True)
     assert not rest

@@ -1,4 +1,4 @@
-"""Apache Kafka compacts a partition, and we compact a copy of it: both keep the same, byte by byte."""
+"""Apache Kafka compacts a partition, and Tidemill compacts a copy: both results are equal byte for byte."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from confluent_kafka.admin import AdminClient, NewTopic, ResourceType
 from kafka_peer import CODECS, Kafka, ZooKeeper, class_path, java, read_all, wait_led
 from kafka_record import set_config
 
-from tidemill.log.checkpoints import read_offsets
+from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.cleaner import Cleaner
-from tidemill.log.compaction import CleanerSettings, candidate, job_for
-from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
-from tidemill.log.recovery import open_log
+from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import open_log
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
-from tidemill.records.reader import iter_stored, read_stored
+from tidemill.records.record_reader import iter_stored, read_stored
 
 TIMEOUT_S = 600
 CLEANED_S = 60
@@ -43,7 +43,7 @@ pytestmark = [
 
 
 class Server(NamedTuple):
-    """An Apache Kafka, and the format in which it stores."""
+    """An Apache Kafka broker, and its message format."""
 
     kafka: Kafka
     magic: int
@@ -83,7 +83,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 def write(server: Server, chance: Random) -> None:
-    """Batches of every size and codec; in v2 idempotent ones and transactions too, half of them aborted."""
+    """Writes batches of every size and codec; in v2 also idempotent batches and transactions, half of them
+    aborted.
+    """
     codecs = CODECS if server.magic == 2 else CODECS[:4]
     for number in range(24):
         settings: dict[str, Any] = {
@@ -136,10 +138,10 @@ def compact_by_kafka(kafka: Kafka) -> None:
 
 
 def compact_here(directory: Path, clean_end: int) -> None:
-    """As the broker and its cleaner do together."""
+    """Compacts as the broker and its cleaner process do together."""
     now_ms = int(time.time() * 1000)
     settings = LogConfig(cleanup_policy=("compact",), segment_bytes=SEGMENT_BYTES, delete_retention_ms=1)
-    # Made anew, an index of aborted transactions does not know of batches that the cleaner took.
+    # A rebuilt index of aborted transactions does not have batches that the cleaner removed.
     point = active_base(directory)
     log = open_log(FILES, str(directory), KEPT, settings, now_ms=now_ms, recovery_point=point)
     log.clean_end = clean_end
@@ -157,7 +159,7 @@ def compact_here(directory: Path, clean_end: int) -> None:
 
 
 def stored(directory: Path) -> list[tuple[Any, ...]]:
-    """Everything that counts of each segment's batches or entries; of what is not compressed, every byte."""
+    """Returns the relevant content of each batch or entry; of uncompressed ones, every byte."""
     found: list[tuple[Any, ...]] = []
     for path in sorted(directory.glob("*.log")):
         found.append((path.name,))
@@ -182,7 +184,7 @@ def stored(directory: Path) -> list[tuple[Any, ...]]:
                     one.max_timestamp,
                 )
                 producer = (one.producer_id, one.producer_epoch, one.base_sequence)
-                # The horizon of tombstones is the time of the cleaning.
+                # The horizon of tombstones is the time of the compaction.
                 base_timestamp = None if one.has_delete_horizon else one.base_timestamp
                 data = b"" if one.codec or one.has_delete_horizon else one.to_bytes()
                 found.append((*header, *producer, base_timestamp, data, records))
@@ -197,7 +199,7 @@ def aborted(directory: Path) -> list[bytes]:
 
 
 def kafka_complains(jars: str, directory: Path) -> str:
-    """What kafka-dump-log has against the files; empty: nothing."""
+    """Returns the complaints of kafka-dump-log about the files; empty if there are none."""
     names = ",".join(str(path) for path in sorted(directory.iterdir()) if path.name[:20].isdigit())
     text = ""
     for check in (["--deep-iteration"], ["--index-sanity-check"]):
@@ -220,7 +222,7 @@ def kafka_complains(jars: str, directory: Path) -> str:
     return text
 
 
-def test_kafkas_cleaner_and_ours_keep_the_same(server: Server, tmp_path: Path) -> None:
+def test_kafkas_cleaner_and_tidemills_keep_the_same_records(server: Server, tmp_path: Path) -> None:
     kafka, chance = server.kafka, Random(server.magic)
     theirs, ours = kafka.data / "kept-0", tmp_path / "kept-0"
     for turn in range(3):
@@ -240,7 +242,7 @@ def test_kafkas_cleaner_and_ours_keep_the_same(server: Server, tmp_path: Path) -
         assert aborted(ours) == aborted(theirs)
         assert kafka_complains(kafka.jars, ours) == ""
         start(kafka)
-    # Kafka serves what we compacted as it serves what it did itself.
+    # Kafka serves Tidemill's compacted log like its own.
     expected = read_all(kafka.bootstrap, [tuple(KEPT)], "read_committed")
     kafka.end()
     shutil.rmtree(theirs)

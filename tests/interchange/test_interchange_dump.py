@@ -1,4 +1,4 @@
-"""Records of Kafka's own topics as ``kafka-dump-log`` shows them, and the descriptions of KRaft's records."""
+"""Records of internal topics in the format of ``kafka-dump-log``, and the schemas of KRaft's records."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from encoded_metadata import encode_metadata
 
+from record_builders import build_batch
 from tidemill.cli.main import command, run
-from tidemill.groups.offsets import CommittedOffset, OffsetRecord
+from tidemill.groups.offset_records import CommittedOffset, OffsetRecord
 from tidemill.interchange import decoders
 from tidemill.interchange.metadata_records import (
     RECORDS,
@@ -17,11 +19,9 @@ from tidemill.interchange.metadata_records import (
     PartitionChangeRecord,
     PartitionRecord,
     decode_metadata,
-    encode_metadata,
 )
-from tidemill.log.java_text import java_text
+from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ProtocolError
-from tidemill.records.builder import build_batch
 from tidemill.wire.schema import parse_versions
 
 NOW = 1_700_000_000_000
@@ -29,7 +29,7 @@ LOG = "00000000000000000000.log"
 
 
 def dump(*arguments: object) -> Any:
-    """Runs the command; its exit code is the result's ``return_value``."""
+    """Runs the command; the exit code is the result's ``return_value``."""
     every = ["log", "dump", *map(str, arguments)]
     return CliRunner().invoke(command, every, prog_name="tidemill", standalone_mode=False)
 
@@ -105,7 +105,7 @@ def test_every_record_of_the_metadata_is_described(tmp_path: Path) -> None:
 
 
 def test_bytes_of_kafka_are_read() -> None:
-    """What Apache Kafka 4.3.1 wrote, byte for byte."""
+    """Reads bytes that Apache Kafka 4.3.1 wrote."""
     begin = bytes.fromhex("01170001001212426f6f747374726170207265636f726473")
     assert decode_metadata(begin) == (BeginTransactionRecord(name="Bootstrap records"), 0)
     assert encode_metadata(BeginTransactionRecord(name="Bootstrap records"), 0) == begin
@@ -129,7 +129,7 @@ def test_tagged_fields_go_by_their_tag() -> None:
         (b"\x01\x14\x00\x00\x00", "follow"),
     ],
 )
-def test_what_is_no_record_is_told(value: bytes, text: str) -> None:
+def test_invalid_records_are_reported(value: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         decode_metadata(value)
     assert "skipping" in str(decoders.metadata({"offset": 3, "key": None, "value": value}))
@@ -148,13 +148,13 @@ def test_decoders_by_class(tmp_path: Path) -> None:
     assert shown.output.splitlines()[3:] == ["| key: 7 payload: -1", ""]
     shown = dump(path, "--value-decoder-class", "org.apache.kafka.tools.api.DefaultDecoder")
     assert "payload: ffffffffffffffff" in shown.output
-    assert "a class of Java" in str(dump(path, "--value-decoder-class", "com.shop.Decoder").exception)
-    assert "8 bytes where 4 make a number" in str(
+    assert "an unknown Java class" in str(dump(path, "--value-decoder-class", "com.shop.Decoder").exception)
+    assert "8 bytes, but a number has 4" in str(
         dump(path, "--value-decoder-class", "IntegerDecoder").exception
     )
 
 
-def test_indexes_are_checked_as_asked(tmp_path: Path) -> None:
+def test_indexes_are_checked_on_request(tmp_path: Path) -> None:
     log_of(tmp_path, (b"k", b"v"))
     index = tmp_path / "00000000000000000000.index"
     index.write_bytes(b"\0\0\0\x01\0\0\0\x05")
@@ -164,7 +164,7 @@ def test_indexes_are_checked_as_asked(tmp_path: Path) -> None:
     assert "Mismatches in :" in verified.stderr
     index.write_bytes(b"\0\0\0\x01\0\0\0\x05\0")
     sane = dump(index, "--index-sanity-check")
-    assert (sane.return_value, "is no multiple of 8" in sane.stderr) == (1, True)
+    assert (sane.return_value, "is not a multiple of 8" in sane.stderr) == (1, True)
     assert "name files" in str(dump().exception)
 
 
@@ -177,7 +177,7 @@ def test_only_the_first_bytes_are_shown(tmp_path: Path) -> None:
     assert dump(path, "--max-bytes", 10).output.count("baseOffset") == 0
 
 
-def test_a_file_of_nonsense_does_not_hide_those_after_it(tmp_path: Path) -> None:
+def test_an_invalid_file_does_not_hide_later_files(tmp_path: Path) -> None:
     path = log_of(tmp_path, (b"k", b"v"))
     batch = bytearray(path.read_bytes())
     batch[57:61] = b"\x7f\xff\xff\xff"  # the number of records
@@ -188,13 +188,13 @@ def test_a_file_of_nonsense_does_not_hide_those_after_it(tmp_path: Path) -> None
     told = dump(tmp_path, "--payload")
     assert told.return_value == 1
     assert "key: key payload: value" in told.output
-    assert f"tidemill: {path}: the batch at byte 0 cannot be true" in told.output
+    assert f"tidemill: {path}: the batch at byte 0 is impossible" in told.output
 
 
-def test_a_file_that_goes_away_while_a_directory_is_dumped_is_passed_over(tmp_path: Path) -> None:
+def test_a_file_deleted_during_a_dump_is_skipped(tmp_path: Path) -> None:
     log_of(tmp_path, (b"key", b"value"))
     (tmp_path / "00000000000000000000.index").symlink_to(tmp_path / "gone")
     told = dump(tmp_path, "--payload")
     assert told.return_value == 0
     assert "key: key payload: value" in told.output
-    assert f"{tmp_path}/00000000000000000000.index went away while it was looked for" in told.output
+    assert f"{tmp_path}/00000000000000000000.index was deleted after its directory was listed" in told.output

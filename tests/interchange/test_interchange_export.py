@@ -1,4 +1,4 @@
-"""``tidemill log export``: what Apache Kafka is given, without Kafka itself; and what goes wrong."""
+"""``tidemill log export`` without Kafka: the exported data, and the errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kafka_record import as_json
 from test_interchange_import import CONFIG, STORE, called, contents, copied, served, source
 
 from tidemill.cli.main import command, run
+from tidemill.coordination.coordination_store import SetData
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.nodes import ConfigNode, PartitionStateNode, TopicNode
-from tidemill.coordination.port import SetData
-from tidemill.interchange.exporting import shell_script
+from tidemill.interchange.kafka_export import shell_script
 from tidemill.testing import Broker
 
 
@@ -45,7 +45,7 @@ def imported(tmp_path: Path, kind: str = "zookeeper") -> Path:
 
 
 @pytest.mark.parametrize("how", ["--in-place", "--to"])
-def test_what_went_out_comes_in_again(how: str, tmp_path: Path) -> None:
+def test_an_export_can_be_imported(how: str, tmp_path: Path) -> None:
     data, nodes = imported(tmp_path), tmp_path / "exported.json"
     with Broker(CONFIG, data_dir=data) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -62,7 +62,7 @@ def test_what_went_out_comes_in_again(how: str, tmp_path: Path) -> None:
         assert as_json(see(broker.bootstrap)) == as_json(before)
 
 
-def test_a_copy_is_whole_and_leaves_the_old_as_it_is(tmp_path: Path) -> None:
+def test_a_copy_is_complete_and_the_source_is_unchanged(tmp_path: Path) -> None:
     data, new = imported(tmp_path), tmp_path / "deep" / "new"
     before = contents(data)
     assert export(data, "--to", new, "--nodes", tmp_path / "nodes.json")["exit"] == 0
@@ -76,7 +76,7 @@ def test_a_copy_is_whole_and_leaves_the_old_as_it_is(tmp_path: Path) -> None:
     assert (new / "recovery-point-offset-checkpoint").read_text().startswith("0\n10\n")
 
 
-def test_what_a_directory_still_says_of_a_partition_that_left_it_does_not_count(tmp_path: Path) -> None:
+def test_stale_checkpoint_entries_of_moved_partitions_are_ignored(tmp_path: Path) -> None:
     data, second, new = imported(tmp_path), tmp_path / "second", tmp_path / "new"
     second.mkdir()
     shutil.copy(data / "meta.properties", second)
@@ -90,7 +90,7 @@ def test_what_a_directory_still_says_of_a_partition_that_left_it_does_not_count(
     assert "kept 0 8" in after
 
 
-def test_an_exported_directory_is_not_served_as_it_was(tmp_path: Path) -> None:
+def test_an_exported_directory_is_not_served(tmp_path: Path) -> None:
     data = imported(tmp_path)
     assert export(data, "--in-place", "--nodes", tmp_path / "nodes.json")["exit"] == 0
     assert f"'tidemill log import {data}'" in served(data)
@@ -120,9 +120,9 @@ def test_the_lines_of_server_properties(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == [
         "broker 1 of cluster fQpr0RF6T5iTqPfvLWFMDA: 8 topics, 10 partitions, 7.6 kB",
         f"exported: {data}",
-        f"the state that Tidemill had is kept as {data}/coordination.db.exported; to go back before Kafka "
-        "was started, give it its old name, coordination.db",
-        f"first make the nodes: zookeeper-shell.sh HOST:PORT < {script}",
+        f"the metadata of Tidemill is kept in {data}/coordination.db.exported; to go back before Kafka "
+        "was started, rename it to coordination.db",
+        f"first create the nodes: zookeeper-shell.sh HOST:PORT < {script}",
         "then start Apache Kafka 3.9 with these lines in its server.properties:",
         "  broker.id=1",
         f"  log.dirs={data}",
@@ -143,17 +143,17 @@ def test_quotes_in_settings_do_not_end_the_shells() -> None:
     assert line == f'create {path} \'{{"version":1,"config":{{"key":"it\\u0027s"}}}}\'\n'
 
 
-def test_settings_of_its_own_stay_behind(tmp_path: Path) -> None:
+def test_settings_of_tidemill_are_omitted(tmp_path: Path) -> None:
     data = imported(tmp_path)
     path = ConfigNode.path("topics", "codecs")
     config = {"retention.ms": "-1", "tidemill.something": "1"}
     asyncio.run(set_node(data, path, ConfigNode.encode(config)))
     told = export(data, "--in-place", "--dry-run", "--nodes", tmp_path / "nodes.json")
     assert told["topics"]["codecs"]["config"] == {"retention.ms": "-1"}
-    assert told["notes"] == ["tidemill.something of topic codecs is left out: Kafka has no such setting"]
+    assert told["notes"] == ["tidemill.something of topic codecs is omitted: Kafka has no such setting"]
 
 
-def test_settings_that_cannot_be_read_are_named_and_stay_behind(tmp_path: Path) -> None:
+def test_unreadable_settings_are_named_and_omitted(tmp_path: Path) -> None:
     data = imported(tmp_path)
     nodes = tmp_path / "nodes.json"
     config = {"retention.ms": "a week", "retention.minutes": "9", "segment.bytes": "1048576"}
@@ -165,7 +165,7 @@ def test_settings_that_cannot_be_read_are_named_and_stay_behind(tmp_path: Path) 
         asyncio.run(set_node(data, path, ConfigNode.encode(settings)))
     told = export(data, "--in-place", "--nodes", nodes)
     written = {path: json.loads(text) for path, text in json.loads(nodes.read_text()).items() if text}
-    # Nothing is deleted by a default that may be shorter than what was asked for.
+    # No record is deleted by a default that may be shorter than the requested value.
     kept = {"segment.bytes": "1048576", "retention.ms": "-1"}
     assert told["topics"]["codecs"]["config"] == kept
     assert written["/config/topics/codecs"]["config"] == kept
@@ -174,9 +174,9 @@ def test_settings_that_cannot_be_read_are_named_and_stay_behind(tmp_path: Path) 
         "log.retention.bytes": "-1",
     }
     for begin, end in (
-        ("retention.ms=a week of topic codecs is left out (", "; retention.ms=-1 instead"),
-        ("retention.minutes=9 of topic codecs is left out (Unknown topic config name", ")"),
-        ("log.retention.bytes=much of broker 1 is left out (", "; log.retention.bytes=-1 instead"),
+        ("retention.ms=a week of topic codecs is omitted (", "; retention.ms=-1 instead"),
+        ("retention.minutes=9 of topic codecs is omitted (Unknown topic config name", ")"),
+        ("log.retention.bytes=much of broker 1 is omitted (", "; log.retention.bytes=-1 instead"),
     ):
         assert [one for one in told["notes"] if one.startswith(begin) and one.endswith(end)], told["notes"]
 
@@ -207,17 +207,17 @@ def test_directories_that_miss_a_partition_are_refused(tmp_path: Path) -> None:
     assert not nodes.exists()
 
 
-def test_links_to_nothing_are_named(tmp_path: Path) -> None:
+def test_broken_links_are_named(tmp_path: Path) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     (data / "backup-1").symlink_to("/gone/backup")
     told = export(data, "--in-place", "--nodes", nodes, "--dry-run")
     assert told["exit"] == 0
-    assert f"{data}/backup-1 is a link to what is not there: it is left alone" in told["notes"]
+    assert f"{data}/backup-1 is a link to a missing file: it is ignored" in told["notes"]
     shutil.rmtree(data / "stamped-1")
     (data / "stamped-1").symlink_to("/gone/stamped-1")
     told = export(data, "--in-place", "--nodes", nodes)
     assert told["exit"] == 1
-    assert told["problems"][1].startswith(f"{data}/stamped-1 is a link to what is not there, and stamped-1")
+    assert told["problems"][1].startswith(f"{data}/stamped-1 is a link to a missing file, and stamped-1")
 
 
 def test_a_directory_of_another_topic_of_the_name_is_refused(tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def test_a_directory_of_another_topic_of_the_name_is_refused(tmp_path: Path) -> 
     told = export(data, "--in-place", "--nodes", nodes)
     assert (told["exit"], told["exported"]) == (1, False)
     (problem,) = told["problems"]
-    assert problem.startswith(f"{data}/stamped-1 is of a topic with id AAECAwQFBgcICQoLDA0ODw, stamped has ")
+    assert problem.startswith(f"{data}/stamped-1 belongs to a topic with id AAECAwQFBgcICQoLDA0ODw, stamped")
 
 
-def test_a_copy_that_finds_no_room_is_told(
+def test_a_copy_without_space_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*arguments: object) -> int:
@@ -238,13 +238,13 @@ def test_a_copy_that_finds_no_room_is_told(
     data, new = imported(tmp_path), tmp_path / "new"
     monkeypatch.setattr(os, "sendfile", full)
     said = failed(capsys, 1, data, "--to", new, "--script", tmp_path / "nodes.txt")
-    problem = "was not finished (No space left on device): remove it before the next try"
+    problem = "was not finished (No space left on device): remove it before you try again"
     assert said == f"tidemill: the copy to {new} {problem}\n"
     assert not (tmp_path / "nodes.txt").exists()
     assert (data / STORE).exists()
 
 
-def test_a_copy_that_is_interrupted_is_told(
+def test_an_interrupted_copy_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*arguments: object) -> int:
@@ -253,7 +253,7 @@ def test_a_copy_that_is_interrupted_is_told(
     data, new = imported(tmp_path), tmp_path / "new"
     monkeypatch.setattr(os, "sendfile", interrupted)
     said = failed(capsys, 130, data, "--to", new, "--script", tmp_path / "nodes.txt")
-    assert f"the copy to {new} was not finished: remove it before the next try" in said
+    assert f"the copy to {new} was not finished: remove it before you try again" in said
     assert not (tmp_path / "nodes.txt").exists()
     assert (data / STORE).exists()
 
@@ -261,11 +261,11 @@ def test_a_copy_that_is_interrupted_is_told(
 def test_what_is_missing_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     assert "--to NEW for a copy, or --in-place" in failed(capsys, 2, data, "--nodes", nodes)
-    assert "say where the nodes go" in failed(capsys, 2, data, "--in-place")
-    assert "--to names a new directory" in failed(capsys, 2, data, "--to", tmp_path, "--nodes", nodes)
+    assert "give a target for the nodes" in failed(capsys, 2, data, "--in-place")
+    assert "--to must name a new directory" in failed(capsys, 2, data, "--to", tmp_path, "--nodes", nodes)
 
 
-def test_the_way_back_from_an_export_is_the_old_name(tmp_path: Path) -> None:
+def test_an_export_is_undone_by_renaming_the_store(tmp_path: Path) -> None:
     data = imported(tmp_path)
     with Broker(CONFIG, data_dir=data) as broker:
         before = see(broker.bootstrap)
@@ -277,25 +277,25 @@ def test_the_way_back_from_an_export_is_the_old_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--script", "--nodes"])
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_copied(
+def test_an_unwritable_file_is_reported_before_the_copy(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, new = imported(tmp_path), tmp_path / "new"
     said = failed(capsys, 2, data, "--to", new, option, tmp_path / "missing" / "nodes")
-    assert f"{tmp_path}/missing is no directory: make it first, or name another file" in said
+    assert f"{tmp_path}/missing is not a directory: create it first, or name another file" in said
     assert f"{tmp_path} is a directory: name a file in it" in failed(
         capsys, 2, data, "--to", new, option, tmp_path
     )
     assert not new.exists()
 
 
-def test_one_file_is_not_asked_for_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_outputs_need_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, file = imported(tmp_path), tmp_path / "nodes"
     said = failed(capsys, 2, data, "--in-place", "--script", file, "--nodes", file)
     assert f"--script and --nodes both name {file}: name two files" in said
 
 
-def test_targets_that_cannot_be_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_targets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     before = contents(data)
     link = tmp_path / "link"
@@ -306,16 +306,16 @@ def test_targets_that_cannot_be_are_told(tmp_path: Path, capsys: pytest.CaptureF
 
     assert f"--to {data}/sub/new is inside {data}, which is exported" in refused(data / "sub" / "new")
     assert f"--to {link}/sub is inside {data}, which is exported" in refused(link / "sub")
-    assert f"--to {link} is the directory that is exported" in refused(link)
+    assert f"--to {link} is the exported directory itself" in refused(link)
     (tmp_path / "file").touch()
-    assert f"{tmp_path}/file is no directory; name another place" in refused(tmp_path / "file" / "new")
+    assert f"{tmp_path}/file is not a directory; name another path" in refused(tmp_path / "file" / "new")
     (tmp_path / "dangling").symlink_to("/gone/target")
-    assert "--to names a new directory" in refused(tmp_path / "dangling")
+    assert "--to must name a new directory" in refused(tmp_path / "dangling")
     assert contents(data) == before
     assert not nodes.exists()
 
 
-def test_a_directory_that_is_given_twice_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, link = imported(tmp_path), tmp_path / "link"
     link.symlink_to(data)
     said = failed(capsys, 2, data, data, "--to", tmp_path / "new", "--nodes", tmp_path / "nodes")

@@ -1,4 +1,4 @@
-"""``tidemill log import``: directories that Apache Kafka wrote, served afterwards; and what goes wrong."""
+"""``tidemill log import``: directories of Apache Kafka that are served afterwards, and the errors."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from confluent_kafka import Consumer, Producer
 from kafka_peer import see
 from kafka_record import as_json
 
+from record_builders import build_batch
 from tidemill.cli.main import command, run
 from tidemill.client import Admin, ConfigResource, ResourceType
+from tidemill.coordination.coordination_store import subtree
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.port import subtree
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.interchange import zookeeper_nodes
 from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
-from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.recovery import open_log
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import open_log
 from tidemill.model.types import TopicPartition
-from tidemill.records.builder import build_batch
 from tidemill.testing import Broker
-from tidemill.wire.schema import encode
+from tidemill.wire.codec import encode
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = ("kraft", "zookeeper")
@@ -72,7 +72,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 def as_if_killed(data: Path) -> None:
-    """What kill -9 leaves: no mark of a clean stop, and indexes of full size with zeros at their ends."""
+    """Imitates kill -9: no clean shutdown file, and indexes of full size with zeros at their ends."""
     (data / ".kafka_cleanshutdown").unlink()
     for path in [*data.glob("*/*.index"), *data.glob("*/*.timeindex")]:
         os.truncate(path, INDEX_BYTES // 12 * 12)
@@ -82,7 +82,7 @@ def as_if_killed(data: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_see_what_they_saw_on_kafka(kind: str, killed: bool, tmp_path: Path) -> None:
+def test_clients_read_the_same_as_on_kafka(kind: str, killed: bool, tmp_path: Path) -> None:
     data = copied(kind, tmp_path)
     if killed:
         as_if_killed(data)
@@ -90,7 +90,7 @@ def test_clients_see_what_they_saw_on_kafka(kind: str, killed: bool, tmp_path: P
     assert (told["exit"], told["imported"], told["clean_shutdown"]) == (0, True, not killed)
     with Broker(CONFIG, data_dir=data) as broker:
         assert as_json(see(broker.bootstrap)) == as_lists(kind)
-        going_on(broker.bootstrap)
+        continued(broker.bootstrap)
         broker.restart()
         again = see(broker.bootstrap)
     assert len(again.records["codecs", 0]) == 41
@@ -106,8 +106,8 @@ def as_lists(kind: str) -> Any:
     return seen
 
 
-def going_on(bootstrap: str) -> None:
-    """One more record, and the group that goes on where it was on Kafka."""
+def continued(bootstrap: str) -> None:
+    """Writes another record, and continues reading as the group at its offset from Kafka."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     producer.produce("codecs", b"later", partition=0)
     assert producer.flush(30) == 0
@@ -123,7 +123,7 @@ def going_on(bootstrap: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_in_the_directories_changes(kind: str, tmp_path: Path) -> None:
+def test_the_directories_are_unchanged(kind: str, tmp_path: Path) -> None:
     data = copied(kind, tmp_path)
     before = contents(data)
     assert called(data, *source(kind), "--dry-run")["imported"] is False
@@ -134,26 +134,26 @@ def test_nothing_in_the_directories_changes(kind: str, tmp_path: Path) -> None:
     assert after == before
 
 
-def test_what_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = copied("kraft", tmp_path)
     assert run(["log", "import", str(data)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "broker 1 of cluster 4L6g3nShT-eMCtK--X86sw, by KRaft's metadata in "
+        "broker 1 of cluster 4L6g3nShT-eMCtK--X86sw, from KRaft's metadata in "
         f"{data}/__cluster_metadata-0: 6 topics, 8 partitions, 5.5 kB",
         f"imported; now: tidemill serve --data {data}",
     ]
 
 
 def served(data: Path) -> str:
-    """What a broker says that is to serve a directory, and does not."""
-    # A process of its own: a broker takes the log lines of the whole process.
+    """Returns the output of a broker that refuses to serve a directory."""
+    # A separate process: a broker configures the logging of the whole process.
     arguments = [sys.executable, "-m", "tidemill", "serve", "--data", str(data), "--port", "0"]
     process = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 1
     return process.stderr
 
 
-def test_serve_says_what_to_do_with_a_directory_of_kafka(tmp_path: Path) -> None:
+def test_serve_refuses_a_directory_of_kafka_with_the_next_step(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     before = contents(data)
     said = served(data)
@@ -167,13 +167,13 @@ def test_a_directory_that_was_imported_is_not_imported_again(tmp_path: Path) -> 
     called(data)
     told = called(data)
     assert told["exit"] == 1
-    assert "holds the state of a Tidemill cluster already" in told["problems"][0]
+    assert "already holds the state of a Tidemill cluster" in told["problems"][0]
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes-1").mkdir()
     said = failed(capsys, 1, tmp_path)
-    assert f"{tmp_path} is no data directory of a broker" in said
+    assert f"{tmp_path} is not a data directory of a broker" in said
     assert "name the log.dirs of the broker" in said
 
 
@@ -187,7 +187,7 @@ def test_a_directory_in_use_is_refused(
         assert f"{data} is in use by a broker" in failed(capsys, 1, data, *dry)
 
 
-def test_without_metadata_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_metadata_is_requested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = copied("zookeeper", tmp_path)
     said = failed(capsys, 2, data)
     assert "--zookeeper HOST:PORT/CHROOT" in said
@@ -196,9 +196,9 @@ def test_without_metadata_it_is_asked_for(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize(
     ("address", "text"),
-    [("127.0.0.1:1/kafka", "ZooKeeper at 127.0.0.1:1 does not answer"), ("zk:port", "zk:port is no address")],
+    [("127.0.0.1:1/kafka", "ZooKeeper at 127.0.0.1:1 does not answer"), ("zk:port", "zk:port is not an")],
 )
-def test_zookeeper_that_is_not_there(
+def test_an_unreachable_zookeeper(
     address: str,
     text: str,
     tmp_path: Path,
@@ -216,7 +216,7 @@ def test_zookeeper_that_is_not_there(
 def test_two_sources_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = copied("zookeeper", tmp_path)
     said = failed(capsys, 2, data, *source("zookeeper"), "--without-settings")
-    assert "--nodes and --without-settings do not go together" in said
+    assert "--nodes and --without-settings cannot be combined" in said
 
 
 def test_without_settings_topics_are_kept_for_ever(tmp_path: Path) -> None:
@@ -234,17 +234,17 @@ def test_nodes_of_another_cluster_are_refused(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     told = called(data, *source("zookeeper"))
     assert (told["exit"], told["imported"]) == (1, False)
-    assert "is of cluster 4L6g3nShT-eMCtK--X86sw" in told["problems"][0]
+    assert "belongs to cluster 4L6g3nShT-eMCtK--X86sw" in told["problems"][0]
     assert not (data / STORE).exists()
 
 
-def test_a_missing_partition_is_refused_or_begins_empty(tmp_path: Path) -> None:
+def test_a_missing_partition_is_refused_or_created_empty(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     shutil.rmtree(data / "stamped-1")
     told = called(data)
     assert told["problems"] == [
         "topic stamped: partition 1 is in none of the directories: name every directory of log.dirs, or "
-        "begin with empty ones by --missing-as-empty"
+        "create empty ones with --missing-as-empty"
     ]
     assert called(data, "--missing-as-empty")["exit"] == 0
     with Broker(CONFIG, data_dir=data) as broker:
@@ -264,31 +264,29 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (data / STORE).exists()
 
 
-def test_a_snapshot_that_was_left_alone_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_snapshot_without_its_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = copied("kraft", tmp_path)
     (snapshot,) = data.glob("__cluster_metadata-0/*.checkpoint")
     (data / "__cluster_metadata-0" / "00000000000000000000.log").unlink()
     said = failed(capsys, 1, data)
-    assert said.startswith(f"tidemill: {snapshot} is the metadata as it was at offset 41, and no log")
+    assert said.startswith(f"tidemill: {snapshot} is the metadata as of offset 41, and there is no log")
     assert "--without-settings" in said
     assert not (data / STORE).exists()
     assert called(data, "--without-settings")["exit"] == 0
 
 
-def test_metadata_that_knows_no_offsets_where_offsets_are_is_refused(tmp_path: Path) -> None:
+def test_metadata_without_the_existing_offsets_topic_is_refused(tmp_path: Path) -> None:
     nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
     kept = {path: data for path, data in nodes.items() if "__consumer_offsets" not in path}
     older = tmp_path / "older.json"
     older.write_text(json.dumps(kept))
     data = copied("zookeeper", tmp_path)
     (problem,) = called(data, "--nodes", older)["problems"]
-    assert problem.startswith(f"{data}/__consumer_offsets-0 holds committed offsets, and {older} knows no")
+    assert problem.startswith(f"{data}/__consumer_offsets-0 holds committed offsets, and {older} has no")
 
 
 def stored(data: Path) -> dict[str, str]:
-    """What the store of a broker holds below /consumers."""
+    """Returns the nodes of the store below /consumers."""
 
     async def story() -> dict[str, str]:
         store = EmbeddedStore.open(str(data / STORE))
@@ -315,7 +313,7 @@ NOT_KEPT = {
 }
 
 
-def test_offsets_that_groups_kept_in_zookeeper_come_with_it(tmp_path: Path) -> None:
+def test_offsets_in_zookeeper_are_imported(tmp_path: Path) -> None:
     nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps(nodes | KEPT | NOT_KEPT))
@@ -324,19 +322,17 @@ def test_offsets_that_groups_kept_in_zookeeper_come_with_it(tmp_path: Path) -> N
     assert (told["exit"], told["problems"], told["group_offsets"]) == (0, [], 2)
     assert stored(data) == KEPT
     assert any("2 offsets that groups kept in ZooKeeper" in note for note in told["notes"])
-    assert any(
-        note.endswith("are left out: codecs of group old, gone of group old") for note in told["notes"]
-    )
+    assert any(note.endswith("are omitted: codecs of group old, gone of group old") for note in told["notes"])
     assert any("/consumers/old/offsets/stamped/0 holds 'many'" in note for note in told["notes"])
     with Broker(CONFIG, data_dir=data):
-        pass  # Nothing that is done at a start takes them away.
+        pass  # A start of the broker does not remove them.
     assert stored(data) == KEPT
 
 
 def test_offsets_of_groups_go_from_zookeeper_to_zookeeper(
     zookeeper: Callable[..., ZooKeeperSettings], tmp_path: Path
 ) -> None:
-    """Beside consumers that are at work, and groups that have no offsets."""
+    """With running consumers, and with groups without offsets."""
     settings = zookeeper()
     address = f"{settings.hosts}{settings.chroot}"
     nodes = zookeeper_nodes.read_file(str(RECORDED / "zookeeper" / "nodes.json"))
@@ -357,29 +353,29 @@ def test_offsets_of_groups_go_from_zookeeper_to_zookeeper(
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_a_stray_link_to_nothing_is_told_and_left_alone(dry: list[str], tmp_path: Path) -> None:
+def test_an_unrelated_broken_link_is_reported_and_ignored(dry: list[str], tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     (data / "backup-1").symlink_to("/gone/backup")
     (data / "notes").symlink_to("/gone/notes")
     told = called(data, *dry)
     assert (told["exit"], told["problems"]) == (0, [])
-    assert told["notes"] == [f"{data}/backup-1 is a link to what is not there: it is left alone"]
+    assert told["notes"] == [f"{data}/backup-1 is a link to a missing file: it is ignored"]
 
 
 @pytest.mark.parametrize("way", [[], ["--without-settings"], ["--missing-as-empty"]])
-def test_a_partition_behind_a_link_to_nothing_is_named(way: list[str], tmp_path: Path) -> None:
+def test_a_partition_behind_a_broken_link_is_named(way: list[str], tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     (data / "stamped-1").rename(tmp_path / "elsewhere")
     (data / "stamped-1").symlink_to(tmp_path / "gone")
     told = called(data, *way)
     assert (told["exit"], told["imported"]) == (1, False)
     assert (
-        f"{data}/stamped-1 is a link to what is not there, and stamped-1 was in it: bring back what it leads "
-        "to, or remove the link when that is gone for good"
+        f"{data}/stamped-1 is a link to a missing file, and stamped-1 was in it: restore the target of "
+        "the link, or remove the link if the target is permanently lost"
     ) in told["problems"]
 
 
-def test_metadata_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_metadata_in_another_directory(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     elsewhere = tmp_path / "metadata"
     elsewhere.mkdir()
@@ -410,7 +406,7 @@ def test_directories_of_two_brokers_are_refused(tmp_path: Path, capsys: pytest.C
     assert "these are not the directories of one broker" in failed(capsys, 1, first, second)
 
 
-def test_a_partition_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_duplicate_partition_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = copied("kraft", tmp_path)
     second = shutil.copytree(first, tmp_path / "second")
     assert "partition __consumer_offsets-0 is in" in failed(capsys, 1, first, second)
@@ -437,7 +433,7 @@ def test_a_replica_that_was_behind_is_refused(tmp_path: Path) -> None:
     assert "partition kept-0 was not in sync on broker 1: import the directories of broker 3" in problem
 
 
-def test_a_topic_with_partitions_elsewhere_is_refused_or_left_out(tmp_path: Path) -> None:
+def test_a_topic_with_partitions_on_other_brokers_is_refused_or_omitted(tmp_path: Path) -> None:
     data = copied("zookeeper", tmp_path)
     nodes = edited_nodes(tmp_path, "/brokers/topics/kept", partitions={"0": [1], "1": [2], "2": [3]})
     (problem,) = called(data, "--nodes", nodes)["problems"]
@@ -448,17 +444,17 @@ def test_a_topic_with_partitions_elsewhere_is_refused_or_left_out(tmp_path: Path
     assert told["left_alone"] == [f"{data}/kept-0"]
 
 
-def test_groups_are_told_to_be_lost_with_the_offsets_topic(tmp_path: Path) -> None:
+def test_the_loss_of_group_offsets_is_reported(tmp_path: Path) -> None:
     path = "/brokers/topics/__consumer_offsets"
     nodes = edited_nodes(tmp_path, path, partitions={"0": [1], "1": [2]})
     told = called(copied("zookeeper", tmp_path), "--nodes", nodes, "--only-whole")
     assert told["notes"] == [
-        "topic __consumer_offsets is left out: partition 1 is on other brokers",
-        "with it go the committed offsets of all groups: they begin anew",
+        "topic __consumer_offsets is omitted: partition 1 is on other brokers",
+        "the committed offsets of all groups are omitted with it: the groups start without offsets",
     ]
 
 
-def test_producers_get_no_ids_that_the_logs_know_where_the_store_was_lost(tmp_path: Path) -> None:
+def test_producers_get_no_ids_of_the_logs_after_the_loss_of_the_store(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Broker(CONFIG, data_dir=data) as broker:
         one_word(broker.bootstrap, b"before")
@@ -466,7 +462,7 @@ def test_producers_get_no_ids_that_the_logs_know_where_the_store_was_lost(tmp_pa
         path.unlink()
     assert called(data, "--without-settings")["exit"] == 0
     with Broker(CONFIG, data_dir=data) as broker:
-        one_word(broker.bootstrap, b"after")  # To the log it would be a repetition of the first word.
+        one_word(broker.bootstrap, b"after")  # The log would treat it as a duplicate of the first word.
         seen = see(broker.bootstrap)
     assert [record[3] for record in seen.records["words", 0]] == [b"before", b"after"]
 
@@ -478,7 +474,7 @@ def one_word(bootstrap: str, word: bytes) -> None:
 
 
 def write_state(data: Path, status: int, version: int = 1, producer_id: int = 9) -> None:
-    """Adds a record of the transaction coordinator to its recorded log."""
+    """Appends a record of the transaction coordinator to its recorded log."""
     value = TransactionLogValue(
         producer_id=producer_id,
         producer_epoch=0,
@@ -500,7 +496,7 @@ def test_open_transactions_are_refused_or_ended(status: int, word: str, end: str
     data = copied("kraft", tmp_path)
     write_state(data, status)
     (problem,) = called(data)["problems"]
-    assert problem.startswith(f"the transaction of 'till' is {word} in bought-0, and nobody here ends it")
+    assert problem.startswith(f"the transaction of 'till' is {word} in bought-0, and Tidemill does not")
     assert f"for more than its timeout (60000 ms), or have it {end} in its partitions" in problem
     told = called(data, "--open-as-committed")
     assert (told["exit"], told["problems"]) == (0, [])
@@ -508,13 +504,13 @@ def test_open_transactions_are_refused_or_ended(status: int, word: str, end: str
 
 
 def opened(data: Path, *, clean: bool = True) -> Log:
-    """The log of ``bought-0``, as Kafka left it."""
+    """Opens the log of ``bought-0`` as Kafka left it."""
     return open_log(
         SystemFiles(), str(data / "bought-0"), TopicPartition("bought", 0), LogConfig(), now_ms=1, clean=clean
     )
 
 
-def test_what_was_about_to_be_aborted_is_not_committed(tmp_path: Path) -> None:
+def test_prepared_aborts_are_not_committed(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     log = opened(data)
     end = int(log.end_offset)
@@ -524,7 +520,7 @@ def test_what_was_about_to_be_aborted_is_not_committed(tmp_path: Path) -> None:
     log.close(1)
     write_state(data, 3, producer_id=90)
     told = called(data, "--open-as-committed")
-    assert f"bought-0: what producer 90 wrote from offset {end} on is aborted" in told["notes"]
+    assert f"bought-0: the records of producer 90 from offset {end} on are aborted" in told["notes"]
     assert opened(data).last_stable_offset(end + 2) == end + 2
     with Broker(CONFIG, data_dir=data) as broker:
         seen = see(broker.bootstrap)
@@ -533,7 +529,7 @@ def test_what_was_about_to_be_aborted_is_not_committed(tmp_path: Path) -> None:
     assert seen.records["bought", 0][-1][0] < end
 
 
-def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_path: Path) -> None:
+def test_records_of_open_transactions_are_committed_or_block_readers(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     log = opened(data)
     end = int(log.end_offset)
@@ -549,10 +545,10 @@ def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_p
     told = called(data, "--open-as-committed")
     refused = called(data, "--open-as-committed")
     assert refused["exit"] == 1
-    assert "holds the state of a Tidemill cluster already" in refused["problems"][0]
+    assert "already holds the state of a Tidemill cluster" in refused["problems"][0]
     assert not any("is committed" in note for note in refused["notes"])
     assert told["exit"] == 0
-    assert f"bought-0: what producer 90 wrote from offset {end} on is committed" in told["notes"]
+    assert f"bought-0: the records of producer 90 from offset {end} on are committed" in told["notes"]
     with Broker(CONFIG, data_dir=data) as broker:
         assert see(broker.bootstrap).records["bought", 0][-1][3] == b"perhaps"
     again = opened(data)
@@ -565,11 +561,11 @@ def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_p
     assert f"bought-0: 1 transactions are open, the first since offset {end} (producer 90)" in broker.log
     assert everything.records["bought", 0][-1][3] == b"perhaps"
     assert seen.records["bought", 0][-1][0] < end
-    # Aborted transactions are left out, though nothing but the log tells of them.
+    # Aborted transactions are skipped, although only the log records them.
     assert len(everything.records["bought", 0]) == len(seen.records["bought", 0]) + 4 + 1
 
 
-def test_damage_of_the_coordinators_notes_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_damage_of_the_transaction_state_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     write_state(data, 1)
     log = data / "__transaction_state-0" / "00000000000000000000.log"
@@ -585,7 +581,7 @@ def test_damage_of_the_coordinators_notes_is_told_and_the_rest_is_read(tmp_path:
     assert told["notes"][-1].startswith(f"{log}: the batch at byte ")
 
 
-def test_notes_of_the_coordinator_that_are_not_found_any_more_are_told(tmp_path: Path) -> None:
+def test_missing_transaction_state_is_reported(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     log = data / "__transaction_state-0" / "00000000000000000000.log"
     size = log.stat().st_size
@@ -594,35 +590,35 @@ def test_notes_of_the_coordinator_that_are_not_found_any_more_are_told(tmp_path:
     content[size + 8] = 0x7F  # The length of the last batch.
     log.write_bytes(content)
     told = called(data, "--dry-run")["notes"]
-    assert told[-1].startswith(f"{log}: what begins at byte {size} cannot be read (")
+    assert told[-1].startswith(f"{log}: the part from byte {size} on cannot be read (")
     (data / ".kafka_cleanshutdown").unlink()
     assert called(data)["notes"] == told[:-1]
 
 
 @pytest.mark.parametrize("status", [0, 4, 5])
-def test_transactions_that_ended_are_no_problem(status: int, tmp_path: Path) -> None:
+def test_ended_transactions_are_no_problem(status: int, tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     write_state(data, 1)
     write_state(data, status)
     assert called(data)["exit"] == 0
 
 
-def test_settings_that_are_not_known_are_told(tmp_path: Path) -> None:
+def test_unknown_settings_are_reported(tmp_path: Path) -> None:
     config = {"compression.snappy.level": "4", "retention.ms": "-1"}
     nodes = edited_nodes(tmp_path, "/config/topics/codecs", config=config)
     told = called(copied("zookeeper", tmp_path), "--nodes", nodes)
     assert told["topics"]["codecs"]["config"] == {"retention.ms": "-1"}
     (note,) = told["notes"]
-    assert note.startswith("topic codecs: compression.snappy.level=4 is left out")
+    assert note.startswith("topic codecs: compression.snappy.level=4 is omitted")
 
 
-def test_settings_of_groups_come_over_if_they_may_be_set_here(tmp_path: Path) -> None:
+def test_supported_group_settings_are_imported(tmp_path: Path) -> None:
     config = {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "1", "gone.key": "1"}
     nodes = edited_nodes(tmp_path, "/config/groups/team%2F1", config=config, version=1)
     directory = copied("zookeeper", tmp_path)
     told = called(directory, "--nodes", nodes)
     assert told["group_configs"] == {"team/1": {"consumer.session.timeout.ms": "50000"}}
-    assert [note.partition(" of group team/1 is left out")[0] for note in told["notes"]] == [
+    assert [note.partition(" of group team/1 is omitted")[0] for note in told["notes"]] == [
         "the setting consumer.heartbeat.interval.ms",
         "the setting gone.key",
     ]
@@ -631,7 +627,7 @@ def test_settings_of_groups_come_over_if_they_may_be_set_here(tmp_path: Path) ->
         assert admin.describe_configs(group)["consumer.session.timeout.ms"].value == "50000"
 
 
-def test_nothing_of_a_topic_goes_for_want_of_a_setting_that_makes_no_sense_here(tmp_path: Path) -> None:
+def test_no_record_is_deleted_for_lack_of_an_unsupported_setting(tmp_path: Path) -> None:
     config = {"cleanup.policy": "shred", "retention.ms": "60000"}
     nodes = edited_nodes(tmp_path, "/config/topics/codecs", config=config)
     told = called(copied("zookeeper", tmp_path), "--nodes", nodes)
@@ -641,4 +637,4 @@ def test_nothing_of_a_topic_goes_for_want_of_a_setting_that_makes_no_sense_here(
         "retention.ms": "-1",
     }
     (note,) = told["notes"]
-    assert note.startswith("topic codecs: cleanup.policy=shred is left out")
+    assert note.startswith("topic codecs: cleanup.policy=shred is omitted")

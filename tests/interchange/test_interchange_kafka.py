@@ -1,4 +1,4 @@
-"""Apache Kafka's data served here, and given back to Apache Kafka: 4.3.1 on KRaft, 3.9.2 on ZooKeeper."""
+"""Apache Kafka's data is imported and served, and exported again: 4.3.1 on KRaft, 3.9.2 on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from kafka_peer import (
 from kafka_record import commit, produce, set_config
 
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_zookeeper, to_nodes
-from tidemill.log.dump import DumpOptions, lines
 from tidemill.log.files import SystemFiles
+from tidemill.log_tools.dump import DumpOptions, lines
 from tidemill.testing import Broker
 
 START_TIMEOUT_S = 600
@@ -51,7 +51,7 @@ pytestmark = [
 
 
 class Written(NamedTuple):
-    """What a Kafka wrote: its data after kill -9 and after a stop, where its nodes are, what clients saw."""
+    """The data of a killed or stopped Kafka broker, its nodes, and the content that clients read."""
 
     killed: Path
     stopped: Path
@@ -59,14 +59,14 @@ class Written(NamedTuple):
     seen: Seen
 
     def data(self, how: str, tmp_path: Path) -> Path:
-        """A copy of the data, for a test of its own."""
+        """Copies the data for one test."""
         target = tmp_path / "data"
         subprocess.run(["cp", "-a", "--sparse=always", str(getattr(self, how)), str(target)], check=True)
         return target
 
     @property
     def source(self) -> list[str]:
-        """Where the import finds topics and settings."""
+        """Returns the options for the source of topics and settings."""
         return ["--zookeeper", self.zookeeper] if self.zookeeper else []
 
 
@@ -101,7 +101,7 @@ def written(
 
 
 def log(command: str, *arguments: object) -> str:
-    """Runs ``tidemill log``; what it says."""
+    """Runs ``tidemill log``; returns its output."""
     every = [sys.executable, "-m", "tidemill", "log", command, *map(str, arguments)]
     done = subprocess.run(every, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -109,13 +109,13 @@ def log(command: str, *arguments: object) -> str:
 
 
 def kafka_dump(jars: str, paths: list[Path]) -> str:
-    """What kafka-dump-log prints; its class moved in Kafka 4."""
+    """Returns the output of kafka-dump-log; its class has another package in Kafka 4."""
     arguments = ["--deep-iteration", "--print-data-log", "--files", ",".join(map(str, paths))]
     for name in ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"):
         done = subprocess.run(java(jars, name, *arguments), capture_output=True)
         if b"ClassNotFoundException" not in done.stderr:
             assert done.returncode == 0, done.stderr
-            # Line ends within values stay as they are. Kafka 3.9 adds a brace to records of old formats.
+            # Line ends in values are kept. Kafka 3.9 adds a brace to records of old formats.
             return re.sub(r"(?m)^(\| offset: .* isValid: true crc: \d+)}", r"\1", done.stdout.decode())
     raise AssertionError(f"no DumpLogSegments in {jars}")
 
@@ -126,9 +126,8 @@ def our_dump(paths: list[Path]) -> str:
 
 
 def check_dumps(jars: str, data: Path, kinds: Collection[str] = DUMPED) -> None:
-    """kafka-dump-log finds nothing wrong in any file of any partition, and prints what ours prints.
-
-    ``kinds`` are those of which there have to be some.
+    """kafka-dump-log finds no error in any file of any partition, and its output equals Tidemill's. Files of
+    ``kinds`` must exist.
     """
     paths = [
         path
@@ -143,7 +142,7 @@ def check_dumps(jars: str, data: Path, kinds: Collection[str] = DUMPED) -> None:
 
 
 def write_on(bootstrap: str, made: str) -> None:
-    """What a cluster in use goes through: all codecs, topics made, changed and deleted, commits."""
+    """Uses the cluster: all codecs, topics created, altered and deleted, commits."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     wanted = [NewTopic(made, 2, 1, config={"retention.ms": "-1"}), NewTopic(f"{made}-gone", 1, 1)]
     for future in admin.create_topics(wanted).values():
@@ -159,7 +158,7 @@ def write_on(bootstrap: str, made: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_what_kafka_wrote_is_served(written: Written, how: str, tmp_path: Path) -> None:
+def test_data_of_kafka_is_served(written: Written, how: str, tmp_path: Path) -> None:
     data = written.data(how, tmp_path)
     told = json.loads(log("import", data, *written.source, "--json"))
     assert (told["imported"], told["clean_shutdown"], told["problems"]) == (True, how == "stopped", [])
@@ -177,10 +176,10 @@ def test_what_kafka_wrote_is_served(written: Written, how: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["--in-place", "--to"])
-def test_what_was_served_is_given_back(
+def test_served_data_is_exported_to_kafka(
     written: Written, how: str, zookeeper: ZooKeeper, tmp_path: Path
 ) -> None:
-    """Kafka, Tidemill, Kafka 3.9.2, Tidemill: at each step clients see what they saw before it."""
+    """Kafka, Tidemill, Kafka 3.9.2, Tidemill: after each step clients read the same as before it."""
     data = written.data("killed", tmp_path)
     log("import", data, *written.source)
     with Broker(CONFIG, data_dir=data) as broker:
@@ -227,7 +226,7 @@ def test_old_formats_are_dumped_as_kafka_dumps_them(version: str, tmp_path: Path
     check_dumps(class_path(version), recorded)
 
 
-def test_a_transaction_that_nobody_ended_is_told(tmp_path: Path) -> None:
+def test_an_open_transaction_is_reported(tmp_path: Path) -> None:
     data = tmp_path / "data"
     kafka = Kafka(class_path("4.3.1"), tmp_path, data)
     try:
@@ -242,11 +241,11 @@ def test_a_transaction_that_nobody_ended_is_told(tmp_path: Path) -> None:
     every = [sys.executable, "-m", "tidemill", "log", "import", str(data)]
     done = subprocess.run(every, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "the transaction of 'till' is ongoing in bought-0, and nobody here ends it" in done.stderr
+    assert "the transaction of 'till' is ongoing in bought-0, and Tidemill does not end it" in done.stderr
     assert not (data / "coordination.db").exists()
 
 
-def test_one_broker_of_two_brings_what_it_has_all_of(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+def test_one_broker_of_two_provides_its_complete_topics(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     address = f"{zookeeper.address}/two"
     brokers = []
     try:
@@ -293,7 +292,7 @@ def test_one_broker_of_two_brings_what_it_has_all_of(zookeeper: ZooKeeper, tmp_p
     assert [len(records) for records in found.values()] == [8, 8]
 
 
-def test_the_script_for_zookeepers_shell_makes_the_same_nodes(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+def test_the_script_for_zookeepers_shell_creates_the_same_nodes(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     recorded = Path(__file__).parent / "recorded" / "zookeeper"
     data, script, nodes = tmp_path / "data", tmp_path / "nodes.txt", tmp_path / "nodes.json"
     shutil.copytree(recorded / "data", data)

@@ -1,4 +1,4 @@
-"""A cluster's metadata read from what Apache Kafka wrote: KRaft's log and snapshot, ZooKeeper's nodes."""
+"""A cluster's metadata from data that Apache Kafka wrote: KRaft's log and snapshot, ZooKeeper's nodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from encoded_metadata import encode_metadata
 
+from record_builders import build_batch
 from tidemill.coordination.nodes import DeleteTopicNode, TopicNode
 from tidemill.interchange import metadata_records as records
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry
-from tidemill.interchange.kraft_reading import read_kraft, snapshot_offset
-from tidemill.interchange.metadata_records import decode_metadata, encode_metadata
+from tidemill.interchange.kraft_metadata_reader import read_kraft, snapshot_offset
+from tidemill.interchange.metadata_records import decode_metadata
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_file, to_nodes, write_file
+from tidemill.log.batch_scan import BatchScan
 from tidemill.log.files import SystemFiles
-from tidemill.log.scan import BatchScan
 from tidemill.model.errors import ConfigError, ProtocolError, StorageError
-from tidemill.records.builder import build_batch
 from tidemill.wire.schema import Struct
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -55,7 +56,7 @@ def snapshot_of(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["kraft", "zookeeper"])
-def test_topics_ids_and_settings_are_those_that_clients_saw(kind: str) -> None:
+def test_topics_ids_and_settings_are_those_of_the_clients(kind: str) -> None:
     data = RECORDED / kind / "data"
     if kind == "kraft":
         metadata = read(data / METADATA)
@@ -81,7 +82,7 @@ def encoded(topic_id: bytes) -> str:
     return encode_id(topic_id)
 
 
-def test_the_log_alone_says_what_snapshot_and_log_say(tmp_path: Path) -> None:
+def test_the_log_alone_equals_snapshot_and_log(tmp_path: Path) -> None:
     directory = kraft(tmp_path)
     whole = read(directory)
     snapshot_of(directory).unlink()
@@ -93,7 +94,7 @@ def test_a_snapshot_whose_log_was_removed_is_refused(tmp_path: Path) -> None:
     (directory / LOG).unlink()
     with pytest.raises(StorageError, match="no log") as told:
         read(directory)
-    assert str(told.value).startswith(f"{snapshot_of(directory)} is the metadata as it was at offset 41")
+    assert str(told.value).startswith(f"{snapshot_of(directory)} is the metadata as of offset 41")
     assert "(--metadata DIR)" in str(told.value)
     assert "(--without-settings)" in str(told.value)
 
@@ -101,11 +102,11 @@ def test_a_snapshot_whose_log_was_removed_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_ends_before_the_snapshot_is_refused(tmp_path: Path) -> None:
     directory = kraft(tmp_path)
     os.truncate(directory / LOG, 300)
-    with pytest.raises(StorageError, match=r"at offset 41, and the log beside it ends at \d+ already"):
+    with pytest.raises(StorageError, match=r"as of offset 41, and the log beside it ends at \d+: later"):
         read(directory)
 
 
-def test_a_log_of_which_a_file_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_log_with_a_missing_file_is_refused(tmp_path: Path) -> None:
     directory = kraft(tmp_path)
     data = (directory / LOG).read_bytes()
     scan = BatchScan(FILES.open(str(directory / LOG), read_only=True), 0, len(data))
@@ -118,7 +119,7 @@ def test_a_log_of_which_a_file_is_missing_is_refused(tmp_path: Path) -> None:
     os.truncate(directory / LOG, scan.position)
     assert plain(read(directory)) == whole
     os.truncate(directory / LOG, before)
-    with pytest.raises(StorageError, match=f"begins at offset {scan.base_offset}, the file before it ends"):
+    with pytest.raises(StorageError, match=f"starts at offset {scan.base_offset}, the file before it ends"):
         read(directory)
 
 
@@ -126,7 +127,7 @@ def plain(metadata: ClusterMetadata) -> Any:
     topics = {
         name: (topic.topic_id, topic.config, topic.partitions) for name, topic in metadata.topics.items()
     }
-    return topics, metadata.broker_configs, metadata.next_producer_id, metadata.left_out
+    return topics, metadata.broker_configs, metadata.next_producer_id, metadata.omitted
 
 
 def test_every_cut_of_the_log_is_read_to_its_last_whole_batch(tmp_path: Path) -> None:
@@ -168,10 +169,10 @@ def test_a_snapshot_without_its_end_is_refused(tmp_path: Path, part: int) -> Non
         read(directory)
 
 
-def test_a_log_that_begins_behind_the_snapshot_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_starts_after_the_snapshot_is_refused(tmp_path: Path) -> None:
     directory = kraft(tmp_path)
     (directory / LOG).rename(directory / "00000000000000000999.log")
-    with pytest.raises(StorageError, match="begins at offset 999, the newest snapshot ends at"):
+    with pytest.raises(StorageError, match="starts at offset 999, the newest snapshot ends at"):
         read(directory)
 
 
@@ -207,7 +208,7 @@ def topic(name: str, topic_id: bytes = ID) -> list[Struct]:
     ]
 
 
-def test_the_example_on_the_page_is_what_kafka_writes() -> None:
+def test_the_example_of_the_page_is_written_by_kafka() -> None:
     page = (Path(__file__).parents[2] / "docs/formats/kraft-metadata.md").read_text()
     made, placed = (
         b"".join(bytes.fromhex(re.split(r"\s{2,}", line)[0]) for line in block.strip().splitlines())
@@ -222,20 +223,20 @@ def test_the_example_on_the_page_is_what_kafka_writes() -> None:
     assert (encode_metadata(record, 0), encode_metadata(partition, 0)) == (made, placed)
 
 
-def test_changes_of_partitions_are_followed(tmp_path: Path) -> None:
+def test_changes_of_partitions_are_applied(tmp_path: Path) -> None:
     change = records.PartitionChangeRecord(partition_id=0, topic_id=ID, leader=2, isr=[2], replicas=[2, 3])
     metadata = replay(tmp_path, *topic("t"), change)
     assert metadata.topics["t"].partitions == {0: PartitionEntry((2, 3), 2, 5, (2,))}
 
 
-def test_a_topic_made_again_has_none_of_the_old_settings(tmp_path: Path) -> None:
+def test_a_recreated_topic_has_no_old_settings(tmp_path: Path) -> None:
     old = records.ConfigRecord(resource_type=2, resource_name="t", name="retention.ms", value="1")
     metadata = replay(tmp_path, *topic("t"), old, records.RemoveTopicRecord(topic_id=ID), *topic("t", OTHER))
     assert metadata.topics["t"].topic_id == OTHER
     assert metadata.topics["t"].config == {}
 
 
-def test_only_transactions_that_ended_count(tmp_path: Path) -> None:
+def test_only_ended_transactions_are_applied(tmp_path: Path) -> None:
     metadata = replay(
         tmp_path,
         records.BeginTransactionRecord(),
@@ -248,12 +249,12 @@ def test_only_transactions_that_ended_count(tmp_path: Path) -> None:
         *topic("open", OTHER),
     )
     assert list(metadata.topics) == ["done"]
-    assert metadata.notes == ["2 metadata records of an unfinished change do not count"]
+    assert metadata.notes == ["2 metadata records of an unfinished transaction are ignored"]
 
 
-def test_records_that_contradict_others_are_no_damaged_end(tmp_path: Path) -> None:
+def test_contradictory_records_are_not_a_damaged_end(tmp_path: Path) -> None:
     change = records.PartitionChangeRecord(partition_id=0, topic_id=OTHER, leader=2)
-    with pytest.raises(StorageError, match=f"a topic with id {OTHER.hex()}, which it never made"):
+    with pytest.raises(StorageError, match=f"a topic with id {OTHER.hex()}, which it never created"):
         replay(tmp_path, *topic("t"), change, *topic("u"))
 
 
@@ -270,7 +271,7 @@ def test_settings_of_groups_are_read_and_written(tmp_path: Path) -> None:
     assert from_nodes(to_nodes(metadata), "nodes").group_configs == metadata.group_configs
 
 
-def test_what_has_no_place_here_is_counted(tmp_path: Path) -> None:
+def test_unsupported_items_are_counted(tmp_path: Path) -> None:
     user = records.QuotaEntity(entity_type="user", entity_name="ann")
     metadata = replay(
         tmp_path,
@@ -279,10 +280,10 @@ def test_what_has_no_place_here_is_counted(tmp_path: Path) -> None:
         records.AccessControlEntryRecord(id=OTHER, resource_name="u", principal="User:a", host="*"),
         records.RemoveAccessControlEntryRecord(id=OTHER),
     )
-    assert metadata.left_out == {"quotas": 1, "access rules": 1}
+    assert metadata.omitted == {"quotas": 1, "access rules": 1}
 
 
-def test_nodes_go_out_as_they_came_in(tmp_path: Path) -> None:
+def test_nodes_round_trip(tmp_path: Path) -> None:
     nodes = read_file(str(RECORDED / "zookeeper" / "nodes.json"))
     metadata = from_nodes(nodes, "nodes")
     path = tmp_path / "nodes.json"
@@ -294,24 +295,24 @@ def test_nodes_go_out_as_they_came_in(tmp_path: Path) -> None:
         assert json.loads(to_nodes(metadata)[TopicNode.path(name)]) == json.loads(nodes[TopicNode.path(name)])
 
 
-def test_a_topic_that_is_being_deleted_is_left_out() -> None:
+def test_a_topic_in_deletion_is_omitted() -> None:
     nodes = read_file(str(RECORDED / "zookeeper" / "nodes.json"))
     nodes[DeleteTopicNode.path("codecs")] = b""
     metadata = from_nodes(nodes, "nodes")
     assert "codecs" not in metadata.topics
-    assert metadata.notes == ["the topic codecs was being deleted: it is left out"]
+    assert metadata.notes == ["the topic codecs was being deleted: it is omitted"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '"text"', "{", "\xff"])
-def test_a_file_that_holds_no_nodes_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_nodes_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(text, "latin-1")
-    with pytest.raises(ConfigError, match="no JSON object of ZooKeeper paths"):
+    with pytest.raises(ConfigError, match="not a JSON object of ZooKeeper paths"):
         read_file(str(path))
 
 
 def test_nodes_without_a_cluster_are_refused() -> None:
     with pytest.raises(StorageError, match="does the address need a chroot"):
         from_nodes({"/brokers/topics": b""}, "ZooKeeper")
-    with pytest.raises(StorageError, match=r"nodes\.json has no node /cluster/id: it has to hold all nodes"):
+    with pytest.raises(StorageError, match=r"nodes\.json has no node /cluster/id: it must contain all nodes"):
         from_nodes({"/brokers/topics": b""}, "nodes.json", is_file=True)

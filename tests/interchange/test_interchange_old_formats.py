@@ -1,7 +1,7 @@
-"""Message formats v0, v1 and v2 beside Apache Kafka 3.9.2, which still writes and converts all of them.
+"""Message formats v0, v1 and v2 with Apache Kafka 3.9.2, which still writes and converts all of them.
 
-The same requests go to both, in the versions that old clients use. What both then hold in their files and
-serve is compared field by field, and byte by byte where nothing is compressed: two compressors never agree.
+Both brokers get the same requests, in the versions that old clients use. Their files and responses are
+compared field by field, and byte by byte without compression: two compressors never produce equal bytes.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ CORRUPT = ErrorCode.CORRUPT_MESSAGE
 INVALID = ErrorCode.INVALID_RECORD
 
 BETTER_TOLD = {
-    # What Kafka did not expect ends there as an unknown error.
+    # Kafka returns an unknown error for unexpected data.
     "wrapper of no codec": (UNKNOWN, UNSUPPORTED_CODEC),
     "wrapper of noise": (UNKNOWN, CORRUPT),
     "wrapper of zstd": (INVALID, UNSUPPORTED_CODEC),
-    "cut": (ErrorCode.NONE, CORRUPT),  # Kafka drops what is not whole, and says that all is well.
+    "cut": (ErrorCode.NONE, CORRUPT),  # Kafka drops an incomplete entry, and returns success.
     "one and one cut": (ErrorCode.NONE, CORRUPT),
 }
 """Errors of Kafka and of the broker here, where they differ for a reason."""
@@ -75,7 +75,7 @@ NEEDS_V2 = {
 }
 NO_ZSTD = {f"v2 zstd in {version}": (UNKNOWN, UNSUPPORTED_CODEC) for version in (7, 8)}
 OWN_RULES = {
-    # Only a broker may say that; Kafka forgets it, and keeps the times.
+    # Only a broker may set it; Kafka clears it, and keeps the timestamps.
     "v1 append time said": (ErrorCode.NONE, ErrorCode.INVALID_TIMESTAMP),
     "v1 append time of a wrapper": (ErrorCode.NONE, ErrorCode.INVALID_TIMESTAMP),
 }
@@ -90,7 +90,7 @@ class Pair(NamedTuple):
     our_data: Path
 
     def logs(self, topic: str) -> tuple[bytes, bytes]:
-        """What both have stored of partition 0."""
+        """Returns the content of partition 0 of both."""
         name = "00000000000000000000.log"
         first, second = (
             (data / f"{topic}-0" / name).read_bytes() for data in (self.kafka_data, self.our_data)
@@ -98,7 +98,7 @@ class Pair(NamedTuple):
         return first, second
 
     def make(self, topic: str, version: str, codec: str, kind: str, policy: str = "delete") -> None:
-        """Makes a topic on both."""
+        """Creates a topic on both."""
         config = {
             "message.format.version": version,
             "compression.type": codec,
@@ -151,7 +151,7 @@ def pair(old_jars: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 def alike(found: list[Entry], first_offset: int, now_ms: int) -> list[Entry]:
-    """The entries with offsets from 0 on and without the clock of the broker that stored them."""
+    """Returns the entries with offsets from 0 on, without the clock of their broker."""
     return [without_clock(one, first_offset, now_ms) for one in found]
 
 
@@ -163,13 +163,13 @@ def without_clock(one: Entry, first_offset: int, now_ms: int) -> Entry:
         moved = first_offset if one.magic == 0 else 0
         rest = tuple(inside._replace(offset=inside.offset - moved) for inside in rest)
         if one.attributes & 8:
-            # Nobody looks at them: the wrapper's count. Kafka writes them anew, here they stay.
+            # No client reads the count of the wrapper. Kafka rewrites it, Tidemill keeps it.
             rest = tuple(inside._replace(attributes=0, times=()) for inside in rest)
     return one._replace(offset=one.offset - first_offset, times=times, rest=rest)
 
 
 class Side:
-    """One of the brokers, and how far its log was looked at."""
+    """One of the brokers, and the position in its log."""
 
     def __init__(self, peer: OldPeer, topic: str, now_ms: int) -> None:
         self.peer = peer
@@ -179,7 +179,7 @@ class Side:
         self.position = 0
 
     def produce(self, sent: Sent) -> Produced:
-        """Produces; the answer with offsets from that of the log's end, ``now`` as 1."""
+        """Sends Produce; returns the response with offsets relative to the log end, ``now`` as 1."""
         answer = self.peer.produce(sent.version, self.topic, sent.records)
         errors = tuple((index, None) for index, _ in answer.record_errors)
         if answer.error:
@@ -188,7 +188,7 @@ class Side:
         return answer._replace(base_offset=base, append_time=1 if answer.append_time > 0 else -1)
 
     def stored(self, log: bytes) -> tuple[list[Entry], bytes]:
-        """What was added to the log since the last call."""
+        """Returns the entries that were added to the log since the last call."""
         new = log[self.position :]
         entries, rest = take_apart(new)
         assert not rest
@@ -199,7 +199,7 @@ class Side:
 
 
 def known_differences(version: str, codec: str, kind: str) -> dict[str, tuple[int, int]]:
-    """By name of what is sent: the errors of Kafka and of the broker here."""
+    """The errors of Kafka and of Tidemill, by name of the request."""
     known: dict[str, tuple[int, int]] = dict(DIFFERENCES)
     if FORMATS[version] < 2:
         known.update(NEEDS_V2)
@@ -215,7 +215,7 @@ def known_differences(version: str, codec: str, kind: str) -> dict[str, tuple[in
 def produce_all(
     pair: Pair, topic: str, kind: str, sequence: list[Sent], known: dict[str, tuple[int, int]]
 ) -> None:
-    """Produces all of the sequence to both, and compares answers and files after each."""
+    """Sends all requests to both brokers, and compares responses and files after each."""
     now_ms = int(time.time() * 1000)
     with OldPeer(pair.kafka) as first, OldPeer(pair.ours) as second:
         sides = Side(first, topic, now_ms), Side(second, topic, now_ms)
@@ -242,7 +242,7 @@ def test_both_store_and_serve_the_same(pair: Pair, version: str, codec: str, kin
 
 
 @pytest.mark.parametrize(("version", "codec", "kind"), CASES)
-def test_both_answer_what_is_odd_alike(pair: Pair, version: str, codec: str, kind: str) -> None:
+def test_both_respond_equally_to_unusual_requests(pair: Pair, version: str, codec: str, kind: str) -> None:
     topic = f"odd-{version}-{codec}-{kind}"
     pair.make(topic, version, codec, kind)
     now_ms = int(time.time() * 1000)
@@ -265,7 +265,7 @@ def magic_known(fetch_version: int) -> int:
 
 
 def serve_all(pair: Pair, topic: str, now_ms: int) -> None:
-    """Fetches in every old version, from everywhere, with limits of every size."""
+    """Fetches in every old version, from every offset, with limits of every size."""
     log, _ = take_apart(pair.logs(topic)[0])
     newest = max(one.magic for one in log)
     is_plain = not any(one.attributes & 15 for one in log)
@@ -295,10 +295,8 @@ def serve_all(pair: Pair, topic: str, now_ms: int) -> None:
 def compare_served(
     expected: list[Entry], found: list[Entry], bytes_max: int, where: tuple[int, int, int]
 ) -> None:
-    """Where limits cut depends on how well each compresses; what comes before that does not.
-
-    Without limits Kafka leaves out more: what a first piece of a conversion did not hold, where the next one
-    begins with zstd.
+    """The position of a cut by a limit depends on the compression; the data before it does not. Without
+    limits Kafka omits more: if the next part of a conversion begins with zstd, data after the first part.
     """
     common = min(len(expected), len(found))
     assert found[:common] == expected[:common], where

@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, New
 from kafka_peer import Kafka, class_path, wait_led
 
 from tidemill.client import Admin
-from tidemill.coordination.image import GROUP_SETTINGS
-from tidemill.coordination.loading import load_image
+from tidemill.coordination.cluster_image import GROUP_SETTINGS
+from tidemill.coordination.cluster_image_loader import load_image
+from tidemill.coordination.coordination_store import NO_OWNER, subtree
 from tidemill.coordination.nodes import (
     CONTROLLER,
     CONTROLLER_EPOCH,
@@ -23,7 +24,6 @@ from tidemill.coordination.nodes import (
     ControllerNode,
     TopicNode,
 )
-from tidemill.coordination.port import subtree
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing import Broker
@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 
-def test_the_nodes_of_a_living_kafka_are_understood(
+def test_the_nodes_of_a_running_kafka_are_read(
     zookeeper: Callable[..., ZooKeeperSettings], tmp_path: Path
 ) -> None:
     settings = zookeeper()
@@ -56,7 +56,7 @@ def test_the_nodes_of_a_living_kafka_are_understood(
             orders = image.topics["orders"]
             assert [(p.leader, p.replicas, p.isr) for p in orders.partitions] == [(7, [7], [7])] * 3
             assert orders.config == {"retention.ms": "5000"}
-            # Written again, the nodes that the recording has not are the same, too.
+            # The rewritten nodes are equal as well, except those that the recording lacks.
             registered, controller, epoch, topic = await store.get_many(
                 [BrokerNode.path(7), CONTROLLER, CONTROLLER_EPOCH, TopicNode.path("orders")]
             )
@@ -64,7 +64,7 @@ def test_the_nodes_of_a_living_kafka_are_understood(
             assert controller is not None
             assert epoch is not None
             assert topic is not None
-            assert registered.is_ephemeral
+            assert registered.owner != NO_OWNER
             assert image.brokers[7].epoch == registered.creation_id
             again = json.loads(BrokerNode.encode(BrokerNode.decode(7, registered.data)))
             assert again == json.loads(registered.data)
@@ -75,7 +75,8 @@ def test_the_nodes_of_a_living_kafka_are_understood(
             assert json.loads(TopicNode.encode(TopicNode.decode("orders", topic.data))) == json.loads(
                 topic.data
             )
-            # We create what Kafka creates at its start, and the parent of group settings, which 3.9 lacks.
+            # Tidemill creates the nodes that Kafka creates at its start, and the parent of group settings,
+            # which 3.9 lacks.
             assert set(await subtree(store, "/")) >= set(PERSISTENT_PATHS) - {f"/{GROUP_SETTINGS}"}
             await store.close()
 
@@ -84,7 +85,7 @@ def test_the_nodes_of_a_living_kafka_are_understood(
         kafka.end()
 
 
-def test_kafka_goes_on_with_what_tidemill_wrote(
+def test_kafka_continues_with_the_nodes_of_tidemill(
     zookeeper: Callable[..., ZooKeeperSettings], tmp_path: Path
 ) -> None:
     settings = zookeeper()

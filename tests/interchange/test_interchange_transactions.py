@@ -1,5 +1,6 @@
-"""Transactions of Apache Kafka 4.3.1: its indexes of aborted ones come again from its logs, byte by byte, and
-readers of committed records stop where its own readers stop."""
+"""Transactions of Apache Kafka 4.3.1: its indexes of aborted transactions are rebuilt from its logs byte by
+byte, and readers of committed records stop at the same offset.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka_peer import Kafka, class_path
 
-from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.recovery import open_log
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import open_log
 from tidemill.log.transaction_index import ABORTED_ENTRY_BYTES
 from tidemill.model import types
 
@@ -34,7 +35,7 @@ pytestmark = [
 
 
 def buy(bootstrap: str) -> None:
-    """Transactions of several producers at once, over several segments; the last one stays open."""
+    """Runs transactions of several producers at once, over several segments; the last one stays open."""
     random = Random(7)
     producers = []
     for number in range(PRODUCERS):
@@ -59,7 +60,7 @@ def buy(bootstrap: str) -> None:
 
 
 def stable_offset(bootstrap: str) -> int:
-    """What the broker tells readers of committed records as the end."""
+    """Returns the last stable offset that the broker reports to readers of committed records."""
     asked = {TopicPartition("bought", 0): OffsetSpec.latest()}
     admin = AdminClient({"bootstrap.servers": bootstrap})
     told = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
@@ -68,7 +69,7 @@ def stable_offset(bootstrap: str) -> int:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The partition as Kafka left it when it was killed, and up to where it let readers."""
+    """Returns the partition as the killed Kafka left it, and its last stable offset."""
     directory = tmp_path_factory.mktemp("aborted")
     kafka = Kafka(class_path("4.3.1"), directory, directory / "data")
     try:
@@ -92,7 +93,7 @@ def indexes(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("damage", ["none", "gone", "cut", "changed"])
-def test_kafkas_indexes_of_aborted_transactions_come_again_from_its_logs(
+def test_kafkas_indexes_of_aborted_transactions_are_rebuilt_from_its_logs(
     written: tuple[Path, int], damage: str, tmp_path: Path
 ) -> None:
     source, stable = written
@@ -126,7 +127,7 @@ def test_a_follower_of_kafkas_log_has_its_indexes(written: tuple[Path, int], tmp
     assert log.last_stable_offset(log.end_offset) == stable
 
 
-def test_a_damaged_index_before_the_recovery_point_comes_again(
+def test_a_damaged_index_before_the_recovery_point_is_rebuilt(
     written: tuple[Path, int], tmp_path: Path
 ) -> None:
     source, stable = written

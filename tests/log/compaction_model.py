@@ -1,4 +1,4 @@
-"""What compaction has to leave of a log, by plain lists and dictionaries."""
+"""The expected result of compaction, computed with lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ APPENDED = NOW + 7
 
 
 class Model:
-    """What has to be in the log, by offset."""
+    """Returns the expected records by offset."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -31,14 +31,14 @@ class Model:
         records: list[tuple[int, bytes | None, bytes | None]],
     ) -> None:
         for at, (timestamp, key, value) in enumerate(records):
-            told = -1 if magic == 0 else APPENDED if append_time else timestamp
-            self.rows.append((base + at, told, key, value))
+            reported = -1 if magic == 0 else APPENDED if append_time else timestamp
+            self.rows.append((base + at, reported, key, value))
             self.old.add(base + at)
 
     def clean(
         self, first_dirty: int, end: int, now_ms: int, retention_ms: int, written: list[tuple[int, int]]
     ) -> None:
-        """``written``: the segments before, with the time when they were written."""
+        """``written`` are the segments so far with their modification times."""
         latest = {
             row[2]: row[0]
             for row in self.rows

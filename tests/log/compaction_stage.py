@@ -1,27 +1,28 @@
-"""A log that is written and cleaned, and a model of what has to stay of it."""
+"""A log that is written and cleaned, and a model of its expected records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from tidemill.log.clean_job import CleanCounts
-from tidemill.log.cleaner import Cleaner
-from tidemill.log.compaction import CleanerSettings, candidate, job_for
-from tidemill.log.config import LogConfig
-from tidemill.log.log import Log
-from tidemill.log.recovery import open_log
-from tidemill.model.ports import Files
-from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch, check_crc
-from tidemill.records.builder import build_batch, build_end_marker
-from tidemill.records.legacy import Entry
-from tidemill.records.message_set import build_message_set
-from tidemill.records.reader import iter_stored, read_stored
-from tidemill.testing.files import FaultyFiles, Killed
+from faulty_files import FaultyFiles, Killed
+from log_stage import stored
 
-NOW = 1_700_000_000_000
+from log_start import NOW
+from record_builders import build_batch, build_message_set
+from tidemill.log.cleaner import Cleaner
+from tidemill.log.cleaner_messages import CleanCounts
+from tidemill.log.log import Log
+from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import open_log
+from tidemill.model.interfaces import Files
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
+from tidemill.records.builder import build_end_marker
+from tidemill.records.record_reader import read_stored
+
 PARTITION = TopicPartition("t", 0)
 SMALL = {"cleanup_policy": ("compact",), "segment_index_bytes": 4096, "index_interval_bytes": 100}
 
@@ -30,7 +31,7 @@ Row = tuple[int, int, bytes | None, bytes | None]
 
 
 class MortalFiles(FaultyFiles):
-    """Ends the process before an operation: ``left`` more go well."""
+    """Ends the process before an operation, after ``left`` more operations."""
 
     left = -1
 
@@ -42,13 +43,13 @@ class MortalFiles(FaultyFiles):
 
 
 def opened(files: Files, directory: str, **options: Any) -> Log:
-    """The log in ``directory``; ``settings`` over the small ones."""
+    """Opens the log in ``directory``; ``settings`` override the small defaults."""
     settings = LogConfig(**{**SMALL, **options.pop("settings", {})})
     return open_log(files, directory, PARTITION, settings, now_ms=NOW, **options)
 
 
 def write(log: Log, records: Sequence[tuple[int, bytes | None, bytes | None]], **options: Any) -> int:
-    """Appends a batch of (timestamp, key, value) as a leader sent it; its base offset."""
+    """Appends a batch of (timestamp, key, value) as a leader sent it; returns its base offset."""
     base = int(log.end_offset)
     rows = [(timestamp, key, value, None) for timestamp, key, value in records]
     log.append_as_follower(build_batch(rows, base_offset=base, leader_epoch=0, **options), NOW)
@@ -56,13 +57,13 @@ def write(log: Log, records: Sequence[tuple[int, bytes | None, bytes | None]], *
 
 
 def put(log: Log, *pairs: tuple[str, str | None], timestamp: int = NOW, **options: Any) -> int:
-    """Appends a batch of (key, value) of texts."""
+    """Appends a batch of (key, value) of texts; returns its base offset."""
     rows = [(timestamp, key.encode(), None if value is None else value.encode()) for key, value in pairs]
     return write(log, rows, **options)
 
 
 def end_transaction(log: Log, producer_id: int, committed: bool) -> int:
-    """Appends a marker; its offset."""
+    """Appends a marker; returns its offset."""
     offset = int(log.end_offset)
     marker = build_end_marker(committed, NOW, producer_id, 0, 0, leader_epoch=0, base_offset=offset)
     log.append_as_follower(marker, NOW)
@@ -72,14 +73,14 @@ def end_transaction(log: Log, producer_id: int, committed: bool) -> int:
 def clean(
     log: Log, now_ms: int = NOW, settings: CleanerSettings | None = None, chunk_bytes: int = 4096
 ) -> CleanCounts:
-    """Cleans the log at once, as the broker and its process do together."""
+    """Cleans the log in one process, without the broker's cleaner process."""
     if log.recovery_point < log.active.base_offset:
         sync = log.begin_flush(whole=False)
         sync.run()
         log.finish_flush(sync, now_ms)
     chosen = candidate(log, int(log.end_offset), now_ms)
     job = job_for(chosen, settings or CleanerSettings(1 << 20, 0.9, chunk_bytes), now_ms)
-    cleaner = Cleaner(log.files, job, lambda count: None)
+    cleaner = Cleaner(log.segment_list.files, job, lambda count: None)
     with closing(cleaner.run()) as run:
         for group in run:
             swap = log.begin_swap(list(group.old), group.size)
@@ -97,36 +98,15 @@ def write_old(
     codec: int = 0,
     append_time_ms: int = -1,
 ) -> int:
-    """Appends messages of format v0 or v1, under a codec as one wrapper; the first one's offset."""
+    """Appends messages of format v0 or v1, with a codec as one wrapper; returns the first offset."""
     base = int(log.end_offset)
     data = build_message_set(magic, records, codec, base_offset=base, append_time_ms=append_time_ms)
     log.append_as_follower(data, NOW)
     return base
 
 
-def stored(log: Log) -> Iterator[Batch | Entry]:
-    """Every batch or entry, as a consumer from the start gets it; the order is checked."""
-    offset = int(log.start_offset)
-    while offset < log.end_offset:
-        part = log.read(offset, 1 << 20, log.end_offset, True)
-        if part is None:
-            return
-        for one in iter_stored(part.read()):
-            assert one.last_offset >= offset
-            offset = int(one.next_offset)
-            yield one
-
-
-def batches(log: Log) -> Iterator[Batch]:
-    """The batches of format v2; checksums are checked."""
-    for one in stored(log):
-        if isinstance(one, Batch):
-            check_crc(one)
-            yield one
-
-
 def rows(log: Log) -> list[Row]:
-    """Every record but markers."""
+    """Returns every record except markers."""
     return [
         (record.offset, record.timestamp, record.key, record.value)
         for one in stored(log)
@@ -136,7 +116,7 @@ def rows(log: Log) -> list[Row]:
 
 
 def values(log: Log) -> dict[str, str | None]:
-    """The last value of every key."""
+    """Returns the last value of every key."""
     return {
         (key or b"").decode(): None if value is None else value.decode() for _, _, key, value in rows(log)
     }

@@ -1,30 +1,25 @@
-"""Appending to a log and reading from it."""
+"""Appends to a log and reads from it."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
+from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.config import LogConfig
+from record_builders import build_message_set
+from tidemill.log.batch_scan import WINDOW_BYTES
 from tidemill.log.errors import OffsetOutOfRange
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.recovery import open_log
-from tidemill.log.scan import WINDOW_BYTES
-from tidemill.log.segment import RECENT
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import open_log
+from tidemill.log.log_segment import RECENT
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import RECORDS, Batch, parse_batches
-from tidemill.records.message_set import build_message_set
-from tidemill.testing.files import FaultyFiles
-
-NOW = 1_700_000_000_000
-
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
 
 
 def stored(log: Log, offset: int, bytes_max: int = 1 << 20, limit: int | None = None) -> list[Batch]:
@@ -44,7 +39,7 @@ def test_offsets_are_assigned_in_order(log_of: MakeLog, batch: MakeBatch) -> Non
     assert [(b.base_offset, b.leader_epoch, b.record_count) for b in stored(log, 0)] == [(0, 7, 3), (3, 7, 2)]
 
 
-def test_a_read_begins_with_the_batch_that_holds_the_offset(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_read_starts_at_the_batch_that_contains_the_offset(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for _ in range(4):
         log.append([batch(10)], 0, NOW)
@@ -52,7 +47,9 @@ def test_a_read_begins_with_the_batch_that_holds_the_offset(log_of: MakeLog, bat
     assert [b.base_offset for b in stored(log, 30)] == [30]
 
 
-def test_nothing_is_read_at_the_end_and_an_error_is_raised_beyond(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_read_at_the_end_is_empty_and_a_read_beyond_it_raises_an_error(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
     log = log_of()
     log.append([batch(2)], 0, NOW)
     assert log.read(2, 100, 2, True) is None
@@ -70,7 +67,7 @@ def test_a_read_stops_before_the_limit(log_of: MakeLog, batch: MakeBatch) -> Non
     assert stored(log, 6, limit=6) == []
 
 
-def test_one_limit_holds_for_reads_of_the_active_and_of_an_older_segment(
+def test_the_same_limit_applies_to_the_active_and_to_older_segments(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
@@ -91,7 +88,7 @@ def test_one_limit_holds_for_reads_of_the_active_and_of_an_older_segment(
         assert [b.base_offset for b in stored(log, offset, limit=limit)] == expected, (offset, limit)
 
 
-def test_a_read_says_whether_its_bytes_were_written_a_moment_ago(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_read_reports_whether_its_bytes_were_written_recently(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append([batch(2)], 0, NOW)
     log.roll(NOW)
@@ -104,7 +101,7 @@ def test_a_read_says_whether_its_bytes_were_written_a_moment_ago(log_of: MakeLog
         return bool(part.recent)
 
     end = int(log.end_offset)
-    # Within a batch, in the batch before the last 64, and in an older segment it has to be searched for.
+    # The offset is within a batch, in the batch before the last 64, or in an older segment: a search follows.
     assert [is_recent(at) for at in (0, 2, 4, 5, 6, end - 2, end - 1)] == [
         *(False, False, True, False, True, True, False)
     ]
@@ -112,7 +109,7 @@ def test_a_read_says_whether_its_bytes_were_written_a_moment_ago(log_of: MakeLog
     assert not is_recent(end - 2)
 
 
-def test_a_limit_in_a_later_segment_costs_no_look_into_the_files(batch: MakeBatch) -> None:
+def test_a_limit_in_a_later_segment_reads_no_files(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/t-0")
     config = LogConfig(segment_bytes=1000, index_interval_bytes=100, segment_index_bytes=400)
@@ -127,11 +124,11 @@ def test_a_limit_in_a_later_segment_costs_no_look_into_the_files(batch: MakeBatc
             piece = log.read(offset, 1 << 20, limit, True)
             assert piece is not None
             assert len([name for name, _ in files.operations if name == "read_at"]) <= 1
-            assert piece.position + piece.size == log.segments[int(log.segment_at(offset))].size
+            assert piece.position + piece.size == log.segments[int(log.segment_list.at(offset))].size
     assert stored(log, 50, limit=53)[-1].last_offset <= 52
 
 
-def test_a_look_up_among_large_batches_reads_their_headers_and_not_their_records(batch: MakeBatch) -> None:
+def test_a_lookup_among_large_batches_reads_headers_only(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/t-0")
     config = LogConfig(index_interval_bytes=1 << 30)
@@ -155,7 +152,7 @@ def test_a_look_up_among_large_batches_reads_their_headers_and_not_their_records
     assert sum(counts) <= 3 * WINDOW_BYTES + 73 * RECORDS
 
 
-def test_the_first_batch_may_exceed_the_bytes_asked_for_only_when_said_so(
+def test_the_first_batch_may_exceed_the_requested_size_only_if_allowed(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
@@ -168,7 +165,7 @@ def test_the_first_batch_may_exceed_the_bytes_asked_for_only_when_said_so(
     assert (whole.size > 5000, part.size) == (True, 0)
 
 
-def test_a_read_ends_with_a_whole_batch(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_read_ends_at_a_batch_boundary(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for _ in range(200):
         log.append([batch(1, value=bytes(1000))], 0, NOW)
@@ -180,7 +177,7 @@ def test_a_read_ends_with_a_whole_batch(log_of: MakeLog, batch: MakeBatch) -> No
         offset = read[-1].last_offset + 1
 
 
-def test_every_offset_is_found_across_rolled_segments(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_every_offset_is_found_across_segments(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 20_000, "index_interval_bytes": 1000})
     for _ in range(300):
         log.append([batch(3, value=bytes(100))], 0, NOW)
@@ -194,7 +191,7 @@ def test_every_offset_is_found_across_rolled_segments(log_of: MakeLog, batch: Ma
             assert stored(reader, offset, 1)[0].base_offset == offset // 3 * 3
 
 
-def test_a_segment_takes_exactly_its_size_and_rolls_before_a_byte_more(
+def test_a_segment_is_filled_to_its_size_and_rolls_before_exceeding_it(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     size = batch(1).size
@@ -220,26 +217,24 @@ def test_a_batch_of_exactly_the_size_of_a_segment_is_stored(log_of: MakeLog, bat
     assert log.append([batch(1)], 0, NOW).base_offset == 0
     assert log.append([made], 0, NOW).base_offset == 1
     assert [int(one.base_offset) for one in log.segments] == [0, 1]
-    with pytest.raises(KafkaError, match="larger than a segment may be"):
+    with pytest.raises(KafkaError, match="exceeds the segment size"):
         log.append([batch(1, value=bytes(2001))], 0, NOW)
 
 
-def test_a_segment_rolls_by_time_and_full_index(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_segment_rolls_when_it_is_too_old_or_its_index_is_full(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_ms": 1000, "segment_index_bytes": 36, "index_interval_bytes": 0})
     log.append([batch(1)], 0, NOW)
     log.append([batch(1, timestamp=NOW + 1000)], 0, NOW)
     assert len(log.segments) == 1
     log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
     assert [s.base_offset for s in log.segments] == [0, 2]
-    # The first batch of a segment is not indexed, the next four fill the offset index.
+    # The first batch of a segment is not indexed. The next four fill the offset index.
     for _ in range(5):
         log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
     assert [s.base_offset for s in log.segments] == [0, 2, 7]
 
 
-def test_jitter_spreads_the_rolls_of_partitions_and_never_delays_one(
-    tmp_path: Path, batch: MakeBatch
-) -> None:
+def test_jitter_spreads_segment_rolls_and_never_delays_a_roll(tmp_path: Path, batch: MakeBatch) -> None:
     config = LogConfig(segment_ms=10_000, segment_jitter_ms=4_000)
     rolled: dict[int, int] = {}
     for partition in range(40):
@@ -249,7 +244,7 @@ def test_jitter_spreads_the_rolls_of_partitions_and_never_delays_one(
         log = open_log(SystemFiles(), str(directory), key, config, now_ms=NOW)
         for after in range(0, 12_000, 100):
             if after == 5_000:
-                # A restart changes nothing of it.
+                # A restart does not change this.
                 log.close(NOW)
                 log = open_log(SystemFiles(), str(directory), key, config, now_ms=NOW + after, clean=True)
             log.append([batch(1, timestamp=NOW + after)], 0, NOW + after)
@@ -261,9 +256,7 @@ def test_jitter_spreads_the_rolls_of_partitions_and_never_delays_one(
     assert len(set(rolled.values())) > 15
 
 
-def test_a_jitter_above_the_time_of_a_segment_is_taken_for_that_time(
-    tmp_path: Path, batch: MakeBatch
-) -> None:
+def test_a_jitter_above_segment_ms_is_limited_to_segment_ms(tmp_path: Path, batch: MakeBatch) -> None:
     config = LogConfig(segment_ms=1000, segment_jitter_ms=10**9)
     for partition in range(10):
         directory = tmp_path / f"t-{partition}"
@@ -271,20 +264,20 @@ def test_a_jitter_above_the_time_of_a_segment_is_taken_for_that_time(
         log = open_log(SystemFiles(), str(directory), TopicPartition("t", partition), config, now_ms=NOW)
         for _ in range(3):
             log.append([batch(1)], 0, NOW)
-        assert len(log.segments) == 1, "no segment waits for less than nothing"
+        assert len(log.segments) == 1, "no negative wait"
         log.append([batch(1, timestamp=NOW + 1001)], 0, NOW + 1001)
         assert len(log.segments) == 2
 
 
-def test_a_batch_larger_than_a_segment_is_refused(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_batch_larger_than_a_segment_is_rejected(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 1000})
-    with pytest.raises(KafkaError, match=r"larger than a segment may be \(segment.bytes=1000\)") as caught:
+    with pytest.raises(KafkaError, match=r"exceeds the segment size \(segment.bytes=1000\)") as caught:
         log.append([batch(1, value=bytes(2000))], 0, NOW)
     assert caught.value.code == ErrorCode.RECORD_LIST_TOO_LARGE
     assert log.append([batch(1)], 0, NOW).base_offset == 0
 
 
-def test_a_follower_stores_what_its_leader_stored_before_segments_were_made_smaller(
+def test_a_follower_stores_batches_larger_than_a_reduced_segment_size(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of({"segment_bytes": 1000})
@@ -316,11 +309,11 @@ def test_a_follower_stores_what_its_leader_stored_before_segments_were_made_smal
         18,
         18,
     ]
-    with pytest.raises(KafkaError, match="larger than a segment may be"):
+    with pytest.raises(KafkaError, match="exceeds the segment size"):
         log.append([batch(1, value=large)], 0, NOW)
 
 
-def test_append_time_is_stamped_and_the_checksum_holds(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_log_append_time_is_set_and_the_checksum_is_updated(log_of: MakeLog, batch: MakeBatch) -> None:
     from tidemill.records.batch import check_crc
 
     log = log_of({"message_timestamp_type": "LogAppendTime"})
@@ -331,7 +324,7 @@ def test_append_time_is_stamped_and_the_checksum_holds(log_of: MakeLog, batch: M
     assert (read.append_time, read.max_timestamp) == (True, NOW)
 
 
-def test_a_follower_keeps_offsets_and_epochs(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_follower_keeps_the_offsets_and_leader_epochs_of_batches(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     data = b"".join(
         batch(2, base_offset=base, leader_epoch=epoch).to_bytes()
@@ -340,19 +333,19 @@ def test_a_follower_keeps_offsets_and_epochs(log_of: MakeLog, batch: MakeBatch) 
     assert log.append_as_follower(data + data[:30], NOW) == 22
     assert [(b.base_offset, b.leader_epoch) for b in stored(log, 11)] == [(10, 3), (12, 3), (20, 5)]
     known = (log.leader_epochs.epochs, log.leader_epochs.starts)
-    assert known == ([3, 5], [0, 14]), "an epoch begins where the batch before it ends"
+    assert known == ([3, 5], [0, 14]), "an epoch starts at the end of the previous batch"
     assert [b.base_offset for b in stored(log, 15)] == [20]
-    with pytest.raises(KafkaError, match="the leader sent offset 10, the log here ends at 22"):
+    with pytest.raises(KafkaError, match="the leader sent offset 10, but the log ends at 22"):
         log.append_as_follower(data, NOW)
 
 
 @pytest.mark.parametrize("base", [1, 2])
-def test_a_follower_refuses_batches_that_overlap_within_one_fetch(
+def test_a_follower_rejects_overlapping_batches_in_one_fetch_response(
     log_of: MakeLog, batch: MakeBatch, base: int
 ) -> None:
     log = log_of()
     data = b"".join(batch(3, base_offset=at, leader_epoch=0).to_bytes() for at in (0, base))
-    with pytest.raises(KafkaError, match=f"the leader sent offset {base}, the log here ends at 3") as caught:
+    with pytest.raises(KafkaError, match=f"the leader sent offset {base}, but the log ends at 3") as caught:
         log.append_as_follower(data, NOW)
     assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (3, [0])
@@ -360,7 +353,7 @@ def test_a_follower_refuses_batches_that_overlap_within_one_fetch(
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_an_earlier_epoch_after_a_failed_append_is_taken_when_it_is_sent_again(
+def test_a_batch_of_an_earlier_epoch_is_appended_on_a_retry_after_a_failed_append(
     log_of: MakeLog, batch: MakeBatch, held: int
 ) -> None:
     files = FaultyFiles()
@@ -370,11 +363,11 @@ def test_an_earlier_epoch_after_a_failed_append_is_taken_when_it_is_sent_again(
         log.append_as_follower(batch(1, base_offset=at, leader_epoch=2).to_bytes(), NOW)
     files.fail("append", ".log", errno.ENOSPC)
     with pytest.raises(StorageError):
-        log.append_as_follower(batch(1, base_offset=held, leader_epoch=5).to_bytes(), NOW, sent_in=5)
+        log.append_as_follower(batch(1, base_offset=held, leader_epoch=5).to_bytes(), NOW, leader_epoch=5)
     earlier = batch(1, base_offset=held, leader_epoch=3).to_bytes()
-    with pytest.raises(CorruptMessage, match="it may be of the next leader"):
-        log.append_as_follower(earlier, NOW, sent_in=5)
-    assert log.append_as_follower(earlier, NOW, sent_in=5) == held + 1
+    with pytest.raises(CorruptMessage, match="it may come from the next leader"):
+        log.append_as_follower(earlier, NOW, leader_epoch=5)
+    assert log.append_as_follower(earlier, NOW, leader_epoch=5) == held + 1
 
 
 FAR = 1 << 32
@@ -383,7 +376,7 @@ FAR = 1 << 32
 
 @pytest.mark.parametrize("start", [5, 7, 9])
 @pytest.mark.parametrize("stop", ["clean", "kill", "none"])
-def test_a_follower_takes_a_first_batch_that_begins_before_the_start_of_its_log(
+def test_a_follower_appends_a_first_batch_that_begins_before_its_log_start_offset(
     log_of: MakeLog, batch: MakeBatch, start: int, stop: str
 ) -> None:
     log = log_of()
@@ -405,18 +398,20 @@ def test_a_follower_takes_a_first_batch_that_begins_before_the_start_of_its_log(
         assert log.offset_for_timestamp(0) == (NOW, start)
 
 
-def test_only_the_first_batch_of_a_log_may_begin_before_its_end(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_only_the_first_batch_of_a_log_may_begin_before_the_log_end_offset(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
     log = log_of()
     log.truncate_fully(7, NOW)
-    with pytest.raises(CorruptMessage, match="the leader sent offset 2, the log here ends at 7"):
+    with pytest.raises(CorruptMessage, match="the leader sent offset 2, but the log ends at 7"):
         log.append_as_follower(batch(5, base_offset=2).to_bytes(), NOW)
     assert log.append_as_follower(batch(5, base_offset=5).to_bytes(), NOW) == 10
-    with pytest.raises(CorruptMessage, match="the leader sent offset 8, the log here ends at 10"):
+    with pytest.raises(CorruptMessage, match="the leader sent offset 8, but the log ends at 10"):
         log.append_as_follower(batch(5, base_offset=8).to_bytes(), NOW)
     assert (log.start_offset, log.end_offset) == (7, 10)
 
 
-def test_a_first_batch_that_finds_no_room_is_taken_later(batch: MakeBatch) -> None:
+def test_a_first_batch_is_appended_on_a_retry_after_the_disk_was_full(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/t-0")
     log = open_log(files, "/t-0", TopicPartition("t", 0), LogConfig())
@@ -432,7 +427,7 @@ def test_a_first_batch_that_finds_no_room_is_taken_later(batch: MakeBatch) -> No
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_a_follower_begins_a_segment_behind_what_compaction_left_nothing_of(
+def test_a_follower_rolls_a_segment_after_a_fully_compacted_offset_range(
     log_of: MakeLog, batch: MakeBatch, directory: str, before: int
 ) -> None:
     log = log_of({"index_interval_bytes": 0})
@@ -452,7 +447,7 @@ def test_a_follower_begins_a_segment_behind_what_compaction_left_nothing_of(
 
 
 @pytest.mark.parametrize("offset", [2, 7, FAR])
-def test_a_log_is_cut_in_a_gap_between_segments_where_it_is_told(
+def test_a_log_is_truncated_to_an_offset_in_a_gap_between_segments(
     log_of: MakeLog, batch: MakeBatch, offset: int
 ) -> None:
     log = log_of()
@@ -465,7 +460,7 @@ def test_a_log_is_cut_in_a_gap_between_segments_where_it_is_told(
 
 
 @pytest.mark.parametrize("offset", [3, 4, 5])
-def test_a_log_that_is_cut_within_a_batch_ends_where_that_began(
+def test_a_log_truncated_within_a_batch_ends_at_the_start_of_the_batch(
     log_of: MakeLog, batch: MakeBatch, offset: int
 ) -> None:
     log = log_of()
@@ -479,7 +474,7 @@ def test_a_log_that_is_cut_within_a_batch_ends_where_that_began(
 
 @pytest.mark.parametrize("codec", [0, 1])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_follower_stores_messages_of_old_formats_behind_such_a_gap(
+def test_a_follower_stores_messages_of_old_formats_after_a_gap(
     log_of: MakeLog, magic: int, codec: int
 ) -> None:
     log = log_of({"index_interval_bytes": 0})
@@ -493,7 +488,7 @@ def test_a_follower_stores_messages_of_old_formats_behind_such_a_gap(
     assert all(segment.index.damage(segment.size) == "" for segment in log.segments[:-1])
 
 
-def test_a_roll_over_a_gap_that_fails_leaves_the_log_as_it_was(batch: MakeBatch) -> None:
+def test_a_failed_roll_over_a_gap_leaves_the_log_unchanged(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/var/t-0")
     log = open_log(files, "/var/t-0", TopicPartition("t", 0), LogConfig(), now_ms=NOW)
@@ -507,7 +502,7 @@ def test_a_roll_over_a_gap_that_fails_leaves_the_log_as_it_was(batch: MakeBatch)
 
 
 @pytest.mark.parametrize("size", [-5, 3])
-def test_a_follower_refuses_a_length_that_no_batch_has(log_of: MakeLog, batch: MakeBatch, size: int) -> None:
+def test_a_follower_rejects_an_invalid_batch_length(log_of: MakeLog, batch: MakeBatch, size: int) -> None:
     log = log_of()
     good = batch(1, base_offset=0, leader_epoch=0).to_bytes()
     bad = good[:8] + size.to_bytes(4, "big", signed=True) + good[12:]
@@ -522,7 +517,7 @@ def sync(log: Log) -> None:
     log.finish_flush(job, NOW)
 
 
-def test_what_was_not_synced_is_counted_by_the_byte(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_unsynced_bytes_are_counted_exactly(log_of: MakeLog, batch: MakeBatch) -> None:
     size = int(batch(1).size)
     log = log_of({"segment_bytes": 3 * size})
     assert log.unsynced_bytes == 0
@@ -540,7 +535,7 @@ def test_what_was_not_synced_is_counted_by_the_byte(log_of: MakeLog, batch: Make
 
 
 @pytest.mark.parametrize(("recovery_point", "unsynced"), [(0, 3), (1, 3), (3, 0)])
-def test_a_start_counts_as_not_synced_what_it_cannot_know_of(
+def test_a_start_counts_bytes_of_unknown_state_as_unsynced(
     log_of: MakeLog, batch: MakeBatch, recovery_point: int, unsynced: int
 ) -> None:
     log = log_of()

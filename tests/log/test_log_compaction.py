@@ -1,8 +1,9 @@
-"""Cleaning a log: what stays, what goes, and when; against a dict, and rule by rule."""
+"""Cleaning of a log: kept and removed records, and times; against a dict, and rule by rule."""
 
 from __future__ import annotations
 
 import errno
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,31 @@ import pytest
 from compaction_model import APPENDED, Model
 from compaction_stage import (
     NOW,
-    batches,
     clean,
     end_transaction,
     opened,
     put,
     rows,
-    stored,
     values,
     write,
     write_old,
 )
+from faulty_files import FaultyFiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_stage import batches, flip, stored
 
-from tidemill.log.compaction import CleanerSettings, candidate, choose
+from record_builders import build_batch
+from tidemill.log.clean_batch import BatchCleaner
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
+from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, choose
+from tidemill.log.offset_map import OffsetMap
 from tidemill.model.errors import CorruptMessage
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
+from tidemill.records.batch import ATTRIBUTES, CRC, parse_batch
 from tidemill.records.builder import build_end_marker
-from tidemill.testing.files import FaultyFiles
+from tidemill.records.checksum import crc32c
 
 DAY = 24 * 60 * 60 * 1000
 
@@ -54,7 +60,7 @@ def append_step(log: Log, model: Model, step: Any) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(steps, st.integers(0, DAY))
-def test_any_history_keeps_what_the_rules_say(history: list[Any], retention_ms: int) -> None:
+def test_compaction_of_any_history_follows_the_rules(history: list[Any], retention_ms: int) -> None:
     files = FaultyFiles()
     files.make_directory("/d/t-0")
     options = {"settings": {"delete_retention_ms": retention_ms}}
@@ -98,7 +104,7 @@ def log(tmp_path: Path) -> Log:
     return opened(SystemFiles(), str(tmp_path / "t-0"))
 
 
-def test_the_last_value_of_every_key_stays_at_its_offset(log: Log) -> None:
+def test_the_last_value_of_each_key_keeps_its_offset(log: Log) -> None:
     for number in range(100):
         put(log, (f"k{number % 7}", f"v{number}"), (f"x{number % 3}", f"w{number}"))
         if number % 10 == 9:
@@ -114,7 +120,7 @@ def test_the_last_value_of_every_key_stays_at_its_offset(log: Log) -> None:
     assert log.end_offset == 200
 
 
-def test_the_example_on_the_page_is_true(log: Log) -> None:
+def test_the_documented_example_is_correct(log: Log) -> None:
     page = (Path(__file__).parents[2] / "docs" / "compaction.md").read_text("utf-8")
     tables = page[page.index("before ") :].split("```")[0].split("\n\n")
     (before, active), (after, still_active) = (
@@ -133,13 +139,13 @@ def test_the_example_on_the_page_is_true(log: Log) -> None:
 
 
 def halves(table: str) -> list[list[tuple[str, int]]]:
-    """The lines of a table before and after its bar, each with the number of its cells."""
+    """Returns the rows of a table before and after its bar, each with the number of its cells."""
     lines = [line.split("|") for line in table.strip().splitlines()[1:]]
     counts = [len(lines[0][0].split()) - 1, len(lines[0][1].split())]
     return [[(line[at], counts[at]) for line in lines] for at in range(2)]
 
 
-def test_neither_the_active_segment_nor_what_lies_above_the_high_watermark_is_touched(log: Log) -> None:
+def test_the_active_segment_and_records_above_the_high_watermark_are_not_cleaned(log: Log) -> None:
     for number in range(4):
         put(log, ("k", f"v{number}"))
         log.roll(NOW)
@@ -151,7 +157,7 @@ def test_neither_the_active_segment_nor_what_lies_above_the_high_watermark_is_to
     assert [row[0] for row in rows(log)] == [3, 4]
 
 
-def test_what_a_power_cut_may_take_does_not_stand_for_older_records(log: Log) -> None:
+def test_unsynced_records_do_not_replace_older_records(log: Log) -> None:
     put(log, ("k", "on the disk"))
     log.roll(NOW)
     log.flush(NOW)
@@ -165,7 +171,7 @@ def test_what_a_power_cut_may_take_does_not_stand_for_older_records(log: Log) ->
     assert candidate(log, 3, NOW).upper_bound == 2
 
 
-def test_young_segments_wait_for_min_compaction_lag(log: Log) -> None:
+def test_segments_younger_than_min_compaction_lag_are_not_cleaned(log: Log) -> None:
     log.config.min_compaction_lag_ms = 1000
     for number in range(4):
         put(log, ("k", f"v{number}"), timestamp=NOW + number * 1000)
@@ -174,7 +180,7 @@ def test_young_segments_wait_for_min_compaction_lag(log: Log) -> None:
     assert candidate(log, 4, NOW + 2500).upper_bound == 2
 
 
-def test_an_overdue_log_is_cleaned_however_clean_it_is(log: Log) -> None:
+def test_a_log_past_max_compaction_lag_is_cleaned_at_any_dirty_ratio(log: Log) -> None:
     log.config.max_compaction_lag_ms = 1000
     for number in range(20):
         put(log, (f"k{number}", "v"))
@@ -189,7 +195,7 @@ def test_an_overdue_log_is_cleaned_however_clean_it_is(log: Log) -> None:
     assert found.overdue
 
 
-def test_the_dirtiest_log_is_chosen(tmp_path: Path) -> None:
+def test_the_log_with_the_highest_dirty_ratio_is_chosen(tmp_path: Path) -> None:
     logs = []
     for at, dirty in enumerate([3, 30, 9]):
         directory = tmp_path / f"{at}" / "t-0"
@@ -206,10 +212,10 @@ def test_the_dirtiest_log_is_chosen(tmp_path: Path) -> None:
     found = choose(candidates)
     assert found is not None
     assert found.log is logs[1]
-    assert [one.is_worth_it for one in candidates] == [False, True, False]
+    assert [one.is_cleanable for one in candidates] == [False, True, False]
 
 
-def test_a_tombstone_stays_for_its_time_and_the_batch_says_until_when(log: Log) -> None:
+def test_a_tombstone_is_kept_until_the_delete_horizon_of_its_batch(log: Log) -> None:
     put(log, ("a", "1"), ("b", "1"))
     put(log, ("a", None), ("c", "1"))
     log.roll(NOW)
@@ -228,7 +234,7 @@ def test_a_tombstone_stays_for_its_time_and_the_batch_says_until_when(log: Log) 
     assert values(log) == {"b": "1", "c": "1", "d": "2"}
 
 
-def test_a_batch_that_is_cleaned_again_keeps_the_time_until_which_its_tombstones_stay(log: Log) -> None:
+def test_a_batch_cleaned_again_keeps_its_delete_horizon(log: Log) -> None:
     put(log, ("a", "1"), ("b", "1"))
     put(log, ("a", None), ("c", "1"), ("e", "1"))
     log.roll(NOW)
@@ -242,7 +248,7 @@ def test_a_batch_that_is_cleaned_again_keeps_the_time_until_which_its_tombstones
     assert [row[1] for row in rows(log)] == [NOW] * 4
 
 
-def test_records_without_a_key_go(log: Log) -> None:
+def test_records_without_a_key_are_removed(log: Log) -> None:
     write(log, [(NOW, None, b"lost"), (NOW, b"k", b"v")])
     log.roll(NOW)
     assert clean(log).records_without_key == 1
@@ -284,12 +290,12 @@ def test_messages_of_old_formats_keep_format_codec_offsets_and_times(
     assert log.segments[0].max_timestamp() == (NOW + 6 if magic else -1)
 
 
-def test_tombstones_of_old_formats_go_when_their_segment_is_old_enough() -> None:
+def test_tombstones_of_old_formats_are_removed_with_the_age_of_their_segment() -> None:
     files = FaultyFiles()
     files.make_directory("/d/t-0")
     files.now_ms = NOW
     log = opened(files, "/d/t-0")
-    log.config.segment_bytes = 1  # segments that were put together would have the younger one's time
+    log.config.segment_bytes = 1  # merged segments would have the later modification time
     write_old(log, 1, [(NOW, b"a", b"1"), (NOW, b"b", None)])
     log.roll(NOW)
     clean(log)
@@ -302,7 +308,7 @@ def test_tombstones_of_old_formats_go_when_their_segment_is_old_enough() -> None
         assert values(log) == expected
 
 
-def test_a_topic_that_changed_its_format_is_one_log_of_keys(log: Log) -> None:
+def test_keys_are_compacted_across_message_formats(log: Log) -> None:
     write_old(log, 0, [(NOW, b"a", b"0"), (NOW, b"b", b"0"), (NOW, b"c", b"0")], 1)
     write_old(log, 1, [(NOW, b"b", b"1"), (NOW, b"c", b"1")])
     put(log, ("c", "2"))
@@ -311,7 +317,7 @@ def test_a_topic_that_changed_its_format_is_one_log_of_keys(log: Log) -> None:
     assert values(log) == {"a": "0", "b": "1", "c": "2"}
 
 
-def test_the_last_batch_of_a_producer_stays_without_records(log: Log) -> None:
+def test_the_last_batch_of_a_producer_is_kept_without_records(log: Log) -> None:
     for number in range(3):
         put(log, ("k", f"v{number}"), producer_id=5, producer_epoch=0, base_sequence=number)
     put(log, ("k", "other"))
@@ -319,12 +325,12 @@ def test_the_last_batch_of_a_producer_stays_without_records(log: Log) -> None:
     log.roll(NOW)
     clean(log)
     assert [(int(one.base_offset), int(one.record_count)) for one in batches(log)] == [(2, 0), (4, 1)]
-    again = opened(log.files, log.directory)
+    again = opened(log.segment_list.files, log.directory)
     assert again.producer_state.entries[5].last_sequence == 2
     assert again.end_offset == 5
 
 
-def test_the_end_of_what_was_cleaned_stays_known_when_its_records_go(log: Log) -> None:
+def test_the_cleaner_checkpoint_survives_the_removal_of_its_records(log: Log) -> None:
     put(log, ("k", "1"))
     write(log, [(NOW, None, b"no key")])
     log.roll(NOW)
@@ -333,7 +339,7 @@ def test_the_end_of_what_was_cleaned_stays_known_when_its_records_go(log: Log) -
     assert [(int(one.base_offset), int(one.record_count)) for one in batches(log)] == [(0, 1), (1, 0), (2, 1)]
 
 
-def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_transaction(log: Log) -> None:
+def test_aborted_records_are_removed_and_markers_are_kept_until_their_transaction_is_empty(log: Log) -> None:
     put(log, ("k", "old"))
     put(log, ("k", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
     marker = end_transaction(log, 7, committed=False)
@@ -347,7 +353,7 @@ def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_tran
     assert [int(one.base_offset) for one in batches(log) if one.is_control] == [marker, marker + 2]
     index = Path(log.directory, "00000000000000000000.txnindex")
     assert index.stat().st_size == 34
-    # Now none of the aborted transaction is left: the marker gets its time, and goes after it.
+    # No record of the aborted transaction remains: the marker gets a delete horizon and is removed later.
     put(log, ("z", "2"))
     log.roll(NOW)
     clean(log)
@@ -359,7 +365,7 @@ def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_tran
     assert [int(one.base_offset) for one in batches(log) if one.is_control] == [marker + 2]
 
 
-def test_the_marker_that_tells_the_epoch_of_a_producer_stays_and_older_ones_go(log: Log) -> None:
+def test_the_marker_with_the_latest_producer_epoch_is_kept_and_older_markers_are_removed(log: Log) -> None:
     put(log, ("k", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
     old = end_transaction(log, 7, committed=True)
     bump = int(log.end_offset)
@@ -375,12 +381,12 @@ def test_the_marker_that_tells_the_epoch_of_a_producer_stays_and_older_ones_go(l
         clean(log, NOW + days * DAY)
     found = [(int(one.base_offset), int(one.producer_epoch)) for one in batches(log) if one.producer_id == 7]
     assert found == [(bump, 1)]
-    # It has no record any more, and is read at a start all the same.
-    again = opened(log.files, log.directory)
+    # It has no records, and a start still reads it.
+    again = opened(log.segment_list.files, log.directory)
     assert (again.end_offset, rows(again)) == (log.end_offset, rows(log))
 
 
-def test_a_producer_that_aborted_before_what_is_dirty_is_not_taken_to_abort_again(log: Log) -> None:
+def test_an_abort_before_the_dirty_section_does_not_affect_later_transactions(log: Log) -> None:
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     put(log, ("k", "aborted"), **producer)
     end_transaction(log, 7, committed=False)
@@ -394,7 +400,7 @@ def test_a_producer_that_aborted_before_what_is_dirty_is_not_taken_to_abort_agai
     assert [row[3] for row in rows(log)] == [b"2"]
 
 
-def test_a_full_map_cleans_in_several_runs(log: Log) -> None:
+def test_a_log_with_more_keys_than_the_map_holds_is_cleaned_in_several_runs(log: Log) -> None:
     for number in range(3000):
         put(log, (f"key-{number % 1500}", f"v{number}"))
         if number % 500 == 499:
@@ -409,7 +415,7 @@ def test_a_full_map_cleans_in_several_runs(log: Log) -> None:
     assert len(rows(log)) == 1500
 
 
-def test_segments_are_put_together_up_to_the_size_of_one(log: Log) -> None:
+def test_segments_are_merged_up_to_the_segment_size(log: Log) -> None:
     log.config.segment_bytes = 3000
     for number in range(12):
         put(log, *[(f"{number}-{at}", "v" * 50) for at in range(10)])
@@ -421,7 +427,7 @@ def test_segments_are_put_together_up_to_the_size_of_one(log: Log) -> None:
     assert len(rows(log)) == 121
 
 
-def test_no_more_segments_are_put_together_than_the_broker_can_hold_open(log: Log) -> None:
+def test_the_number_of_merged_segments_is_limited_by_open_files(log: Log) -> None:
     for number in range(130):
         put(log, (f"k{number}", "v"))
         log.roll(NOW)
@@ -430,29 +436,41 @@ def test_no_more_segments_are_put_together_than_the_broker_can_hold_open(log: Lo
     assert len(rows(log)) == 130
 
 
-def test_a_damaged_batch_stops_the_cleaning_and_leaves_the_log(log: Log) -> None:
+def test_a_damaged_batch_stops_cleaning_and_leaves_the_log_unchanged(log: Log) -> None:
     put(log, ("k", "1"))
     put(log, ("k", "2"))
     log.roll(NOW)
     path = Path(log.segments[0].path)
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
+    flip(path, -3, 1)
+    data = path.read_bytes()
     with pytest.raises(CorruptMessage, match="has checksum"):
         clean(log)
     assert path.read_bytes() == data
     assert not [one for one in Path(log.directory).iterdir() if one.suffix == ".cleaned"]
 
 
-def test_damage_in_what_was_clean_is_noticed_though_it_would_go(log: Log) -> None:
+@pytest.mark.parametrize("delta", [0, -1, 2])
+def test_a_batch_with_wrong_offset_deltas_is_rejected(delta: int) -> None:
+    """Consumers reject it as well."""
+    data = bytearray(build_batch([(NOW, b"a", b"1", None), (NOW, b"b", b"2", None)]))
+    data[-6] = (delta << 1) ^ (delta >> 7)
+    struct.pack_into(">I", data, CRC, crc32c(bytes(data[ATTRIBUTES:])))
+    batch = parse_batch(bytes(data), 0, len(data))
+    cleaner = BatchCleaner(OffsetMap(1 << 16, 0.9, 0), NOW, DAY, UNPACKED_BYTES_MAX)
+    with pytest.raises(CorruptMessage, match=f"record 1 has offset delta {delta}"):
+        cleaner.index(batch)
+    with pytest.raises(CorruptMessage, match=f"record 1 has offset delta {delta}"):
+        cleaner.clean(batch, keep_all=False, marker_may_go=False)
+
+
+def test_damage_in_the_clean_section_is_detected_even_in_obsolete_records(log: Log) -> None:
     for number in range(20):
         put(log, (f"k{number}", "1"))
     log.roll(NOW)
     clean(log)
     path = Path(log.segments[0].path)
-    data = bytearray(path.read_bytes())
-    data[-2] ^= 1
-    path.write_bytes(data)
+    flip(path, -2, 1)
+    data = path.read_bytes()
     for number in range(20):
         put(log, (f"k{number}", "2"))
     log.roll(NOW)
@@ -462,7 +480,7 @@ def test_damage_in_what_was_clean_is_noticed_though_it_would_go(log: Log) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 255, 257])
-def test_a_map_that_is_full_within_a_batch_is_good_up_to_the_one_before(log: Log, size: int) -> None:
+def test_a_map_filled_within_a_batch_covers_the_batches_before_it(log: Log, size: int) -> None:
     for first in range(0, 2200, size):
         put(log, *[(f"key-{number % 1100}", f"v{number}") for number in range(first, first + size)])
     count = int(log.end_offset)
@@ -478,7 +496,7 @@ def test_a_map_that_is_full_within_a_batch_is_good_up_to_the_one_before(log: Log
     assert values(log) == {f"key-{number % 1100}": f"v{number}" for number in range(count)}
 
 
-def test_a_full_disk_ends_the_cleaning_and_leaves_the_log() -> None:
+def test_a_full_disk_stops_cleaning_and_leaves_the_log_unchanged() -> None:
     ended = []
     for room in range(12):
         files = FaultyFiles()
@@ -501,7 +519,7 @@ def test_a_full_disk_ends_the_cleaning_and_leaves_the_log() -> None:
     assert set(ended) == {errno.ENOSPC}
 
 
-def test_a_reader_at_work_goes_on_in_the_old_files(log: Log) -> None:
+def test_a_reader_continues_in_the_old_files_after_a_swap(log: Log) -> None:
     for number in range(50):
         put(log, ("k", f"v{number}"))
     log.roll(NOW)
@@ -513,7 +531,7 @@ def test_a_reader_at_work_goes_on_in_the_old_files(log: Log) -> None:
     assert len(rows(log)) == 1
 
 
-def test_what_cuts_the_log_calls_off_a_swap_that_waits(log: Log) -> None:
+def test_a_truncation_cancels_a_pending_swap(log: Log) -> None:
     for number in range(4):
         put(log, ("k", f"v{number}"))
         log.roll(NOW)
@@ -526,7 +544,7 @@ def test_what_cuts_the_log_calls_off_a_swap_that_waits(log: Log) -> None:
 
 
 @pytest.mark.parametrize("cut", [3, 0])
-def test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted(log: Log, cut: int) -> None:
+def test_a_deleted_key_stays_deleted_when_the_cleaned_section_is_truncated(log: Log, cut: int) -> None:
     for key in "abcdef":
         put(log, (key, "1"))
     log.roll(NOW)
@@ -541,12 +559,12 @@ def test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted(
     log.roll(NOW)
     for now_ms in (NOW, NOW + 2 * DAY):
         clean(log, now_ms)
-        log.clean_end = 0  # the tombstone's time begins with its first cleaning, and ends with the second
+        log.clean_end = 0  # the delete horizon is set by the first cleaning and has passed at the second
     assert "a" not in values(log)
     assert [row[2] for row in rows(log)] == ([b"b", b"c"] if cut else [])
 
 
-def test_a_log_that_is_deleted_calls_off_a_swap_that_waits(log: Log) -> None:
+def test_deleting_a_log_cancels_a_pending_swap(log: Log) -> None:
     put(log, ("k", "1"))
     log.roll(NOW)
     swap = log.begin_swap([0], 10)
@@ -556,7 +574,7 @@ def test_a_log_that_is_deleted_calls_off_a_swap_that_waits(log: Log) -> None:
     assert not swap.run()
 
 
-def test_a_swap_that_is_done_when_the_log_is_cut_counts(log: Log) -> None:
+def test_a_swap_completed_before_a_truncation_is_kept(log: Log) -> None:
     for number in range(4):
         put(log, ("k", f"v{number}"))
         log.roll(NOW)

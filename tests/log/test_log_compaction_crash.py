@@ -1,4 +1,4 @@
-"""Killed, or without power, between any two file operations of a cleaning and of the start after it."""
+"""Kills and power cuts between any two file operations of a cleaning and of the recovery after it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 from compaction_stage import NOW, MortalFiles, Row, clean, end_transaction, opened, put, rows, values
+from faulty_files import Killed
 
+from tidemill.log.file_names import offset_of
 from tidemill.log.log import Log
-from tidemill.log.names import offset_of
-from tidemill.testing.files import Killed
 
 DIRECTORY = "/d/t-0"
 INDEX = f"{DIRECTORY}/{0:020d}.txnindex"
@@ -19,7 +19,7 @@ SETTINGS = {"segment_bytes": 2600}
 
 
 def prepared() -> tuple[MortalFiles, Log]:
-    """A log of six closed segments that become two groups, all on the disk."""
+    """A log of six closed segments in two groups, with all records synced."""
     files = MortalFiles()
     files.make_directory(DIRECTORY)
     files.sync_directory("/d")
@@ -39,7 +39,7 @@ def prepared() -> tuple[MortalFiles, Log]:
 
 
 def parts(found: list[Row]) -> list[list[Row]]:
-    """The rows by the halves that the cleaning makes of the log."""
+    """Returns the rows by the two groups of the log."""
     return [[row for row in found if row[0] < 32], [row for row in found if row[0] >= 32]]
 
 
@@ -69,7 +69,7 @@ def interrupted(after: int) -> MortalFiles:
 
 
 def check(files: MortalFiles) -> Log:
-    """The log is whole, each half of it old or new; goes on, and can be cleaned."""
+    """Checks that each group of the log is old or new, and that appends and cleaning work."""
     log = opened(files, DIRECTORY, settings=SETTINGS, recovery_point=62)
     found = rows(log)
     for part, old, new in zip(parts(found), parts(OLD), parts(NEW), strict=True):
@@ -87,14 +87,14 @@ def check(files: MortalFiles) -> Log:
     return log
 
 
-def test_the_cleaning_has_two_groups_and_many_operations() -> None:
+def test_the_test_cleans_two_groups_in_many_operations() -> None:
     assert OPERATIONS > 100
     assert parts(NEW)[0] != parts(OLD)[0]
     assert parts(NEW)[1] != parts(OLD)[1]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_crash_between_any_two_operations_leaves_old_or_new(ending: str) -> None:
+def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new_segments(ending: str) -> None:
     for after in range(OPERATIONS):
         files = interrupted(after)
         ENDINGS[ending](files)
@@ -110,7 +110,7 @@ def test_a_crash_between_any_two_operations_leaves_old_or_new(ending: str) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_crash_of_the_start_after_a_crash_leaves_old_or_new(seed: int) -> None:
+def test_a_crash_during_recovery_leaves_the_old_or_the_new_segments(seed: int) -> None:
     random = Random(seed)
     for after in range(seed, OPERATIONS, 3):
         files = interrupted(after)

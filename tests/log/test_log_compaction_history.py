@@ -13,7 +13,6 @@ from compaction_stage import (
     NOW,
     MortalFiles,
     Row,
-    batches,
     clean,
     end_transaction,
     opened,
@@ -21,12 +20,13 @@ from compaction_stage import (
     write,
     write_old,
 )
+from faulty_files import Killed
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from log_stage import batches
 
 from tidemill.log.log import Log
-from tidemill.testing.files import Killed
 
 DIRECTORY = "/d/t-0"
 DAY = 24 * 60 * 60 * 1000
@@ -41,7 +41,7 @@ contents = st.lists(
 
 
 class History(RuleBasedStateMachine):
-    """A log on files that may be killed or lose their power, and what has to be in it."""
+    """A log on files that may be killed or lose their power, and its expected records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class History(RuleBasedStateMachine):
         return self.log.active.base_offset > max(self.log.clean_end, self.log.start_offset)
 
     def after_cleaning(self, later_ms: int) -> Model:
-        """The model as it has to be when the log is cleaned now."""
+        """Returns the expected records after a cleaning at this point."""
         self.now_ms += later_ms
         self.files.now_ms = self.now_ms
         log = self.log
@@ -156,7 +156,7 @@ class History(RuleBasedStateMachine):
         self.model = self.which(after, bases)
 
     def sync(self) -> None:
-        """A power cut may take nothing of what was appended."""
+        """A power cut may lose none of the appended records."""
         self.log.flush(self.now_ms)
         for name in self.files.list(DIRECTORY):
             file = self.files.open(f"{DIRECTORY}/{name}")
@@ -167,14 +167,14 @@ class History(RuleBasedStateMachine):
         self.files.sync_directory("/")
 
     def which(self, after: Model, bases: list[int]) -> Model:
-        """The log is new up to the beginning of a segment, and old from there on; its model."""
+        """The log is new up to the start of a segment and old after it; returns its model."""
         found = rows(self.log)
         for cut in [*bases, int(self.log.end_offset)]:
             expected = [row for row in after.rows if row[0] < cut]
             expected += [row for row in self.model.rows if row[0] >= cut]
             if self.visible(found) == self.visible(expected):
                 after.rows = expected
-                # The rows may be the same: only the batches tell whether tombstones have their time yet.
+                # The rows may be equal. Only the batches show whether tombstones have a delete horizon.
                 horizons = {
                     int(one.base_offset): int(one.base_timestamp)
                     for one in batches(self.log)
@@ -204,7 +204,7 @@ class History(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_any_history_of_a_compacted_log_reads_back_as_the_model_says() -> None:
+def test_a_compacted_log_matches_its_model_after_any_history() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

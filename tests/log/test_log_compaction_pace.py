@@ -1,4 +1,4 @@
-"""The cleaner's process keeps to its bytes a second, and hears what the broker says meanwhile."""
+"""The cleaner's process keeps to its bytes a second and handles messages of the broker meanwhile."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tidemill.log import cleaner_process
-from tidemill.log.clean_job import ABORT, NewPace
+from tidemill.log.cleaner_messages import ABORT, NewPace
 from tidemill.log.cleaner_process import CHECK_BYTES, Aborted, Pace, Pipes
 
 RATE = 1_000_000.0
 
 
 class Wire(Pipes):
-    """A broker that says things at given moments, and the clock that goes on while it is waited for."""
+    """A broker that sends messages at given times, with a clock that advances during waits."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -44,17 +44,17 @@ def work(pace: Pace, count: int) -> None:
         count -= CHECK_BYTES
 
 
-def test_bytes_take_their_time(wire: Wire) -> None:
+def test_bytes_are_delayed_to_the_configured_rate(wire: Wire) -> None:
     work(Pace(wire, RATE), 40 * CHECK_BYTES)
     assert wire.now_s - 100 == pytest.approx(40 * CHECK_BYTES / RATE)
 
 
-def test_without_a_limit_nothing_is_waited_for(wire: Wire) -> None:
+def test_without_a_limit_there_is_no_delay(wire: Wire) -> None:
     work(Pace(wire, float("inf")), 40 * CHECK_BYTES)
     assert wire.now_s == 100
 
 
-def test_time_that_was_not_used_up_is_no_credit(wire: Wire) -> None:
+def test_unused_time_gives_no_credit(wire: Wire) -> None:
     pace = Pace(wire, RATE)
     work(pace, CHECK_BYTES)
     wire.now_s += 1000
@@ -63,7 +63,7 @@ def test_time_that_was_not_used_up_is_no_credit(wire: Wire) -> None:
     assert wire.now_s - began >= 39 * CHECK_BYTES / RATE - 0.001
 
 
-def test_a_new_limit_holds_for_what_is_waited_for_already(wire: Wire) -> None:
+def test_a_new_limit_applies_to_a_current_wait(wire: Wire) -> None:
     pace = Pace(wire, 1.0)
     wire.coming.append((101.0, NewPace(RATE)))
     work(pace, 4 * CHECK_BYTES)
@@ -71,7 +71,7 @@ def test_a_new_limit_holds_for_what_is_waited_for_already(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("message", [ABORT, None])
-def test_an_abort_and_the_end_of_the_broker_end_a_wait(wire: Wire, message: str | None) -> None:
+def test_an_abort_and_a_shutdown_end_a_wait(wire: Wire, message: str | None) -> None:
     wire.coming.append((101.0, message))
     with pytest.raises(Aborted):
         work(Pace(wire, 1.0), CHECK_BYTES)

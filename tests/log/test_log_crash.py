@@ -1,27 +1,30 @@
-"""Power cuts, full disks and failing disks, through a file system that keeps only what was promised."""
+"""Power cuts, full disks and failing disks, on a file system that keeps only synced data."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
+from compaction_stage import MortalFiles
+from faulty_files import FaultyFiles, Killed
+from log_stage import MakeBatch, batches
 
-from tidemill.log.config import LogConfig
+from log_start import NOW, start_logs
 from tidemill.log.errors import DiskFull
+from tidemill.log.file_names import START
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.names import START
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch, check_crc
-from tidemill.records.reader import iter_batches
-from tidemill.testing.files import FaultyFiles, Killed
+from tidemill.records.batch import Batch
+from tidemill.records.record_reader import iter_stored
 
-NOW = 1_700_000_000_000
 KEY = TopicPartition("t", 0)
-MakeBatch = Callable[..., Batch]
 
 
 def config(**settings: object) -> LogConfig:
@@ -30,32 +33,24 @@ def config(**settings: object) -> LogConfig:
 
 
 def started(files: FaultyFiles, **settings: object) -> LogManager:
-    manager = LogManager(files, ["/var/data"])
-    manager.lock()
-    manager.claim("c" * 22, 1)
-    manager.load(NOW, lambda topic: config(**settings))
-    return manager
+    return start_logs(files, ["/var/data"], config(**settings))
 
 
 def values(log: Log) -> list[bytes]:
-    """What a consumer from the start gets: every batch's checksum holds."""
+    """Returns the records that a consumer gets from the start, with valid checksums."""
     found: list[bytes] = []
-    offset = log.start_offset
-    while offset < log.end_offset:
-        part = log.read(offset, 1 << 20, log.end_offset, True)
-        assert part is not None
-        for batch in iter_batches(part.read()):
-            check_crc(batch)
-            assert batch.base_offset == offset
-            found.append(batch.to_bytes()[-9:-1])
-            offset = int(batch.last_offset) + 1
+    for batch in batches(log):
+        assert batch.base_offset == log.start_offset + len(found)
+        found.append(batch.to_bytes()[-9:-1])
     return found
 
 
-def batches(log: Log) -> Iterator[Batch]:
-    """All that a segment holds, whatever is missing between."""
+def all_batches(log: Log) -> Iterator[Batch]:
+    """Returns all records of a segment, with any gaps."""
     for segment in log.segments:
-        yield from iter_batches(log.files.read(segment.path))
+        for batch in iter_stored(log.segment_list.files.read(segment.path)):
+            assert isinstance(batch, Batch)
+            yield batch
 
 
 def append(log: Log, batch: MakeBatch, number: int, epoch: int = 3, **options: object) -> bytes:
@@ -65,13 +60,13 @@ def append(log: Log, batch: MakeBatch, number: int, epoch: int = 3, **options: o
 
 
 def fill(log: Log, batch: MakeBatch, written: list[bytes]) -> None:
-    """Appends until that fails."""
+    """Appends until an append fails."""
     while len(written) < 10_000:
         written.append(append(log, batch, len(written)))
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_power_cut_takes_nothing_acknowledged_with_flush_messages_1(batch: MakeBatch, seed: int) -> None:
+def test_a_power_cut_loses_no_acknowledged_record_with_flush_messages_1(batch: MakeBatch, seed: int) -> None:
     random = Random(seed)
     files = FaultyFiles()
     log = started(files, flush_messages=1).create(KEY, bytes(16), config(flush_messages=1), NOW)
@@ -81,7 +76,7 @@ def test_a_power_cut_takes_nothing_acknowledged_with_flush_messages_1(batch: Mak
             value = append(log, batch, number + life * 1000)
             assert log.needs_flush
             if random.random() < 0.05:
-                break  # the power goes between the write and its sync
+                break  # the power fails between the write and its sync
             log.flush(NOW)
             acknowledged.append(value)
         files.power_cut(random if seed % 2 else None)
@@ -96,7 +91,7 @@ def test_a_power_cut_takes_nothing_acknowledged_with_flush_messages_1(batch: Mak
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_power_cut_leaves_a_prefix_that_holds_all_that_was_flushed(batch: MakeBatch, seed: int) -> None:
+def test_a_power_cut_leaves_a_prefix_with_all_flushed_records(batch: MakeBatch, seed: int) -> None:
     random = Random(seed)
     files = FaultyFiles()
     manager = started(files)
@@ -130,7 +125,7 @@ def test_a_power_cut_leaves_a_prefix_that_holds_all_that_was_flushed(batch: Make
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_kill_takes_nothing(batch: MakeBatch, seed: int) -> None:
+def test_a_kill_loses_no_record(batch: MakeBatch, seed: int) -> None:
     random = Random(seed)
     files = FaultyFiles()
     log = started(files).create(KEY, bytes(16), config(), NOW)
@@ -139,19 +134,17 @@ def test_a_kill_takes_nothing(batch: MakeBatch, seed: int) -> None:
         for number in range(random.randrange(1, 60)):
             written.append(append(log, batch, number + 1000 * life))
         files.kill()
-        found = started(files).get(KEY)
-        assert found is not None
-        log = found
+        log = started(files).logs[KEY]
         assert values(log) == written
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_was_cut_does_not_come_back_before_a_segment_that_begins_there(
+def test_truncated_records_do_not_reappear_before_a_segment_at_the_truncation_offset(
     batch: MakeBatch, is_killed: bool
 ) -> None:
     files = FaultyFiles()
     manager = started(files)
-    manager.loss_heeded()
+    manager.dirs.mark_losses_handled()
     log = manager.create(KEY, bytes(16), config(), NOW)
     written = [append(log, batch, number) for number in range(8)]
     log.flush(NOW)
@@ -169,28 +162,45 @@ def test_what_was_cut_does_not_come_back_before_a_segment_that_begins_there(
     assert values(started(files).logs[KEY]) == written
 
 
-class DyingFiles(FaultyFiles):
-    """Lets the process be killed before one of its calls."""
+def deaths(
+    prepare: Callable[[MortalFiles], Callable[[], object]], steps_min: int
+) -> Iterator[tuple[MortalFiles, bool]]:
+    """Ends the process before each file operation of the prepared step in turn, and at last not at all.
 
-    dies_in = -1
+    Yields the files, and whether the process ended. The step has at least ``steps_min`` operations.
+    """
+    for step in itertools.count():
+        files = MortalFiles()
+        run = prepare(files)
+        files.left = step
+        died = True
+        with contextlib.suppress(Killed):
+            run()
+            died = False
+        files.left = -1
+        yield files, died
+        if not died:
+            assert step >= steps_min
+            return
 
-    def check(self, operation: str, path: str) -> None:
-        if self.dies_in == 0:
-            raise Killed(f"before {operation} of {path}")
-        self.dies_in -= 1
-        super().check(operation, path)
+
+def in_segments(log: Log, batch: MakeBatch, count: int) -> list[bytes]:
+    """Appends records, four to a segment; returns them."""
+    written: list[bytes] = []
+    for number in range(count):
+        written.append(append(log, batch, number))
+        if number % 4 == 3:
+            log.roll(NOW)
+    return written
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_power_cut_in_the_first_sync_after_a_cut_leaves_no_record_twice(
+def test_a_power_cut_in_the_first_sync_after_a_truncation_duplicates_no_record(
     batch: MakeBatch, seed: int
 ) -> None:
-    step = 0
-    died = True
-    while died:
-        files = DyingFiles()
+    def prepare(files: MortalFiles) -> Callable[[], object]:
         manager = started(files)
-        manager.loss_heeded()
+        manager.dirs.mark_losses_handled()
         log = manager.create(KEY, bytes(16), config(), NOW)
         for number in range(8):
             append(log, batch, number)
@@ -200,28 +210,22 @@ def test_a_power_cut_in_the_first_sync_after_a_cut_leaves_no_record_twice(
         log.roll(NOW)
         for number in range(10, 16):
             append(log, batch, number)
-        files.dies_in = step
-        try:
-            log.flush(NOW)
-            died = False
-        except Killed:
-            died = True
-        files.dies_in = -1
+        return lambda: log.flush(NOW)
+
+    for files, _ in deaths(prepare, 5):
         files.power_cut(Random(seed))
         log = started(files).logs[KEY]
-        assert [one.base_offset for one in batches(log)] == list(range(int(log.end_offset)))
-        step += 1
-    assert step > 5
+        assert [one.base_offset for one in all_batches(log)] == list(range(int(log.end_offset)))
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("end", [0, 5])
-def test_what_a_killed_process_has_cut_does_not_come_back_after_a_clean_stop(
+def test_records_truncated_by_a_killed_process_do_not_reappear_after_a_clean_shutdown(
     batch: MakeBatch, end: int, seed: int
 ) -> None:
     files = FaultyFiles()
     manager = started(files)
-    manager.loss_heeded()
+    manager.dirs.mark_losses_handled()
     log = manager.create(KEY, bytes(16), config(), NOW)
     for number in range(end):
         append(log, batch, number)
@@ -237,163 +241,95 @@ def test_what_a_killed_process_has_cut_does_not_come_back_after_a_clean_stop(
     manager.close(NOW, {})
     files.power_cut(Random(seed))
     log = started(files).logs[KEY]
-    assert log.end_offset == len(list(batches(log))) == end
+    assert log.end_offset == len(list(all_batches(log))) == end
 
 
-def test_a_kill_while_the_log_is_cut_leaves_no_hole(batch: MakeBatch) -> None:
-    step = 0
-    died = True
-    while died:
-        files = DyingFiles()
+@pytest.mark.parametrize(
+    ("is_truncated", "end", "steps_min"),
+    [
+        pytest.param(False, FaultyFiles.kill, 10, id="a kill during the truncation"),
+        pytest.param(True, FaultyFiles.power_cut, 3, id="a power cut while the truncated log is synced"),
+    ],
+)
+def test_an_interrupted_truncation_leaves_no_gap(
+    batch: MakeBatch, is_truncated: bool, end: Callable[[FaultyFiles], None], steps_min: int
+) -> None:
+    written: list[bytes] = []
+
+    def prepare(files: MortalFiles) -> Callable[[], object]:
         manager = started(files)
         log = manager.create(KEY, bytes(16), config(), NOW)
-        written: list[bytes] = []
-        for number in range(16):
-            written.append(append(log, batch, number))
-            if number % 4 == 3:
-                log.roll(NOW)
+        written[:] = in_segments(log, batch, 16)
         log.flush(NOW)
         manager.checkpoint_recovery_points()
-        files.dies_in = step
-        try:
+        if is_truncated:
             log.truncate_to(6, NOW)
-            died = False
-        except Killed:
-            died = True
-        files.dies_in = -1
-        files.kill()
-        again = started(files).get(KEY)
-        assert again is not None
-        stored = values(again)
+            return lambda: log.flush(NOW)
+        return lambda: log.truncate_to(6, NOW)
+
+    for files, died in deaths(prepare, steps_min):
+        end(files)
+        stored = values(started(files).logs[KEY])
         assert stored == written[: len(stored)]
         assert 6 <= len(stored) <= 16 if died else len(stored) == 6
-        step += 1
-    assert step > 10
 
 
-def test_a_kill_while_a_segment_is_rolled_leaves_the_old_ones_time(batch: MakeBatch) -> None:
-    step = 0
-    died = True
-    while died:
-        files = DyingFiles()
+def test_a_kill_during_a_roll_keeps_the_time_index_of_the_old_segment(batch: MakeBatch) -> None:
+    def prepare(files: MortalFiles) -> Callable[[], object]:
         manager = started(files)
-        manager.loss_heeded()
+        manager.dirs.mark_losses_handled()
         log = manager.create(KEY, bytes(16), config(index_interval_bytes=4096), NOW)
         for number in range(16):
             append(log, batch, number)
         log.flush(NOW)
         manager.checkpoint_recovery_points()
-        files.dies_in = step
-        try:
-            log.roll(NOW)
-            died = False
-        except Killed:
-            died = True
-        files.dies_in = -1
+        return lambda: log.roll(NOW)
+
+    for files, _ in deaths(prepare, 5):
         files.kill()
-        again = started(files).get(KEY)
-        assert again is not None
+        again = started(files).logs[KEY]
         assert again.end_offset == 16
         assert again.segments[0].max_timestamp() == NOW + 15
         assert again.offset_for_timestamp(NOW + 15) == (NOW + 15, 15)
-        step += 1
-    assert step > 5
 
 
-def test_a_kill_while_a_damaged_log_is_recovered_leaves_no_hole(batch: MakeBatch) -> None:
-    step = 0
-    died = True
-    while died:
-        files = DyingFiles()
+def test_a_kill_during_recovery_of_a_damaged_log_leaves_no_gap(batch: MakeBatch) -> None:
+    written: list[bytes] = []
+
+    def prepare(files: MortalFiles) -> Callable[[], object]:
         log = started(files).create(KEY, bytes(16), config(), NOW)
-        written: list[bytes] = []
-        for number in range(16):
-            written.append(append(log, batch, number))
-            if number % 4 == 3:
-                log.roll(NOW)
+        written[:] = in_segments(log, batch, 16)
         first = f"{log.directory}/{4:020d}.log"
         files.kill()
         files.open(first).write_at(int(files.size(first)) // 2 + 70, b"damage")
-        files.dies_in = step
-        try:
-            started(files)
-            died = False
-        except Killed:
-            died = True
-        files.dies_in = -1
+        return lambda: started(files)
+
+    for files, _ in deaths(prepare, 50):
         files.kill()
-        again = started(files).get(KEY)
-        assert again is not None
-        assert values(again) == written[:6]
-        step += 1
-    assert step > 50
+        assert values(started(files).logs[KEY]) == written[:6]
 
 
-def test_a_power_cut_after_a_damaged_log_was_recovered_leaves_no_hole(batch: MakeBatch) -> None:
+def test_a_power_cut_after_recovery_of_a_damaged_log_leaves_no_gap(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = started(files).create(KEY, bytes(16), config(), NOW)
-    written: list[bytes] = []
-    for number in range(16):
-        written.append(append(log, batch, number))
-        if number % 4 == 3:
-            log.roll(NOW)
+    written = in_segments(log, batch, 16)
     log.flush(NOW)
     second = f"{log.directory}/{4:020d}.log"
     files.kill()
     files.open(second).write_at(int(files.size(second)) // 2 + 70, b"damage")
     files.open(second).sync()
-    recovered = started(files).get(KEY)
-    assert recovered is not None
-    assert values(recovered) == written[:6]
+    assert values(started(files).logs[KEY]) == written[:6]
     files.power_cut()
-    again = started(files).get(KEY)
-    assert again is not None
-    assert values(again) == written[:6]
+    assert values(started(files).logs[KEY]) == written[:6]
 
 
-def test_a_power_cut_while_a_cut_log_is_synced_leaves_no_hole(batch: MakeBatch) -> None:
-    step = 0
-    died = True
-    while died:
-        files = DyingFiles()
-        manager = started(files)
-        log = manager.create(KEY, bytes(16), config(), NOW)
-        written: list[bytes] = []
-        for number in range(16):
-            written.append(append(log, batch, number))
-            if number % 4 == 3:
-                log.roll(NOW)
-        log.flush(NOW)
-        manager.checkpoint_recovery_points()
-        log.truncate_to(6, NOW)
-        files.dies_in = step
-        try:
-            log.flush(NOW)
-            died = False
-        except Killed:
-            died = True
-        files.dies_in = -1
-        files.power_cut()
-        again = started(files).get(KEY)
-        assert again is not None
-        stored = values(again)
-        assert stored == written[: len(stored)]
-        assert 6 <= len(stored) <= 16 if died else len(stored) == 6
-        step += 1
-    assert step > 3
-
-
-def test_a_power_cut_after_a_log_was_cut_while_it_was_synced_leaves_no_hole(batch: MakeBatch) -> None:
-    """The sync that follows a roll brings the segment before that to the disk, which may have been cut."""
+def test_a_power_cut_after_a_truncation_during_a_sync_leaves_no_gap(batch: MakeBatch) -> None:
+    """The sync after a roll writes the previous segment to the disk, which may have been truncated."""
     files = FaultyFiles()
     manager = started(files)
-    manager.loss_heeded()
+    manager.dirs.mark_losses_handled()
     log = manager.create(KEY, bytes(16), config(), NOW)
-    written: list[bytes] = []
-    for number in range(8):
-        written.append(append(log, batch, number))
-        if number % 4 == 3:
-            log.roll(NOW)
+    written = in_segments(log, batch, 8)
     log.flush(NOW)
     manager.checkpoint_recovery_points()
     for number in range(8, 12):
@@ -402,15 +338,13 @@ def test_a_power_cut_after_a_log_was_cut_while_it_was_synced_leaves_no_hole(batc
     log.truncate_to(6, NOW)
     job.run()
     files.power_cut()
-    again = started(files).get(KEY)
-    assert again is not None
-    assert values(again) == written[:6]
+    assert values(started(files).logs[KEY]) == written[:6]
 
 
-def test_records_that_take_the_place_of_those_that_were_synced_while_the_log_was_cut_are_synced(
+def test_records_that_replace_truncated_records_during_a_sync_are_synced(
     batch: MakeBatch,
 ) -> None:
-    """Else they would be acknowledged without a sync where flush.messages asks for one."""
+    """Otherwise they would be acknowledged without a sync in spite of flush.messages."""
     log = started(FaultyFiles()).create(KEY, bytes(16), config(flush_messages=1), NOW)
     for number in range(8):
         append(log, batch, number)
@@ -427,23 +361,23 @@ def test_records_that_take_the_place_of_those_that_were_synced_while_the_log_was
 @pytest.mark.parametrize("left", [0, 1, 2])
 @pytest.mark.parametrize("more", [0, 2])
 @pytest.mark.parametrize("policy", ["delete", "compact"])
-def test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole(
+def test_a_power_cut_that_loses_the_end_of_a_segment_leaves_no_gap(
     batch: MakeBatch, left: int, more: int, policy: str
 ) -> None:
-    """Compaction leaves gaps, too: only in what a start knows to be on the disk."""
+    """Compaction also leaves gaps, but only in the part that a start knows to be synced."""
     again, written, left_over = after_a_cut_segment(FaultyFiles(), batch, left, more, policy)
     assert values(again) == written[: 1 + left]
     assert left_over == again.end_offset
     assert append(again, batch, 9) == values(again)[-1]
 
 
-def test_a_gap_that_the_compaction_of_kafka_may_have_left_stays(batch: MakeBatch) -> None:
-    """It cleans what is behind the recovery point, too: its directory was never used by another broker."""
+def test_a_gap_possibly_left_by_kafkas_compaction_is_kept(batch: MakeBatch) -> None:
+    """It also cleans after the recovery point. Its directory was never used by another broker."""
     again, written, _ = after_a_cut_segment(FaultyFiles(), batch, 1, 2, "compact", used=False)
-    assert [part.to_bytes()[-9:-1] for part in batches(again)] == [*written[:2], *written[4:]]
+    assert [part.to_bytes()[-9:-1] for part in all_batches(again)] == [*written[:2], *written[4:]]
 
 
-def test_no_hole_stays_in_a_directory_whose_mark_of_use_a_full_disk_kept_out(batch: MakeBatch) -> None:
+def test_no_gap_remains_in_a_directory_that_was_too_full_for_its_in_use_marker(batch: MakeBatch) -> None:
     again, written, left_over = after_a_cut_segment(
         FaultyFiles(), batch, 1, 2, "compact", used=False, started_before=True
     )
@@ -461,12 +395,12 @@ def after_a_cut_segment(
     used: bool = True,
     started_before: bool = False,
 ) -> tuple[Log, list[bytes], int]:
-    """A log of three segments, opened after a power cut that left ``left`` of the second one's records."""
+    """A log of three segments after a power cut that left ``left`` of the second one's records."""
     manager = started(files)
     if used:
-        manager.loss_heeded()
+        manager.dirs.mark_losses_handled()
     if started_before:
-        files.replace(manager.directories[0].file(START), b"1")
+        files.replace(manager.dirs.all[0].file(START), b"1")
     log = manager.create(KEY, bytes(16), config(cleanup_policy=(policy,)), NOW)
     written = [append(log, batch, 0)]
     log.flush(NOW)
@@ -479,19 +413,17 @@ def after_a_cut_segment(
     log.roll(NOW)
     for number in range(4, 4 + more):
         written.append(append(log, batch, number))
-    # The system writes back names and records in any order.
+    # The system writes names and records in any order.
     for name in files.list(log.directory):
         files.open(f"{log.directory}/{name}").sync()
     files.sync_directory(log.directory)
     files.open(path).truncate(size)
     files.open(path).sync()
     files.power_cut()
-    again = started(files, cleanup_policy=(policy,)).get(KEY)
-    assert again is not None
-    return again, written, 1 + left
+    return started(files, cleanup_policy=(policy,)).logs[KEY], written, 1 + left
 
 
-def test_a_name_without_a_directory_sync_is_lost() -> None:
+def test_a_file_name_is_lost_without_a_directory_sync() -> None:
     files = FaultyFiles()
     files.make_directory("/d")
     files.sync_directory("/")
@@ -507,7 +439,7 @@ def test_a_name_without_a_directory_sync_is_lost() -> None:
     assert (files.list("/d"), files.read("/d/new")) == (["new"], b"x")
 
 
-def test_a_flush_syncs_the_name_of_a_rolled_segment(batch: MakeBatch) -> None:
+def test_a_flush_syncs_the_file_name_of_a_rolled_segment(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = started(files).create(KEY, bytes(16), config(), NOW)
     append(log, batch, 1)
@@ -516,12 +448,10 @@ def test_a_flush_syncs_the_name_of_a_rolled_segment(batch: MakeBatch) -> None:
     append(log, batch, 2)
     log.flush(NOW)
     files.power_cut()
-    again = started(files).get(KEY)
-    assert again is not None
-    assert values(again) == [b"00000001", b"00000002"]
+    assert values(started(files).logs[KEY]) == [b"00000001", b"00000002"]
 
 
-def test_a_flush_that_follows_another_does_not_sync_the_directory_again(batch: MakeBatch) -> None:
+def test_a_second_flush_does_not_sync_the_directory_again(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = started(files).create(KEY, bytes(16), config(), NOW)
     append(log, batch, 1)
@@ -532,22 +462,22 @@ def test_a_flush_that_follows_another_does_not_sync_the_directory_again(batch: M
     assert [operation for operation, _ in files.operations] == ["sync"]
 
 
-def test_a_flush_that_fails_is_made_up_for_by_the_next(batch: MakeBatch) -> None:
+def test_the_next_flush_covers_a_failed_flush(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = started(files).create(KEY, bytes(16), config(), NOW)
     append(log, batch, 1)
     files.fail("sync_directory", "t-0")
-    with pytest.raises(StorageError, match=r"cannot sync .*t-0: Input/output error; look for disk faults"):
+    with pytest.raises(
+        StorageError, match=r"cannot sync .*t-0: Input/output error; check the kernel's log for disk faults"
+    ):
         log.flush(NOW)
     assert log.recovery_point == 0
     log.flush(NOW)
     files.power_cut()
-    again = started(files).get(KEY)
-    assert again is not None
-    assert values(again) == [b"00000001"]
+    assert values(started(files).logs[KEY]) == [b"00000001"]
 
 
-def test_a_full_disk_refuses_writes_serves_reads_and_recovers(batch: MakeBatch) -> None:
+def test_a_full_disk_rejects_writes_serves_reads_and_recovers(batch: MakeBatch) -> None:
     files = FaultyFiles(space_bytes=60_000)
     manager = started(files)
     log = manager.create(KEY, bytes(16), config(), NOW)
@@ -565,18 +495,14 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(batch: MakeBatch) 
         written.append(append(log, batch, 50_000 + number))
     assert values(log) == written
     files.kill()
-    again = started(files).get(KEY)
-    assert again is not None
-    assert values(again) == written
+    assert values(started(files).logs[KEY]) == written
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_disk_that_is_full_when_the_machine_starts_is_read_and_may_be_cleared(
-    is_clean: bool, batch: MakeBatch
-) -> None:
+def test_a_disk_that_is_full_at_startup_serves_reads_and_deletions(is_clean: bool, batch: MakeBatch) -> None:
     files = FaultyFiles()
     manager = started(files)
-    manager.loss_heeded()
+    manager.dirs.mark_losses_handled()
     log = manager.create(KEY, bytes(16), config(), NOW)
     written = [append(log, batch, number) for number in range(200)]
     assert len(log.segments) > 3
@@ -588,7 +514,7 @@ def test_a_disk_that_is_full_when_the_machine_starts_is_read_and_may_be_cleared(
     files.space_bytes = -int(files.free_bytes("/"))
     assert files.free_bytes("/") == 0
     manager = started(files)
-    assert [one.failure for one in manager.directories] == [""]
+    assert [one.failure for one in manager.dirs.all] == [""]
     log = manager.logs[KEY]
     assert values(log) == written
     log.set_config(config(retention_bytes=1))
@@ -611,7 +537,7 @@ def test_a_failed_write_leaves_no_trace_in_the_producer_state(batch: MakeBatch) 
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("undo", [True, False])
 @pytest.mark.parametrize("operation", ["open", "truncate", "append", "rename"])
-def test_a_roll_that_fails_leaves_the_old_segment_in_use(
+def test_a_failed_roll_leaves_the_old_segment_active(
     batch: MakeBatch, operation: str, undo: bool, clean: bool
 ) -> None:
     files = FaultyFiles()
@@ -632,15 +558,13 @@ def test_a_roll_that_fails_leaves_the_old_segment_in_use(
     written.append(append(again, batch, 6))
     assert values(again) == written
     files.kill()
-    last = started(files).get(KEY)
-    assert last is not None
-    assert values(last) == written
+    assert values(started(files).logs[KEY]) == written
 
 
 @pytest.mark.parametrize(
     ("fully", "epoch"), [(False, 3), (True, 3), pytest.param(True, -1, id="without a leader epoch, as v1")]
 )
-def test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did(
+def test_a_clean_shutdown_syncs_different_records_with_the_same_end_offset(
     batch: MakeBatch, fully: bool, epoch: int
 ) -> None:
     files = FaultyFiles()
@@ -659,37 +583,26 @@ def test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did
     written[18:] = [append(log, batch, number, epoch) for number in (100, 101)]
     assert manager.close(NOW, {}) == []
     files.power_cut()
-    again = started(files).get(KEY)
-    assert again is not None
-    assert values(again) == (written[18:] if fully else written)
+    assert values(started(files).logs[KEY]) == (written[18:] if fully else written)
 
 
 def restarted(files: FaultyFiles, manager: LogManager, clean: bool) -> Log:
-    """The partition's log after a stop of one kind or the other."""
+    """Returns the partition's log after a clean or an unclean shutdown."""
     if clean:
         assert manager.close(NOW, {}) == []
     files.kill()
-    log = started(files).get(KEY)
-    assert log is not None
-    return log
+    return started(files).logs[KEY]
 
 
-def test_a_directory_that_cannot_be_read_is_put_aside_and_the_others_serve(batch: MakeBatch) -> None:
+def test_an_unreadable_directory_goes_offline_and_the_others_serve(batch: MakeBatch) -> None:
     files = FaultyFiles()
 
-    def start() -> LogManager:
-        manager = LogManager(files, ["/a", "/b"])
-        manager.lock()
-        manager.claim("c" * 22, 1)
-        manager.load(NOW, lambda topic: config())
-        return manager
-
-    manager = start()
+    manager = start_logs(files, ["/a", "/b"], config())
     for partition in range(4):
         append(manager.create(TopicPartition("t", partition), bytes(16), config(), NOW), batch, partition)
     files.kill()
     files.fail("read_at", "/a/t-", times=99)
-    again = start()
+    again = start_logs(files, ["/a", "/b"], config())
     assert sorted(log.directory[:3] for log in again.logs.values()) == ["/b/", "/b/"]
-    assert again.directories[0].failure.startswith("cannot open /a/t-")
+    assert again.dirs.all[0].failure.startswith("cannot open /a/t-")
     files.heal()

@@ -1,7 +1,7 @@
-"""Every byte of a small segment truncated, zeroed and flipped, in each format: what a start makes of it.
+"""Recovery with every byte of a small segment truncated, zeroed and flipped, in each format.
 
-Every size and every byte, a byte with one other value, run with the other tests; with all ten values they are
-marked ``every`` (``make simulate``).
+Each size and each byte with one other value run with the other tests. All ten values of a byte run with the
+marker ``every`` (``make simulate``).
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from faulty_files import FaultyFiles
 
-from tidemill.log.config import LogConfig
-from tidemill.log.findings import Check
+from record_builders import build_batch, build_message_set
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
-from tidemill.log.verify import check_partition
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
+from tidemill.log_tools.findings import Check
+from tidemill.log_tools.verify import check_partition
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.message_set import build_message_set
-from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
 AT = "/data/t-0"
@@ -37,7 +36,7 @@ LATER = 2
 
 
 class Piece(NamedTuple):
-    """A batch or entry of the log: where it lies, and its offsets."""
+    """The position and the offsets of a batch or entry of the log."""
 
     position: int
     end: int
@@ -47,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A log of two segments, as files, with the batches of the first, and all of them."""
+    """The files of a log with two segments, the batches of the first segment, and all batches."""
 
     files: dict[str, bytes]
     pieces: list[Piece]
@@ -55,7 +54,7 @@ class Whole(NamedTuple):
 
 
 def append(log: Log, name: str, number: int) -> None:
-    """Two or three records, as one batch where the format has batches."""
+    """Two or three records, as one batch if the format has batches."""
     magic, _, codec_name = name.partition(" ")
     codec = CODECS.get(codec_name, 0)
     records = [
@@ -87,7 +86,7 @@ def whole(name: str) -> Whole:
 
 
 def pieces_of(data: bytes, first: int) -> list[Piece]:
-    """The batches of a segment that begins with offset ``first``."""
+    """Returns the batches of a segment with the base offset ``first``."""
     pieces: list[Piece] = []
     position = 0
     while position < len(data):
@@ -99,12 +98,12 @@ def pieces_of(data: bytes, first: int) -> list[Piece]:
 
 
 def opened(files: FaultyFiles) -> tuple[Log, list[str]]:
-    one = Opening(files, AT, TopicPartition("t", 0), CONFIG, removals=Removals(), now_ms=NOW)
+    one = LogLoader(files, AT, TopicPartition("t", 0), CONFIG, removals=DelayedFileRemoval(), now_ms=NOW)
     return one.open(), one.warnings
 
 
 def damaged(name: str, data: bytes, alone: bool) -> FaultyFiles:
-    """The log with other bytes in its first segment; ``alone``: without the second one."""
+    """Returns the log with other bytes in its first segment; with ``alone`` without the second."""
     files = FaultyFiles()
     files.make_directory(AT)
     for path, content in whole(name).files.items():
@@ -114,7 +113,7 @@ def damaged(name: str, data: bytes, alone: bool) -> FaultyFiles:
 
 
 def served(log: Log) -> list[bytes]:
-    """All batches that a reader gets who reads from the start."""
+    """Returns all batches that a reader gets from the start."""
     found: list[bytes] = []
     offset = int(log.start_offset)
     while (piece := log.read(offset, 1 << 20, log.end_offset, True)) is not None:
@@ -129,13 +128,13 @@ def served(log: Log) -> list[bytes]:
 
 
 def last_of(data: bytes) -> int:
-    """The last offset that a batch or entry says that it has."""
+    """Returns the last offset in the header of a batch or entry."""
     delta = int.from_bytes(data[23:27], "big") if data[16] == 2 else 0
     return int.from_bytes(data[:8], "big") + delta
 
 
 def check_cut(name: str, data: bytes, alone: bool, count: int) -> None:
-    """After a start exactly the first ``count`` batches are served, and appends go on behind them."""
+    """Checks that a start serves exactly the first ``count`` batches, and that appends follow them."""
     files = damaged(name, data, alone)
     log, _ = opened(files)
     pieces = whole(name).pieces
@@ -149,7 +148,7 @@ def check_cut(name: str, data: bytes, alone: bool, count: int) -> None:
 
 
 def is_noticed(name: str, data: bytes) -> bool:
-    """Whether a check of the directory tells of damage, which it does without changing anything."""
+    """Returns whether a check of the directory reports damage; it changes nothing."""
     check = Check(damaged(name, data, False), AT)
     check_partition(check)
     return check.damages > 0
@@ -163,7 +162,7 @@ AMOUNTS = [
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_segment_of_any_size_serves_its_whole_batches(name: str) -> None:
+def test_a_segment_of_any_size_serves_its_complete_batches(name: str) -> None:
     data = whole(name).files[FIRST]
     ends = [piece.end for piece in whole(name).pieces]
     for size in range(len(data)):
@@ -171,7 +170,7 @@ def test_a_segment_of_any_size_serves_its_whole_batches(name: str) -> None:
         for alone in (True, False):
             cut_at_batch = size in (0, *ends)
             if not alone and cut_at_batch:
-                continue  # a hole between the segments: as compaction leaves it
+                continue  # a gap between the segments, as compaction may leave one
             check_cut(name, data[:size], alone, count)
         zeroed = data[:size] + bytes(len(data) - size)
         if zeroed != data:
@@ -185,9 +184,9 @@ def test_a_segment_of_any_size_serves_its_whole_batches(name: str) -> None:
 
 
 def flips(data: bytes, position: int, count: int) -> Iterator[bytes]:
-    """The data with one byte zeroed, inverted, and with each of its bits flipped: ``count`` of these.
+    """Returns ``count`` variants with one byte zeroed, inverted, or with one bit flipped.
 
-    Which come first depends on the byte's place.
+    The order depends on the position of the byte.
     """
     byte = data[position]
     others = list(dict.fromkeys([0, byte ^ 0xFF, *(byte ^ 1 << bit for bit in range(8))]))
@@ -198,7 +197,7 @@ def flips(data: bytes, position: int, count: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("values", AMOUNTS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_byte_that_is_wrong_costs_nothing_before_it_and_is_never_served(name: str, values: int) -> None:
+def test_a_wrong_byte_loses_nothing_before_it_and_is_never_served(name: str, values: int) -> None:
     data = whole(name).files[FIRST]
     pieces = whole(name).pieces
     for position in range(len(data)):
@@ -211,9 +210,9 @@ def test_a_byte_that_is_wrong_costs_nothing_before_it_and_is_never_served(name: 
                 after = pieces if alone else whole(name).all
                 log, warnings = opened(damaged(name, changed, alone))
                 found = served(log)
-                # Nothing before it is lost.
+                # No batch before it is lost.
                 assert found[:at] == [piece.data for piece in pieces[:at]], case
-                # What a checksum covers is as it was written.
+                # Bytes covered by a checksum are unchanged.
                 assert [one[17:] for one in found] == [piece.data[17:] for piece in after][: len(found)], case
                 if is_beyond_telling(name, at, within, alone):
                     continue
@@ -223,12 +222,12 @@ def test_a_byte_that_is_wrong_costs_nothing_before_it_and_is_never_served(name: 
 
 
 def is_epoch(name: str, within: int) -> bool:
-    """Whether the byte is one of a leader epoch: a batch in which it is wrong is served, and told."""
+    """Returns whether the byte belongs to a leader epoch. Such damage is served and reported."""
     return name.startswith("v2") and 12 <= within < 16
 
 
 def is_beyond_telling(name: str, at: int, within: int, alone: bool) -> bool:
-    """What the page on segments says that a start cannot find: see there."""
+    """Returns whether the byte belongs to the damage that a start cannot detect, see the page on segments."""
     is_last = alone and at == len(whole(name).pieces) - 1
     lowest_bytes_of_offset = 4 <= within < 8
     small_jump_of_a_wrapper = name[:2] in ("v0", "v1") and " " in name and within == 7

@@ -1,4 +1,4 @@
-"""The files of a rehearsal: what is listed there is what a start would have left."""
+"""The files of a dry run: a listing has the files that a start would have left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.log.dry_run import ScratchFiles
+from tidemill.log_tools.dry_run import ScratchFiles
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def files() -> Iterator[ScratchFiles]:
     one.close()
 
 
-def test_a_listing_has_what_was_made_and_renamed_and_not_what_was_removed(
+def test_a_listing_has_created_and_renamed_files_and_no_removed_files(
     files: ScratchFiles, tmp_path: Path
 ) -> None:
     for name in ("kept", "old", "removed"):

@@ -1,29 +1,27 @@
-"""What the dump of a partition's files shows."""
+"""The output of the dump of a partition's files."""
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from log_stage import MakeBatch, MakeLog
 
-from tidemill.log.dump import DumpOptions, entries, lines
+from record_builders import build_batch
 from tidemill.log.files import SystemFiles
-from tidemill.log.log import Log
+from tidemill.log_tools.dump import DumpOptions, entries, lines
 from tidemill.model.errors import ConfigError
-from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS, Batch
-from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS
+from tidemill.records.builder import build_end_marker
 from tidemill.records.checksum import crc32c
 
 FILES = SystemFiles()
 TIME = 1524709879130
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
 
 
-def test_the_golden_batch_is_shown_as_kafka_shows_it(directory: str) -> None:
+def test_the_golden_batch_is_dumped_in_kafkas_form(directory: str) -> None:
     path = Path(directory, "00000000000000000000.log")
     path.write_bytes(build_batch([(TIME, b"key", b"value", None)], leader_epoch=0) + b"\0" * 9)
     assert list(lines(FILES, str(path), DumpOptions(contents=True))) == [
@@ -62,13 +60,13 @@ def test_control_records_of_other_kinds_are_shown_by_their_names(
     data[key : key + 4] = struct.pack(">hh", 0, number)
     data[CRC:ATTRIBUTES] = struct.pack(">I", crc32c(memoryview(bytes(data))[ATTRIBUTES:]))
     path.write_bytes(bytes(data))
-    told = list(lines(FILES, str(path), DumpOptions(deep=True)))
-    assert told[2].endswith("isvalid: true")
-    assert told[3].endswith(f"controlType: {shown}")
+    reported = list(lines(FILES, str(path), DumpOptions(deep=True)))
+    assert reported[2].endswith("isvalid: true")
+    assert reported[3].endswith(f"controlType: {shown}")
 
 
 @pytest.mark.parametrize(
-    ("control", "key", "told"),
+    ("control", "key", "reported"),
     [
         (False, b"\0\0\0\1", (False, None, None)),
         (False, None, (False, None, None)),
@@ -78,8 +76,8 @@ def test_control_records_of_other_kinds_are_shown_by_their_names(
         (True, None, (True, None, None)),
     ],
 )
-def test_a_record_has_a_control_type_when_its_batch_is_control_and_its_key_has_four_bytes(
-    directory: str, control: bool, key: bytes | None, told: tuple[bool, int | None, str | None]
+def test_a_record_in_a_control_batch_with_a_four_byte_key_has_a_control_type(
+    directory: str, control: bool, key: bytes | None, reported: tuple[bool, int | None, str | None]
 ) -> None:
     path = Path(directory, "00000000000000000000.log")
     data = bytearray(build_batch([(TIME, key, b"value", None)], producer_id=7, producer_epoch=0))
@@ -87,7 +85,7 @@ def test_a_record_has_a_control_type_when_its_batch_is_control_and_its_key_has_f
     data[CRC:ATTRIBUTES] = struct.pack(">I", crc32c(memoryview(bytes(data))[ATTRIBUTES:]))
     path.write_bytes(bytes(data))
     (record,) = [one for one in entries(FILES, str(path), records=True) if one["kind"] == "record"]
-    assert (record["control"], record["control_type"], record["marker"]) == told
+    assert (record["control"], record["control_type"], record["marker"]) == reported
 
 
 def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
@@ -110,7 +108,7 @@ def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatc
     assert (epoch["epoch"], epoch["start_offset"]) == (4, 0)
 
 
-def test_an_index_that_points_elsewhere_is_told(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_wrong_index_entry_is_reported(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"index_interval_bytes": 0})
     for _ in range(3):
         log.append([batch(1)], 0, TIME)
@@ -126,7 +124,7 @@ def test_an_index_that_points_elsewhere_is_told(log_of: MakeLog, batch: MakeBatc
 
 
 @pytest.mark.parametrize("layout", [".index", ".timeindex"])
-def test_an_index_that_is_cut_meanwhile_ends_there(directory: str, layout: str) -> None:
+def test_an_index_truncated_during_the_dump_ends_at_the_truncation(directory: str, layout: str) -> None:
     path = Path(directory, f"{0:020d}{layout}")
     shape = ">ii" if layout == ".index" else ">qi"
     path.write_bytes(b"".join(struct.pack(shape, number, number) for number in range(1, 9000)))
@@ -137,7 +135,7 @@ def test_an_index_that_is_cut_meanwhile_ends_there(directory: str, layout: str) 
     assert 0 < len(list(shown)) < 8998
 
 
-def test_times_are_looked_for_in_the_log_from_where_the_offset_index_leads(
+def test_time_index_entries_are_checked_from_the_position_in_the_offset_index(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of({"index_interval_bytes": 0})
@@ -149,12 +147,12 @@ def test_times_are_looked_for_in_the_log_from_where_the_offset_index_leads(
     assert len(found) == 19
     assert {entry["kind"] for entry in found} == {"time_index_entry"}
     data = bytearray(path.read_bytes())
-    # Entries out of order: each is looked for by itself.
+    # Entries are out of order: each is searched for separately.
     path.write_bytes(data[120:] + data[:120])
     kinds = [entry["heading"] for entry in entries(FILES, str(path)) if entry["kind"] == "problem"]
     assert kinds == ["Found out of order timestamp in :{}"]
 
 
-def test_other_files_are_refused(directory: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no file of a log: give one that ends in \.log"):
+def test_other_files_are_rejected(directory: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not a file of a log: give one that ends in \.log"):
         entries(FILES, f"{directory}/notes.txt")

@@ -17,7 +17,7 @@ from tidemill.log.files import CACHE_PROBE_STRIDE, SystemFiles
 FILES = SystemFiles()
 
 
-def test_an_append_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_append_leaves_no_bytes(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     file = FILES.open(path, create=True)
     file.append([b"kept"])
@@ -35,7 +35,7 @@ def test_an_append_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> No
     assert FILES.read(path) == b"keptmore"
 
 
-def test_appends_go_to_the_end_after_a_reopen_and_a_truncation(tmp_path: Path) -> None:
+def test_appends_go_to_the_end_after_reopening_and_truncation(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     FILES.open(path, create=True).append([b"one", memoryview(b"two")])
     file = FILES.open(path)
@@ -47,7 +47,7 @@ def test_appends_go_to_the_end_after_a_reopen_and_a_truncation(tmp_path: Path) -
     assert (file.read_at(3, 100), file.read_at(100, 5)) == (b"two!", b"")
 
 
-def test_a_file_is_closed_when_its_last_user_lets_go(tmp_path: Path) -> None:
+def test_a_file_is_closed_with_its_last_reference(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     file = FILES.open(path, create=True)
     file.append([b"still here"])
@@ -59,7 +59,7 @@ def test_a_file_is_closed_when_its_last_user_lets_go(tmp_path: Path) -> None:
     opened = os.fstat(descriptor)
     del user
     gc.collect()
-    # Somebody else's thread may have opened another file by that number.
+    # Another thread may have opened a file with the same descriptor.
     with contextlib.suppress(OSError):
         assert not os.path.samestat(os.fstat(descriptor), opened)
 
@@ -72,7 +72,7 @@ def test_closing_twice_does_nothing(tmp_path: Path) -> None:
         file.read_at(0, 1)
 
 
-def test_replace_is_whole_or_nothing(tmp_path: Path) -> None:
+def test_replace_is_atomic(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     FILES.replace(path, b"first, longer")
     FILES.replace(path, b"second")
@@ -80,7 +80,7 @@ def test_replace_is_whole_or_nothing(tmp_path: Path) -> None:
     assert FILES.list(str(tmp_path)) == ["file"]
 
 
-def test_remove_takes_files_and_empty_directories(tmp_path: Path) -> None:
+def test_remove_deletes_files_and_empty_directories(tmp_path: Path) -> None:
     FILES.make_directory(str(tmp_path / "a/b"))
     FILES.open(str(tmp_path / "a/f"), create=True).close()
     FILES.remove(str(tmp_path / "a/b"))
@@ -90,7 +90,7 @@ def test_remove_takes_files_and_empty_directories(tmp_path: Path) -> None:
         FILES.remove(str(tmp_path / "a"))
 
 
-def test_a_lock_keeps_a_second_one_out_until_it_is_closed(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive_until_it_is_closed(tmp_path: Path) -> None:
     path = str(tmp_path / ".lock")
     lock = FILES.lock(path)
     with pytest.raises(BlockingIOError):
@@ -99,7 +99,7 @@ def test_a_lock_keeps_a_second_one_out_until_it_is_closed(tmp_path: Path) -> Non
     FILES.lock(path).close()
 
 
-def test_a_range_reaches_a_socket(tmp_path: Path) -> None:
+def test_a_file_range_is_sent_to_a_socket(tmp_path: Path) -> None:
     file = FILES.open(str(tmp_path / "file"), create=True)
     file.append([b"0123456789"])
     here, there = socket.socketpair()
@@ -109,7 +109,7 @@ def test_a_range_reaches_a_socket(tmp_path: Path) -> None:
         assert file.send_to(here.fileno(), 10, 5) == 0
 
 
-def test_a_socket_that_takes_no_more_says_so(tmp_path: Path) -> None:
+def test_a_full_socket_reports_that_it_would_block(tmp_path: Path) -> None:
     file = FILES.open(str(tmp_path / "file"), create=True)
     file.append([bytes(4 << 20)])
     here, there = socket.socketpair()
@@ -122,7 +122,7 @@ def test_a_socket_that_takes_no_more_says_so(tmp_path: Path) -> None:
                 break
 
 
-def test_what_was_just_written_is_cached(tmp_path: Path) -> None:
+def test_recently_written_bytes_are_cached(tmp_path: Path) -> None:
     file = FILES.open(str(tmp_path / "file"), create=True)
     file.append([bytes(3 * CACHE_PROBE_STRIDE + 5)])
     assert file.is_cached(0, 3 * CACHE_PROBE_STRIDE + 5)

@@ -1,5 +1,6 @@
-"""Any sequence of produces to a compacted topic: any format, codec and timestamp type, of producer and topic;
-converted, compacted, crashed, recovered, and read in any format, against a model.
+"""Any sequence of produces to a compacted topic, in any format, codec and timestamp type.
+
+The records are converted, compacted, recovered after crashes, read in any format, and compared with a model.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from typing import NamedTuple
 import pytest
 from compaction_model import Model
 from compaction_stage import SMALL, MortalFiles, Row, clean, opened
+from faulty_files import Killed
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tidemill.log.config import LogConfig
+from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
+from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import ZSTD, Batch
-from tidemill.records.builder import build_batch
-from tidemill.records.convert import KEEP_CODEC, down, for_storage
-from tidemill.records.cursor import open_cursor
-from tidemill.records.message_set import build_message_set
-from tidemill.records.reader import iter_stored, read_stored
-from tidemill.records.validate import Limits
-from tidemill.testing.files import Killed
+from tidemill.records.batch_validation import Limits
+from tidemill.records.format_conversion import KEEP_CODEC, down, for_storage
+from tidemill.records.record_cursor import open_cursor
+from tidemill.records.record_reader import iter_stored, read_stored
 
 NOW = 1_700_000_000_000
 DIRECTORY = "/d/t-0"
@@ -44,7 +44,7 @@ contents = st.lists(st.tuples(st.integers(0, 1 << 40), keys, values), min_size=1
 
 
 class Stored(NamedTuple):
-    """How a record is stored."""
+    """The format of a stored record."""
 
     magic: int
     codec: int
@@ -52,14 +52,14 @@ class Stored(NamedTuple):
 
 
 def sent_bytes(magic: int, codec: int, records: Contents) -> bytes:
-    """What a producer sends."""
+    """Records as a producer sends it."""
     if magic == 2:
         return build_batch([(*one, []) for one in records], codec)
     return build_message_set(magic, records, codec)
 
 
 def read_all(data: bytes, first_offset: int) -> list[Read]:
-    """The records of whole batches and entries, from an offset on."""
+    """Returns the records of complete batches and entries from an offset."""
     found = []
     position = 0
     while position < len(data):
@@ -71,7 +71,7 @@ def read_all(data: bytes, first_offset: int) -> list[Read]:
 
 
 class FormatsMachine(RuleBasedStateMachine):
-    """The model knows what was stored; beside it what it does not: format, codec and timestamp type."""
+    """The model of the stored records, with their format, codec and timestamp type beside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class FormatsMachine(RuleBasedStateMachine):
         sent=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), contents), min_size=1, max_size=4),
     )
     def produce(self, settings: tuple[int, int, bool], sent: list[tuple[int, int, Contents]]) -> None:
-        """To the topic as it is set up now."""
+        """Produces to the topic with its current settings."""
         self.store_as(*settings)
         for magic, codec, records in sent:
             self.produce_one(magic, codec, records)
@@ -164,7 +164,7 @@ class FormatsMachine(RuleBasedStateMachine):
 
     @rule(luck=st.integers(0, 3))
     def lose_power(self, luck: int) -> None:
-        """Closed segments were synced, as each second; of the active one the beginning stays, perhaps."""
+        """Closed segments were synced. A prefix of the active segment may survive."""
         sync = self.log.begin_flush(whole=False)
         sync.run()
         self.log.finish_flush(sync, self.clock)
@@ -180,7 +180,7 @@ class FormatsMachine(RuleBasedStateMachine):
         self.model.horizons = {base: ms for base, ms in self.model.horizons.items() if base < end}
 
     def keep_names(self) -> None:
-        """The partition's directory is there since long, and what it held when it was made."""
+        """The partition's directory and its first contents are synced."""
         for directory in (DIRECTORY, "/d", "/"):
             self.files.sync_directory(directory)
 
@@ -222,7 +222,7 @@ class FormatsMachine(RuleBasedStateMachine):
         return bool(self.log.active.base_offset > max(self.log.clean_end, 0))
 
     def after_cleaning(self, later_ms: int) -> Model:
-        """The model as it has to be when the log is cleaned now."""
+        """Returns the expected records after a cleaning at this point."""
         self.clock += later_ms
         self.files.now_ms = self.clock
         written = [(int(one.base_offset), self.files.modified_ms(one.path)) for one in self.log.segments]
@@ -232,7 +232,7 @@ class FormatsMachine(RuleBasedStateMachine):
         return model
 
     def which(self, after: Model, bases: list[int]) -> Model:
-        """The log is new up to the beginning of a segment, and old from there on; its model."""
+        """The log is new up to the start of a segment and old after it; returns its model."""
         found = read_all(self.whole(), 0)
         for cut in [*bases, int(self.log.end_offset)]:
             rows = [row for row in after.rows if row[0] < cut]
@@ -248,11 +248,11 @@ class FormatsMachine(RuleBasedStateMachine):
         raise AssertionError(f"neither old nor new: {found}, not {self.model.rows} nor {after.rows}")
 
     def whole(self) -> bytes:
-        """All bytes of the log."""
+        """Returns all bytes of the log."""
         return b"".join(self.files.read(segment.path)[: segment.size] for segment in self.log.segments)
 
     def seen(self, rows: list[Row], magic: int = 2) -> list[Read]:
-        """As a reader sees them who knows formats up to ``magic``."""
+        """Reads the records as a client with formats up to ``magic``."""
         return [
             (offset, time_ms, self.stored[offset].kind, key, value)
             if magic > 0
@@ -262,12 +262,12 @@ class FormatsMachine(RuleBasedStateMachine):
 
     @rule(bytes_max=st.integers(1, 3000), part=st.floats(0, 1))
     def read(self, bytes_max: int, part: float) -> None:
-        """As readers of each format."""
+        """Reads as clients of each format."""
         for magic in range(3):
             self.read_as(magic, bytes_max, round(int(self.log.end_offset) * part))
 
     def read_as(self, magic: int, bytes_max: int, first: int) -> None:
-        """In pieces; one who knows no zstd reads up to there."""
+        """Reads in parts; a client without zstd reads up to the first such batch."""
         end = int(self.log.end_offset)
         offset = first
         found: list[Read] = []
@@ -290,7 +290,7 @@ class FormatsMachine(RuleBasedStateMachine):
         rows = [row for row in self.model.rows if first <= row[0] < limit]
         assert found == self.seen(rows, magic)
         if limit < end:
-            # Its records from there on may be compacted away: the batch stands for them.
+            # Its later records may be compacted away: the batch header covers their offsets.
             batches = (
                 one for one in iter_stored(self.whole()) if not isinstance(one, Batch) or one.record_count
             )
@@ -322,7 +322,7 @@ class FormatsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_records_of_any_format_stay_what_they_are_whatever_is_done_to_them() -> None:
+def test_records_of_any_format_are_unchanged_after_any_operations() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""Offset index and time index: layout, lookups, what a crash leaves behind."""
+"""Offset index and time index: layout, lookups, and state after a crash."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
 from hypothesis import given
 from hypothesis import strategies as st
+from log_stage import NOW, MakeBatch, MakeLog
 
 from tidemill.log.files import SystemFiles
-from tidemill.log.log import Log
 from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.time_index import TimeIndex
-from tidemill.records.batch import Batch
-from tidemill.testing.files import FaultyFiles
 
 BASE = 1000
-NOW = 1_700_000_000_000
 MakeIndex = Callable[..., OffsetIndex]
 
 
@@ -40,7 +38,7 @@ def time_index(tmp_path: Path) -> TimeIndex:
     return made
 
 
-def test_entries_lie_as_kafka_lays_them(index: MakeIndex, tmp_path: Path) -> None:
+def test_offset_index_entries_have_kafkas_layout(index: MakeIndex, tmp_path: Path) -> None:
     made = index()
     made.append(BASE + 3, 497)
     made.append(BASE + 259, 66_000)
@@ -50,12 +48,12 @@ def test_entries_lie_as_kafka_lays_them(index: MakeIndex, tmp_path: Path) -> Non
     assert data[16:] == bytes(784)
 
 
-def test_time_entries_lie_as_kafka_lays_them(time_index: TimeIndex, tmp_path: Path) -> None:
+def test_time_index_entries_have_kafkas_layout(time_index: TimeIndex, tmp_path: Path) -> None:
     time_index.append(1524709879130, BASE + 5)
     assert (tmp_path / "i.timeindex").read_bytes()[:12] == bytes.fromhex("00000162ffca6d5a 00000005")
 
 
-def test_an_entry_3_497_leads_to_byte_497_from_the_fourth_message_on(index: MakeIndex) -> None:
+def test_entry_3_497_maps_the_fourth_message_to_byte_497(index: MakeIndex) -> None:
     made = index()
     made.append(BASE + 3, 497)
     assert [made.lookup(BASE + relative) for relative in (0, 2, 3, 4)] == [0, 0, 497, 497]
@@ -65,7 +63,9 @@ def test_an_entry_3_497_leads_to_byte_497_from_the_fourth_message_on(index: Make
     entries=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9000)), max_size=60),
     probe=st.integers(0, 4000),
 )
-def test_a_lookup_finds_the_last_entry_not_beyond(entries: list[tuple[int, int]], probe: int) -> None:
+def test_a_lookup_finds_the_last_entry_at_or_before_the_offset(
+    entries: list[tuple[int, int]], probe: int
+) -> None:
     made = OffsetIndex(FaultyFiles(), "/i.index", BASE, 4096)
     made.create()
     offset, position, model = BASE, 0, []
@@ -80,7 +80,7 @@ def test_a_lookup_finds_the_last_entry_not_beyond(entries: list[tuple[int, int]]
         assert [tried.entry(slot) for slot in range(tried.entries)] == model
 
 
-def test_a_tail_of_zeros_is_no_entry(index: MakeIndex) -> None:
+def test_trailing_zeros_are_not_entries(index: MakeIndex) -> None:
     made = index()
     for step in range(1, 11):
         made.append(BASE + step, step * 100)
@@ -93,7 +93,7 @@ def test_a_tail_of_zeros_is_no_entry(index: MakeIndex) -> None:
     assert again.lookup(BASE + 99) == 1500
 
 
-def test_trimming_cuts_to_the_entries_and_appending_goes_on(index: MakeIndex, tmp_path: Path) -> None:
+def test_appends_continue_after_trimming_to_the_entries(index: MakeIndex, tmp_path: Path) -> None:
     made = index()
     made.append(BASE + 1, 50)
     made.trim()
@@ -104,7 +104,7 @@ def test_trimming_cuts_to_the_entries_and_appending_goes_on(index: MakeIndex, tm
     assert (tmp_path / "i.index").stat().st_size == 800
 
 
-def test_an_index_is_full_at_its_size(index: MakeIndex) -> None:
+def test_an_index_is_full_at_its_maximum_size(index: MakeIndex) -> None:
     made = index(bytes_max=25)
     for step in (1, 2, 3):
         assert not made.is_full
@@ -113,10 +113,8 @@ def test_an_index_is_full_at_its_size(index: MakeIndex) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bytes_max"), [(OffsetIndex, 3 * 8), (TimeIndex, 4 * 12)])
-def test_an_index_that_was_full_is_full_after_a_start(
-    kind: type[OffsetIndex | TimeIndex], bytes_max: int
-) -> None:
-    """Three entries fill it: one more of the time index is kept free for its end."""
+def test_a_full_index_is_full_after_a_restart(kind: type[OffsetIndex | TimeIndex], bytes_max: int) -> None:
+    """Three entries fill it: one more of the time index is reserved for its end."""
     files = FaultyFiles()
     made = kind(files, "/i", BASE, bytes_max)
     made.create()
@@ -129,7 +127,7 @@ def test_an_index_that_was_full_is_full_after_a_start(
     assert kind(files, "/i", BASE, bytes_max).is_full
 
 
-def test_truncating_forgets_batches_from_a_position_on(index: MakeIndex) -> None:
+def test_truncation_removes_entries_from_a_position(index: MakeIndex) -> None:
     made = index()
     for step in range(1, 6):
         made.append(BASE + step, step * 100)
@@ -142,25 +140,27 @@ def test_truncating_forgets_batches_from_a_position_on(index: MakeIndex) -> None
 @pytest.mark.parametrize(
     ("content", "damage"),
     [
-        (b"\0" * 7, "its size 7 is no multiple of 8"),
+        (b"\0" * 7, "its size 7 is not a multiple of 8"),
         (
             bytes.fromhex("00000005 00000064 00000003 000000c8"),
-            "entry 1 (3, 200) does not grow from (5, 100)",
+            "entry 1 (3, 200) does not follow (5, 100)",
         ),
         (
             bytes.fromhex("00000003 000000c8 00000005 00000064"),
-            "entry 1 (5, 100) does not grow from (3, 200)",
+            "entry 1 (5, 100) does not follow (3, 200)",
         ),
-        (bytes.fromhex("00000003 00002710"), "its last entry points to byte 10000, the log has 5000"),
-        (bytes.fromhex("80000003 00000064"), "entry 0 (-2147483645, 100) does not grow from (-1, 0)"),
+        (bytes.fromhex("00000003 00002710"), "its last entry points to byte 10000, but the log has 5000"),
+        (bytes.fromhex("80000003 00000064"), "entry 0 (-2147483645, 100) does not follow (-1, 0)"),
     ],
 )
-def test_damage_is_named(index: MakeIndex, tmp_path: Path, content: bytes, damage: str) -> None:
+def test_a_damaged_index_is_reported_with_its_cause(
+    index: MakeIndex, tmp_path: Path, content: bytes, damage: str
+) -> None:
     (tmp_path / "i.index").write_bytes(content)
     assert index(create=False).damage(5000) == damage
 
 
-def test_the_time_index_takes_growing_timestamps_only(time_index: TimeIndex) -> None:
+def test_the_time_index_accepts_increasing_timestamps_only(time_index: TimeIndex) -> None:
     for timestamp, offset in ((50, 1), (40, 2), (50, 3), (60, 4)):
         time_index.append(timestamp, BASE + offset)
     assert [time_index.entry(slot) for slot in range(time_index.entries)] == [(50, BASE + 1), (60, BASE + 4)]
@@ -168,7 +168,7 @@ def test_the_time_index_takes_growing_timestamps_only(time_index: TimeIndex) -> 
     assert (time_index.last_timestamp(), time_index.last_offset()) == (60, BASE + 4)
 
 
-def test_the_time_index_keeps_one_entry_free_for_its_end(time_index: TimeIndex) -> None:
+def test_the_time_index_reserves_one_entry_for_the_roll(time_index: TimeIndex) -> None:
     for step in range(9):
         assert not time_index.is_full
         time_index.append(step + 1, BASE + step)
@@ -178,7 +178,7 @@ def test_the_time_index_keeps_one_entry_free_for_its_end(time_index: TimeIndex) 
 
 
 def index_of(files: FaultyFiles, entries: int) -> OffsetIndex:
-    """An offset index of four pages at most, with so many entries; 512 fill a page."""
+    """An offset index of at most four pages with this number of entries; 512 fill a page."""
     made = OffsetIndex(files, "/i.index", 0, 16384)
     made.create()
     for step in range(entries):
@@ -186,7 +186,7 @@ def index_of(files: FaultyFiles, entries: int) -> OffsetIndex:
     return made
 
 
-def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> None:
+def test_an_index_on_a_full_disk_raises_an_error_and_does_not_kill_the_process() -> None:
     files = FaultyFiles(space_bytes=4096)
     made = index_of(files, 512)
     with pytest.raises(OSError, match="No space left"):
@@ -197,7 +197,7 @@ def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> Non
     assert made.lookup(9999) == 600
 
 
-def test_an_entry_that_ends_a_page_needs_no_space_in_the_next_one() -> None:
+def test_an_entry_at_the_end_of_a_page_allocates_no_further_page() -> None:
     files = FaultyFiles(space_bytes=4096)
     made = index_of(files, 511)
     made.release()
@@ -208,9 +208,7 @@ def test_an_entry_that_ends_a_page_needs_no_space_in_the_next_one() -> None:
         again.append(513, 513)
 
 
-def test_a_clean_restart_does_not_change_how_far_apart_entries_are(
-    log_of: Callable[..., Log], batch: Callable[..., Batch], tmp_path: Path
-) -> None:
+def test_a_clean_restart_keeps_the_index_interval(log_of: MakeLog, batch: MakeBatch, tmp_path: Path) -> None:
     settings = {"index_interval_bytes": 1000}
     made: list[list[int]] = []
     for restarts in (False, True):
@@ -229,7 +227,7 @@ def test_a_clean_restart_does_not_change_how_far_apart_entries_are(
     assert made[0][-1] > 4
 
 
-def test_an_index_whose_cut_fails_half_way_finds_what_is_left() -> None:
+def test_an_index_finds_the_remaining_entries_after_a_partial_truncation() -> None:
     files = FaultyFiles()
     made = OffsetIndex(files, "/i.index", BASE, 4096)
     made.create()

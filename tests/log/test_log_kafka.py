@@ -1,6 +1,6 @@
-"""Kafka itself reads our directories, and we read Kafka's.
+"""Kafka reads the directories of Tidemill, and Tidemill reads those of Kafka.
 
-``TIDEMILL_KAFKA_LIBS`` names a directory with the jars of Apache Kafka; without it these tests are skipped.
+``TIDEMILL_KAFKA_LIBS`` names a directory with the jars of Apache Kafka. Without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from log_stage import NOW, MakeBatch
 
-from tidemill.log.config import LogConfig
-from tidemill.log.dump import DumpOptions, lines
 from tidemill.log.files import SystemFiles
-from tidemill.log.manager import LogManager
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
+from tidemill.log_tools.dump import DumpOptions, lines
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
-from tidemill.records.reader import iter_records
+from tidemill.records.record_reader import iter_records
 
 LIBS = os.environ.get("TIDEMILL_KAFKA_LIBS", "")
-NOW = 1_700_000_000_000
 FILES = SystemFiles()
-MakeBatch = Callable[..., Batch]
 
 pytestmark = [
     pytest.mark.clients,
@@ -46,7 +44,7 @@ def java(*arguments: str) -> list[str]:
 
 
 def kafka_dump(paths: list[Path]) -> str:
-    """What Kafka's own tool prints; its class moved in Kafka 4."""
+    """Returns the output of Kafka's tool, whose class moved in Kafka 4."""
     for name in ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"):
         done = subprocess.run(
             java(name, "--deep-iteration", "--print-data-log", "--files", ",".join(map(str, paths))),
@@ -69,12 +67,12 @@ def our_dump(paths: list[Path]) -> str:
 
 def opened(path: Path) -> LogManager:
     manager = LogManager(FILES, [str(path)])
-    manager.lock()
+    manager.dirs.lock()
     manager.load(NOW, lambda topic: LogConfig())
     return manager
 
 
-def test_kafka_dumps_our_files_as_we_do(tmp_path: Path, batch: MakeBatch) -> None:
+def test_kafka_and_tidemill_dump_the_same_text(tmp_path: Path, batch: MakeBatch) -> None:
     manager = opened(tmp_path)
     config = LogConfig(segment_bytes=5000, index_interval_bytes=500)
     log = manager.create(TopicPartition("t", 0), bytes(range(16)), config, NOW)
@@ -98,7 +96,7 @@ def test_kafka_dumps_our_files_as_we_do(tmp_path: Path, batch: MakeBatch) -> Non
 
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
-    """A running Kafka on free ports: where it listens, its data, its process."""
+    """A running Kafka on free ports: its address, its data, its process."""
     ports = []
     for _ in range(2):
         with socket.socket() as probe:
@@ -128,7 +126,7 @@ def kafka(tmp_path: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_we_open_what_kafka_wrote(
+def test_logs_written_by_kafka_are_opened(
     kafka: tuple[str, Path, subprocess.Popen[bytes]], stop: signal.Signals, batch: MakeBatch
 ) -> None:
     from confluent_kafka import Consumer, Producer
@@ -164,10 +162,10 @@ def with_offsets_topic_opens(
     data: Path, written: dict[str, int], stop: signal.Signals, batch: MakeBatch
 ) -> None:
     manager = opened(data)
-    (warning,) = manager.warnings
-    assert "__cluster_metadata-0 is left alone" in warning
+    (warning,) = manager.dirs.warnings
+    assert "__cluster_metadata-0 is ignored" in warning
     assert (manager.recovered_bytes == 0) == (stop == signal.SIGTERM)
-    assert manager.stored_cluster_id() == "AAAAAAAAAAAAAAAAAAAAAA"
+    assert manager.dirs.stored_cluster_id() == "AAAAAAAAAAAAAAAAAAAAAA"
     for topic, count in written.items():
         log = manager.logs[TopicPartition(topic, 0)]
         assert (log.start_offset, log.end_offset) == (0, count)

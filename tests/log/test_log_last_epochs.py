@@ -1,38 +1,36 @@
-"""The leader epoch of the last record outlives the record: an emptied log is compared with others by it."""
+"""The leader epoch of the last record outlives the record.
+
+The epoch of an emptied log is compared with those of other replicas.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from faulty_files import FaultyFiles
+from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.config import LogConfig
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.file_names import LEADER_EPOCHS, LOG
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.names import LEADER_EPOCHS, LOG
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
 from tidemill.log.retention import expired_segments
-from tidemill.records.batch import Batch
-from tidemill.testing.files import FaultyFiles
-
-NOW = 1_700_000_000_000
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
 
 
 def emptied(log_of: MakeLog, batch: MakeBatch, **settings: Any) -> Log:
-    """A log of six records in two epochs that were all deleted by request."""
+    """A log of six records in two epochs, all deleted by request."""
     log = log_of({"segment_ms": 1, "file_delete_delay_ms": 0, **settings})
     log.append([batch(2)], 1, NOW)
     log.append([batch(4)], 3, NOW + 10)
     assert log.advance_start(6)
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 20), NOW + 20)
-    for path in log.removals.take_due(NOW + 1000):
-        log.files.remove(path)
+    for path in log.segment_list.removals.pop_due(NOW + 1000):
+        log.segment_list.files.remove(path)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (6, 6, 0)
     return log
 
@@ -41,12 +39,14 @@ def state(log: Log) -> tuple[int, int, int]:
     return int(log.start_offset), int(log.end_offset), log.leader_epochs.latest
 
 
-def test_an_emptied_log_knows_the_epoch_of_its_last_record(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_an_emptied_log_keeps_the_leader_epoch_of_its_last_record(log_of: MakeLog, batch: MakeBatch) -> None:
     assert state(emptied(log_of, batch)) == (6, 6, 3)
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_an_emptied_log_knows_it_after_each_start(log_of: MakeLog, batch: MakeBatch, clean: bool) -> None:
+def test_an_emptied_log_keeps_its_last_epoch_after_each_start(
+    log_of: MakeLog, batch: MakeBatch, clean: bool
+) -> None:
     emptied(log_of, batch).close(NOW)
     for _ in range(2):
         log = log_of(start_offset=6, clean=clean)
@@ -54,7 +54,7 @@ def test_an_emptied_log_knows_it_after_each_start(log_of: MakeLog, batch: MakeBa
         log.close(NOW)
 
 
-def test_a_log_that_expired_knows_it_after_a_start(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_an_expired_log_keeps_its_last_epoch_after_a_start(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"retention_ms": 1000})
     log.append([batch(2)], 1, NOW)
     log.append([batch(4)], 3, NOW)
@@ -63,9 +63,9 @@ def test_a_log_that_expired_knows_it_after_a_start(log_of: MakeLog, batch: MakeB
     assert state(log_of(clean=True)) == (6, 6, 3)
 
 
-def test_a_lead_without_records_is_not_taken_for_it(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_leader_epoch_without_records_is_not_the_last_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = emptied(log_of, batch)
-    log.lead(7)
+    log.begin_leader_epoch(7)
     assert log.leader_epochs.latest == 7
     log.leader_epochs.save()
     log.close(NOW)
@@ -73,16 +73,16 @@ def test_a_lead_without_records_is_not_taken_for_it(log_of: MakeLog, batch: Make
 
 
 @pytest.mark.parametrize("lost_unsynced", [True, False])
-def test_a_start_after_a_kill_or_a_power_cut_knows_it(
+def test_the_last_epoch_survives_a_kill_and_a_power_cut(
     log_of: MakeLog, batch: MakeBatch, directory: str, lost_unsynced: bool
 ) -> None:
     log = emptied(log_of, batch)
-    opening = Opening(
+    opening = LogLoader(
         SystemFiles(),
         directory,
         log.topic_partition,
         LogConfig(),
-        removals=Removals(),
+        removals=DelayedFileRemoval(),
         now_ms=NOW,
         recovery_point=2,
         start_offset=6,
@@ -91,8 +91,8 @@ def test_a_start_after_a_kill_or_a_power_cut_knows_it(
     assert state(opening.open()) == (6, 6, 3)
 
 
-def test_a_log_that_kafka_emptied_knows_it(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
-    """Apache Kafka has the last epoch begin where the log does."""
+def test_a_log_emptied_by_kafka_has_its_last_epoch(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
+    """In Apache Kafka the last epoch starts at the log start offset."""
     emptied(log_of, batch).close(NOW)
     file = Path(directory, LEADER_EPOCHS)
     file.write_text("0\n1\n3 6\n")
@@ -102,7 +102,7 @@ def test_a_log_that_kafka_emptied_knows_it(log_of: MakeLog, batch: MakeBatch, di
 
 
 def emptied_after_a_kill(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> Log:
-    """The process that wrote the records was killed before it synced anything; the next one deleted them."""
+    """The process that wrote the records was killed before a sync. The next process deleted the records."""
     log = log_of(files=files, directory="/data")
     log.append([batch(6)], 3, NOW)
     files.kill()
@@ -112,7 +112,7 @@ def emptied_after_a_kill(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) 
 
 
 def emptied_by_kafka(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> Log:
-    """The start writes the file anew."""
+    """The start writes the file again."""
     log = log_of({"retention_ms": 1000}, files=files, directory="/data")
     log.append([batch(6)], 3, NOW)
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
@@ -123,26 +123,26 @@ def emptied_by_kafka(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> L
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("empty", [emptied_after_a_kill, emptied_by_kafka])
-def test_a_power_cut_after_a_stop_in_order_does_not_take_it(
-    log_of: MakeLog, batch: MakeBatch, empty: Callable[..., Log], seed: int
+def test_the_last_epoch_survives_a_power_cut_after_a_clean_shutdown(
+    log_of: MakeLog, batch: MakeBatch, empty: MakeLog, seed: int
 ) -> None:
     files = FaultyFiles()
     files.make_directory("/data")
     log = empty(log_of, batch, files)
     assert state(log) == (6, 6, 3)
     log.close(NOW)
-    files.sync_directory("/data")  # Names come to the disk unasked as well.
+    files.sync_directory("/data")  # Names may reach the disk without a sync.
     files.power_cut(Random(seed) if seed else None)
     assert state(log_of(files=files, directory="/data", start_offset=6, clean=True)) == (6, 6, 3)
 
 
-def test_a_log_that_never_had_records_has_no_epoch(log_of: MakeLog, directory: str) -> None:
+def test_a_log_without_records_ever_has_no_last_epoch(log_of: MakeLog, directory: str) -> None:
     log_of().close(NOW)
     Path(directory, LEADER_EPOCHS).write_text("0\n1\n3 0\n")
     assert state(log_of(clean=True)) == (0, 0, -1)
 
 
-def test_a_log_that_is_cut_down_to_its_start_knows_it(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_log_truncated_to_its_start_keeps_its_last_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append([batch(2)], 1, NOW)
     log.append([batch(2)], 1, NOW)
@@ -151,7 +151,7 @@ def test_a_log_that_is_cut_down_to_its_start_knows_it(log_of: MakeLog, batch: Ma
     assert state(log) == (2, 2, 1)
 
 
-def test_an_emptied_log_goes_on_in_its_last_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_an_emptied_log_continues_in_its_last_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = emptied(log_of, batch)
     assert log.append([batch(1)], 3, NOW).base_offset == 6
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3], [5])
@@ -159,24 +159,26 @@ def test_an_emptied_log_goes_on_in_its_last_epoch(log_of: MakeLog, batch: MakeBa
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3, 4], [5, 7])
 
 
-def test_a_log_that_begins_within_a_batch_keeps_it(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
+def test_a_log_that_starts_within_a_batch_keeps_its_last_epoch(
+    log_of: MakeLog, batch: MakeBatch, directory: str
+) -> None:
     log = emptied(log_of, batch)
-    log.begin_within(4, NOW)
+    log.begin_at_batch(4, NOW)
     assert state(log) == (6, 6, 3)
     assert Path(directory, f"{4:020d}{LOG}").exists()
 
 
-def test_a_log_that_begins_elsewhere_knows_no_epoch_of_before(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_log_restarted_at_another_offset_has_no_earlier_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = emptied(log_of, batch)
     log.truncate_fully(9, NOW)
     assert state(log) == (9, 9, -1)
-    log.begin_after(5)
+    log.set_epoch_before_start(5)
     assert state(log) == (9, 9, 5)
-    log.begin_after(8)
+    log.set_epoch_before_start(8)
     assert state(log) == (9, 9, 5), "it is known"
 
 
-def test_a_log_that_begins_at_0_is_told_no_epoch(log_of: MakeLog) -> None:
+def test_a_log_that_starts_at_offset_0_has_no_last_epoch(log_of: MakeLog) -> None:
     log = log_of()
-    log.begin_after(5)
+    log.set_epoch_before_start(5)
     assert state(log) == (0, 0, -1)

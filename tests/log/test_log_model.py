@@ -5,34 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from faulty_files import FaultyFiles
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tidemill.log import recovery
-from tidemill.log.config import LogConfig
+from record_builders import build_batch
+from tidemill.log import log_loader
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
 from tidemill.log.retention import expired_segments
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.reader import iter_records
-from tidemill.testing.files import FaultyFiles
+from tidemill.records.record_reader import iter_records
 
 NOW = 1_700_000_000_000
 DIRECTORY = "/data/t-0"
 
 
 class LogMachine(RuleBasedStateMachine):
-    """The model is a list of (offset, value, leader epoch), and where the log starts."""
+    """The model is a list of (offset, value, leader epoch), and the log start offset."""
 
     def __init__(self) -> None:
         super().__init__()
         self.files = FaultyFiles()
         self.files.make_directory(DIRECTORY)
-        self.removals = Removals()
+        self.removals = DelayedFileRemoval()
         self.records: list[tuple[int, bytes, int]] = []
         self.start = 0
         self.end = 0
@@ -50,7 +50,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.open(False)
 
     def open(self, clean: bool) -> Log:
-        opening = Opening(
+        opening = LogLoader(
             self.files,
             DIRECTORY,
             TopicPartition("t", 0),
@@ -173,13 +173,13 @@ class LogMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spared_bytes_min", [1, recovery.SPARED_BYTES_MIN])
-def test_a_log_is_a_list_of_records_whatever_is_done_to_it(
+@pytest.mark.parametrize("spared_bytes_min", [1, log_loader.SPARED_BYTES_MIN])
+def test_a_log_matches_a_list_of_records_after_any_operations(
     monkeypatch: pytest.MonkeyPatch, spared_bytes_min: int
 ) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    monkeypatch.setattr(recovery, "SPARED_BYTES_MIN", spared_bytes_min)
+    monkeypatch.setattr(log_loader, "SPARED_BYTES_MIN", spared_bytes_min)
     run_state_machine_as_test(
         LogMachine,
         settings=settings(

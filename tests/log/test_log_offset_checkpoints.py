@@ -1,4 +1,4 @@
-"""The checkpoint files of a data directory: they say what the logs say, and cost what has changed."""
+"""The checkpoint files of a data directory: their contents, and their cost by the number of changes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faulty_files import FaultyFiles
+from log_stage import MakeBatch, copy_all
 
-from tidemill.log.checkpoints import read_offsets
-from tidemill.log.config import LogConfig
+from log_start import NOW, start_logs
+from tidemill.log.checkpoint_files import read_offsets
+from tidemill.log.delayed_file_removal import remove_path
+from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.moves import begin_move
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
-from tidemill.model.slices import ITEMS_A_PAUSE, in_one_go
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, in_one_go
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
-from tidemill.testing.files import FaultyFiles
 
-NOW = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 STARTS = "log-start-offset-checkpoint"
@@ -30,55 +31,61 @@ Append = Callable[[Log], None]
 
 
 @pytest.fixture
-def append(batch: Callable[..., Batch]) -> Append:
+def append(batch: MakeBatch) -> Append:
     """Appends three records."""
     return lambda log: void(log.append([batch(3)], 0, NOW))
 
 
 def void(result: object) -> None:
-    """Leaves a result out."""
+    """Discards a result."""
 
 
 def started(files: FaultyFiles, *paths: str) -> LogManager:
     """A broker's start on these data directories, or on ``/data``."""
-    manager = LogManager(files, paths or ["/data"])
-    manager.lock()
-    manager.claim("c" * 22, 1)
-    manager.load(NOW, lambda topic: LogConfig())
-    return manager
+    return start_logs(files, paths or ["/data"])
 
 
 def made(manager: LogManager, partition: int) -> Log:
     return manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
 
 
+def filled(manager: LogManager, partition: int, append: Append, start_offset: int = 0) -> Log:
+    """A log with three synced and committed records, which starts at this offset."""
+    log = made(manager, partition)
+    append(log)
+    log.flush(NOW)
+    log.advance_start(start_offset)
+    manager.set_high_watermark(log.topic_partition, 3)
+    return log
+
+
 def write(manager: LogManager) -> None:
-    """All checkpoints, of what has changed."""
-    assert write_checkpoints(manager.log_checkpoints(manager.directories)) == []
+    """Writes all checkpoints with changes."""
+    assert write_checkpoints(manager.log_checkpoints(manager.dirs.all)) == []
     assert write_checkpoints(manager.high_watermark_checkpoints({})) == []
 
 
 def said(files: FaultyFiles, name: str, path: str = "/data") -> dict[str, int]:
-    """What a file says, by partition."""
+    """Returns the contents of a file by partition."""
     return {str(key): offset for key, offset in read_offsets(files, f"{path}/{name}").items()}
 
 
 def replaced(files: FaultyFiles) -> list[str]:
-    """The names of the files that were replaced since the last call."""
+    """Returns the names of the files that were replaced since the last call."""
     found = [path for operation, path in files.operations if operation == "replace"]
     files.operations.clear()
     return found
 
 
 class Counted(dict[TopicPartition, Log]):
-    """Logs that count how often one is looked at. Nobody goes over all of them."""
+    """Logs that count the accesses to one log, without iteration over all of them."""
 
     def __init__(self, logs: dict[TopicPartition, Log]) -> None:
         super().__init__(logs)
-        self.looks: set[TopicPartition] = set()
+        self.accesses: set[TopicPartition] = set()
 
     def get(self, key: TopicPartition, default: Any = None) -> Any:
-        self.looks.add(key)
+        self.accesses.add(key)
         return super().get(key, default)
 
     def _refuse(self, *arguments: Any) -> Any:
@@ -87,7 +94,7 @@ class Counted(dict[TopicPartition, Log]):
     __iter__ = keys = values = items = __or__ = __ror__ = copy = _refuse  # type: ignore[assignment]
 
 
-def test_a_checkpoint_after_one_change_looks_at_one_log_of_2000(append: Append) -> None:
+def test_a_checkpoint_after_one_change_reads_one_log_of_2000(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files)
     logs = [made(manager, partition) for partition in range(2000)]
@@ -95,12 +102,12 @@ def test_a_checkpoint_after_one_change_looks_at_one_log_of_2000(append: Append) 
         manager.set_high_watermark(log.topic_partition, 1)
     append(logs[1234])
     write(manager)
-    (directory,) = manager.directories
+    (directory,) = manager.dirs.all
     directory.logs = counted = Counted(directory.logs)
     files.operations.clear()
     write(manager)
     assert replaced(files) == []
-    assert counted.looks == set()
+    assert counted.accesses == set()
 
     changed = logs[1234]
     changed.flush(NOW)
@@ -112,12 +119,12 @@ def test_a_checkpoint_after_one_change_looks_at_one_log_of_2000(append: Append) 
         f"/data/{WATERMARKS}",
     }
     write(manager)
-    assert counted.looks == {changed.topic_partition}
+    assert counted.accesses == {changed.topic_partition}
     write(manager)
     assert len(replaced(files)) == 3, "each file once"
-    directory.note(changed.topic_partition)
+    directory.mark_changed(changed.topic_partition)
     write(manager)
-    assert replaced(files) == [], "it has what it had"
+    assert replaced(files) == [], "it has its former contents"
     recovery_points = said(files, RECOVERY_POINTS)
     assert len(recovery_points) == 2000
     assert {key: offset for key, offset in recovery_points.items() if offset} == {"t-1234": 3}
@@ -127,22 +134,22 @@ def test_a_checkpoint_after_one_change_looks_at_one_log_of_2000(append: Append) 
     assert {key: offset for key, offset in watermarks.items() if offset != 1} == {"t-1234": 3}
 
 
-def test_every_way_in_which_a_log_changes_is_in_the_next_checkpoint(append: Append) -> None:
+def test_every_kind_of_log_change_is_in_the_next_checkpoint(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files)
     log = made(manager, 0)
-    note = log.on_moved
-    told = [(0, 0)]
+    note = log.on_offset_change
+    reported = [(0, 0)]
 
     def tell(key: TopicPartition) -> None:
         assert note is not None
         note(key)
-        told.append((int(log.recovery_point), int(log.start_offset)))
+        reported.append((int(log.recovery_point), int(log.start_offset)))
 
-    log.on_moved = tell
+    log.on_offset_change = tell
 
     def offsets() -> tuple[int, int]:
-        assert told[-1] == (log.recovery_point, log.start_offset), "what comes after it is told, too"
+        assert reported[-1] == (log.recovery_point, log.start_offset), "later changes are written, too"
         write(manager)
         written = said(files, RECOVERY_POINTS)["t-0"], said(files, STARTS).get("t-0", 0)
         assert written == (log.recovery_point, log.start_offset)
@@ -162,21 +169,17 @@ def test_every_way_in_which_a_log_changes_is_in_the_next_checkpoint(append: Appe
     assert offsets() == (9, 9)
     log.truncate_fully(20, NOW)
     assert offsets() == (9, 20)
-    log.begin_within(18, NOW)
+    log.begin_at_batch(18, NOW)
     assert offsets() == (9, 20)
     log.truncate_fully(4, NOW)
     assert offsets() == (4, 4)
 
 
-def test_logs_that_were_deleted_or_set_aside_leave_the_checkpoints(append: Append) -> None:
+def test_deleted_logs_and_logs_set_aside_are_removed_from_the_checkpoints(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files)
     for partition in range(3):
-        log = made(manager, partition)
-        append(log)
-        log.flush(NOW)
-        log.advance_start(1)
-        manager.set_high_watermark(log.topic_partition, 3)
+        filled(manager, partition, append, 1)
     write(manager)
     manager.delete(TopicPartition("t", 0), NOW)
     manager.set_aside(TopicPartition("t", 1), NOW)
@@ -185,7 +188,7 @@ def test_logs_that_were_deleted_or_set_aside_leave_the_checkpoints(append: Appen
         assert said(files, name) == {"t-2": offset}
 
 
-def test_a_log_made_in_the_place_of_another_does_not_begin_with_its_offsets(append: Append) -> None:
+def test_a_recreated_log_does_not_inherit_checkpointed_offsets(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files)
     former = made(manager, 0)
@@ -202,7 +205,7 @@ def test_a_log_made_in_the_place_of_another_does_not_begin_with_its_offsets(appe
     assert (again.start_offset, again.end_offset, again.recovery_point) == (0, 3, 0)
 
 
-def test_a_log_that_moved_is_in_the_checkpoints_of_its_new_directory_alone(append: Append) -> None:
+def test_a_moved_log_is_in_the_checkpoints_of_its_new_directory_only(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files, "/a", "/b")
     key = TopicPartition("t", 0)
@@ -215,14 +218,13 @@ def test_a_log_that_moved_is_in_the_checkpoints_of_its_new_directory_alone(appen
     write(manager)
     move = begin_move(manager, key, "/b", NOW)
     assert move is not None
-    while (piece := move.next_piece(1 << 20, NOW)) is not None:
-        move.store(piece, NOW)
+    copy_all(move)
     write(manager)
     assert said(files, RECOVERY_POINTS, "/b") == {"t-0": 0}
     assert said(files, STARTS, "/b") == {"t-0": 2}
     assert said(files, WATERMARKS, "/b") == {}
-    move.swap(NOW, False)
-    move.retire(NOW)
+    move.replace_current(NOW, False)
+    move.delete_source(NOW)
     write(manager)
     for name, offset in ((RECOVERY_POINTS, 6), (STARTS, 2), (WATERMARKS, 6)):
         assert said(files, name, "/a") == {}
@@ -239,20 +241,16 @@ def test_a_log_that_moved_is_in_the_checkpoints_of_its_new_directory_alone(appen
     assert said(files, RECOVERY_POINTS, "/a") == said(files, RECOVERY_POINTS, "/b") == {}
 
 
-def test_the_checkpoints_of_a_failed_directory_stay_as_they_are(append: Append) -> None:
+def test_the_checkpoints_of_a_failed_directory_are_unchanged(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files, "/a", "/b")
     for partition in range(2):
-        log = made(manager, partition)
-        append(log)
-        log.flush(NOW)
-        log.advance_start(1)
-        manager.set_high_watermark(log.topic_partition, 3)
+        filled(manager, partition, append, 1)
     write(manager)
-    failed, other = manager.directories
+    failed, other = manager.dirs.all
     gone = manager.logs[TopicPartition("t", 0)]
     gone.advance_start(2)
-    manager.fail_directory("/a", "the disk broke")
+    manager.dirs.fail_directory("/a", "the disk broke")
     manager.logs[TopicPartition("t", 1)].advance_start(3)
     write(manager)
     assert write_checkpoints(manager.start_offset_checkpoints([failed, other])) == []
@@ -262,40 +260,31 @@ def test_the_checkpoints_of_a_failed_directory_stay_as_they_are(append: Append) 
     assert said(files, WATERMARKS, "/a") == {"t-0": 3}
 
 
-def test_a_directory_that_fails_while_its_offsets_are_taken_keeps_those_that_were_written(
+def test_a_directory_that_fails_during_a_checkpoint_keeps_its_last_checkpoint(
     append: Append,
 ) -> None:
     files = FaultyFiles()
     manager = started(files)
-    log = made(manager, 0)
-    append(log)
-    log.flush(NOW)
-    log.advance_start(2)
-    manager.set_high_watermark(log.topic_partition, 3)
+    log = filled(manager, 0, append, 2)
     write(manager)
     log.advance_start(3)
-    taking = manager.taking_log_checkpoints(manager.directories)
+    taking = manager.collecting_log_checkpoints(manager.dirs.all)
     next(taking)
-    manager.fail_directory("/data", "the disk broke")
+    manager.dirs.fail_directory("/data", "the disk broke")
     assert write_checkpoints(in_one_go(taking)) == []
     assert said(files, STARTS) == {"t-0": 2}
     assert said(files, RECOVERY_POINTS) == said(files, WATERMARKS) == {"t-0": 3}
 
 
-def test_the_first_checkpoint_after_a_start_writes_what_the_files_do_not_say(append: Append) -> None:
+def test_the_first_checkpoint_after_a_start_writes_changed_offsets(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files)
     for partition in range(3):
-        log = made(manager, partition)
-        append(log)
-        log.flush(NOW)
-        manager.set_high_watermark(log.topic_partition, 3)
+        filled(manager, partition, append)
     write(manager)
     append(manager.logs[TopicPartition("t", 0)])
     files.kill()
-    for name in files.list("/data/t-1"):
-        files.remove(f"/data/t-1/{name}")
-    files.remove("/data/t-1")
+    remove_path(files, "/data/t-1")
     manager = started(files)
     files.operations.clear()
     write(manager)
@@ -304,71 +293,68 @@ def test_the_first_checkpoint_after_a_start_writes_what_the_files_do_not_say(app
     manager = started(files)
     files.operations.clear()
     write(manager)
-    assert f"/data/{RECOVERY_POINTS}" not in replaced(files), "it says all this already"
+    assert f"/data/{RECOVERY_POINTS}" not in replaced(files), "it has these contents already"
 
 
-def test_a_damaged_checkpoint_is_replaced_although_no_log_changes(append: Append) -> None:
+def test_a_damaged_checkpoint_is_replaced_without_a_log_change(append: Append) -> None:
     files = FaultyFiles()
     manager = started(files)
     append(made(manager, 0))
     assert manager.close(NOW, {}) == []
     files.replace(f"/data/{STARTS}", b"damaged")
     manager = started(files)
-    assert any(STARTS in warning for warning in manager.warnings)
+    assert any(STARTS in warning for warning in manager.dirs.warnings)
     write(manager)
     assert files.read(f"/data/{STARTS}") == b"0\n0\n"
 
 
-def test_what_a_file_may_say_after_writings_that_failed_counts_until_one_succeeds() -> None:
+def write_changed(checkpoint: OffsetCheckpoint, key: TopicPartition) -> list[StorageError]:
+    """Writes the file after a change of this offset; returns the problems."""
+    checkpoint.mark_changed(key)
+    assert checkpoint.collect()
+    return write_checkpoints([checkpoint])
+
+
+def test_possible_contents_after_failed_writes_are_tracked_until_a_write_succeeds() -> None:
     files, key = FaultyFiles(), TopicPartition("t", 0)
     offset = 5
     checkpoint = OffsetCheckpoint(files, "/data/c", lambda key: offset)
     files.make_directory("/data")
 
-    def wrote() -> bool:
-        checkpoint.note(key)
-        assert checkpoint.take()
-        problems = write_checkpoints([checkpoint])
-        assert all(isinstance(problem, StorageError) for problem in problems)
-        return not problems
-
-    assert wrote()
+    assert write_changed(checkpoint, key) == []
     files.fail("replace", "/data/c", errno.EIO, times=2)
     offset = 10
-    assert not wrote()
-    assert checkpoint.said(key) == 10
+    (problem,) = write_changed(checkpoint, key)
+    assert isinstance(problem, StorageError)
+    assert checkpoint.max_offset(key) == 10
     offset = 7
-    assert not wrote()
-    assert checkpoint.said(key) == 10, "the first of the two may be there after a crash"
-    assert checkpoint.take(), "the next checkpoint tries again, although nothing changed"
+    (problem,) = write_changed(checkpoint, key)
+    assert isinstance(problem, StorageError)
+    assert checkpoint.max_offset(key) == 10, "a crash may leave the first of the two"
+    assert checkpoint.collect(), "the next checkpoint retries, although nothing changed"
     checkpoint.write()
     assert read_offsets(files, "/data/c") == {key: 7}
-    assert checkpoint.said(key) == 7
-    assert not checkpoint.take()
+    assert checkpoint.max_offset(key) == 7
+    assert not checkpoint.collect()
 
 
-def test_a_file_that_was_replaced_by_a_writing_that_failed_is_written_again() -> None:
+def test_a_checkpoint_replaced_by_a_failed_write_is_written_again() -> None:
     files, key = FaultyFiles(), TopicPartition("t", 0)
     offset = 5
     checkpoint = OffsetCheckpoint(files, "/data/c", lambda key: offset)
     files.make_directory("/data")
 
-    def write_now() -> list[StorageError]:
-        checkpoint.note(key)
-        assert checkpoint.take()
-        return write_checkpoints([checkpoint])
-
-    assert not write_now()
+    assert write_changed(checkpoint, key) == []
     files.fail("sync_directory", "/data", errno.EMFILE)
     offset = 10
-    assert write_now()
+    assert write_changed(checkpoint, key)
     assert read_offsets(files, "/data/c") == {key: 10}
     offset = 5
-    assert not write_now()
+    assert write_changed(checkpoint, key) == []
     assert read_offsets(files, "/data/c") == {key: 5}, "the file had the former offset before that"
 
 
-def test_a_start_in_a_file_whose_name_could_not_be_synced_takes_nothing_of_the_next_topic(
+def test_an_unsynced_checkpoint_does_not_affect_the_next_topic_of_the_name(
     append: Append,
 ) -> None:
     files = FaultyFiles()
@@ -388,26 +374,26 @@ def test_a_start_in_a_file_whose_name_could_not_be_synced_takes_nothing_of_the_n
     append(log)
     files.kill()
     again = started(files).logs[TopicPartition("t", 0)]
-    assert (again.start_offset, again.end_offset) == (0, 3), "acknowledged records are gone"
+    assert (again.start_offset, again.end_offset) == (0, 3), "acknowledged records are lost"
 
 
-def test_the_offsets_of_thousands_of_logs_are_taken_a_part_at_a_time_and_none_is_lost() -> None:
+def test_offsets_of_thousands_of_logs_are_collected_in_parts_without_loss() -> None:
     files = FaultyFiles()
     offsets = {TopicPartition("t", number): number for number in range(3 * ITEMS_A_PAUSE)}
     checkpoint = OffsetCheckpoint(files, "/data/c", lambda key: offsets[key])
     files.make_directory("/data")
     first = TopicPartition("t", 0)
     for key in offsets:
-        checkpoint.note(key)
-    taking = checkpoint.taking()
+        checkpoint.mark_changed(key)
+    taking = checkpoint.collecting()
     next(taking)
-    # One that was taken moves on meanwhile, and one of those to come.
+    # A collected one changes meanwhile, and so does a later one.
     for key in (first, TopicPartition("t", 3 * ITEMS_A_PAUSE - 1)):
         offsets[key] = 10_000
-        checkpoint.note(key)
+        checkpoint.mark_changed(key)
     assert len(list(taking)) == 2
     checkpoint.write()
     assert read_offsets(files, "/data/c") == {**offsets, first: 0}
-    assert checkpoint.take(), "what moved after it was taken is left for the next time"
+    assert checkpoint.collect(), "a change after its collection is left for the next time"
     checkpoint.write()
     assert read_offsets(files, "/data/c") == offsets

@@ -1,4 +1,4 @@
-"""The map of latest offsets: exact against a dict, bounded, whole when it is full."""
+"""The map of latest offsets: equal to a dict, bounded, and complete when it is full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ keys = st.one_of(st.binary(max_size=3), st.binary(max_size=40), st.binary(min_si
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(keys, max_size=300), st.integers(0, 2**40))
-def test_the_map_is_a_dict_of_latest_offsets(items: list[bytes], first: int) -> None:
+def test_the_map_holds_the_latest_offset_of_each_key(items: list[bytes], first: int) -> None:
     held = OffsetMap(MIB, 0.9, first)
     model: dict[bytes, int] = {}
     for at, key in enumerate(items):
@@ -32,7 +32,7 @@ def test_the_map_is_a_dict_of_latest_offsets(items: list[bytes], first: int) -> 
         assert held.get(other, 0, len(other)) == model.get(other, -1)
 
 
-def test_keys_whose_hashes_are_the_same_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     if offset_map.__file__.endswith(".so"):
         pytest.skip("compiled: the hash is not replaced")
     monkeypatch.setattr(offset_map, "hash", lambda key: 5, raising=False)
@@ -44,7 +44,7 @@ def test_keys_whose_hashes_are_the_same_are_kept_apart(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("size", [8, 16, 32, 100])
-def test_a_full_map_refuses_new_keys_keeps_what_it_has_and_stays_in_its_memory(size: int) -> None:
+def test_a_full_map_rejects_new_keys_and_keeps_its_entries(size: int) -> None:
     held = OffsetMap(256 * 1024, 0.9, 0)
     random = Random(size)
     stored: list[bytes] = []
@@ -60,21 +60,21 @@ def test_a_full_map_refuses_new_keys_keeps_what_it_has_and_stays_in_its_memory(s
     assert held.get(stored[0], 0, size) == 10_000_000
 
 
-def test_the_smallest_map_takes_a_key() -> None:
+def test_the_smallest_map_holds_one_key() -> None:
     held = OffsetMap(0, 0.9, 7)
     assert held.put(b"key", 0, 3, 7)
     assert held.get(b"key", 0, 3) == 7
-    assert held.utilization == 1.0, "however little memory it may take"
+    assert held.utilization == 1.0, "for any size of memory"
 
 
-def test_the_utilization_is_the_part_of_the_memory_that_is_taken() -> None:
+def test_the_utilization_is_the_used_share_of_the_memory() -> None:
     held = OffsetMap(MIB, 0.9, 0)
     assert held.put(b"key", 0, 3, 7)
     assert held.utilization == held.memory_bytes / MIB
     assert 0 < held.utilization < 0.1
 
 
-def test_an_offset_beyond_the_span_of_the_map_is_refused() -> None:
+def test_an_offset_beyond_the_range_of_the_map_is_rejected() -> None:
     held = OffsetMap(MIB, 0.9, 0)
     assert not held.put(b"key", 0, 3, offset_map.SPAN_MAX)
     assert held.get(b"key", 0, 3) == -1

@@ -1,4 +1,4 @@
-"""More partitions than descriptors: what logs hold is bounded, and nothing that is under way breaks."""
+"""More partitions than descriptors: open files are bounded, and operations in progress do not fail."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log import segment, sparse_index
-from tidemill.log.config import LogConfig
+from tidemill.log import log_segment, sparse_index
 from tidemill.log.files import SystemFiles
-from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.log.open_files import OpenFiles
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
-
-NOW = 1_700_000_000_000
 
 
 class Holder:
@@ -28,11 +24,11 @@ class Holder:
         self.touched = False
         self.lets_go = 0
 
-    def let_go(self) -> None:
+    def close_idle(self) -> None:
         self.lets_go += 1
 
 
-def test_who_was_not_touched_for_longest_lets_go_first() -> None:
+def test_the_least_recently_used_file_is_closed_first() -> None:
     some = OpenFiles(8)
     holders = [Holder() for _ in range(8)]
     for one in holders:
@@ -44,21 +40,21 @@ def test_who_was_not_touched_for_longest_lets_go_first() -> None:
     assert len(some) == 7
 
 
-def test_when_all_are_in_use_room_is_made_all_the_same() -> None:
+def test_a_file_is_opened_above_the_limit_when_all_are_in_use() -> None:
     some = OpenFiles(8)
     for _ in range(100):
         one = Holder()
         one.touched = True
         some.opened(one)
     assert len(some) <= 8
-    assert some.let_go_count == 100 - len(some)
+    assert some.evictions == 100 - len(some)
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> OpenFiles:
     """A process whose logs may hold 16 descriptors."""
     some = OpenFiles(16)
-    monkeypatch.setattr(segment, "OPEN_FILES", some)
+    monkeypatch.setattr(log_segment, "OPEN_FILES", some)
     monkeypatch.setattr(sparse_index, "OPEN_FILES", some)
     return some
 
@@ -72,8 +68,8 @@ def descriptors_under(path: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_writing_and_reading_many_partitions_holds_few_descriptors(
-    few: OpenFiles, tmp_path: Path, batch: Callable[..., Batch]
+def test_writing_and_reading_many_partitions_uses_few_descriptors(
+    few: OpenFiles, tmp_path: Path, batch: MakeBatch
 ) -> None:
     manager = LogManager(SystemFiles(), [str(tmp_path)])
     manager.load(NOW, lambda topic: LogConfig())
@@ -90,13 +86,11 @@ def test_writing_and_reading_many_partitions_holds_few_descriptors(
             assert piece.read()[:8] == offset.to_bytes(8, "big")
             assert log.offset_for_timestamp(NOW + offset) == (NOW + offset, offset)
         assert descriptors_under(tmp_path) <= 16 + 1
-    assert few.let_go_count > 100
+    assert few.evictions > 100
     assert manager.close(NOW, {}) == []
 
 
-def test_a_range_that_is_being_sent_outlives_its_segment_letting_go(
-    log_of: Callable[..., Log], batch: Callable[..., Batch]
-) -> None:
+def test_a_range_in_transmission_survives_closing_its_segment(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append([batch()], 0, NOW)
     piece = log.read(0, 1000, 1, True)
@@ -107,9 +101,7 @@ def test_a_range_that_is_being_sent_outlives_its_segment_letting_go(
     assert log.read(1, 1000, 2, True) is not None
 
 
-def test_what_a_failed_append_left_is_cut_off_although_the_file_was_closed_meanwhile(
-    log_of: Callable[..., Log], batch: Callable[..., Batch]
-) -> None:
+def test_a_failed_append_is_truncated_after_the_file_was_closed(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append([batch()], 0, NOW)
     log.release()
@@ -124,20 +116,20 @@ def test_what_a_failed_append_left_is_cut_off_although_the_file_was_closed_meanw
 SMALL = """
     import resource, sys
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-    from tidemill.log.config import LogConfig
+    from tidemill.log.log_config import LogConfig
     from tidemill.log.files import SystemFiles
-    from tidemill.log.manager import LogManager
+    from tidemill.log.log_manager import LogManager
     from tidemill.model.types import TopicPartition
     from tidemill.records.batch import parse_batch
-    from tidemill.records.builder import build_batch
+    from record_builders import build_batch
 
     data = build_batch([(1, b"k", b"v", None)])
     batch = parse_batch(data, 0, len(data))
     directories = sys.argv[1:]
     for life in range(3):
         manager = LogManager(SystemFiles(), directories)
-        manager.lock()
-        manager.claim("c" * 22, 1)
+        manager.dirs.lock()
+        manager.dirs.claim("c" * 22, 1)
         manager.load(0, lambda topic: LogConfig())
         for at in range(300):
             log = manager.create(TopicPartition("t", at), b"t" * 16, LogConfig(index_interval_bytes=0), 0)
@@ -151,9 +143,10 @@ SMALL = """
 """
 
 
-def test_a_process_with_fewer_descriptors_than_partitions_goes_on_working(tmp_path: Path) -> None:
+def test_a_process_works_with_fewer_descriptors_than_partitions(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SMALL), str(tmp_path / "a"), str(tmp_path / "b")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,

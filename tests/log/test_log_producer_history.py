@@ -1,25 +1,21 @@
-"""What a log knows of its producers after any history: appends, new segments, cuts, stops, kills.
+"""The producer state of a log after any history: appends, rolls, truncations, shutdowns, kills.
 
-The truth is the batches that the log holds. A producer whose last batch is gone from the start of the log may
-be known still; what is known of it is never wrong.
+The reference is the batches in the log. A producer without remaining batches may still be known, but its
+state is never wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
 import pytest
+from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.log import Log
-from tidemill.log.producer_state import BATCHES_KEPT
+from tidemill.log.producer_state_manager import BATCHES_KEPT
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import Batch
 
-NOW = 1_700_000_000_000
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
 SETTINGS = {"segment_bytes": 1000, "index_interval_bytes": 1}
 STEPS = 60
 
@@ -35,7 +31,7 @@ class Held(NamedTuple):
 
 
 class History:
-    """A log, and the batches that it holds: as a leader wrote them, or as a follower took them over."""
+    """A log and its batches, written as a leader or fetched as a follower."""
 
     def __init__(self, random: Random, make_log: MakeLog, batch: MakeBatch) -> None:
         self.random = random
@@ -46,11 +42,11 @@ class History:
         self.epochs = dict.fromkeys(range(4), 0)
 
     def last_of(self, producer: int) -> Held | None:
-        """The last batch of a producer in its epoch."""
+        """Returns the last batch of a producer in its epoch."""
         return next((one for one in reversed(self.held) if one.producer == producer), None)
 
     def append(self) -> None:
-        """The next batch of some producer."""
+        """Returns the next batch of some producer."""
         producer = self.random.randrange(4)
         epoch = self.epochs[producer]
         before = self.last_of(producer)
@@ -62,55 +58,55 @@ class History:
         self.held.append(Held(producer, epoch, sequence, count, int(result.base_offset)))
 
     def made(self, one: Held) -> Batch:
-        """The batch as its producer sends it."""
+        """Returns the batch as its producer sends it."""
         return self.batch(
             one.count, producer_id=one.producer, producer_epoch=one.epoch, base_sequence=one.sequence
         )
 
     def bump(self) -> None:
-        """A producer counts its epoch up."""
+        """Increments a producer epoch."""
         self.epochs[self.random.randrange(4)] += 1
 
     def cut(self) -> None:
-        """As a follower does whose leader has less; in the middle of a batch, too."""
+        """Truncates as a follower with a shorter leader log, possibly within a batch."""
         low, high = int(self.log.start_offset), int(self.log.end_offset)
         self.log.truncate_to(self.random.randint(max(low, high - 25), high), NOW)
         self.held = [one for one in self.held if one.offset < self.log.end_offset]
         for producer in self.epochs:
             before = self.last_of(producer)
             known = self.log.producer_state.entries.get(producer)
-            # What it knows of an older epoch than the producer's next one does no harm.
+            # State of an epoch older than the producer's next one is harmless.
             self.epochs[producer] = max(before.epoch if before else 0, int(known.epoch) if known else 0)
 
     def move_start(self) -> None:
-        """The oldest segments go."""
+        """Deletes the oldest segments."""
         if len(self.log.segments) > 2:
             self.log.remove_segments(1, NOW)
 
     def stop(self) -> None:
-        """A stop in order, and a start."""
+        """A clean shutdown and a start."""
         self.log.close(NOW)
         self.log = self.make_log(SETTINGS, clean=True, recovery_point=int(self.log.end_offset))
 
     def kill(self) -> None:
-        """The process ends, what it wrote stays."""
+        """Kills the process; its writes remain."""
         recovery_point, start = int(self.log.recovery_point), int(self.log.start_offset)
         self.log.release()
         self.log = self.make_log(SETTINGS, clean=False, recovery_point=recovery_point, start_offset=start)
 
     def flush(self) -> None:
-        """What a recovery need not read any more."""
+        """Advances the recovery point."""
         self.log.flush(NOW)
 
     def step(self) -> str:
-        """Does something; what."""
+        """Runs a random operation; returns its name."""
         deeds = [self.append] * 8 + [self.bump, self.cut, self.move_start, self.stop, self.kill, self.flush]
         deed = self.random.choice(deeds)
         deed()
         return deed.__name__
 
     def check(self) -> None:
-        """Nothing is stored twice, nothing that follows is refused."""
+        """Checks that no batch is stored twice, and that no next batch is rejected."""
         state: Any = self.log.producer_state
         for producer in self.epochs:
             mine = [one for one in self.held if one.producer == producer]
@@ -135,7 +131,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_log_knows_the_last_batches_of_its_producers(log_of: MakeLog, batch: MakeBatch, seed: int) -> None:
+def test_a_log_tracks_the_last_batches_of_its_producers(log_of: MakeLog, batch: MakeBatch, seed: int) -> None:
     history = History(Random(seed), log_of, batch)
     deeds = []
     for _ in range(STEPS):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.log import Log
-from tidemill.log.producer_state import SEQUENCE_MAX, ProducerState, decode_snapshot
+from tidemill.log.producer_state_manager import SEQUENCE_MAX, ProducerStateManager, decode_snapshot
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_end_marker
 from tidemill.records.checksum import crc32c
 
-NOW = 1_700_000_000_000
 HUGE = struct.pack(">i", 1 << 30)
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
 
 
 def produced(
@@ -28,7 +24,7 @@ def produced(
     return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **options)
 
 
-def test_a_batch_sent_again_gets_its_first_offset(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_retried_batch_gets_its_original_offset(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for number in range(5):
         log.append([produced(batch, number * 3, 3)], 0, NOW)
@@ -42,31 +38,36 @@ def test_a_batch_sent_again_gets_its_first_offset(log_of: MakeLog, batch: MakeBa
     assert log.end_offset == 15
 
 
-def test_a_batch_older_than_the_last_five_is_out_of_order(log_of: MakeLog, batch: MakeBatch) -> None:
-    log = log_of()
-    for number in range(6):
-        log.append([produced(batch, number)], 0, NOW)
-    with pytest.raises(KafkaError, match="sent sequence 0, 6 is next") as caught:
-        log.append([produced(batch, 0)], 0, NOW)
-    assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert log.end_offset == 6
-
-
-def test_a_gap_is_out_of_order(log_of: MakeLog, batch: MakeBatch) -> None:
-    log = log_of()
-    log.append([produced(batch, 0, 2)], 0, NOW)
-    with pytest.raises(KafkaError, match="a batch before it is missing"):
-        log.append([produced(batch, 3)], 0, NOW)
-    assert log.append([produced(batch, 2)], 0, NOW).base_offset == 2
-
-
-def test_the_same_first_sequence_with_another_length_is_no_duplicate(
-    log_of: MakeLog, batch: MakeBatch
+@pytest.mark.parametrize(
+    ("kept", "rejected", "text"),
+    [
+        pytest.param(
+            [(at, 1) for at in range(6)],
+            (0, 1),
+            "sent sequence 0, expected 6",
+            id="a batch older than the last five",
+        ),
+        pytest.param([(0, 2)], (3, 1), "a previous batch is missing", id="a sequence gap"),
+        pytest.param(
+            [(0, 2)],
+            (0, 3),
+            "sent sequence 0, expected 2",
+            id="an equal first sequence with another length is not a duplicate",
+        ),
+    ],
+)
+def test_a_batch_is_out_of_order(
+    log_of: MakeLog, batch: MakeBatch, kept: list[tuple[int, int]], rejected: tuple[int, int], text: str
 ) -> None:
     log = log_of()
-    log.append([produced(batch, 0, 2)], 0, NOW)
-    with pytest.raises(KafkaError, match="sent sequence 0, 2 is next"):
-        log.append([produced(batch, 0, 3)], 0, NOW)
+    for sequence, count in kept:
+        log.append([produced(batch, sequence, count)], 0, NOW)
+    end = int(log.end_offset)
+    with pytest.raises(KafkaError, match=text) as caught:
+        log.append([produced(batch, *rejected)], 0, NOW)
+    assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.end_offset == end
+    assert log.append([produced(batch, end)], 0, NOW).base_offset == end
 
 
 def test_sequences_wrap_after_int32(log_of: MakeLog, batch: MakeBatch) -> None:
@@ -80,25 +81,27 @@ def test_sequences_wrap_after_int32(log_of: MakeLog, batch: MakeBatch) -> None:
     assert log.append([produced(batch, 0, producer=43)], 0, NOW).base_offset == 6
 
 
-def test_an_unknown_producer_may_begin_anywhere(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_an_unknown_producer_may_start_at_any_sequence(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     assert log.append([produced(batch, 17)], 0, NOW).base_offset == 0
     assert log.append([produced(batch, 18)], 0, NOW).base_offset == 1
 
 
-def test_an_old_epoch_is_fenced_and_a_new_one_begins_at_0(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_an_old_producer_epoch_is_fenced_and_a_new_one_starts_at_sequence_0(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
     log = log_of()
     log.append([produced(batch, 0, epoch=1)], 0, NOW)
-    with pytest.raises(KafkaError, match="came with epoch 0, epoch 1 has replaced it") as caught:
+    with pytest.raises(KafkaError, match="has epoch 0, but a newer instance has epoch 1") as caught:
         log.append([produced(batch, 1, epoch=0)], 0, NOW)
     assert caught.value.code == ErrorCode.INVALID_PRODUCER_EPOCH
-    with pytest.raises(KafkaError, match="begins epoch 2 with sequence 5, not 0"):
+    with pytest.raises(KafkaError, match="starts epoch 2 with sequence 5, not 0"):
         log.append([produced(batch, 5, epoch=2)], 0, NOW)
     assert log.append([produced(batch, 0, epoch=2)], 0, NOW).base_offset == 1
     assert len(log.producer_state.entries[42].batches) == 1
 
 
-def test_the_state_survives_a_kill_with_the_last_five_batches(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_the_last_five_batches_survive_a_kill(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 400})
     for number in range(20):
         log.append([produced(batch, number)], 0, NOW)
@@ -109,7 +112,7 @@ def test_the_state_survives_a_kill_with_the_last_five_batches(log_of: MakeLog, b
     assert again.append([produced(batch, 20)], 0, NOW).base_offset == 20
 
 
-def test_duplicates_are_known_after_a_clean_stop_although_a_snapshot_holds_one_batch(
+def test_duplicates_are_detected_after_a_clean_shutdown_with_a_one_batch_snapshot(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of({"segment_bytes": 800})
@@ -123,20 +126,20 @@ def test_duplicates_are_known_after_a_clean_stop_although_a_snapshot_holds_one_b
     for number in (4, 5, 6, 7, 8):
         result = again.append([produced(batch, number)], 0, NOW)
         assert (result.duplicate, result.base_offset) == (True, number * 2)
-    with pytest.raises(KafkaError, match="sent sequence 3, 9 is next"):
+    with pytest.raises(KafkaError, match="sent sequence 3, expected 9"):
         again.append([produced(batch, 3)], 0, NOW)
 
 
 @pytest.mark.parametrize("stop", ["none", "kill", "clean"])
 @pytest.mark.parametrize("first", [0, SEQUENCE_MAX - 1])
-def test_what_another_leader_took_for_new_is_repeated_from_there_on(
+def test_a_batch_accepted_as_new_by_another_leader_is_a_duplicate_afterwards(
     stop: str, first: int, log_of: MakeLog, batch: MakeBatch, directory: str
 ) -> None:
     sequences = [(first + number) & SEQUENCE_MAX for number in range(5)]
     log = log_of({"segment_bytes": 400})
     for sequence in sequences[:4]:
         log.append([produced(batch, sequence)], 0, NOW)
-    # That leader's log starts here: it knows nothing of the producer.
+    # That leader's log starts here and has no state of the producer.
     log.append_as_follower(produced(batch, sequences[1], base_offset=4).data, NOW)
     if stop == "kill":
         log.release()
@@ -150,10 +153,10 @@ def test_what_another_leader_took_for_new_is_repeated_from_there_on(
         result = log.append([produced(batch, sequence)], 0, NOW)
         assert (result.duplicate, result.base_offset) == (False, offset)
     result = log.append([produced(batch, sequences[0])], 0, NOW)
-    assert (result.duplicate, result.base_offset) == (True, 0), "what came before it is known"
+    assert (result.duplicate, result.base_offset) == (True, 0), "earlier batches are known"
 
 
-def test_silent_producers_expire_by_when_they_were_seen(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_inactive_producers_expire_by_their_last_activity(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append([batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW)
     log.append([produced(batch, 0, producer=2)], 0, NOW + 500)
@@ -174,7 +177,7 @@ def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batc
     assert log.last_stable_offset(log.end_offset) == 0
 
 
-def test_a_restart_gives_silent_producers_their_whole_time_again(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_restart_resets_the_expiration_of_inactive_producers(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append([batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW)
     log.close(NOW)
@@ -187,7 +190,7 @@ def test_a_restart_gives_silent_producers_their_whole_time_again(log_of: MakeLog
     assert again.producer_state.expire(NOW + 6000, 1000) == 1
 
 
-def test_truncation_takes_the_producer_state_back(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_truncation_restores_the_earlier_producer_state(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 400})
     for number in range(20):
         log.append([produced(batch, number)], 0, NOW)
@@ -196,7 +199,7 @@ def test_truncation_takes_the_producer_state_back(log_of: MakeLog, batch: MakeBa
     assert log.append([produced(batch, 12)], 0, NOW).base_offset == 12
 
 
-def test_a_snapshot_lies_as_kafka_lays_it(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
+def test_a_producer_snapshot_has_kafkas_layout(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
     log = log_of()
     log.append([produced(batch, 5, 3, epoch=2)], 0, NOW)
     log.close(NOW)
@@ -211,25 +214,25 @@ def test_a_snapshot_lies_as_kafka_lays_it(log_of: MakeLog, batch: MakeBatch, dir
     ("data", "text"),
     [
         (b"\0\1", "2 bytes, too few"),
-        (struct.pack(">hIi", 2, 0, 0), "of version 2, only 1 is known"),
-        (struct.pack(">hIi", 1, 7, 0), r"has checksum \d+, its header says 7"),
+        (struct.pack(">hIi", 2, 0, 0), "of version 2, expected 1"),
+        (struct.pack(">hIi", 1, 7, 0), r"has checksum \d+, but its header has 7"),
         (
             struct.pack(">hI", 1, crc32c(struct.pack(">i", 1 << 30))) + struct.pack(">i", 1 << 30),
-            "not what 1073741824",
+            "does not match 1073741824",
         ),
     ],
 )
-def test_a_damaged_snapshot_is_refused(data: bytes, text: str) -> None:
+def test_a_damaged_snapshot_is_rejected(data: bytes, text: str) -> None:
     with pytest.raises(StorageError, match=text):
         decode_snapshot(data, "x.snapshot")
 
 
-def test_a_snapshot_comes_back_as_it_was() -> None:
-    state = ProducerState("t-0")
+def test_a_snapshot_is_read_back_unchanged() -> None:
+    state = ProducerStateManager("t-0")
     for producer in range(10):
-        state.note(producer, 1, producer, producer * 10, 3, NOW, NOW)
+        state.apply_batch(producer, 1, producer, producer * 10, 3, NOW, NOW)
     state.begin_transaction(4, 40)
-    other = ProducerState("t-0")
+    other = ProducerStateManager("t-0")
     other.restore(state.encode(), 100, NOW, "x")
     assert other.encode() == state.encode()
     assert (other.transactions.first_open(), other.end_offset) == (40, 100)

@@ -1,4 +1,4 @@
-"""Opening a log after an unclean stop: a catalogue of damage."""
+"""Opening a log after an unclean shutdown, with various kinds of damage."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
+from log_stage import NOW, MakeBatch, MakeLog, flip, stored
 
-from tidemill.log.checkpoints import CheckpointDamaged
-from tidemill.log.config import LogConfig
+from tidemill.log.checkpoint_files import CheckpointDamaged
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.recovery import Opening, open_log
-from tidemill.log.removals import Removals
-from tidemill.model.ports import Files
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader, open_log
+from tidemill.model.interfaces import Files
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
-from tidemill.records.reader import iter_batches
-from tidemill.testing.files import FaultyFiles
 
-NOW = 1_700_000_000_000
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
 SMALL = {"segment_bytes": 3000, "index_interval_bytes": 300, "segment_index_bytes": 480}
 FIRST = "00000000000000000000"
 
@@ -35,34 +31,27 @@ def opening(
     recovery_point: int = 0,
     files: Files | None = None,
     lost_unsynced: bool = False,
+    start_offset: int = 0,
     **settings: object,
 ) -> tuple[Log, list[str]]:
-    one = Opening(
+    one = LogLoader(
         files or SystemFiles(),
         directory,
         TopicPartition("events", 0),
         LogConfig(**{**SMALL, **settings}),  # type: ignore[arg-type]
-        removals=Removals(),
+        removals=DelayedFileRemoval(),
         now_ms=NOW,
         clean=clean,
         recovery_point=recovery_point,
         lost_unsynced=lost_unsynced,
+        start_offset=start_offset,
     )
     return one.open(), one.warnings
 
 
 def offsets(log: Log) -> list[int]:
-    """Every batch's base offset, read through the log."""
-    found: list[int] = []
-    offset = int(log.start_offset)
-    while offset < log.end_offset:
-        part = log.read(offset, 700, log.end_offset, True)
-        assert part is not None
-        data = part.read()
-        batches = list(iter_batches(data))
-        found += [int(batch.base_offset) for batch in batches]
-        offset = int(batches[-1].last_offset) + 1
-    return found
+    """Returns every batch's base offset, read through the log."""
+    return [int(one.base_offset) for one in stored(log, 700)]
 
 
 @pytest.fixture
@@ -83,13 +72,7 @@ def path_of(log: Log, at: int, suffix: str = ".log") -> Path:
     return Path(log.segments[at].path).with_suffix(suffix)
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
-    path.write_bytes(data)
-
-
-def test_an_unclean_stop_without_damage_loses_nothing(filled: Log, directory: str) -> None:
+def test_an_unclean_shutdown_without_damage_loses_no_record(filled: Log, directory: str) -> None:
     log, warnings = opening(directory)
     assert warnings == []
     assert offsets(log) == list(range(0, 120, 2))
@@ -98,43 +81,65 @@ def test_an_unclean_stop_without_damage_loses_nothing(filled: Log, directory: st
     assert len(log.producer_state.entries[5].batches) == 5
 
 
-def test_appends_go_on_after_recovery(filled: Log, directory: str, batch: MakeBatch) -> None:
+def test_appends_continue_after_recovery(filled: Log, directory: str, batch: MakeBatch) -> None:
     log, _ = opening(directory)
     assert log.append([batch(3)], 2, NOW).base_offset == 120
     again, warnings = opening(directory)
     assert (again.end_offset, warnings) == (123, [])
 
 
-def test_a_truncated_last_batch_is_cut(filled: Log, directory: str) -> None:
+def first_batch(data: bytes) -> bytes:
+    return data[: 12 + int.from_bytes(data[8:12], "big")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "end", "reported"),
+    [
+        pytest.param(
+            lambda data: data[:-7],
+            118,
+            ["truncation at byte", "(offset 118)", "events-0: the end from offset 118 on is cut"],
+            id="an incomplete last batch",
+        ),
+        pytest.param(
+            lambda data: data + b"\x07garbage" * 20,
+            120,
+            ["corruption at byte", "160 bytes are cut"],
+            id="garbage after the last batch",
+        ),
+        pytest.param(
+            lambda data: data + bytes(5000), 120, ["truncation at byte"], id="zeros after the last batch"
+        ),
+        pytest.param(
+            lambda data: data + first_batch(data), 120, ["expected 120 or later"], id="decreasing offsets"
+        ),
+        pytest.param(
+            lambda data: data[:8] + (0x7FFFFFF0).to_bytes(4, "big") + data[12:],
+            None,
+            ["length is 2147483644 bytes"],
+            id="a wrong length of the first batch",
+        ),
+        pytest.param(
+            lambda data: data[:16] + b"\x09" + data[17:],
+            None,
+            ["magic byte 9 is unknown"],
+            id="an unknown magic byte of the first batch",
+        ),
+    ],
+)
+def test_damage_in_the_last_segment_truncates_the_log(
+    filled: Log, directory: str, damage: Callable[[bytes], bytes], end: int | None, reported: list[str]
+) -> None:
+    """Without ``end`` no batch of the segment is valid."""
     path = path_of(filled, -1)
-    os.truncate(path, path.stat().st_size - 7)
-    log, warnings = opening(directory)
-    assert offsets(log) == list(range(0, 118, 2))
-    assert len(warnings) == 1
-    assert "truncation at byte" in warnings[0]
-    assert "(offset 118)" in warnings[0]
-    assert "events-0: the end from offset 118 on is cut" in warnings[0]
+    path.write_bytes(damage(path.read_bytes()))
+    log, (warning,) = opening(directory)
+    assert log.end_offset == (filled.active.base_offset if end is None else end)
+    assert offsets(log) == list(range(0, int(log.end_offset), 2))
+    assert [text for text in reported if text not in warning] == []
 
 
-def test_garbage_after_the_last_batch_is_cut(filled: Log, directory: str) -> None:
-    path = path_of(filled, -1)
-    with path.open("ab") as file:
-        file.write(b"\x07garbage" * 20)
-    log, warnings = opening(directory)
-    assert offsets(log) == list(range(0, 120, 2))
-    assert "corruption at byte" in warnings[0]
-    assert "160 bytes are cut" in warnings[0]
-
-
-def test_zeros_after_the_last_batch_are_a_truncation(filled: Log, directory: str) -> None:
-    path = path_of(filled, -1)
-    os.truncate(path, path.stat().st_size + 5000)
-    log, warnings = opening(directory)
-    assert offsets(log) == list(range(0, 120, 2))
-    assert "truncation at byte" in warnings[0]
-
-
-def test_a_flipped_bit_cuts_the_log_there_and_removes_later_segments(filled: Log, directory: str) -> None:
+def test_a_flipped_bit_truncates_the_log_and_removes_later_segments(filled: Log, directory: str) -> None:
     path = path_of(filled, 1)
     base = filled.segments[1].base_offset
     flip(path, 100)
@@ -148,34 +153,14 @@ def test_a_flipped_bit_cuts_the_log_there_and_removes_later_segments(filled: Log
     assert list(Path(directory).glob("*.log.deleted"))
 
 
-def test_a_flipped_bit_before_the_recovery_point_is_not_looked_for(filled: Log, directory: str) -> None:
+def test_a_flipped_bit_before_the_recovery_point_is_not_detected(filled: Log, directory: str) -> None:
     flip(path_of(filled, 0), 100)
     log, warnings = opening(directory, recovery_point=110)
     assert (log.end_offset, warnings) == (120, [])
 
 
-def test_a_length_that_lies_cuts_the_log(filled: Log, directory: str) -> None:
-    path = path_of(filled, -1)
-    data = bytearray(path.read_bytes())
-    struct.pack_into(">i", data, 8, 0x7FFFFFF0)
-    path.write_bytes(data)
-    log, warnings = opening(directory)
-    assert log.end_offset == filled.active.base_offset
-    assert "says that it has 2147483644 bytes" in warnings[0]
-
-
-def test_offsets_that_go_back_cut_the_log(filled: Log, directory: str) -> None:
-    path = path_of(filled, -1)
-    data = path.read_bytes()
-    size = 12 + int.from_bytes(data[8:12], "big")
-    path.write_bytes(data + data[:size])
-    log, warnings = opening(directory)
-    assert offsets(log) == list(range(0, 120, 2))
-    assert "comes where 120 or later must be" in warnings[0]
-
-
 @pytest.mark.parametrize("offset", [1 << 33, 1 << 60, 0])
-def test_an_offset_that_no_index_can_name_cuts_a_log_whose_index_is_gone(
+def test_an_offset_outside_the_index_range_truncates_a_log_without_index(
     offset: int, directory: str, log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of(SMALL)
@@ -193,20 +178,10 @@ def test_an_offset_that_no_index_can_name_cuts_a_log_whose_index_is_gone(
     assert again.end_offset == 1016
 
 
-def test_an_unknown_magic_byte_cuts_the_log(filled: Log, directory: str) -> None:
-    path = path_of(filled, -1)
-    data = bytearray(path.read_bytes())
-    data[16] = 9
-    path.write_bytes(data)
-    log, warnings = opening(directory)
-    assert log.end_offset == filled.active.base_offset
-    assert "magic byte 9 is not known" in warnings[0]
-
-
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("damage", ["missing", "odd size", "backwards", "beyond the log", "garbage"])
 @pytest.mark.parametrize("recovery_point", [0, 119])
-def test_a_damaged_index_is_made_anew(
+def test_a_damaged_index_is_rebuilt(
     filled: Log, directory: str, suffix: str, damage: str, recovery_point: int
 ) -> None:
     path = path_of(filled, 0, suffix)
@@ -230,18 +205,16 @@ def test_a_damaged_index_is_made_anew(
     assert path.read_bytes() == good
     if recovery_point:
         assert [
-            warning for warning in warnings if "indexes are made anew" in warning or damage == "missing"
+            warning for warning in warnings if "indexes are rebuilt" in warning or damage == "missing"
         ] or (damage == "missing")
 
 
-def test_a_damaged_index_is_noticed_by_a_lookup_after_a_clean_stop(filled: Log, directory: str) -> None:
+def test_a_lookup_after_a_clean_shutdown_detects_a_damaged_index(filled: Log, directory: str) -> None:
     path = path_of(filled, 0, ".index")
     good = path.read_bytes()
     filled.close(NOW)
-    data = bytearray(good)
-    for at in range(0, len(data), 8):
-        struct.pack_into(">i", data, at + 4, struct.unpack_from(">i", data, at + 4)[0] + 3)
-    path.write_bytes(data)
+    path.write_bytes(good)
+    shift_positions(path)
     log, warnings = opening(directory, clean=True)
     assert warnings == []
     assert offsets(log) == list(range(0, 120, 2))
@@ -251,14 +224,22 @@ def test_a_damaged_index_is_noticed_by_a_lookup_after_a_clean_stop(filled: Log, 
         assert int.from_bytes(part.read()[:8], "big") == offset // 2 * 2
 
 
+def shift_positions(path: Path) -> None:
+    """Moves every position of an offset index by three bytes."""
+    data = bytearray(path.read_bytes())
+    for at in range(0, len(data), 8):
+        struct.pack_into(">i", data, at + 4, struct.unpack_from(">i", data, at + 4)[0] + 3)
+    path.write_bytes(data)
+
+
 def times_found(log: Log) -> list[int]:
-    """The offset found for the time of each of the batches of ``timed``."""
+    """Returns the offset that is found for the timestamp of each batch in ``timed``."""
     found = [log.offset_for_timestamp(NOW + number) for number in range(60)]
     return [one[1] for one in found if one is not None]
 
 
 def timed(log: Log, batch: MakeBatch) -> None:
-    """60 batches of two records, each a millisecond after the one before; closed."""
+    """60 batches of two records, each a millisecond after the previous; closed."""
     for number in range(60):
         log.append([batch(2, timestamp=NOW + number)], 0, NOW)
     assert len(log.segments) > 2
@@ -267,7 +248,7 @@ def timed(log: Log, batch: MakeBatch) -> None:
 
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("how", ["missing at a clean start", "missing at a recovery", "damaged"])
-def test_times_are_found_after_the_next_start_when_an_index_was_made_anew(
+def test_times_are_found_after_the_start_that_follows_an_index_rebuild(
     log_of: MakeLog, batch: MakeBatch, directory: str, at: int, how: str
 ) -> None:
     log = log_of({**SMALL, "index_interval_bytes": 1000})
@@ -275,10 +256,7 @@ def test_times_are_found_after_the_next_start_when_an_index_was_made_anew(
     sizes = {one.name: one.stat().st_size for one in Path(directory).glob("*index")}
     path = path_of(log, at, ".index" if how == "damaged" else ".timeindex")
     if how == "damaged":
-        data = bytearray(path.read_bytes())
-        for entry in range(0, len(data), 8):
-            struct.pack_into(">i", data, entry + 4, struct.unpack_from(">i", data, entry + 4)[0] + 3)
-        path.write_bytes(data)
+        shift_positions(path)
     else:
         path.unlink()
     is_clean = how != "missing at a recovery"
@@ -293,7 +271,7 @@ def test_times_are_found_after_the_next_start_when_an_index_was_made_anew(
     assert {one.name: one.stat().st_size for one in Path(directory).glob("*index")} == sizes
 
 
-def test_an_index_made_anew_is_there_after_a_power_cut(batch: MakeBatch) -> None:
+def test_a_rebuilt_index_survives_a_power_cut(batch: MakeBatch) -> None:
     files = FaultyFiles()
     directory = "/data/events-0"
     files.make_directory(directory)
@@ -307,7 +285,7 @@ def test_an_index_made_anew_is_there_after_a_power_cut(batch: MakeBatch) -> None
     damaged.write_at(0, b"".join(good[at : at + 12] for at in range(len(good) - 12, -1, -12)))
     damaged.sync()
     recovered, warnings = opening(directory, recovery_point=120, files=files)
-    assert "both indexes are made anew" in warnings[0]
+    assert "both indexes are rebuilt" in warnings[0]
     recovered.close(NOW)
     files.power_cut()
     again, warnings = opening(directory, clean=True, files=files)
@@ -315,7 +293,7 @@ def test_an_index_made_anew_is_there_after_a_power_cut(batch: MakeBatch) -> None
 
 
 @pytest.mark.parametrize("is_synced_again", [False, True])
-def test_times_are_found_after_a_power_cut_in_a_segment_that_was_rolled_at_the_recovery_point(
+def test_times_are_found_after_a_power_cut_in_a_segment_rolled_at_the_recovery_point(
     batch: MakeBatch, is_synced_again: bool
 ) -> None:
     files = FaultyFiles()
@@ -345,7 +323,7 @@ def test_times_are_found_after_a_power_cut_in_a_segment_that_was_rolled_at_the_r
     assert again.segments[0].max_timestamp() == NOW + rolled_at // 2 - 1
 
 
-def test_preallocated_zero_tails_of_indexes_are_no_damage(filled: Log, directory: str) -> None:
+def test_preallocated_zeros_of_indexes_are_not_damage(filled: Log, directory: str) -> None:
     for segment in filled.segments[:-1]:
         for index, full in ((segment.index.path, 480), (segment.time_index.path, 480)):
             os.truncate(index, full)
@@ -354,7 +332,7 @@ def test_preallocated_zero_tails_of_indexes_are_no_damage(filled: Log, directory
     assert offsets(log) == list(range(0, 120, 2))
 
 
-def test_a_missing_snapshot_is_read_from_the_log(filled: Log, directory: str) -> None:
+def test_a_missing_snapshot_is_rebuilt_from_the_log(filled: Log, directory: str) -> None:
     for path in Path(directory).glob("*.snapshot"):
         path.unlink()
     log, warnings = opening(directory, recovery_point=119)
@@ -362,7 +340,7 @@ def test_a_missing_snapshot_is_read_from_the_log(filled: Log, directory: str) ->
     assert log.producer_state.entries[5].last_sequence == 119
 
 
-def test_a_damaged_snapshot_is_removed_and_the_log_read(filled: Log, directory: str) -> None:
+def test_a_damaged_snapshot_is_removed_and_rebuilt_from_the_log(filled: Log, directory: str) -> None:
     damaged = sorted(Path(directory).glob("*.snapshot"))
     for path in damaged:
         flip(path, 20)
@@ -372,7 +350,7 @@ def test_a_damaged_snapshot_is_removed_and_the_log_read(filled: Log, directory: 
 
 
 @pytest.mark.parametrize("damaged", [1, 2, 3])
-def test_the_newest_snapshot_that_is_whole_tells_of_producers_whose_batches_are_gone(
+def test_the_newest_valid_snapshot_has_producers_without_remaining_batches(
     log_of: MakeLog, batch: MakeBatch, directory: str, damaged: int
 ) -> None:
     log = log_of({"file_delete_delay_ms": 0})
@@ -384,7 +362,7 @@ def test_the_newest_snapshot_that_is_whole_tells_of_producers_whose_batches_are_
     assert len(snapshots) == 4
     for path in snapshots[4 - damaged :]:
         flip(path, 20)
-    # Those of the first snapshot alone are nowhere else.
+    # The state of the first snapshot is in no other file.
     Path(directory, f"{0:020d}.log").unlink()
     _, warnings = restored = opening(directory, recovery_point=4)
     log = restored[0]
@@ -393,21 +371,27 @@ def test_the_newest_snapshot_that_is_whole_tells_of_producers_whose_batches_are_
     assert not any(path.exists() for path in snapshots[4 - damaged : -1])
 
 
-@pytest.mark.parametrize("content", [b"", b"0\n3\n0 0\n", b"garbage", b"1\n0\n", b"0\n2\n5 0\n4 10\n"])
-def test_a_damaged_leader_epoch_file_is_read_from_the_log(
-    filled: Log, directory: str, content: bytes
+@pytest.mark.parametrize("content", [None, b"", b"0\n3\n0 0\n", b"garbage", b"1\n0\n", b"0\n2\n5 0\n4 10\n"])
+def test_a_missing_or_damaged_leader_epoch_file_is_rebuilt_from_the_log(
+    filled: Log, directory: str, content: bytes | None
 ) -> None:
-    Path(directory, "leader-epoch-checkpoint").write_bytes(content)
+    file = Path(directory, "leader-epoch-checkpoint")
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
     log, warnings = opening(directory, recovery_point=119)
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
-    assert any("leader epochs are read from the log" in warning for warning in warnings)
+    assert b"2 100" in file.read_bytes()
+    is_reported = any("leader epochs are read from the log" in warning for warning in warnings)
+    assert is_reported or content is None
 
 
 @pytest.mark.parametrize("start", [1, 50, 60, 100, 119, 120])
-def test_records_that_a_crash_brings_back_have_their_leader_epochs_again(
+def test_records_restored_by_a_crash_have_their_leader_epochs(
     filled: Log, directory: str, start: int
 ) -> None:
-    """The process is killed after a deletion, before the log's start is written down."""
+    """The process is killed after a deletion, before the log start offset is checkpointed."""
     filled.advance_start(start)
     filled.leader_epochs.save()
     assert filled.leader_epochs.starts[0] == start - 1
@@ -416,22 +400,15 @@ def test_records_that_a_crash_brings_back_have_their_leader_epochs_again(
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
 
 
-def test_leader_epochs_whose_file_is_gone_are_read_from_the_log(filled: Log, directory: str) -> None:
-    Path(directory, "leader-epoch-checkpoint").unlink()
-    log, _ = opening(directory, recovery_point=119)
-    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
-    assert b"2 100" in Path(directory, "leader-epoch-checkpoint").read_bytes()
-
-
 KNOWN_FILES = (None, b"", b"0\n1\n0 0\n", b"0\n2\n0 0\n1 4\n")
 
 
 @pytest.mark.parametrize("rolled", [False, True])
 @pytest.mark.parametrize("content", KNOWN_FILES)
-def test_an_epoch_whose_first_batches_were_compacted_begins_where_the_log_ended_before(
+def test_an_epoch_with_compacted_first_batches_starts_at_the_previous_log_end_offset(
     log_of: MakeLog, batch: MakeBatch, directory: str, content: bytes | None, rolled: bool
 ) -> None:
-    """Else a replica with records of the epoch before at those offsets would not be told to cut them."""
+    """Otherwise a replica with records of the previous epoch at those offsets would not truncate them."""
     log = log_of(SMALL)
     for base, epoch in ((0, 0), (2, 0), (6, 0), (20, 1)):
         if base == 20 and rolled:
@@ -440,7 +417,7 @@ def test_an_epoch_whose_first_batches_were_compacted_begins_where_the_log_ended_
     first = path_of(log, 0)
     size = len(batch(2).to_bytes())
     data = first.read_bytes()
-    first.write_bytes(data[: 2 * size] + data[3 * size :])  # What was at 6 is compacted away.
+    first.write_bytes(data[: 2 * size] + data[3 * size :])  # The record at 6 is compacted away.
     file = Path(directory, "leader-epoch-checkpoint")
     if content is None:
         file.unlink()
@@ -452,10 +429,8 @@ def test_an_epoch_whose_first_batches_were_compacted_begins_where_the_log_ended_
     assert len(warnings) == (content == b"")
 
 
-def test_an_epoch_that_begins_later_by_its_file_is_believed(
-    log_of: MakeLog, batch: MakeBatch, directory: str
-) -> None:
-    """Apache Kafka notes the first batch that it gets of an epoch."""
+def test_a_later_epoch_start_in_the_file_is_kept(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
+    """Apache Kafka records the first batch that it gets of an epoch."""
     log = log_of(SMALL)
     for base, epoch in ((0, 0), (20, 1), (30, 2)):
         log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
@@ -466,10 +441,10 @@ def test_an_epoch_that_begins_later_by_its_file_is_believed(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_after_a_power_cut_the_leader_epochs_of_unsynced_batches_are_those_of_the_batches(
+def test_after_a_power_cut_the_leader_epochs_are_those_of_the_batches(
     log_of: MakeLog, batch: MakeBatch, directory: str, lost: bool
 ) -> None:
-    """The log was cut at 2 and followed an earlier leader; the cut brought back the file of before."""
+    """The log was truncated to 2 and followed an earlier leader. The crash restored the former file."""
     log = log_of(SMALL)
     for base, epoch in ((0, 0), (2, 1), (4, 1)):
         log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
@@ -483,7 +458,7 @@ def test_after_a_power_cut_the_leader_epochs_of_unsynced_batches_are_those_of_th
     assert len(warnings) == (not lost)
 
 
-def test_batches_without_a_leader_epoch_are_not_looked_through_for_one(
+def test_batches_without_a_leader_epoch_are_not_scanned_for_epochs(
     log_of: MakeLog, batch: MakeBatch, directory: str
 ) -> None:
     log = log_of(SMALL)
@@ -494,7 +469,7 @@ def test_batches_without_a_leader_epoch_are_not_looked_through_for_one(
     assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([3], [2])
 
 
-def test_a_missing_last_segment_ends_the_log_before_it(filled: Log, directory: str) -> None:
+def test_a_log_with_a_missing_last_segment_ends_before_it(filled: Log, directory: str) -> None:
     path_of(filled, -1).unlink()
     log, _ = opening(directory)
     assert log.end_offset == filled.active.base_offset
@@ -507,7 +482,7 @@ def test_an_empty_last_segment_is_kept(filled: Log, directory: str) -> None:
     assert (log.end_offset, log.active.base_offset, log.active.size, warnings) == (120, 120, 0, [])
 
 
-def test_stray_files_are_left_alone_and_named(filled: Log, directory: str) -> None:
+def test_stray_files_are_ignored_and_reported(filled: Log, directory: str) -> None:
     Path(directory, "notes.txt").write_text("mine")
     Path(directory, "12.log").write_text("too short a name")
     log, warnings = opening(directory, recovery_point=119)
@@ -521,10 +496,10 @@ def test_an_index_without_its_log_is_removed(filled: Log, directory: str) -> Non
     orphan.write_bytes(b"")
     _, warnings = opening(directory, recovery_point=119)
     assert not orphan.exists()
-    assert any("has no log file beside it" in warning for warning in warnings)
+    assert any("has no log file" in warning for warning in warnings)
 
 
-def test_what_a_removal_had_renamed_is_removed(filled: Log, directory: str) -> None:
+def test_files_renamed_for_deletion_are_removed(filled: Log, directory: str) -> None:
     gone = path_of(filled, 0)
     gone.rename(gone.with_suffix(".log.deleted"))
     Path(directory, f"{FIRST}.log.cleaned").write_bytes(b"half")
@@ -536,7 +511,7 @@ def test_what_a_removal_had_renamed_is_removed(filled: Log, directory: str) -> N
     )
 
 
-def test_a_swap_that_a_crash_interrupted_is_ended(filled: Log, directory: str) -> None:
+def test_an_interrupted_swap_is_completed(filled: Log, directory: str) -> None:
     merged = path_of(filled, 0).read_bytes() + path_of(filled, 1).read_bytes()
     Path(directory, f"{FIRST}.log.swap").write_bytes(merged)
     log, warnings = opening(directory)
@@ -548,16 +523,16 @@ def test_a_swap_that_a_crash_interrupted_is_ended(filled: Log, directory: str) -
     assert any("compaction that a crash had interrupted" in warning for warning in warnings)
 
 
-def test_a_clean_stop_whose_end_is_damaged_is_recovered(filled: Log, directory: str) -> None:
+def test_a_log_damaged_at_its_end_is_recovered_after_a_clean_shutdown(filled: Log, directory: str) -> None:
     filled.close(NOW)
     path = path_of(filled, -1)
     os.truncate(path, path.stat().st_size - 3)
     log, warnings = opening(directory, clean=True)
     assert offsets(log) == list(range(0, 118, 2))
-    assert "although the last stop was a clean one" in warnings[0]
+    assert "although the last shutdown was clean" in warnings[0]
 
 
-def test_a_log_cut_at_every_byte_of_its_last_two_batches_serves_a_valid_prefix(
+def test_a_log_truncated_at_any_byte_of_its_last_two_batches_serves_a_valid_prefix(
     log_of: MakeLog, batch: MakeBatch, directory: str
 ) -> None:
     log = log_of(SMALL)
@@ -602,25 +577,16 @@ def test_messages_of_old_formats_are_kept(log_of: MakeLog, directory: str) -> No
     assert "corruption" in warnings[0]
 
 
-def test_checkpoints_name_what_is_wrong() -> None:
-    from tidemill.log.checkpoints import parse_checkpoint
+def test_checkpoint_errors_name_the_cause() -> None:
+    from tidemill.log.checkpoint_files import parse_checkpoint
 
-    with pytest.raises(CheckpointDamaged, match="does not have the 2 entries of 3 fields"):
+    with pytest.raises(CheckpointDamaged, match="does not have 2 entries of 3 fields"):
         parse_checkpoint(b"0\n2\nt 0 5\n", 3, "x")
 
 
-def test_a_log_that_ends_before_its_start_offset_begins_anew_there(filled: Log, directory: str) -> None:
-    one = Opening(
-        SystemFiles(),
-        directory,
-        TopicPartition("events", 0),
-        LogConfig(segment_bytes=3000),
-        removals=Removals(),
-        now_ms=NOW,
-        start_offset=500,
-    )
-    log = one.open()
+def test_a_log_that_ends_before_its_log_start_offset_restarts_there(filled: Log, directory: str) -> None:
+    log, warnings = opening(directory, start_offset=500)
     assert (log.start_offset, log.end_offset, len(log.segments)) == (500, 500, 1)
-    assert log.producer_state.entries == {}, "later records of the producer are gone"
+    assert log.producer_state.entries == {}, "later records of the producer are lost"
     assert not list(Path(directory).glob("*.snapshot"))
-    assert "before its start offset 500" in one.warnings[0]
+    assert "before its start offset 500" in warnings[0]

@@ -1,47 +1,51 @@
-"""A recovery that begins within a segment: what it spares, and that it ends as one that reads everything."""
+"""Recovery that starts within a segment: the bytes it skips, and its equality with full recovery."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
+from faulty_files import FaultyFiles
+from log_stage import NOW, MakeBatch
 
-from tidemill.log import recovery
-from tidemill.log.config import LogConfig
+from record_builders import build_message_set
+from tidemill.log import log_loader
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
+from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
-from tidemill.records.message_set import build_message_set
-from tidemill.records.reader import iter_records
-from tidemill.testing.files import FaultyFiles
+from tidemill.records.record_reader import iter_records
 
-NOW = 1_700_000_000_000
 KEY = TopicPartition("t", 0)
 AT = "/data/t-0"
-MakeBatch = Callable[..., Batch]
 CONFIG = LogConfig(index_interval_bytes=200, segment_index_bytes=4000)
 FIRST = f"{AT}/00000000000000000000"
 
 
 @pytest.fixture(autouse=True)
 def sparing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever can be spared is."""
-    monkeypatch.setattr(recovery, "SPARED_BYTES_MIN", 1)
+    """Skips every part that can be skipped."""
+    monkeypatch.setattr(log_loader, "SPARED_BYTES_MIN", 1)
 
 
-def opened(files: FaultyFiles, recovery_point: int) -> tuple[Log, Opening]:
-    one = Opening(
-        files, AT, KEY, CONFIG, removals=Removals(), now_ms=NOW, recovery_point=recovery_point, clean=False
+def opened(files: FaultyFiles, recovery_point: int) -> tuple[Log, LogLoader]:
+    one = LogLoader(
+        files,
+        AT,
+        KEY,
+        CONFIG,
+        removals=DelayedFileRemoval(),
+        now_ms=NOW,
+        recovery_point=recovery_point,
+        clean=False,
     )
     return one.open(), one
 
 
 def filled(batch: MakeBatch, formats: str) -> FaultyFiles:
-    """A segment of 60 appends in the formats that are named in turn, of random times; the process ended."""
+    """A segment of 60 appends in the given formats in turn, with random timestamps, after a kill."""
     files = FaultyFiles()
     files.make_directory(AT)
     log, _ = opened(files, 0)
@@ -67,7 +71,7 @@ def filled(batch: MakeBatch, formats: str) -> FaultyFiles:
 
 
 def state(files: FaultyFiles, log: Log) -> list[object]:
-    """All that a recovery makes anew, in memory and in the files."""
+    """Returns all state that recovery rebuilds, in memory and in the files."""
     found: list[object] = [
         int(log.end_offset),
         log.leader_epochs.epochs,
@@ -82,14 +86,14 @@ def state(files: FaultyFiles, log: Log) -> list[object]:
 
 
 def boundaries(log: Log) -> list[int]:
-    """The offsets at which appends ended."""
+    """Returns the end offsets of the appends."""
     piece = log.read(0, 1 << 20, log.end_offset, True)
     assert piece is not None
     return [record.offset for record in iter_records(piece.read(), 0)]
 
 
 @pytest.mark.parametrize("formats", ["2", "1", "0", "012", "0122"])
-def test_a_recovery_from_any_point_ends_as_one_from_the_first_byte(batch: MakeBatch, formats: str) -> None:
+def test_recovery_from_any_recovery_point_equals_full_recovery(batch: MakeBatch, formats: str) -> None:
     files = filled(batch, formats)
     log, whole = opened(files, 0)
     size = log.size_bytes
@@ -106,7 +110,7 @@ def test_a_recovery_from_any_point_ends_as_one_from_the_first_byte(batch: MakeBa
     assert spared[-1] > 0.8 * size
 
 
-def test_an_index_that_makes_no_sense_spares_nothing(batch: MakeBatch) -> None:
+def test_an_invalid_index_causes_full_recovery(batch: MakeBatch) -> None:
     expected = state(files := filled(batch, "2"), opened(files, 0)[0])
     for suffix, at in ((".index", 8), (".index", 12), (".index", 20), (".timeindex", 12), (".timeindex", 20)):
         files = filled(batch, "2")
@@ -116,7 +120,7 @@ def test_an_index_that_makes_no_sense_spares_nothing(batch: MakeBatch) -> None:
         assert state(files, log) == expected
 
 
-def test_an_index_that_leads_into_a_batch_spares_nothing(batch: MakeBatch) -> None:
+def test_an_index_entry_inside_a_batch_causes_full_recovery(batch: MakeBatch) -> None:
     files = filled(batch, "2")
     expected = state(files, opened(files, 0)[0])
     files = filled(batch, "2")
@@ -129,7 +133,7 @@ def test_an_index_that_leads_into_a_batch_spares_nothing(batch: MakeBatch) -> No
     assert state(files, log) == expected
 
 
-def test_a_log_that_ends_before_its_recovery_point_serves_what_is_there(batch: MakeBatch) -> None:
+def test_a_log_that_ends_before_its_recovery_point_serves_its_remaining_records(batch: MakeBatch) -> None:
     whole = filled(batch, "2")
     ends = [0]
     data = whole.read(FIRST + ".log")
@@ -150,7 +154,9 @@ def started(files: FaultyFiles) -> LogManager:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_start_reads_is_bounded_whatever_the_number_of_partitions(batch: MakeBatch, seed: int) -> None:
+def test_the_bytes_read_at_startup_are_bounded_for_any_number_of_partitions(
+    batch: MakeBatch, seed: int
+) -> None:
     files = FaultyFiles()
     files.make_directory("/data")
     files.sync_directory("/")
@@ -193,7 +199,7 @@ def test_what_a_start_reads_is_bounded_whatever_the_number_of_partitions(batch: 
         assert len([name for name in names if name.endswith(".snapshot")]) <= 1, names
 
 
-def test_old_producer_snapshots_go_and_those_where_segments_begin_stay(batch: MakeBatch) -> None:
+def test_old_producer_snapshots_are_removed_except_at_segment_starts(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/data")
     files.sync_directory("/")
@@ -207,7 +213,7 @@ def test_old_producer_snapshots_go_and_those_where_segments_begin_stay(batch: Ma
             log.roll(NOW)
             kept.append(f"{number + 1:020d}.snapshot")
         else:
-            log.take_producer_snapshot()
+            log.snapshots.write(log.producer_state)
     stray = f"{AT}/00000000000000000002.snapshot"
     files.replace(stray, files.read(f"{AT}/{kept[0]}"))
     assert manager.close(NOW, {}) == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from faulty_files import FaultyFiles
 
-from tidemill.log.checkpoints import (
+from tidemill.log.checkpoint_files import (
     CheckpointDamaged,
     decode_id,
     encode_id,
@@ -15,35 +16,27 @@ from tidemill.log.checkpoints import (
     write_offsets,
     write_partition_metadata,
 )
-from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.meta import (
-    VERSION_ON_ZOOKEEPER,
-    DirectoryMeta,
-    new_id,
-    parse_properties,
-    read_meta,
-    write_meta,
-)
-from tidemill.log.names import (
+from tidemill.log.file_names import (
     directory_to_delete,
     is_delete_directory,
     offset_name,
     offset_of,
     parse_partition_directory,
 )
+from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
+from tidemill.log.meta_properties import (
+    VERSION_ON_ZOOKEEPER,
+    MetaProperties,
+    new_id,
+    parse_properties,
+    read_meta,
+    write_meta,
+)
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.testing.files import FaultyFiles
 
 
-@pytest.fixture
-def files() -> FaultyFiles:
-    made = FaultyFiles()
-    made.make_directory("/d")
-    return made
-
-
-def test_a_checkpoint_is_version_count_and_entries(files: FaultyFiles) -> None:
+def test_a_checkpoint_has_a_version_a_count_and_entries(files: FaultyFiles) -> None:
     offsets = {TopicPartition("b", 0): 5, TopicPartition("a-b", 11): 0}
     write_offsets(files, "/d/c", offsets)
     assert files.read("/d/c") == b"0\n2\na-b 11 0\nb 0 5\n"
@@ -65,12 +58,12 @@ def test_a_checkpoint_is_version_count_and_entries(files: FaultyFiles) -> None:
         b"0\n1\nt 0 5\nt 1 6\n",
     ],
 )
-def test_a_damaged_checkpoint_is_refused(data: bytes) -> None:
+def test_a_damaged_checkpoint_is_rejected(data: bytes) -> None:
     with pytest.raises(CheckpointDamaged):
         parse_checkpoint(data, 3, "c")
 
 
-def test_a_topic_id_is_kept_as_kafka_writes_it(files: FaultyFiles) -> None:
+def test_a_topic_id_is_written_in_kafkas_format(files: FaultyFiles) -> None:
     identifier = bytes.fromhex("fbff000102030405060708090a0b0c0d")
     write_partition_metadata(files, "/d/p", identifier)
     assert files.read("/d/p") == b"version: 0\ntopic_id: -_8AAQIDBAUGBwgJCgsMDQ"
@@ -78,12 +71,12 @@ def test_a_topic_id_is_kept_as_kafka_writes_it(files: FaultyFiles) -> None:
     assert decode_id(encode_id(identifier)) == identifier
 
 
-def test_an_empty_or_missing_topic_id_file_names_no_topic(files: FaultyFiles) -> None:
+def test_an_empty_or_missing_topic_id_file_has_no_topic_id(files: FaultyFiles) -> None:
     assert read_partition_metadata(files, "/d/p") == bytes(16)
     files.replace("/d/p", b"\0" * 40)
     assert read_partition_metadata(files, "/d/p") == bytes(16)
     files.replace("/d/p", b"version: 0\ntopic_id: short")
-    with pytest.raises(CheckpointDamaged, match="is no partition"):
+    with pytest.raises(CheckpointDamaged, match="is not a partition"):
         read_partition_metadata(files, "/d/p")
 
 
@@ -93,7 +86,7 @@ def test_meta_properties_of_both_versions_are_read(files: FaultyFiles) -> None:
     meta = read_meta(files, "/d/meta.properties")
     assert meta is not None
     assert (meta.cluster_id, meta.node_id, meta.directory_id) == ("AAAAAAAAAAAAAAAAAAAAAA", 3, "")
-    write_meta(files, "/d/meta.properties", DirectoryMeta("x=y", 4, new_id(), {"extra": "1"}))
+    write_meta(files, "/d/meta.properties", MetaProperties("x=y", 4, new_id(), {"extra": "1"}))
     again = read_meta(files, "/d/meta.properties")
     assert again is not None
     assert (again.cluster_id, again.node_id, len(again.directory_id), again.rest) == (
@@ -103,7 +96,7 @@ def test_meta_properties_of_both_versions_are_read(files: FaultyFiles) -> None:
         {"extra": "1"},
     )
     assert b"version=1\n" in files.read("/d/meta.properties")
-    write_meta(files, "/d/m", DirectoryMeta("x", 4, new_id(), version=VERSION_ON_ZOOKEEPER))
+    write_meta(files, "/d/m", MetaProperties("x", 4, new_id(), version=VERSION_ON_ZOOKEEPER))
     assert b"broker.id=4\n" in files.read("/d/m")
     assert b"version=0\n" in files.read("/d/m")
     found = read_meta(files, "/d/m")
@@ -112,33 +105,33 @@ def test_meta_properties_of_both_versions_are_read(files: FaultyFiles) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"version=7\n", b"version=1\nnode.id=x\n", b"\xff\xfe"])
-def test_meta_properties_that_make_no_sense_stop_the_start(files: FaultyFiles, text: bytes) -> None:
+def test_invalid_meta_properties_fail_startup(files: FaultyFiles, text: bytes) -> None:
     files.replace("/d/m", text)
     with pytest.raises(ConfigError, match="/d/m"):
         read_meta(files, "/d/m")
 
 
-def test_properties_unescape_as_java_does() -> None:
+def test_properties_are_unescaped_by_javas_rules() -> None:
     assert parse_properties("a\\:b = c\\=\\u0041\\t\n! comment\n\n") == {"a:b": "c=A\t"}
 
 
-def epochs(files: FaultyFiles, *entries: tuple[int, int]) -> LeaderEpochs:
-    made = LeaderEpochs(files, "/d/leader-epoch-checkpoint")
+def epochs(files: FaultyFiles, *entries: tuple[int, int]) -> LeaderEpochFileCache:
+    made = LeaderEpochFileCache(files, "/d/leader-epoch-checkpoint")
     for epoch, start in entries:
         made.assign(epoch, start)
     return made
 
 
-def test_leader_epochs_are_written_as_kafka_writes_them(files: FaultyFiles) -> None:
+def test_leader_epochs_are_written_in_kafkas_format(files: FaultyFiles) -> None:
     epochs(files, (0, 0), (3, 100), (3, 150), (5, 200))
     assert files.read("/d/leader-epoch-checkpoint") == b"0\n3\n0 0\n3 100\n5 200\n"
-    again = LeaderEpochs(files, "/d/leader-epoch-checkpoint")
+    again = LeaderEpochFileCache(files, "/d/leader-epoch-checkpoint")
     again.load()
     assert (again.epochs, again.starts, again.latest) == ([0, 3, 5], [0, 100, 200], 5)
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("requested", "answer"),
     [
         (-1, (-1, -1)),
         (0, (0, 10)),
@@ -150,13 +143,13 @@ def test_leader_epochs_are_written_as_kafka_writes_them(files: FaultyFiles) -> N
         (6, (-1, -1)),
     ],
 )
-def test_the_end_of_an_epoch_is_where_the_next_begins(
-    files: FaultyFiles, asked: int, answer: tuple[int, int]
+def test_the_end_of_an_epoch_is_the_start_of_the_next(
+    files: FaultyFiles, requested: int, answer: tuple[int, int]
 ) -> None:
-    assert epochs(files, (1, 10), (3, 100), (5, 200)).end_offset(asked, 999) == answer
+    assert epochs(files, (1, 10), (3, 100), (5, 200)).end_offset(requested, 999) == answer
 
 
-def test_epochs_follow_truncation_at_both_ends(files: FaultyFiles) -> None:
+def test_leader_epochs_are_truncated_at_both_ends(files: FaultyFiles) -> None:
     cache = epochs(files, (1, 10), (3, 100), (5, 200))
     cache.truncate_end(200)
     assert cache.starts == [10, 100]
@@ -169,13 +162,13 @@ def test_epochs_follow_truncation_at_both_ends(files: FaultyFiles) -> None:
     assert (cache.epochs, cache.starts) == ([3], [100])
 
 
-def test_an_epoch_that_begins_earlier_replaces_what_was_truncated(files: FaultyFiles) -> None:
+def test_an_earlier_epoch_start_replaces_truncated_entries(files: FaultyFiles) -> None:
     cache = epochs(files, (1, 10), (3, 100), (5, 200))
     cache.assign(6, 100)
     assert (cache.epochs, cache.starts) == ([1, 6], [10, 100])
 
 
-def test_names_of_files_and_directories() -> None:
+def test_file_and_directory_names_have_kafkas_format() -> None:
     assert offset_name(368769, ".log") == "00000000000000368769.log"
     assert offset_of("00000000000000368769.log", ".log") == 368769
     assert [

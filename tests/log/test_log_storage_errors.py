@@ -1,28 +1,29 @@
-"""What the system refuses becomes a storage error, and the log is as before."""
+"""System errors become storage errors, and leave the log unchanged."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faulty_files import PAGE_BYTES, FaultyFiles
+from log_stage import MakeBatch
 
-from tidemill.log.config import LogConfig
+from log_start import NOW, start_logs
+from record_builders import build_message_set
 from tidemill.log.errors import DiskFull
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.recovery import open_log
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import open_log
+from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import NONE, Batch
-from tidemill.records.message_set import MessageSet, build_message_set
-from tidemill.testing.files import PAGE_BYTES, FaultyFiles
+from tidemill.records.message_set import MessageSet
 
-NOW = 1_700_000_000_000
 PARTITION = TopicPartition("events", 0)
 MANY = 1_000_000
 
@@ -33,8 +34,8 @@ def opened(files: FaultyFiles, **options: int | bool) -> Log:
 
 
 @pytest.mark.parametrize("suffix", [".log", ".timeindex"])
-def test_an_append_without_descriptors_is_a_storage_error_and_a_later_one_follows_on(
-    suffix: str, batch: Callable[..., Batch]
+def test_an_append_without_descriptors_is_a_storage_error_and_a_retry_succeeds(
+    suffix: str, batch: MakeBatch
 ) -> None:
     files = FaultyFiles()
     first = opened(files)
@@ -55,9 +56,7 @@ def test_an_append_without_descriptors_is_a_storage_error_and_a_later_one_follow
 
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_what_a_failed_append_left_behind_is_cut_before_the_next_one(
-    magic: int, batch: Callable[..., Batch]
-) -> None:
+def test_bytes_of_a_failed_append_are_truncated_before_the_next_append(magic: int, batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = opened(files)
     data = build_message_set(1 if magic else 0, [(NOW, b"k", b"v")])
@@ -69,7 +68,7 @@ def test_what_a_failed_append_left_behind_is_cut_before_the_next_one(
             log.append_messages(MessageSet(data, magic, NONE, 1, NOW if magic else -1), 0, NOW)
 
     append()
-    log.active.let_go()
+    log.active.close_idle()
     files.open(log.active.path).append([b"half a message"])
     append()
     piece = log.read(1, 10_000, 2, True)
@@ -78,7 +77,7 @@ def test_what_a_failed_append_left_behind_is_cut_before_the_next_one(
     assert files.size(log.active.path) == log.size_bytes
 
 
-def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[..., Batch]) -> None:
+def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = opened(files)
     log.append([batch(3)], 0, NOW)
@@ -88,13 +87,10 @@ def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[.
         log.begin_flush()
 
 
-def full_disk(batch: Callable[..., Batch], **settings: Any) -> tuple[FaultyFiles, LogManager, Log]:
-    """A log that has filled the disk to the last page, with files that go at once."""
+def full_disk(batch: MakeBatch, **settings: Any) -> tuple[FaultyFiles, LogManager, Log]:
+    """A log that has filled the disk to the last page, with immediate file deletion."""
     files = FaultyFiles(50 * PAGE_BYTES)
-    manager = LogManager(files, ["/disk"])
-    manager.lock()
-    manager.claim("cluster", 1)
-    manager.load(NOW, lambda topic: LogConfig())
+    manager = start_logs(files, ["/disk"])
     config = LogConfig(segment_bytes=8192, segment_index_bytes=4096, file_delete_delay_ms=0, **settings)
     log = manager.create(PARTITION, b"t" * 16, config, NOW)
     with contextlib.suppress(DiskFull):
@@ -106,9 +102,7 @@ def full_disk(batch: Callable[..., Batch], **settings: Any) -> tuple[FaultyFiles
 
 
 @pytest.mark.parametrize("settings", [{"retention_bytes": 16_384}, {"retention_ms": 1}])
-def test_retention_makes_room_on_a_disk_that_is_full_to_the_last_page(
-    settings: dict[str, int], batch: Callable[..., Batch]
-) -> None:
+def test_retention_frees_space_on_a_completely_full_disk(settings: dict[str, int], batch: MakeBatch) -> None:
     files, manager, log = full_disk(batch, **settings)
     end = int(log.end_offset)
     for minute in range(1, 3):
@@ -125,31 +119,29 @@ def test_retention_makes_room_on_a_disk_that_is_full_to_the_last_page(
     assert start > 0
     assert epochs == [start - 1]
     files.kill()
-    again = LogManager(files, ["/disk"])
-    again.load(NOW, lambda topic: log.config)
-    assert again.warnings == []
+    again = start_logs(files, ["/disk"], log.config)
+    assert again.dirs.warnings == []
     found = again.logs[PARTITION]
     assert (int(found.start_offset), int(found.end_offset)) == (start, end + 1)
     assert found.leader_epochs.starts == epochs
 
 
-def test_a_log_whose_segments_went_from_a_full_disk_starts_behind_them(batch: Callable[..., Batch]) -> None:
-    """The start is nowhere written down yet."""
+def test_a_log_starts_after_segments_deleted_from_a_full_disk(batch: MakeBatch) -> None:
+    """The log start offset is not checkpointed yet."""
     files, manager, log = full_disk(batch, retention_bytes=16_384)
     end = int(log.end_offset)
     assert manager.retain(NOW, {PARTITION: end}) == {PARTITION: log.start_offset}
     files.kill()
     files.remove("/disk/of-others")
-    again = LogManager(files, ["/disk"])
-    again.load(NOW, lambda topic: log.config)
+    again = start_logs(files, ["/disk"], log.config)
     found = again.logs[PARTITION]
     assert (int(found.start_offset), int(found.end_offset)) == (int(log.start_offset), end)
     assert found.leader_epochs.starts == [found.start_offset]
 
 
 @pytest.mark.parametrize(("suffix", "gone"), [(".log", 1), (".index", 2), (".snapshot", 2)])
-def test_segments_that_cannot_be_renamed_are_removed_by_the_next_retention(
-    suffix: str, gone: int, batch: Callable[..., Batch]
+def test_the_next_retention_removes_segments_that_could_not_be_renamed(
+    suffix: str, gone: int, batch: MakeBatch
 ) -> None:
     files = FaultyFiles()
     log = opened(files)
@@ -167,8 +159,8 @@ def test_segments_that_cannot_be_renamed_are_removed_by_the_next_retention(
     assert log.start_offset == bases[3]
 
 
-def test_records_are_deleted_on_a_full_disk_and_a_start_has_the_epochs_of_the_rest(
-    batch: Callable[..., Batch],
+def test_records_deleted_on_a_full_disk_leave_the_epochs_of_the_rest_after_a_start(
+    batch: MakeBatch,
 ) -> None:
     files = FaultyFiles()
     log = opened(files)
@@ -183,8 +175,8 @@ def test_records_are_deleted_on_a_full_disk_and_a_start_has_the_epochs_of_the_re
     assert again.start_offset == 4
 
 
-def test_a_log_that_is_emptied_on_a_full_disk_has_the_files_of_its_segments_alone(
-    batch: Callable[..., Batch],
+def test_a_log_emptied_on_a_full_disk_has_only_the_files_of_its_segments(
+    batch: MakeBatch,
 ) -> None:
     files = FaultyFiles()
     log = opened(files)
@@ -201,12 +193,9 @@ def test_a_log_that_is_emptied_on_a_full_disk_has_the_files_of_its_segments_alon
     assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([1], [20])
 
 
-def test_upkeep_goes_on_behind_a_log_whose_files_cannot_be_read(batch: Callable[..., Batch]) -> None:
+def test_retention_continues_after_a_log_with_unreadable_files(batch: MakeBatch) -> None:
     files = FaultyFiles()
-    manager = LogManager(files, ["/disk"])
-    manager.lock()
-    manager.claim("cluster", 1)
-    manager.load(NOW, lambda topic: LogConfig())
+    manager = start_logs(files, ["/disk"])
     config = LogConfig(retention_ms=1000, flush_ms=0)
     logs = [manager.create(TopicPartition("events", at), b"t" * 16, config, NOW) for at in range(2)]
     for log in logs:
@@ -217,75 +206,57 @@ def test_upkeep_goes_on_behind_a_log_whose_files_cannot_be_read(batch: Callable[
     moved = manager.retain(NOW * 2, {TopicPartition("events", at): 3 for at in range(2)})
     assert list(moved) == [TopicPartition("events", 1)]
     assert [log.topic_partition.partition for log, _ in manager.flushes_due(NOW * 2)] == [1]
-    assert len([text for text in manager.warnings if "/disk/events-0" in text]) == 2
+    assert len([text for text in manager.dirs.warnings if "/disk/events-0" in text]) == 2
 
 
-def test_nothing_goes_of_a_log_that_no_partition_is_known_for(batch: Callable[..., Batch]) -> None:
-    manager = LogManager(FaultyFiles(), ["/disk"])
-    manager.lock()
-    manager.claim("cluster", 1)
-    manager.load(NOW, lambda topic: LogConfig())
+def test_no_segment_of_a_log_without_partition_is_deleted(batch: MakeBatch) -> None:
+    manager = start_logs(FaultyFiles(), ["/disk"])
     config = LogConfig(retention_ms=1000)
     known, unknown = (TopicPartition(name, 0) for name in ("known", "unknown"))
     for key in (known, unknown):
         manager.create(key, b"t" * 16, config, NOW).append([batch(3, timestamp=1)], 0, NOW)
-    # What the settings of the other's topic are, the controller may not be able to read.
+    # The controller may be unable to read the settings of the other topic.
     assert list(manager.retain(NOW * 2, {known: 3})) == [known]
     assert int(manager.logs[unknown].start_offset) == 0
 
 
-def test_an_append_that_could_not_be_cut_back_is_cut_before_the_next(
+def fail_appends(monkeypatch: pytest.MonkeyPatch, written_bytes: int, number: int) -> None:
+    """The first bytes of an append are written, and cannot be truncated."""
+    write = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        if len(data) > written_bytes:
+            return write(descriptor, data[:written_bytes])
+        raise OSError(number, os.strerror(number))
+
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+
+
+def test_an_append_that_could_not_be_undone_is_truncated_before_the_next(
     directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = SystemFiles().open(f"{directory}/log", True)
     file.append([b"whole"])
-    write, truncate = os.write, os.ftruncate
-
-    def half(descriptor: int, data: bytes) -> int:
-        if len(data) > 4:
-            return write(descriptor, data[:4])
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def refuse(descriptor: int, size: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "write", half)
-    monkeypatch.setattr(os, "ftruncate", refuse)
-    with pytest.raises(OSError, match="Input/output"):
-        file.append([b"torn off"])
-    with pytest.raises(OSError, match="Input/output"):
-        file.append([b"too soon"])
-    monkeypatch.setattr(os, "write", write)
-    monkeypatch.setattr(os, "ftruncate", truncate)
+    with monkeypatch.context() as patched:
+        fail_appends(patched, 4, errno.EIO)
+        with pytest.raises(OSError, match="Input/output"):
+            file.append([b"torn off"])
+        with pytest.raises(OSError, match="Input/output"):
+            file.append([b"too soon"])
     file.append([b" again"])
     assert file.read_at(0, 100) == b"whole again"
     file.close()
 
 
-def fail_appends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of an append is written, and what was written cannot be cut off."""
-    write = os.write
-
-    def half(descriptor: int, data: bytes) -> int:
-        if len(data) > len(HALF):
-            return write(descriptor, data[: len(HALF)])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def refuse(descriptor: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", half)
-    monkeypatch.setattr(os, "ftruncate", refuse)
-
-
-HALF = bytes(40)
-
-
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("is_let_go", [False, True])
-def test_nothing_is_appended_behind_what_a_failed_append_left(
+def test_no_batch_is_appended_after_bytes_of_a_failed_append(
     directory: str,
-    batch: Callable[..., Batch],
+    batch: MakeBatch,
     monkeypatch: pytest.MonkeyPatch,
     is_read: bool,
     is_let_go: bool,
@@ -293,11 +264,11 @@ def test_nothing_is_appended_behind_what_a_failed_append_left(
     log = open_log(SystemFiles(), directory, PARTITION, LogConfig())
     log.append([batch(1)], 1, 0)
     with monkeypatch.context() as patched:
-        fail_appends(patched)
+        fail_appends(patched, 40, errno.ENOSPC)
         with pytest.raises(StorageError, match="No space"):
             log.append([batch(1)], 1, 0)
     if is_let_go:
-        log.active.let_go()
+        log.active.close_idle()
     if is_read:
         log.active.file()
     log.append([batch(1)], 1, 0)
@@ -308,8 +279,8 @@ def test_nothing_is_appended_behind_what_a_failed_append_left(
     again.close(0)
 
 
-def test_a_batch_sent_again_is_known_though_the_first_look_for_it_failed(
-    batch: Callable[..., Batch],
+def test_a_retried_batch_is_detected_after_a_failed_lookup(
+    batch: MakeBatch,
 ) -> None:
     def produced(sequence: int) -> Batch:
         return batch(1, producer_id=42, producer_epoch=0, base_sequence=sequence)

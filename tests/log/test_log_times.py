@@ -1,25 +1,19 @@
-"""Offsets by time, against a plain list."""
+"""Offsets by timestamp, against a plain list."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from random import Random
 
 import pytest
+from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.log import Log
-from tidemill.records.batch import Batch
-from tidemill.records.message_set import build_message_set
-
-NOW = 1_700_000_000_000
-MakeBatch = Callable[..., Batch]
-MakeLog = Callable[..., Log]
+from record_builders import build_message_set
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_first_record_at_or_after_a_time_is_found(
+def test_the_first_record_at_or_after_a_timestamp_is_found(
     log_of: MakeLog, batch: MakeBatch, seed: int, codec: int
 ) -> None:
     random = Random(seed)
@@ -45,9 +39,7 @@ def test_the_first_record_at_or_after_a_time_is_found(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_times_are_found_among_messages_of_all_formats_those_of_v0_have_none(
-    log_of: MakeLog, batch: MakeBatch, seed: int
-) -> None:
+def test_timestamps_are_found_in_all_formats_except_v0(log_of: MakeLog, batch: MakeBatch, seed: int) -> None:
     random = Random(seed)
     settings = {"segment_bytes": 2000, "index_interval_bytes": 200}
     log = log_of(settings)
@@ -81,13 +73,13 @@ def test_times_are_found_among_messages_of_all_formats_those_of_v0_have_none(
         log = log_of(settings, clean=stop == "clean", start_offset=start)
 
 
-def test_a_log_of_format_v0_alone_has_no_times(log_of: MakeLog) -> None:
+def test_a_log_of_v0_messages_has_no_timestamps(log_of: MakeLog) -> None:
     log = log_of()
     log.append_as_follower(build_message_set(0, [(0, b"k", b"v")] * 9), NOW)
     assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)
 
 
-def test_append_time_counts_for_every_record_of_a_batch(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_log_append_time_applies_to_every_record_of_a_batch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"message_timestamp_type": "LogAppendTime"})
     for number in range(5):
         log.append([batch(3, timestamp=7)], 0, NOW + number)
@@ -96,7 +88,7 @@ def test_append_time_counts_for_every_record_of_a_batch(log_of: MakeLog, batch: 
     assert log.offset_for_timestamp(NOW + 5) is None
 
 
-def test_of_equal_largest_times_the_first_is_told_also_after_a_start_inside_a_segment(
+def test_the_first_of_equal_largest_timestamps_is_found_after_any_start(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
@@ -111,12 +103,12 @@ def test_of_equal_largest_times_the_first_is_told_also_after_a_start_inside_a_se
     assert log.max_timestamp_offset() == (NOW + 3, 4)
 
 
-def test_an_empty_log_has_no_time(log_of: MakeLog) -> None:
+def test_an_empty_log_has_no_timestamp(log_of: MakeLog) -> None:
     log = log_of()
     assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)
 
 
-def test_segments_tell_where_they_begin_and_when_they_were_written(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_segments_report_their_base_offset_and_modification_time(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 400})
     assert [offset for offset, _ in log.segment_starts(NOW)] == [0]
     for _ in range(6):

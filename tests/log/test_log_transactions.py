@@ -1,33 +1,32 @@
-"""Transactions in a log: where readers of committed records stop, and the index of those that were aborted,
-which says the same whether it was appended to or made anew."""
+"""Transactions in a log: the last stable offset, and the transaction index after appends and rebuilds."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
+from faulty_files import FaultyFiles
+from log_stage import NOW, MakeLog
 
-from tidemill.log import recovery
-from tidemill.log.aborted import AbortedTransactions
+from record_builders import build_batch
+from tidemill.log import log_loader
+from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
+from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.transaction_index import Aborted, decode_all, write_index
-from tidemill.log.transactions import ABORT, COMMIT, Marker, Transactions, marker_of
 from tidemill.model.errors import StorageError
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch, build_end_marker
-from tidemill.testing.files import FaultyFiles
+from tidemill.records.builder import build_end_marker
+from tidemill.records.end_transaction_marker import ABORT, COMMIT, EndTransactionMarker, read_marker
 
-NOW = 1_700_000_000_000
 SMALL = {"segment_bytes": 3000, "index_interval_bytes": 200}
-MakeLog = Callable[..., Log]
 
 
 def put(log: Log, producer: int, count: int = 1, *, epoch: int = 0) -> int:
-    """Appends a batch of a transaction as a leader sent it; its base offset."""
+    """Appends a batch of a transaction as a leader sent it; returns its base offset."""
     base = int(log.end_offset)
     rows = [(NOW, b"key", b"value", None)] * count
     options = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0, "base_offset": base}
@@ -36,7 +35,7 @@ def put(log: Log, producer: int, count: int = 1, *, epoch: int = 0) -> int:
 
 
 def end(log: Log, producer: int, kind: int = ABORT, *, epoch: int = 0) -> int:
-    """Appends a marker; its offset."""
+    """Appends a marker; returns its offset."""
     offset = int(log.end_offset)
     data = build_end_marker(kind == COMMIT, NOW, producer, epoch, 5, leader_epoch=0, base_offset=offset)
     log.append_as_follower(data, NOW)
@@ -44,7 +43,7 @@ def end(log: Log, producer: int, kind: int = ABORT, *, epoch: int = 0) -> int:
 
 
 def indexes(directory: str) -> dict[str, bytes]:
-    """The indexes of aborted transactions by name."""
+    """Returns the transaction indexes by name."""
     return {path.name: path.read_bytes() for path in Path(directory).glob("*.txnindex")}
 
 
@@ -53,7 +52,7 @@ def entries(directory: str) -> list[Aborted]:
 
 
 def fill(log: Log, seed: int, count: int = 150) -> None:
-    """Transactions of several producers at once, ended one way or the other; some stay open."""
+    """Interleaved transactions of several producers; some are committed, some aborted, some stay open."""
     random = Random(seed)
     running: set[int] = set()
     for _ in range(count):
@@ -69,7 +68,7 @@ def fill(log: Log, seed: int, count: int = 150) -> None:
             running.add(producer)
 
 
-def test_an_abort_is_noted_where_its_marker_lies(log_of: MakeLog, directory: str) -> None:
+def test_an_abort_is_indexed_in_the_segment_of_its_marker(log_of: MakeLog, directory: str) -> None:
     log = log_of()
     put(log, 7, 2)
     put(log, 8)
@@ -78,11 +77,13 @@ def test_an_abort_is_noted_where_its_marker_lies(log_of: MakeLog, directory: str
     assert end(log, 8, COMMIT) == 5
     put(log, 7)
     assert end(log, 7) == 7
-    # The transaction of producer 8 was open at the first abort, nothing was at the second.
+    # The transaction of producer 8 was open at the first abort, and none at the second.
     assert entries(directory) == [Aborted(0, 7, 0, 4, 2), Aborted(0, 7, 6, 7, 8)]
 
 
-def test_a_leader_notes_as_a_follower_does(log_of: MakeLog, directory: str, tmp_path: Path) -> None:
+def test_a_leader_and_a_follower_write_the_same_transaction_index(
+    log_of: MakeLog, directory: str, tmp_path: Path
+) -> None:
     log = log_of(SMALL)
     fill(log, 1)
     (tmp_path / "led").mkdir()
@@ -101,7 +102,7 @@ def test_a_leader_notes_as_a_follower_does(log_of: MakeLog, directory: str, tmp_
     assert indexes(led.directory) == indexes(directory)
 
 
-def test_a_marker_without_a_transaction_is_not_noted(log_of: MakeLog, directory: str) -> None:
+def test_a_marker_without_a_transaction_is_not_indexed(log_of: MakeLog, directory: str) -> None:
     log = log_of()
     end(log, 7)
     put(log, 7)
@@ -112,8 +113,10 @@ def test_a_marker_without_a_transaction_is_not_noted(log_of: MakeLog, directory:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "changed", "longer"])
-def test_recovery_makes_the_index_anew(log_of: MakeLog, directory: str, seed: int, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "changed", "longer", "before the recovery point"])
+def test_recovery_rebuilds_the_transaction_index(
+    log_of: MakeLog, directory: str, seed: int, damage: str
+) -> None:
     log = log_of(SMALL)
     fill(log, seed)
     log.release()
@@ -131,29 +134,18 @@ def test_recovery_makes_the_index_anew(log_of: MakeLog, directory: str, seed: in
             path.write_bytes(data[:-1])
         elif damage == "changed":
             path.write_bytes(bytes([*data[:9], data[9] ^ 1, *data[10:]]))
-        else:
+        elif damage == "longer":
             path.write_bytes(data + data[-34:])
-    again = log_of(SMALL)
+        else:
+            path.write_bytes(data[1:])
+    point = int(log.end_offset) if damage == "before the recovery point" else 0
+    again = log_of(SMALL, recovery_point=point)
     assert indexes(directory) == wanted
     assert again.last_stable_offset(again.end_offset) == stable
     assert again.end_offset == log.end_offset
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_an_index_before_the_recovery_point_that_makes_no_sense_is_made_anew(
-    log_of: MakeLog, directory: str, seed: int
-) -> None:
-    log = log_of(SMALL)
-    fill(log, seed)
-    log.release()
-    wanted = indexes(directory)
-    for name, data in wanted.items():
-        Path(directory, name).write_bytes(data[1:])
-    log_of(SMALL, recovery_point=int(log.end_offset))
-    assert indexes(directory) == wanted
-
-
-def test_writing_an_index_says_whether_it_told_something_else() -> None:
+def test_writing_an_index_reports_whether_it_changed() -> None:
     files = FaultyFiles()
     files.make_directory("/d")
     first, second = Aborted(0, 7, 0, 4, 2), Aborted(0, 8, 5, 9, 5)
@@ -170,10 +162,10 @@ def test_writing_an_index_says_whether_it_told_something_else() -> None:
         assert files.exists("/d/i") is bool(entries_now)
 
 
-def test_recovery_in_the_middle_of_a_segment_keeps_what_is_before(
+def test_recovery_within_a_segment_keeps_earlier_entries(
     log_of: MakeLog, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "SPARED_BYTES_MIN", 1)
+    monkeypatch.setattr(log_loader, "SPARED_BYTES_MIN", 1)
     log = log_of({"index_interval_bytes": 200})
     fill(log, 3, 60)
     point = int(log.end_offset)
@@ -193,7 +185,7 @@ def test_recovery_in_the_middle_of_a_segment_keeps_what_is_before(
     assert path.read_bytes() == wanted
 
 
-def test_what_a_power_cut_takes_of_an_index_comes_again(directory: str, log_of: MakeLog) -> None:
+def test_index_entries_lost_in_a_power_cut_are_rebuilt(directory: str, log_of: MakeLog) -> None:
     for seed in range(20):
         files = FaultyFiles()
         files.make_directory("/d/events-0")
@@ -215,7 +207,7 @@ def test_what_a_power_cut_takes_of_an_index_comes_again(directory: str, log_of: 
         assert all(point <= one.last_offset < again.end_offset for one in found[len(wanted) :])
 
 
-def test_a_cut_log_has_a_cut_index(log_of: MakeLog, directory: str) -> None:
+def test_truncation_truncates_the_transaction_index(log_of: MakeLog, directory: str) -> None:
     log = log_of(SMALL)
     fill(log, 6)
     every = entries(directory)
@@ -226,9 +218,9 @@ def test_a_cut_log_has_a_cut_index(log_of: MakeLog, directory: str) -> None:
         assert [one for one in entries(directory) if one.last_offset < log.end_offset] == left
         piece = log.read(0, 100, log.end_offset, True)
         if piece is not None:
-            told = aborted(log, 0, piece)
-            assert sorted(told) == sorted((one.producer_id, one.first_offset) for one in left)
-    # Other records take the offsets: the same producers go on.
+            reported = aborted(log, 0, piece)
+            assert sorted(reported) == sorted((one.producer_id, one.first_offset) for one in left)
+    # Other records of the same producers replace these offsets.
     fill(log, 7)
     wanted = indexes(directory)
     for name in wanted:
@@ -238,7 +230,7 @@ def test_a_cut_log_has_a_cut_index(log_of: MakeLog, directory: str) -> None:
     assert {name: data for name, data in indexes(directory).items() if data} == wanted
 
 
-def test_readers_are_told_of_aborts_that_come_while_they_read(log_of: MakeLog) -> None:
+def test_readers_get_aborts_appended_during_their_read(log_of: MakeLog) -> None:
     log = log_of(SMALL)
     aborted = AbortedTransactions(SystemFiles())
     for number in range(200):
@@ -250,7 +242,7 @@ def test_readers_are_told_of_aborts_that_come_while_they_read(log_of: MakeLog) -
     assert len(log.segments) > 3
 
 
-def test_an_abort_that_cannot_be_noted_is_not_appended(log_of: MakeLog) -> None:
+def test_an_abort_that_cannot_be_indexed_is_not_appended(log_of: MakeLog) -> None:
     files = FaultyFiles()
     files.make_directory("/d/events-0")
     log = log_of(files=files, directory="/d/events-0")
@@ -268,7 +260,7 @@ def test_an_abort_that_cannot_be_noted_is_not_appended(log_of: MakeLog) -> None:
     assert decode_all(data) == [Aborted(0, 7, 0, 2, 1)]
 
 
-def test_an_open_transaction_holds_readers_back_also_after_a_start(log_of: MakeLog) -> None:
+def test_an_open_transaction_limits_readers_before_and_after_a_start(log_of: MakeLog) -> None:
     log = log_of()
     put(log, 1)
     end(log, 1, COMMIT)
@@ -287,14 +279,14 @@ def test_an_open_transaction_holds_readers_back_also_after_a_start(log_of: MakeL
     assert again.last_stable_offset(again.end_offset) == again.end_offset
 
 
-def test_a_marker_above_the_high_watermark_does_not_let_readers_past(log_of: MakeLog) -> None:
+def test_a_marker_above_the_high_watermark_does_not_advance_the_last_stable_offset(log_of: MakeLog) -> None:
     log = log_of()
     put(log, 7)
     put(log, 9)
     end(log, 7)
     end(log, 9, COMMIT)
     assert [int(log.last_stable_offset(high)) for high in range(5)] == [0, 0, 0, 1, 4]
-    # The high watermark may go back only with the log.
+    # The high watermark may decrease only with the log.
     put(log, 7)
     assert log.last_stable_offset(5) == 4
     log.truncate_to(3, NOW)
@@ -303,7 +295,7 @@ def test_a_marker_above_the_high_watermark_does_not_let_readers_past(log_of: Mak
     assert log.last_stable_offset(4) == 4
 
 
-def test_the_start_of_the_log_bounds_what_is_stable(log_of: MakeLog) -> None:
+def test_the_log_start_offset_bounds_the_last_stable_offset(log_of: MakeLog) -> None:
     log = log_of()
     put(log, 7)
     put(log, 7)
@@ -311,7 +303,9 @@ def test_the_start_of_the_log_bounds_what_is_stable(log_of: MakeLog) -> None:
     assert log.last_stable_offset(2) == 1
 
 
-def test_a_new_epoch_ends_the_transaction_of_the_one_before(log_of: MakeLog, directory: str) -> None:
+def test_a_new_producer_epoch_ends_the_transaction_of_the_previous_epoch(
+    log_of: MakeLog, directory: str
+) -> None:
     log = log_of()
     put(log, 7)
     end(log, 7, epoch=1)
@@ -329,15 +323,18 @@ def test_a_new_epoch_ends_the_transaction_of_the_one_before(log_of: MakeLog, dir
         (b"\0\0\0\0", b"\0" * 5),
         (b"\0\0\0\2", b"\0" * 6),
         (b"\0\0\xff\xff", b"\0" * 6),
+        pytest.param(b"\0\0\0\1", bytes(2000), id="a batch too large for a marker"),
     ],
 )
-def test_a_control_batch_that_is_no_marker_ends_nothing(key: bytes | None, value: bytes | None) -> None:
+def test_a_control_batch_without_marker_ends_no_transaction(key: bytes | None, value: bytes | None) -> None:
     data = build_batch([(NOW, key, value, None)], producer_id=7, producer_epoch=0)
-    assert marker_of(parse_batch(data, 0, len(data))) is None
+    assert read_marker(parse_batch(data, 0, len(data))) is None
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_record_that_looks_like_a_marker_ends_nothing(log_of: MakeLog, directory: str, leads: bool) -> None:
+def test_a_data_record_in_marker_form_ends_no_transaction(
+    log_of: MakeLog, directory: str, leads: bool
+) -> None:
     log = log_of()
     data = build_batch(
         [(NOW, b"\0\0\0\0", bytes(6), None)],
@@ -357,20 +354,15 @@ def test_a_record_that_looks_like_a_marker_ends_nothing(log_of: MakeLog, directo
     assert entries(directory) == []
 
 
-def test_a_marker_of_a_later_version_counts_all_the_same() -> None:
+def test_a_marker_of_a_later_version_ends_its_transaction() -> None:
     data = build_batch([(NOW, b"\0\1\0\1", b"\0\1\0\0\0\x21more", None)], producer_id=7, producer_epoch=0)
-    marker = marker_of(parse_batch(data, 0, len(data)))
-    assert isinstance(marker, Marker)
-    assert (marker.kind, marker.coordinator_epoch) == (COMMIT, 33)
-
-
-def test_a_batch_too_large_for_a_marker_is_not_looked_into() -> None:
-    data = build_batch([(NOW, b"\0\0\0\1", bytes(2000), None)], producer_id=7, producer_epoch=0)
-    assert marker_of(parse_batch(data, 0, len(data))) is None
+    marker = read_marker(parse_batch(data, 0, len(data)))
+    assert isinstance(marker, EndTransactionMarker)
+    assert (marker.control_type, marker.coordinator_epoch) == (COMMIT, 33)
 
 
 def test_transactions_begin_and_end_in_any_order() -> None:
-    state = Transactions()
+    state = PartitionTransactions()
     assert (state.are_none, state.first_open(), state.first_unstable(100)) == (True, -1, -1)
     state.begin(1, 10)
     state.begin(2, 20)
@@ -383,8 +375,10 @@ def test_transactions_begin_and_end_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("high_watermark", [0, 1, 30])
-def test_a_transaction_that_begins_or_ends_counts_at_the_same_high_watermark(high_watermark: int) -> None:
-    state = Transactions()
+def test_transaction_changes_at_an_unchanged_high_watermark_update_the_last_stable_offset(
+    high_watermark: int,
+) -> None:
+    state = PartitionTransactions()
     state.begin(1, 10)
     assert state.first_unstable(high_watermark) == 10
     state.end(10, 31)

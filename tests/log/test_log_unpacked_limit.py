@@ -1,4 +1,4 @@
-"""One limit on what a batch may unpack to: what a broker stores, all its readers read."""
+"""One limit on the decompressed size of a batch: all readers accept batches that the broker stores."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pytest
 from click.testing import CliRunner
 from compaction_stage import clean, opened, rows
 
+from record_builders import build_batch, build_message_set
 from tidemill.broker.conversion_process import perform, result_of
 from tidemill.broker.log_configs import log_config
 from tidemill.cli.main import command
-from tidemill.client.config import CONSUMER, config_of
-from tidemill.log.config import LogConfig
+from tidemill.client.config import config_of
+from tidemill.client.config_keys import CONSUMER
 from tidemill.log.files import SystemFiles
-from tidemill.log.findings import Check
 from tidemill.log.log import Log
-from tidemill.log.verify import check_partition
+from tidemill.log.log_config import LogConfig
+from tidemill.log_tools.findings import Check
+from tidemill.log_tools.verify import check_partition
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, UnpackedTooLarge
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
 from tidemill.records.batch import GZIP, LZ4, parse_batch
-from tidemill.records.builder import build_batch
+from tidemill.records.batch_validation import validate
 from tidemill.records.columns import OFFSET_MAX, decode_columns
-from tidemill.records.convert import KEEP_CODEC, for_storage
-from tidemill.records.message_set import build_message_set
-from tidemill.records.reader import iter_records
-from tidemill.records.validate import validate
-from tidemill.replication.storage import limits_of
+from tidemill.records.format_conversion import KEEP_CODEC, for_storage
+from tidemill.records.record_reader import iter_records
+from tidemill.replication.message_format import limits_of
 
 SOURCES = Path(__file__).parents[2] / "src/tidemill"
 NOW = 1_700_000_000_000
@@ -40,7 +40,7 @@ EVERYTHING = 1 << 30
 
 
 def produced(magic: int, codec: int, unpacked_bytes: int) -> bytes:
-    """A batch or wrapper whose records unpack to so many bytes; the second record is the later one."""
+    """A batch or wrapper with records of this decompressed size; the second record is the later one."""
     if magic == 2:
         overhead = len(build_batch([(NOW, b"a", bytes(300_000), None), (NOW + 5, b"b", b"", None)])) - 61
         value = bytes(300_000 + unpacked_bytes - overhead)
@@ -51,7 +51,7 @@ def produced(magic: int, codec: int, unpacked_bytes: int) -> bytes:
 
 
 def stored_in(directory: Path, data: bytes, limit: int) -> Log:
-    """A log with ``data``, and a batch behind it."""
+    """A log with ``data``, and a batch after it."""
     settings = {"unpacked_bytes_max": limit, "max_message_bytes": EVERYTHING, "segment_bytes": 1 << 20}
     log = opened(SystemFiles(), str(directory), settings=settings)
     log.append_as_follower(data, NOW)
@@ -61,7 +61,7 @@ def stored_in(directory: Path, data: bytes, limit: int) -> Log:
 
 
 def reads(directory: Path, data: bytes, magic: int, limit: int) -> dict[str, Callable[[], Any]]:
-    """By name: everything that unpacks a stored batch, with the limit ``limit``."""
+    """Returns by name every function that decompresses a stored batch, with the limit ``limit``."""
     config = LogConfig(unpacked_bytes_max=limit, max_message_bytes=EVERYTHING)
     log = stored_in(directory, data, limit)
     found: dict[str, Callable[[], Any]] = {
@@ -84,9 +84,7 @@ def reads(directory: Path, data: bytes, magic: int, limit: int) -> dict[str, Cal
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4])
 @pytest.mark.parametrize("magic", [1, 2])
-def test_what_a_broker_takes_is_read_by_everything_that_reads_it_later(
-    tmp_path: Path, magic: int, codec: int
-) -> None:
+def test_every_reader_accepts_batches_that_the_broker_accepts(tmp_path: Path, magic: int, codec: int) -> None:
     data = produced(magic, codec, LIMIT)
     (tmp_path / "t-0").mkdir()
     check = Check(SystemFiles(), str(tmp_path / "t-0"), unpacked_bytes_max=LIMIT)
@@ -101,23 +99,25 @@ def test_what_a_broker_takes_is_read_by_everything_that_reads_it_later(
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4])
 @pytest.mark.parametrize("magic", [1, 2])
-def test_a_batch_one_byte_too_large_is_refused_and_is_not_called_damaged(
+def test_a_batch_one_byte_too_large_is_rejected_and_not_reported_as_damaged(
     tmp_path: Path, magic: int, codec: int
 ) -> None:
     data = produced(magic, codec, LIMIT + 1)
     (tmp_path / "t-0").mkdir()
     for name, read in reads(tmp_path / "t-0", data, magic, LIMIT).items():
-        with pytest.raises(KafkaError, match=f"unpack to more than {LIMIT} bytes.*{UNPACKED_KEY}") as told:
+        with pytest.raises(
+            KafkaError, match=f"unpack to more than {LIMIT} bytes.*{UNPACKED_KEY}"
+        ) as reported:
             read()
-        # Another process told the one, and of the other the cleaner tells where it is.
-        assert isinstance(told.value, UnpackedTooLarge) or name in ("old consumer", "compaction")
+        # Another process reported the first; the cleaner reports its position for the second.
+        assert isinstance(reported.value, UnpackedTooLarge) or name in ("old consumer", "compaction")
     check = Check(SystemFiles(), str(tmp_path / "t-0"), unpacked_bytes_max=LIMIT)
     check_partition(check)
     assert (check.damages, check.notes) == (0, 1)
-    assert "is not looked into" in check.findings[0].text
+    assert "is not checked" in check.findings[0].text
 
 
-def test_recovery_takes_a_batch_that_is_too_large_to_look_into(tmp_path: Path) -> None:
+def test_recovery_keeps_a_batch_that_is_too_large_to_decompress(tmp_path: Path) -> None:
     (tmp_path / "t-0").mkdir()
     log = stored_in(tmp_path / "t-0", produced(2, LZ4, LIMIT + 1), LIMIT)
     end = int(log.end_offset)
@@ -135,7 +135,7 @@ def run(*arguments: object) -> dict[str, Any]:
     return document
 
 
-def test_log_verify_takes_the_limit_from_the_brokers_configuration(tmp_path: Path) -> None:
+def test_log_verify_uses_the_limit_of_the_broker_configuration(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     directory.mkdir()
     stored_in(directory, produced(2, LZ4, 3_000_000), 3_000_000)
@@ -165,13 +165,13 @@ def test_log_verify_takes_the_limit_from_the_brokers_configuration(tmp_path: Pat
 def test_brokers_and_clients_have_one_limit_under_one_key() -> None:
     config = BrokerConfig.of({UNPACKED_KEY: "2097152"})
     for overrides in ({}, {"max.message.bytes": "100000000"}):
-        assert limits_of(log_config(config, "t", overrides)).max_unpacked_bytes == 2_097_152
+        assert limits_of(log_config(config, "t", overrides)).unpacked_bytes_max == 2_097_152
     assert BrokerConfig.of({}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX == LogConfig().unpacked_bytes_max
     assert config_of(CONSUMER, "h:1", {}, {}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX
     assert config_of(CONSUMER, "h:1", {UNPACKED_KEY: 5}, {}).int(UNPACKED_KEY) == 5
 
 
-def test_no_other_module_has_a_limit_of_its_own() -> None:
+def test_no_other_module_defines_its_own_limit() -> None:
     found = [
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")

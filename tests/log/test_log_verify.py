@@ -1,4 +1,4 @@
-"""What a check of a data directory finds, and that it changes nothing."""
+"""The findings of a check of a data directory, which changes nothing."""
 
 from __future__ import annotations
 
@@ -15,34 +15,31 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_stage import MakeBatch, flip
 
+from log_start import NOW, start_logs
+from record_builders import build_batch
 from tidemill.cli.main import command
-from tidemill.log.checkpoints import write_offsets
-from tidemill.log.config import LogConfig
-from tidemill.log.dry_run import ScratchFiles
+from tidemill.log.checkpoint_files import write_offsets
 from tidemill.log.files import SystemFiles
-from tidemill.log.findings import Check
-from tidemill.log.manager import LogManager
-from tidemill.log.verify import check_partition
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
+from tidemill.log_tools.dry_run import ScratchFiles
+from tidemill.log_tools.findings import Check
+from tidemill.log_tools.verify import check_partition
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
-from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.records.builder import build_end_marker
 
 FILES = SystemFiles()
-NOW = 1_700_000_000_000
 KEY = TopicPartition("t", 0)
-MakeBatch = Callable[..., Batch]
 Damage = Callable[[Path], None]
 
 
 @pytest.fixture
 def data(tmp_path: Path, batch: MakeBatch) -> Path:
-    """A data directory that was stopped in order: one partition of several segments, one that is empty."""
-    manager = LogManager(FILES, [str(tmp_path / "data")])
-    manager.lock()
-    manager.claim("4L6g3nShT-eMCtK--X86sw", 1)
-    manager.load(NOW, lambda topic: LogConfig())
-    manager.loss_heeded()
+    """A data directory after a clean shutdown: a partition of several segments, and an empty one."""
+    manager = start_logs(FILES, [str(tmp_path / "data")], cluster_id="4L6g3nShT-eMCtK--X86sw")
+    manager.dirs.mark_losses_handled()
     config = LogConfig(segment_bytes=4000, index_interval_bytes=300)
     log = manager.create(KEY, bytes(range(16)), config, NOW)
     manager.create(TopicPartition("empty", 0), bytes(range(1, 17)), config, NOW)
@@ -86,7 +83,7 @@ def segments(data: Path) -> list[Path]:
     return sorted((data / "t-0").glob("*.log"))
 
 
-def test_a_sound_directory_is_called_sound(data: Path) -> None:
+def test_a_sound_directory_is_reported_as_sound(data: Path) -> None:
     before = state_of(data)
     document = verified(data)
     assert state_of(data) == before
@@ -98,12 +95,6 @@ def test_a_sound_directory_is_called_sound(data: Path) -> None:
     assert full["segments"] == len(segments(data)) > 2
     assert "160 records" in run("verify", data).output
     assert run("verify", data / "t-0").return_value == 0
-
-
-def flip(path: Path, position: int, mask: int = 0x10) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[position] ^= mask
-    path.write_bytes(raw)
 
 
 def middle(data: Path, suffix: str = ".log") -> Path:
@@ -122,73 +113,76 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a flipped bit in a record": (lambda d: flip(middle(d), 70), "checksum"),
     "a flipped bit in an offset": (
         lambda d: flip(middle(d), 5),
-        "no batch|comes where|leads|behind|before this",
+        "not a batch|comes where|points|beyond|before this|no batch",
     ),
-    "a length that claims gigabytes": (lambda d: flip(middle(d), 8, 0x7F), "are no batch: the batch says"),
+    "a length that claims gigabytes": (lambda d: flip(middle(d), 8, 0x7F), "not a batch: the batch length"),
     "a magic byte of nobody": (lambda d: flip(middle(d), 16, 0x60), "magic byte"),
-    "a truncated segment": (lambda d: os.truncate(middle(d), middle(d).stat().st_size - 9), "are no batch"),
+    "a truncated segment": (
+        lambda d: os.truncate(middle(d), middle(d).stat().st_size - 9),
+        "are not a batch",
+    ),
     "zeros at the end of a log": (
         lambda d: os.truncate(segments(d)[-1], segments(d)[-1].stat().st_size + 5000),
         "only zeros follow",
     ),
     "an index that leads between batches": (
         lambda d: flip(middle(d, ".index"), 7, 1),
-        "where no batch begins",
+        "where no batch starts",
     ),
-    "an index that does not grow": (lambda d: flip(middle(d, ".index"), 0, 0x40), "does not follow|leads"),
-    "an index of half an entry": (lambda d: os.truncate(middle(d, ".index"), 13), "is no multiple of 8"),
+    "an index that does not grow": (lambda d: flip(middle(d, ".index"), 0, 0x40), "does not follow|points"),
+    "an index of half an entry": (lambda d: os.truncate(middle(d, ".index"), 13), "is not a multiple of 8"),
     "a time index that claims a time too early": (
         lambda d: flip(middle(d, ".timeindex"), 2, 1),
         "largest timestamp|follow",
     ),
     "a time index of half an entry": (
         lambda d: os.truncate(middle(d, ".timeindex"), 13),
-        "is no multiple of 12",
+        "is not a multiple of 12",
     ),
     "a snapshot with a flipped bit": (
         lambda d: flip(next((d / "t-0").glob("*160.snapshot")), 20),
-        "checksum .* a start reads the producers from the log",
+        "checksum .* the next start reads the producers from the log",
     ),
     "an empty snapshot": (lambda d: os.truncate(next((d / "t-0").glob("*160.snapshot")), 0), "too few"),
-    "epochs that are not those of the batches": (swap_leader_epochs, "a follower would cut"),
+    "epochs that are not those of the batches": (swap_leader_epochs, "a follower would truncate"),
     "epochs that are no text": (
         lambda d: put(d / "t-0" / "leader-epoch-checkpoint", b"\xff\xfe"),
-        "a start reads the epochs from the log",
+        "the next start reads the epochs from the log",
     ),
     "a topic id that is none": (
         lambda d: put(d / "t-0" / "partition.metadata", "version: 0\ntopic_id: x"),
-        "is no partition.metadata",
+        "is not a partition.metadata",
     ),
     "a checkpoint beyond the end": (
         lambda d: write_offsets(FILES, str(d / "replication-offset-checkpoint"), {KEY: 500}),
-        "was acknowledged up to offset 500; the log ends at 160",
+        "was acknowledged up to offset 500; the log end offset is 160",
     ),
     "a checkpoint that is no text": (
         lambda d: put(d / "recovery-point-offset-checkpoint", b"0\n-1\n"),
-        "a start leaves it out",
+        "a start ignores it",
     ),
-    "a segment that is gone": (lambda d: segments(d)[-1].unlink(), "t-0|acknowledged|ends at"),
+    "a segment that is gone": (lambda d: segments(d)[-1].unlink(), "t-0|acknowledged|log end offset"),
     "all segments of a log that held records": (
         lambda d: [one.unlink() for one in segments(d)],
-        "t-0 was acknowledged up to offset 160; the log ends at 0",
+        "t-0 was acknowledged up to offset 160; the log end offset is 0",
     ),
     "all segments, and the checkpoints": (
         lambda d: [one.unlink() for one in (*segments(d), *d.glob("*-offset-checkpoint"))],
-        "160.snapshot: is of offset 160, the log ends at 0",
+        "160.snapshot: is for offset 160, the log end offset is 0",
     ),
     "all files of a partition": (
         lambda d: [one.unlink() for one in (d / "t-0").iterdir()],
-        "t-0 was on the disk up to offset 160; the log ends at 0",
+        "t-0 was flushed up to offset 160; the log end offset is 0",
     ),
     "meta.properties of nobody": (
         lambda d: put(d / "meta.properties", "version=7\n"),
-        "version=7 is not known",
+        "version=7 is unknown",
     ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_found_and_told(data: Path, name: str) -> None:
+def test_damage_is_found_and_reported(data: Path, name: str) -> None:
     damage, expected = DAMAGES[name]
     damage(data)
     before = state_of(data)
@@ -201,7 +195,7 @@ def test_damage_is_found_and_told(data: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "layout", "slot", "column", "step", "told"),
+    ("suffix", "layout", "slot", "column", "step", "reported"),
     [
         (".index", ">ii", 0, 0, None, r"entry 0 \(-1, \d+\) cannot be the first"),
         (".index", ">ii", 0, 1, None, r"entry 0 \(\d+, -1\) cannot be the first"),
@@ -215,17 +209,17 @@ def test_damage_is_found_and_told(data: Path, name: str) -> None:
         (".timeindex", ">qi", 2, 1, -1, "entry 2 .* does not follow"),
     ],
 )
-def test_both_columns_of_an_index_must_grow(
-    data: Path, suffix: str, layout: str, slot: int, column: int, step: int | None, told: str
+def test_both_columns_of_an_index_must_increase(
+    data: Path, suffix: str, layout: str, slot: int, column: int, step: int | None, reported: str
 ) -> None:
     path = middle(data, suffix)
     rows = [list(row) for row in struct.iter_unpack(layout, path.read_bytes())]
     rows[slot][column] = -1 if step is None else rows[slot - 1][column] + step
     path.write_bytes(b"".join(struct.pack(layout, *row) for row in rows))
-    assert any(re.search(told, text) for text in texts(verified(data))), texts(verified(data))
+    assert any(re.search(reported, text) for text in texts(verified(data))), texts(verified(data))
 
 
-def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
+def test_leftover_files_are_reported_and_are_not_damage(data: Path) -> None:
     for name in (
         "00000000000000000000.log.deleted",
         "00000000000000000009.log.cleaned",
@@ -241,23 +235,23 @@ def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
     notes = texts(document, "note")
     assert len(notes) == 7
     assert any(note.startswith("records-lost: a start found records lost") for note in notes)
-    assert any("was not stopped in order" in note for note in notes)
+    assert any("was not stopped cleanly" in note for note in notes)
     assert any(note.startswith("00000000000000000009.index: has no log file") for note in notes)
 
 
-def test_a_running_broker_removes_what_it_has_renamed_by_itself(data: Path) -> None:
+def test_a_running_broker_removes_its_renamed_files(data: Path) -> None:
     (data / "t-0" / "00000000000000000000.log.deleted").touch()
-    for running, told in (
-        (True, "the broker that is running does that"),
+    for running, reported in (
+        (True, "the running broker does that"),
         (False, "the next start does that"),
     ):
         check = Check(FILES, str(data / "t-0"), running=running)
         check_partition(check)
         (found,) = [one.text for one in check.findings if one.path.endswith(".deleted")]
-        assert told in found
+        assert reported in found
 
 
-def test_an_abort_that_its_index_does_not_tell_is_damage(tmp_path: Path) -> None:
+def test_an_abort_missing_from_its_index_is_damage(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     directory.mkdir()
     written = build_batch(
@@ -270,10 +264,10 @@ def test_an_abort_that_its_index_does_not_tell_is_damage(tmp_path: Path) -> None
     assert verified_partition(directory)["sound"]
     index.unlink()
     (found,) = verified_partition(directory)["partitions"][0]["findings"][-1:]
-    assert "the transaction of producer 7 from offset 0 on is aborted at 1" in found["text"]
+    assert "the transaction of producer 7 from offset 0 is aborted at 1" in found["text"]
 
 
-def test_an_abort_of_a_transaction_whose_beginning_is_deleted_needs_no_entry(tmp_path: Path) -> None:
+def test_an_abort_of_a_transaction_with_a_deleted_start_needs_no_entry(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     directory.mkdir()
     marker = build_end_marker(False, NOW, 7, 0, 3, base_offset=10)
@@ -286,7 +280,7 @@ def verified_partition(path: Path) -> dict[str, Any]:
     return document
 
 
-def test_a_batch_that_is_cut_while_it_is_checked_is_damage(tmp_path: Path, batch: MakeBatch) -> None:
+def test_a_batch_truncated_during_the_check_is_damage(tmp_path: Path, batch: MakeBatch) -> None:
     first = batch(1).to_bytes()
     second = bytearray(batch(1, base_offset=1).to_bytes())
     second[17:21] = (1).to_bytes(4, "big")
@@ -304,29 +298,29 @@ def test_a_batch_that_is_cut_while_it_is_checked_is_damage(tmp_path: Path, batch
     )
 
 
-def test_links_to_nothing_are_told(data: Path) -> None:
+def test_dangling_links_are_reported(data: Path) -> None:
     (data / "backup-1").symlink_to("/gone/backup")
     outcome = run("verify", data)
     assert not outcome.return_value
-    assert f"note   {data}/backup-1: is a link to what is not there: it is left alone" in outcome.output
+    assert f"note   {data}/backup-1: is a link to a missing file: it is ignored" in outcome.output
     (data / "t-0").rename(data.parent / "moved")
     (data / "t-0").symlink_to("/gone/t-0")
     outcome = run("verify", data)
     assert outcome.return_value == 1
-    told = f"damage {data}/t-0: is a link to what is not there: a start leaves t-0 offline until that is back"
-    assert told in outcome.output
+    damage = f"damage {data}/t-0: is a link to a missing file: "
+    assert f"{damage}a start leaves t-0 offline until the target is back" in outcome.output
     outcome = run("recover", "--dry-run", data)
     assert outcome.exception is None
-    assert f"{data}/t-0 is a link to what is not there: a partition t-0 stays offline" in outcome.output
+    assert f"{data}/t-0 is a link to a missing file: the partition t-0 stays offline" in outcome.output
 
 
-def test_a_directory_of_something_else_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_directory_without_logs_is_a_usage_error(tmp_path: Path) -> None:
     outcome = run("verify", tmp_path)
-    assert "is neither a data directory nor a partition's" in str(outcome.exception)
+    assert "is neither a data directory nor the directory of a partition" in str(outcome.exception)
     assert run("verify", tmp_path / "nowhere").exception is not None
 
 
-def test_a_rehearsal_says_what_a_start_does_and_changes_nothing(data: Path) -> None:
+def test_a_dry_run_reports_the_actions_of_a_start_and_changes_nothing(data: Path) -> None:
     last = segments(data)[-1]
     good = last.stat().st_size
     with last.open("ab") as file:
@@ -357,7 +351,7 @@ def test_a_rehearsal_says_what_a_start_does_and_changes_nothing(data: Path) -> N
         max_size=8,
     )
 )
-def test_a_rehearsal_reads_what_it_would_have_written_and_the_file_stays_as_it_is(
+def test_a_dry_run_reads_its_own_writes_and_leaves_the_file_unchanged(
     changes: list[tuple[Any, ...]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -384,6 +378,6 @@ def test_a_rehearsal_reads_what_it_would_have_written_and_the_file_stays_as_it_i
 
 def test_a_directory_in_use_is_not_recovered(data: Path) -> None:
     manager = LogManager(FILES, [str(data)])
-    manager.lock()
+    manager.dirs.lock()
     assert "is in use by another broker" in str(run("recover", data).exception)
-    manager.unlock()
+    manager.dirs.unlock()

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import tidemill
-from tidemill.client.config import ALIASES, GONE, KEYS, ClientConfig
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import ALIASES, GONE, IDLE_CLIENT_KEYS, KEYS
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
-from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
-from tidemill.model.configs.tables import BROKER_SYNONYMS, TOPIC_SYNONYMS
+from tidemill.model.configs.all_keys import BROKER_SYNONYMS, TOPIC_SYNONYMS
 from tidemill.model.errors import ConfigError
 
 SOURCE = Path(tidemill.__file__).parent
-READERS = ("model/configs/broker.py", "model/configs/listeners.py", "model/configs/topic.py")
+READERS = ("model/configs/broker_config.py", "model/configs/listeners.py", "model/configs/topic_config.py")
 """Of the configuration itself, only what makes something of values counts as reading them."""
 OTHER_PROGRAMS = ("client", "cli", "pipeline", "testing")
 

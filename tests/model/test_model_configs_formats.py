@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.broker.log_configs import log_config
 from tidemill.model.configs import TOPIC_KEYS, BrokerConfig, check_topic_settings
-from tidemill.model.configs.formats import magic_of
+from tidemill.model.configs.message_format_versions import magic_of
 from tidemill.model.errors import ConfigError
 
 OLDEST = ["0.8.0", "0.8.1", "0.8.2", "0.8.2.2", "0.9.0", "0.9.0.1"]

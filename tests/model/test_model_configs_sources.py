@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.model.configs import BrokerConfig, check_broker_settings, check_topic_settings, topic_synonyms
-from tidemill.model.configs.properties import parse_properties
-from tidemill.model.configs.values import (
+from tidemill.model.configs import (
+    BrokerConfig,
+    TopicConfig,
+    check_broker_settings,
+    check_topic_settings,
+    topic_synonyms,
+)
+from tidemill.model.configs.config_values import (
     DEFAULT,
     DYNAMIC_BROKER,
     DYNAMIC_DEFAULT_BROKER,
@@ -19,6 +24,7 @@ from tidemill.model.configs.values import (
     STATIC_BROKER,
     Synonym,
 )
+from tidemill.model.configs.properties import parse_properties
 from tidemill.model.errors import ConfigError
 
 
@@ -137,11 +143,12 @@ def test_unknown_keys_are_named_with_their_nearest_neighbour() -> None:
         sets=["log.retention.hour=3", "zzz=1", "retention.ms=5"], environment={"TIDEMILL_LOG_DIR_S": "x"}
     )
     warnings = "\n".join(config.warnings)
-    assert "log.retention.hour is no key of the broker, and without effect" in warnings
+    assert "log.retention.hour is not a broker key, and has no effect" in warnings
     assert "did you mean log.retention.hours?" in warnings
-    assert "zzz is no key of the broker, and without effect (--set zzz)" in warnings
+    assert "zzz is not a broker key, and has no effect (--set zzz)" in warnings
     assert (
-        "retention.ms is a key of a topic, not of a broker; for all topics it is log.retention.ms" in warnings
+        "retention.ms is a topic key, not a broker key; its broker key for all topics is log.retention.ms"
+        in warnings
     )
     assert "environment TIDEMILL_LOG_DIR_S" in warnings
 
@@ -151,7 +158,7 @@ def test_a_key_given_twice_in_one_file_is_named_and_the_last_one_holds(tmp_path:
     file.write_text("num.partitions=2\nnum.partitions=5\n")
     config = BrokerConfig.from_sources(str(file))
     assert config.int("num.partitions") == 5
-    assert config.warnings == (f"num.partitions is given twice ({file}:1, {file}:2): the last one holds",)
+    assert config.warnings == (f"num.partitions is given twice ({file}:1, {file}:2): the last value applies",)
 
 
 def test_a_wrong_value_names_the_place_it_was_set() -> None:
@@ -216,7 +223,7 @@ def test_a_file_for_a_controller_alone_is_refused() -> None:
 def test_milliseconds_go_before_minutes_before_hours(settings: dict[str, str], expected: int) -> None:
     config = BrokerConfig.of(settings)
     assert config.int("log.retention.ms") == expected
-    assert config.topic_config().int("retention.ms") == expected
+    assert TopicConfig(config, {}).int("retention.ms") == expected
 
 
 def test_other_keys_speak_for_keys_that_are_not_set() -> None:
@@ -292,16 +299,16 @@ def test_listeners_and_what_clients_are_told() -> None:
         ({"listeners": "IN://localhost:9092"}, "listener.security.protocol.map"),
         ({"listeners": "SSL://localhost:9092"}, "comes with a later version"),
         ({"listeners": ""}, "at least one"),
-        ({"listeners": "PLAINTEXT://:1,PLAINTEXT://:2"}, "comes twice"),
+        ({"listeners": "PLAINTEXT://:1,PLAINTEXT://:2"}, "is listed twice"),
         (
             {"listeners": "PLAINTEXT://:1,B://:1", "listener.security.protocol.map": "B:PLAINTEXT"},
-            "a port of its own",
+            "its own port",
         ),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "clients cannot connect to 0.0.0.0"),
         ({"advertised.listeners": "PLAINTEXT://:9092"}, "an empty host"),
         ({"advertised.listeners": "OTHER://x:1"}, "has no protocol"),
         ({"advertised.listeners": "SSL://x:1"}, "is not among the listeners"),
-        ({"advertised.listeners": "PLAINTEXT://x:1,PLAINTEXT://y:1"}, "comes twice"),
+        ({"advertised.listeners": "PLAINTEXT://x:1,PLAINTEXT://y:1"}, "is listed twice"),
         ({"listener.security.protocol.map": "PLAINTEXT"}, "NAME:PROTOCOL"),
         ({"listener.security.protocol.map": "A:TLS"}, "NAME:PROTOCOL"),
         ({"log.dirs": ","}, "at least one data directory"),
@@ -371,8 +378,8 @@ def test_access_keys_that_ask_for_nothing_are_accepted() -> None:
 
 def test_a_listener_may_have_values_of_its_own() -> None:
     config = BrokerConfig.of({"listener.name.Plaintext.max.connections": "5", "max.connections": "9"})
-    assert config.listener_value("PLAINTEXT", "max.connections") == 5
-    assert config.listener_value("OTHER", "max.connections") == 9
+    assert config.connections_per_listener() == {"PLAINTEXT": 5}
+    assert config.int("max.connections") == 9
     assert config.warnings == ()
     odd = BrokerConfig.of({"listener.name.a.max.conections": "5"})
     assert "did you mean max.connections?" in odd.warnings[0]
@@ -399,35 +406,35 @@ def test_run_time_values_go_before_all_others_and_come_off_again() -> None:
         Synonym("log.retention.hours", "168", DEFAULT),
     ]
     assert own.with_overrides(broker={}, cluster={}).int("log.retention.ms") == 3_600_000
-    assert changed.topic_config().int("retention.ms") == 50
+    assert TopicConfig(changed, {}).int("retention.ms") == 50
 
 
 def test_a_topics_minimum_in_sync_set_is_told_as_the_clusters() -> None:
     """As Apache Kafka 4.3.1: of a topic it is never the value of one broker's file alone."""
     key = "min.insync.replicas"
     plain = BrokerConfig.of()
-    assert [(one.value, one.source) for one in plain.topic_config().synonyms(key)] == [
+    assert [(one.value, one.source) for one in TopicConfig(plain, {}).synonyms(key)] == [
         ("1", DYNAMIC_DEFAULT_BROKER),
         ("1", DEFAULT),
     ]
     filed = BrokerConfig.of({key: "2"})
-    assert [(one.value, one.source) for one in filed.topic_config().synonyms(key)] == [
+    assert [(one.value, one.source) for one in TopicConfig(filed, {}).synonyms(key)] == [
         ("2", DYNAMIC_DEFAULT_BROKER),
         ("2", STATIC_BROKER),
         ("1", DEFAULT),
     ]
-    shared = filed.with_overrides(cluster={key: "3"}).topic_config()
+    shared = TopicConfig(filed.with_overrides(cluster={key: "3"}), {})
     assert [(one.value, one.source) for one in shared.synonyms(key)][:2] == [
         ("3", DYNAMIC_DEFAULT_BROKER),
         ("2", STATIC_BROKER),
     ]
-    own = filed.topic_config({key: "1"})
+    own = TopicConfig(filed, {key: "1"})
     assert (own.source(key), own.synonyms(key)[1].source) == (DYNAMIC_TOPIC, DYNAMIC_DEFAULT_BROKER)
 
 
 def test_a_topic_has_its_own_values_over_the_brokers() -> None:
     config = BrokerConfig.of({"log.segment.bytes": "2000000"})
-    topic = config.topic_config({"retention.ms": "-1", "cleanup.policy": "compact,delete", "gone.key": "1"})
+    topic = TopicConfig(config, {"retention.ms": "-1", "cleanup.policy": "compact,delete", "gone.key": "1"})
     assert topic.int("retention.ms") == -1
     assert topic.int("segment.bytes") == 2_000_000
     assert topic.list("cleanup.policy") == ("compact", "delete")
@@ -444,8 +451,9 @@ def test_a_topic_has_its_own_values_over_the_brokers() -> None:
 
 
 def test_own_values_that_make_no_sense_are_told_and_the_brokers_hold() -> None:
-    topic = BrokerConfig.of({"log.segment.bytes": "2000000"}).topic_config(
-        {"segment.bytes": "many", "compression.type": "brotli", "max.message.bytes": "7"}
+    topic = TopicConfig(
+        BrokerConfig.of({"log.segment.bytes": "2000000"}),
+        {"segment.bytes": "many", "compression.type": "brotli", "max.message.bytes": "7"},
     )
     assert topic.int("segment.bytes") == 2_000_000
     assert topic.str("compression.type") == "producer"
@@ -471,13 +479,13 @@ def test_nothing_goes_by_a_default_while_the_topics_own_value_makes_no_sense(
 ) -> None:
     config = BrokerConfig.of({"log.retention.bytes": "10", "log.retention.ms": "10"})
     own = {"retention.ms": "5", "retention.bytes": "5", "cleanup.policy": "compact"}
-    topic = config.topic_config({**own, key: "for ever"})
+    topic = TopicConfig(config, {**own, key: "for ever"})
     assert {name: topic.rendered(name) for name in held} == held
 
 
 def test_the_former_timestamp_bound_stands_for_both_of_today() -> None:
-    topic = BrokerConfig.of().topic_config(
-        {"message.timestamp.difference.max.ms": "5", "message.timestamp.after.max.ms": "6"}
+    topic = TopicConfig(
+        BrokerConfig.of(), {"message.timestamp.difference.max.ms": "5", "message.timestamp.after.max.ms": "6"}
     )
     assert topic.int("message.timestamp.before.max.ms") == 5
     assert topic.int("message.timestamp.after.max.ms") == 6
@@ -525,8 +533,8 @@ def test_an_option_that_stands_for_a_key_is_named_as_it_was_given() -> None:
         options=[("-d/--data", "log.dirs=/a"), ("-p/--port", "listeners=PLAINTEXT://:1")],
     )
     assert config.warnings == (
-        "log.dirs is given twice (-d/--data, --set log.dirs): the last one holds",
-        "listeners is given twice (-p/--port, --set listeners): the last one holds",
+        "log.dirs is given twice (-d/--data, --set log.dirs): the last value applies",
+        "listeners is given twice (-p/--port, --set listeners): the last value applies",
     )
     assert config.log_dirs() == ("/b",)
 
@@ -552,7 +560,7 @@ def test_a_cordoned_directory_has_to_be_a_data_directory() -> None:
         "cordoned.log.dirs names /nowhere, which is not in log.dirs=/a,/b: name directories of log.dirs "
         "(--set cordoned.log.dirs)"
     )
-    with pytest.raises(ConfigError, match="is every directory, and stands alone"):
+    with pytest.raises(ConfigError, match="means every directory, and must be the only value"):
         BrokerConfig.of(log_dirs="/a,/b", cordoned_log_dirs="*,/b")
     for names in ("*", "/a", "/a,/b/../b", ""):
         assert BrokerConfig.of(log_dirs="/a,/b", cordoned_log_dirs=names)

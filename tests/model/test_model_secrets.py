@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tidemill.client.config import KEYS
+from tidemill.client.config_keys import KEYS
 from tidemill.model.secrets import Settings, is_secret, shown, without
 
 SECRETS = {
@@ -20,6 +20,7 @@ SECRETS = {
 
 def test_the_secrets_among_the_clients_keys_are_these() -> None:
     assert {name for name in KEYS if is_secret(name)} == SECRETS
+    assert {name for name, key in KEYS.items() if key.sensitive} == SECRETS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The planted faults of compaction: what is cleaned, how segments are exchanged, what a start makes of it."""
+"""The planted faults of compaction: the cleaner, the exchange of segments, the start after a crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXCHANGE: Final = """\
             for offset in self.old:
                 suffixes = SEGMENT_SUFFIXES if offset == base else (*SEGMENT_SUFFIXES, SNAPSHOT)
                 for suffix in suffixes:
-                    self._put_away(offset_name(offset, suffix))
+                    self._rename_deleted(offset_name(offset, suffix))
 """
 _FIRST, _, _REST = _EXCHANGE.partition("\n")
 
@@ -40,137 +40,136 @@ COMPACTION: Final = (
     ),
     Fault(
         "cleaned-beyond-high-watermark",
-        "log/compaction.py",
-        "min(int(log.last_stable_offset(high_watermark)), _young_from(log, first_dirty, now_ms))",
-        "_young_from(log, first_dirty, now_ms)",
+        "log/log_cleaner_manager.py",
+        "min(int(log.last_stable_offset(high_watermark)), _first_recent_segment(log, first_dirty, now_ms))",
+        "_first_recent_segment(log, first_dirty, now_ms)",
         "A record goes for a newer one only once that is committed: it may be cut off otherwise.",
     ),
     Fault(
         "cleaned-beyond-recovery-point",
-        "log/compaction.py",
+        "log/log_cleaner_manager.py",
         ", int(log.active.base_offset), int(log.recovery_point))\n",
         ", int(log.active.base_offset))\n",
         "A record goes for a newer one only once that is on the disk.",
     ),
     Fault(
         "clean-end-survives-truncation",
-        "log/cutting.py",
+        "log/log.py",
         "        self.clean_end = min(self.clean_end, self.end_offset)\n",
         "",
         "What comes after a truncation is dirty.",
         reason="What is clean is committed and synced: a follower cuts it only once its partition has"
         " lost records.",
         test="log/test_log_compaction.py"
-        "::test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted",
+        "::test_a_deleted_key_stays_deleted_when_the_cleaned_section_is_truncated",
     ),
     Fault(
         "clean-end-survives-new-begin",
-        "log/cutting.py",
+        "log/log.py",
         "        self.clean_end = min(self.clean_end, start_offset)\n",
         "",
         "What comes after a log has begun anew is dirty.",
         reason="What is clean is committed and synced: a follower begins anew before it only once records"
         " are lost.",
         test="log/test_log_compaction.py"
-        "::test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted",
+        "::test_a_deleted_key_stays_deleted_when_the_cleaned_section_is_truncated",
     ),
     Fault(
         "written-clean-end-survives-truncation",
-        "log/manager.py",
+        "log/log_manager.py",
         "        if any(map(directory.overstates_clean_end, logs)):\n",
         "        if False:\n",
         "After a crash, too, what comes after a truncation is dirty.",
         reason="What is clean is committed and synced: a follower cuts it only once its partition has"
         " lost records.",
-        test="log/test_log_manager.py::test_of_a_log_that_was_cut_nothing_new_counts_as_compacted",
+        test="log/test_log_log_manager.py::test_records_appended_after_a_truncation_are_not_counted_as_compacted",
     ),
     Fault(
         "cleaned-segment-not-synced",
-        "log/clean_output.py",
+        "log/cleaned_segment.py",
         "        segment.close_indexes()\n        segment.file().sync()\n",
         "        segment.close_indexes()\n",
         "A cleaned segment is on the disk before the old ones go.",
     ),
     Fault(
         "old-segments-go-before-new-one-counts",
-        "log/swap.py",
+        "log/segment_swap.py",
         _EXCHANGE,
         f"{_REST}{_FIRST}\n",
         "A crash in an exchange of segments leaves the old ones or the new one.",
     ),
     Fault(
         "exchange-not-synced",
-        "log/swap.py",
+        "log/segment_swap.py",
         "            self._sync()\n            self.done = True\n",
         "            self.done = True\n",
         "An exchange of segments is on the disk before the log counts as clean.",
     ),
     Fault(
         "begun-exchange-forgotten",
-        "log/tidying.py",
+        "log/interrupted_operations.py",
         '        if begun or name.endswith((DELETED, CLEANED, ".tmp")):\n',
         '        if begun or name.endswith((DELETED, CLEANED, SWAP, ".tmp")):\n',
         "A start ends an exchange of segments that was begun.",
         reason="Seed 74 finds it, and none of the first 20: the process has to end between two renames of"
         " an exchange of segments.",
-        test="log/test_log_recovery.py::test_a_swap_that_a_crash_interrupted_is_ended",
+        test="log/test_log_recovery.py::test_an_interrupted_swap_is_completed",
     ),
     Fault(
         "begun-exchange-leaves-old-segments",
-        "log/tidying.py",
+        "log/interrupted_operations.py",
         "        bases = {base} | {one for one in (offset_of(other, LOG) for other in left)"
         " if base <= one < end}\n",
         "        bases = {base}\n",
         "A start that ends an exchange removes all segments that the new one stands for.",
         reason="Of the first 90 seeds only seed 74 finds it: a process that ends between two renames of an"
         " exchange has to leave old segments behind the first.",
-        test="log/test_log_recovery.py::test_a_swap_that_a_crash_interrupted_is_ended",
+        test="log/test_log_recovery.py::test_an_interrupted_swap_is_completed",
     ),
     Fault(
         "cleaned-segment-into-cut-log",
-        "broker/compaction.py",
+        "broker/log_cleaner.py",
         "        if one.closed or one.truncations != truncations:\n            return False\n",
         "        if one.closed:\n            return False\n",
         "A log that was cut meanwhile takes no cleaned segment.",
     ),
     Fault(
         "last-batch-of-producer-cleaned-away",
-        "log/clean_walk.py",
+        "log/cleaner_passes.py",
         "            return batch.last_offset == i64(last.last_offset)\n",
         "            return False\n",
         "The last batch of a producer stays, with its sequence number.",
         reason="A replica that copies the cleaned log has to lead, and to get a batch of that producer"
         " again, before that sends more.",
-        test="log/test_log_compaction.py::test_the_last_batch_of_a_producer_stays_without_records",
+        test="log/test_log_compaction.py::test_the_last_batch_of_a_producer_is_kept_without_records",
     ),
     Fault(
         "hole-taken-for-compaction",
-        "log/recovery.py",
+        "log/log_loader.py",
         "        may_be_cleaned = self.config.compact and not self.cleaned_behind_checkpoint\n",
         "        may_be_cleaned = self.config.compact\n",
         "A start after a power cut cuts a compacted log at a hole that compaction did not leave.",
         reason="Seed 74 finds it, and none of the first 20: a power cut has to leave a hole in a compacted"
         " log (see `hole-between-segments-kept`).",
-        test="log/test_log_crash.py::test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole",
+        test="log/test_log_crash.py::test_a_power_cut_that_loses_the_end_of_a_segment_leaves_no_gap",
     ),
     Fault(
         "compaction-taken-for-hole",
-        "broker/compaction.py",
-        "        checkpoint = self.logs.directory_of(one).recovery_points\n",
+        "broker/log_cleaner.py",
+        "        checkpoint = self.logs.dirs.directory_of(one).recovery_points\n",
         "        if not one.closed:\n"
         "            return True\n"
-        "        checkpoint = self.logs.directory_of(one).recovery_points\n",
+        "        checkpoint = self.logs.dirs.directory_of(one).recovery_points\n",
         "What is compacted is known to be synced before, so that no start takes its gaps for holes.",
     ),
     Fault(
         "log-cut-since-it-was-chosen",
-        "broker/compaction.py",
+        "broker/log_cleaner.py",
         "        if one.closed or one.truncations != chosen.truncations:\n",
         "        if one.closed:\n",
         "A log that was cut since it was chosen is not compacted up to where it was synced then.",
         reason="Nothing that is cleaned then is put in its place (`cleaned-segment-into-cut-log`): a log"
         " is cleaned in vain, or put off for a reason that is not true.",
-        test="broker/test_broker_compaction.py"
-        "::test_a_log_that_is_cut_before_its_cleaning_begins_is_cleaned_when_it_is_looked_at_again",
+        test="broker/test_log_cleaner.py::test_a_log_that_is_truncated_before_its_cleaning_is_cleaned_later",
     ),
 )

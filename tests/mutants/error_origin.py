@@ -2,13 +2,13 @@
 
 | raised | counts |
 |---|---|
-| in the program | yes, but for errors of the edit itself |
-| in the simulator: OSError, TidemillError | yes: a disk, a network or a store answered so, unhandled |
+| in the program | yes, except errors of the edit itself |
+| in the simulator: OSError, TidemillError | yes: an unhandled error of a disk, a network or a store |
 | in the simulator: other errors | no: a checker, or the simulated world, has failed |
 
-An error of the edit itself shows at the first try, so that nobody would commit the edit: a name, an attribute
-or a module that does not exist; arguments that do not fit; each TypeError or AttributeError in the lines of
-the edit. In other lines ``None`` behind a check that is left out is an error of the program.
+An error of the edit itself shows in the first run, so that nobody would commit the edit: a name, an attribute
+or a module that does not exist; wrong arguments; each TypeError or AttributeError in the lines of the edit.
+In other lines ``None`` after an omitted check is an error of the program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORLD = "simulated_"
 
 
 class Origin(Enum):
-    """Where an error is from."""
+    """The origin of an error."""
 
     PROGRAM = "program"
     EDIT = "edit"
@@ -46,18 +46,18 @@ class Edit(NamedTuple):
     """The first line that is not of the edit any more; equal to the first where lines were removed."""
 
     def holds(self, path: Path, line: int | None) -> bool:
-        """Whether a line of a file is of the edit."""
+        """Whether a line of a file belongs to the edit."""
         return path.as_posix().endswith(f"tidemill/{self.file}") and self.first <= (line or 0) < self.end
 
 
 class Sources(NamedTuple):
-    """The directories of the copy of the repository in which a fault is planted."""
+    """The directories of the copy of the repository with the planted fault."""
 
     program: Path
     simulator: Path
 
     def innermost(self, problem: BaseException) -> tuple[Path, int | None] | None:
-        """File and line in which an error was raised; what was called from there does not count."""
+        """Returns file and line in which an error was raised, without the functions called from there."""
         for frame in reversed(traceback.extract_tb(problem.__traceback__)):
             path = Path(frame.filename)
             if path.is_relative_to(self.program) or path.is_relative_to(self.simulator):
@@ -65,7 +65,7 @@ class Sources(NamedTuple):
         return None
 
     def origin_of(self, problem: BaseException, edit: Edit | None, *, ends_run: bool = False) -> Origin:
-        """Where an error is from; one that ends the run was no answer to the program."""
+        """Returns the origin of an error; an error that ends the run was not handled by the program."""
         at = self.innermost(problem)
         if at is None or at[0].is_relative_to(self.simulator):
             is_answer = isinstance(problem, OSError | TidemillError) and not ends_run
@@ -74,7 +74,7 @@ class Sources(NamedTuple):
         return Origin.EDIT if _is_of_first_try(problem, is_in_edit=is_of_edit) else Origin.PROGRAM
 
     def is_in_checker(self, frame: FrameType | None) -> bool:
-        """Whether what runs now is a checker: no code of the program, and not of the simulated world."""
+        """Whether a checker runs now: neither code of the program nor of the simulated world."""
         while frame is not None:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(self.program):

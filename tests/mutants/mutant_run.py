@@ -1,17 +1,17 @@
-"""Plants one fault after the other in a copy of the source, and has simulated clusters look for each.
+"""Plants one fault after the other in a copy of the source, and searches for each with simulated clusters.
 
     make mutants SEEDS=300 FAULTS='min-insync-unchecked never-truncates'
 
 First the unchanged source runs with each seed, and probes in it count how often each fault would matter. A
-seed with which the unchanged source breaks a promise counts for no fault. A seed in which a fault does not
-matter runs with the fault as it does without, and is left out. Of the other seeds a fault gets those first
-that found it in an earlier source, here or in the table of the page, then the first few in their order, then
-those in which it matters most often.
+seed with which the unchanged source breaks a promise is not used. A seed in which a fault does not matter
+runs with the fault as without it, and is omitted. Of the other seeds, a fault first gets those that found it
+in an earlier source, here or in the table of the page, then the first few in their order, then those in which
+it matters most often.
 
-What was run is kept below ``build/mutants`` by the digest of the source that it ran: an interrupted run goes
-on where it was stopped. Results of other sources do not count. The exit code is 1 when seeds find less than
-95% of the faults that name no test, or a test does not find the fault that names it. With FAULTS only these
-are judged, and the page keeps the rows of the others; with SEEDS=0 only those that name a test.
+Results are stored below ``build/mutants`` by the digest of the source: an interrupted run continues where it
+stopped. Results of other sources do not count. The exit code is 1 when seeds find less than 95% of the faults
+that name no test, or a test does not find the fault that names it. With FAULTS only these are judged, and the
+page keeps the rows of the others; with SEEDS=0 only those that name a test.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ENDED = ("endless", "simulator")
 
 
 class Tree:
-    """A copy of what a run needs, for one worker."""
+    """A copy of the files of a run, for one worker."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,15 +83,15 @@ class Tree:
         """The sources that faults are planted in."""
 
     def plant(self, fault: Fault) -> None:
-        """Has ``fault`` in the copy, and no other. Raises NotApplicable."""
+        """Plants ``fault`` in the copy, and removes any other. Raises NotApplicable."""
         self._write({**self.originals, fault.file: plant(fault, self.originals[fault.file])})
 
     def restore(self) -> None:
-        """Has no fault in the copy."""
+        """Removes the fault from the copy."""
         self._write(self.originals)
 
     def probe(self) -> None:
-        """Has a probe for each fault in the copy. Raises NotApplicable."""
+        """Adds a probe for each fault to the copy. Raises NotApplicable."""
         self._write(
             {
                 file: with_probes([fault for fault in FAULTS if fault.file == file], source)
@@ -105,7 +105,7 @@ class Tree:
             if path.read_text() == source:
                 continue
             path.write_text(source)
-            # A file of the same second and size would be taken for the one that was compiled before.
+            # A file of the same second and size would be mistaken for the compiled one.
             for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
                 compiled.unlink()
 
@@ -113,7 +113,7 @@ class Tree:
 async def run_seeds(
     tree: Tree, kind: str, seeds: Sequence[int], fault: Fault | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """What comes of these seeds, one after the other in a process of their own."""
+    """Runs these seeds one after the other in a separate process; returns the outcomes."""
     edit = ["--edit", fault.file, *map(str, lines_of(fault, tree.originals[fault.file]))] if fault else []
     environment = {
         **os.environ,
@@ -155,7 +155,7 @@ async def run_seeds(
 
 
 async def code_of_test(tree: Tree, test: str) -> int:
-    """With which exit code pytest runs a test over the source in the copy: 0 passed, 1 failed."""
+    """Runs a test with pytest over the source in the copy; returns the exit code: 0 passed, 1 failed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "no:randomly"),
         f"{TESTS}/{test}",
@@ -168,7 +168,7 @@ async def code_of_test(tree: Tree, test: str) -> int:
 
 
 class Run:
-    """The faults that one kind of simulation looks for, by a few workers."""
+    """The faults that one kind of simulation searches for, with a few workers."""
 
     def __init__(self, options: argparse.Namespace, kind: str, faults: Sequence[Fault]) -> None:
         self.options = options
@@ -187,7 +187,7 @@ class Run:
         """What came of seeds without a fault: what is wrong, and how often each fault would have mattered."""
 
     def state_of(self, fault: Fault) -> State:
-        """What is known of a fault."""
+        """Returns the state of a fault."""
         path = self._path_of(fault)
         return State(path, _read(path))
 
@@ -195,7 +195,9 @@ class Run:
         return self.states / f"{fault.name}-{_short(chr(0).join(_edit_of(fault)))}.json"
 
     def earlier_seeds(self, fault: Fault) -> list[int]:
-        """The seeds that found it in earlier sources, newest first: most find it again, whatever SEEDS is."""
+        """Returns the seeds that found the fault in earlier sources, newest first: most find it again,
+        regardless of SEEDS.
+        """
         name = self._path_of(fault).name
         kept = sorted(STATES.glob(f"{self.kind}-*/{name}"), key=lambda path: -path.stat().st_mtime)
         seeds = [State(path, _read(path)).found_by for path in kept if path.parent != self.states]
@@ -203,7 +205,7 @@ class Run:
         return list(dict.fromkeys(seed for seed in seeds if seed and self.options.seeds))
 
     async def run(self, directory: Path) -> None:
-        """Runs what is left to run."""
+        """Runs all pending work."""
         trees = [Tree(directory / f"worker-{number}") for number in range(self.options.workers)]
         earlier = {seed for fault in self.faults for seed in self.earlier_seeds(fault)}
         for end in (*(limit for limit in ROUNDS if limit < self.options.seeds), self.options.seeds):
@@ -228,7 +230,7 @@ class Run:
                     print(f"seed {found['seed']} fails without any fault: {text}", flush=True)
 
     def _left(self, fault: Fault, end: int) -> list[int]:
-        """The seeds that a fault is to get in this round."""
+        """Returns the seeds of a fault in this round."""
         state = self.state_of(fault)
         if state.is_settled:
             return []
@@ -240,7 +242,7 @@ class Run:
         return [seed for seed in seeds if hits.get(seed) and seed not in state.seeds][: self.options.most]
 
     def hits_of(self, fault: Fault) -> dict[int, int]:
-        """By seed how often a fault would matter, of seeds that keep all promises without it."""
+        """Returns by seed how often a fault would matter, of seeds that keep all promises without it."""
         return {
             seed: int(found["hits"].get(fault.name, 0))
             for seed, found in self.unchanged.items()
@@ -259,7 +261,7 @@ class Run:
                 if state.is_settled:
                     break
             elapsed = time.perf_counter() - began
-            print(f"{fault.name}: {self.result(fault).told} ({elapsed:.0f} s)", flush=True)
+            print(f"{fault.name}: {self.result(fault).summary} ({elapsed:.0f} s)", flush=True)
 
     def _is_untested(self, fault: Fault) -> bool:
         state = self.state_of(fault)
@@ -279,19 +281,19 @@ class Run:
             print(f"{fault.name}: {fault.test}: {codes}", flush=True)
 
     def result(self, fault: Fault) -> Result:
-        """What is known of a fault, for the table."""
+        """Returns the result of a fault for the table."""
         matters = sum(count > 0 for count in self.hits_of(fault).values())
         return self.state_of(fault).result(fault, len(self.unchanged), matters, _test_key(fault))
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a run has left in a file; nothing where the machine went down before the file was on the disk."""
+    """Reads the result of a run from a file; empty if the machine failed before the file was written."""
     text = path.read_text() if path.exists() else ""
     return json.loads(text) if text.strip("\0") else {}
 
 
 def _test_key(fault: Fault) -> str:
-    """Stands for the test that a fault names as it is; empty without a test."""
+    """Returns a key of the current test that a fault names; empty without a test."""
     file = TESTS / fault.test.partition("::")[0]
     return _short(f"{fault.test}\0{file.read_text()}") if fault.test else ""
 
@@ -305,7 +307,7 @@ def _short(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description="Plants faults, and has the simulator find them.")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="among which each fault has to be found")
     parser.add_argument("--most", type=int, default=SEEDS, help="how many of them a fault gets in a round")
@@ -340,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(summary_of(chosen, rows, max(highest, *(row.seed for row in rows.values()), 0)))
     for one in known:
         if not one.is_found:
-            print(f"{one.fault.name}: {one.told}")
+            print(f"{one.fault.name}: {one.summary}")
         elif one.fault.test:
             print(f"{one.fault.name}: seed {one.found_by} finds it: its reason and its test can go")
     return 0 if are_enough(known) else 1

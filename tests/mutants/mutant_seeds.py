@@ -1,17 +1,17 @@
-"""Runs seeds of the simulator over the source beside it, and prints one line of JSON for each.
+"""Runs seeds of the simulator with the source beside it, and prints one line of JSON for each.
 
 :mod:`mutant_run` starts it in a copy of the repository, in which one fault is planted, or a probe for each.
-``_planted`` is a module of that copy, where probes count.
+``_planted`` is a module of that copy, in which probes count.
 
 | outcome | meaning |
 |---|---|
 | kept | all promises were kept |
-| violated | a promise was broken; ``no-error`` is broken by an error of the program, too |
-| endless | the run does not end in :data:`SEED_S_MAX`, so that the cluster does not come to rest |
-| edit | the edit raises an error of its own (:mod:`error_origin`) |
-| simulator | a checker, or the simulated world, has failed, which says nothing of the program |
+| violated | a promise was broken; an error of the program breaks ``no-error`` |
+| endless | the run does not end in :data:`SEED_S_MAX`: the cluster does not come to rest |
+| edit | the edit itself raises an error (:mod:`error_origin`) |
+| simulator | a checker, or the simulated world, has failed, which is no result for the program |
 
-The process ends after an endless run, whatever seeds are left.
+The process ends after an endless run, even if seeds are left.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VIOLATE, EMIT = EventLog.violate, EventLog.emit
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=sorted(KINDS), default="cluster")
     parser.add_argument("--edit", nargs=3, metavar=("FILE", "FIRST", "END"), help="the lines of the fault")
@@ -64,26 +64,26 @@ def main() -> int:
 
 
 class Judge:
-    """Notes which error, if any, the first violation of a run tells."""
+    """Records the error, if any, of the first violation of a run."""
 
     def __init__(self) -> None:
         self._logged: BaseException | None = None
         self.error: BaseException | None = None
 
     def emit(self, events: EventLog, record: logging.LogRecord) -> None:
-        """Stands for :meth:`EventLog.emit`."""
+        """Replaces :meth:`EventLog.emit`."""
         self._logged = record.exc_info[1] if record.exc_info else None
         EMIT(events, record)
         self._logged = None
 
     def violate(self, events: EventLog, text: str) -> None:
-        """Stands for :meth:`EventLog.violate`."""
+        """Replaces :meth:`EventLog.violate`."""
         if not events.violation and promise_of(text) in ("", "no-error"):
             self.error = self._logged or sys.exc_info()[1]
         VIOLATE(events, text)
 
     def outcome_of(self, text: str, edit: Edit | None) -> tuple[str, str]:
-        """The outcome of a run whose first violation this is, and the text with the promise's name."""
+        """Returns the outcome of a run with this first violation, and the text with the promise's name."""
         if text.startswith(CHECKER_FAILED):
             return OUTCOMES[Origin.SIMULATOR], text
         origin = Origin.PROGRAM if self.error is None else SOURCES.origin_of(self.error, edit)
@@ -91,17 +91,17 @@ class Judge:
 
 
 def promise_of(text: str) -> str:
-    """The name of the promise with which the text of a violation begins; empty without one."""
+    """Returns the name of the promise at the start of a violation's text; empty without one."""
     name = text.partition(": ")[0]
     return name if name in PROMISES else ""
 
 
 def run(kind: str, seed: int, edit: Edit | None = None) -> dict[str, Any]:
-    """What came of one seed."""
+    """Returns the outcome of one seed."""
     _planted.hits.clear()
     began = time.perf_counter()
 
-    def told(outcome: str, text: str) -> dict[str, Any]:
+    def result_line(outcome: str, text: str) -> dict[str, Any]:
         return {
             "seed": seed,
             "outcome": outcome,
@@ -111,9 +111,9 @@ def run(kind: str, seed: int, edit: Edit | None = None) -> dict[str, Any]:
         }
 
     def too_long(number: int, frame: FrameType | None) -> None:
-        # An exception could be caught by what goes round in circles.
+        # The endless code could catch an exception.
         outcome = "simulator" if SOURCES.is_in_checker(frame) else "endless"
-        print(json.dumps(told(outcome, f"rest: the run does not end in {SEED_S_MAX:g} s")), flush=True)
+        print(json.dumps(result_line(outcome, f"rest: the run does not end in {SEED_S_MAX:g} s")), flush=True)
         os._exit(0)
 
     judge = Judge()
@@ -127,13 +127,13 @@ def run(kind: str, seed: int, edit: Edit | None = None) -> dict[str, Any]:
             KINDS[kind](seed).run()
     except Violation as problem:
         line = str(problem).splitlines()[0]
-        return told(*judge.outcome_of(line.partition(" steps: ")[2] or line, edit))
+        return result_line(*judge.outcome_of(line.partition(" steps: ")[2] or line, edit))
     except Exception as problem:  # noqa: BLE001 - the outcome tells where it is from
         origin = SOURCES.origin_of(problem, edit, ends_run=True)
-        return told(OUTCOMES[origin], f"no-error: the run ends with {problem!r}")
+        return result_line(OUTCOMES[origin], f"no-error: the run ends with {problem!r}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return told("kept", "")
+    return result_line("kept", "")
 
 
 if __name__ == "__main__":

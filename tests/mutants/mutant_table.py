@@ -1,4 +1,4 @@
-"""What is known of each planted fault, and the table of it in the documentation."""
+"""The results of planted faults, and their table in the documentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIGHEST = "the highest seed that was run is"
 
 
 class Result(NamedTuple):
-    """What came of one fault."""
+    """The result of one fault."""
 
     fault: Fault
     seeds: int
@@ -43,17 +43,17 @@ class Result(NamedTuple):
 
     @property
     def is_found(self) -> bool:
-        """Whether the simulator has found it."""
+        """Whether the simulator has found the fault."""
         return self.found_by > 0
 
     @property
     def has_run(self) -> bool:
-        """Whether there is anything to tell of it."""
+        """Whether the fault has a result."""
         return bool(self.run or self.text or (self.seeds and not self.matters)) or self.is_noticed is not None
 
     @property
-    def told(self) -> str:
-        """In a few words."""
+    def summary(self) -> str:
+        """Formats the result in a few words."""
         if self.is_found:
             return f"found by seed {self.found_by}: {self.text}"
         if self.is_noticed:
@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
     @property
     def missed(self) -> str:
-        """How far it was looked for."""
+        """Formats the extent of an unsuccessful search."""
         if self.seeds == 0:
             return "not run"
         if self.matters == 0:
@@ -73,12 +73,12 @@ class Result(NamedTuple):
 
 
 def not_run(fault: Fault) -> Result:
-    """Of a fault of which nothing is known."""
+    """Returns the result of a fault that did not run."""
     return Result(fault, 0, 0, 0, 0, "", None)
 
 
 class State:
-    """What is known of a fault, kept in a file."""
+    """The state of a fault, stored in a file."""
 
     def __init__(self, path: Path, known: dict[str, Any]) -> None:
         self._path = path
@@ -93,22 +93,22 @@ class State:
 
     @property
     def seeds(self) -> list[int]:
-        """Those that it was run with."""
+        """Returns the seeds that ran with the fault."""
         seeds: list[int] = self._known["seeds"]
         return seeds
 
     @property
     def found_by(self) -> int:
-        """The seed that found it; 0 without one."""
+        """Returns the seed that found the fault; 0 without one."""
         return int(self._known["found_by"])
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is to be run: it is found, or its edit makes no program of the source."""
+        """Whether no more runs are needed: the fault is found, or its edit makes the source invalid."""
         return bool(self._known["text"])
 
     def note(self, seed: int, outcome: str, text: str) -> None:
-        """Notes what came of a seed. What the simulator failed with says nothing, but is told."""
+        """Records the outcome of a seed. Errors of the simulator are reported, but have no effect."""
         if outcome in NO_PROGRAM:
             self._known["text"] = f"no program: {text}"
             return
@@ -119,19 +119,19 @@ class State:
             self._known["failed"] = f"the simulator fails with seed {seed}: {text}"
 
     def tested(self, key: str, is_noticed: bool) -> None:
-        """Whether a test notices it; ``key`` stands for the test as it is."""
+        """Whether a test finds the fault; ``key`` is that of the current test."""
         self._known["tests"] = {key: is_noticed}
 
     def is_tested(self, key: str) -> bool:
-        """Whether it is known if this test notices it."""
+        """Whether the result of the current test is known."""
         return key in self._known["tests"]
 
     def save(self) -> None:
-        """Writes it down."""
+        """Writes the file."""
         self._path.write_text(json.dumps(self._known))
 
     def result(self, fault: Fault, seeds: int, matters: int, key: str) -> Result:
-        """For the table; ``key`` stands for the test that the fault names."""
+        """Returns the result for the table; ``key`` is that of the test that the fault names."""
         known = self._known
         is_noticed = known["tests"].get(key)
         text = str(known["text"] or known["failed"])
@@ -152,14 +152,14 @@ class Row(NamedTuple):
 
 
 def are_enough(results: Sequence[Result]) -> bool:
-    """Whether seeds find their share of the faults that name no test, and seeds or tests all the others."""
+    """Whether seeds find their share of the faults without a test, and seeds or tests all the others."""
     simulated = [result for result in results if not result.fault.test]
     noticed = all(result.is_noticed or result.is_found for result in results if result.fault.test)
     return noticed and sum(result.is_found for result in simulated) >= FOUND_SHARE_MIN * len(simulated)
 
 
 def summary_of(faults: Sequence[Fault], rows: Mapping[str, Row], highest: int) -> str:
-    """The table in a few sentences."""
+    """Returns a summary of the table in a few sentences."""
     untested = [fault for fault in faults if not fault.test]
     seeds = [seed for fault in untested if (seed := rows[fault.name].seed)]
     text = f"{len(seeds)} of the {len(untested)} faults without a test were found by seeds"
@@ -176,7 +176,7 @@ def summary_of(faults: Sequence[Fault], rows: Mapping[str, Row], highest: int) -
 
 
 def rows_of(results: Sequence[Result], kept: Mapping[str, Row]) -> dict[str, Row]:
-    """The row of each fault: that of the page where the fault did not run."""
+    """Returns the row of each fault: that of the page if the fault did not run."""
     return {
         name: kept[name] if not result.has_run and name in kept else _row(result)
         for result in results
@@ -187,9 +187,9 @@ def rows_of(results: Sequence[Result], kept: Mapping[str, Row]) -> dict[str, Row
 def write_table(
     page: Path, results: Sequence[Result], unsound: Sequence[tuple[str, int, str]], highest: int
 ) -> None:
-    """Puts the table into the page, between its marks; ``highest`` is the highest seed of this run.
+    """Writes the table into the page, between its marks; ``highest`` is the highest seed of this run.
 
-    Rows of faults that did not run stay as they are, and then the page may know of a higher seed.
+    Rows of faults that did not run stay unchanged; the page may then contain a higher seed.
     """
     text = page.read_text()
     rows = rows_of(results, rows_in_table(page))
@@ -215,14 +215,14 @@ def write_table(
 
 
 def rows_in_table(page: Path) -> dict[str, Row]:
-    """The rows of the page by the fault's name."""
+    """Returns the rows of the page by the fault's name."""
     lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     cells = {line: [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines}
     return {row[1].strip("`"): Row(line, row[3]) for line, row in cells.items()}
 
 
 def seeds_in_table(page: Path) -> dict[str, int]:
-    """By name of a fault the seed that found it when the page was written."""
+    """Returns, by name of a fault, the seed that found it when the page was written."""
     return {name: row.seed for name, row in rows_in_table(page).items() if row.seed}
 
 
@@ -233,7 +233,7 @@ def _row(result: Result) -> Row:
     elif result.is_noticed:
         found_by, how = BY_TEST, _cell(f"{fault.reason} Found by `{fault.test}`.", None)
     else:
-        found_by, how = NOT_FOUND, _cell(result.told, None)
+        found_by, how = NOT_FOUND, _cell(result.summary, None)
     return Row(f"| `{fault.name}` | {_cell(fault.rule, None)} | {found_by} | {how} |", found_by)
 
 

@@ -1,7 +1,7 @@
 """The faults that ``make mutants`` plants, one at a time, and the rules that they break.
 
-Each is one edit: ``old`` stands exactly once in ``file`` (below ``src/tidemill``) and is replaced by ``new``.
-A fault that the simulator cannot find has a ``reason``. Who changes a line that is named here changes this
+Each is one edit: ``old`` occurs exactly once in ``file`` (below ``src/tidemill``) and is replaced by ``new``.
+A fault that the simulator cannot find has a ``reason``. A change of a quoted line needs a change of this
 table: ``test_planted_faults.py`` fails otherwise.
 """
 
@@ -22,7 +22,7 @@ LEADER: Final = (
         "A produce with acks=all is refused below min.insync.replicas.",
         reason="Below min.insync.replicas nothing is committed: the produce waits until its timeout, and no"
         " promise breaks.",
-        test="replication/test_leading.py::test_acks_all_wants_enough_replicas_in_sync",
+        test="replication/test_partition_leader.py::test_acks_all_requires_min_insync_replicas",
     ),
     Fault(
         "acks-all-not-awaited",
@@ -40,15 +40,15 @@ LEADER: Final = (
     ),
     Fault(
         "commit-without-followers",
-        "replication/replicas.py",
-        "            if comes_back or broker in self.isr or broker in self.pending:\n",
+        "replication/follower_replicas.py",
+        "            if is_rejoining or broker in self.isr or broker in self.pending:\n",
         "            if False:\n",
         "The high watermark waits for all replicas in sync.",
     ),
     Fault(
         "commit-without-pending-members",
-        "replication/replicas.py",
-        "            if comes_back or broker in self.isr or broker in self.pending:\n",
+        "replication/follower_replicas.py",
+        "            if is_rejoining or broker in self.isr or broker in self.pending:\n",
         "            if broker in self.isr:\n",
         "The high watermark waits for the members of the in-sync set that the controller was asked to write.",
     ),
@@ -64,113 +64,113 @@ LEADER: Final = (
     Fault(
         "commit-alone-while-expanding",
         "replication/partition.py",
-        "        self._alone = False\n        self.events.isr_wanted(",
-        "        self.events.isr_wanted(",
+        "        self._alone = False\n        self.events.isr_requested(",
+        "        self.events.isr_requested(",
         "A leader that asks for a larger in-sync set does not commit alone any more.",
     ),
     Fault(
         "join-one-behind-high-watermark",
-        "replication/replicas.py",
+        "replication/follower_replicas.py",
         "        return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start\n",
         "        return follower.end_offset + 1 >= high_watermark\n",
         "A follower joins the in-sync set once it has everything that is committed.",
     ),
     Fault(
         "join-before-epoch-start",
-        "replication/replicas.py",
+        "replication/follower_replicas.py",
         "        return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start\n",
         "        return follower.end_offset >= high_watermark\n",
         "A follower joins once it has what the leader held when its epoch began: that may be committed.",
     ),
     Fault(
         "fetch-of-former-life-counts",
-        "replication/replicas.py",
+        "replication/follower_replicas.py",
         "        if follower is None or 0 <= epoch < follower.epoch:\n",
         "        if follower is None:\n",
         "A fetch that a former life of a follower sent says nothing of what it has now.",
         reason="A fetch of the former process has to arrive behind one of the next, and to claim more.",
-        test="replication/test_replicas.py::test_fetches_of_a_former_life_tell_nothing",
+        test="replication/test_follower_replicas.py::test_fetches_of_a_former_broker_epoch_are_ignored",
     ),
     Fault(
         "fetch-of-former-registration-counts",
-        "broker/fetch.py",
-        "            if is_outdated and part.error == 0:\n",
+        "broker/fetch_reader.py",
+        "            if has_stale_epoch and data.error == 0:\n",
         "            if False:\n",
         "A fetch counts only when its follower has not registered anew, as far as the leader has read.",
         reason="A fetch has to arrive after the next registration of its broker was read: so in 4 of 300"
         " seeds.",
         test="broker/test_registration_epochs.py::"
-        "test_a_fetch_that_comes_after_the_next_registration_was_read_is_refused",
+        "test_a_fetch_with_an_epoch_before_the_known_registration_is_refused",
     ),
     Fault(
         "recovers-before-brokers-are-known",
-        "controller/office.py",
+        "controller/controller_context.py",
         "                recovers=False,",
         "                recovers=True,",
         "After a write without an answer no log is chosen before the controller has read which brokers live.",
         reason="A broker has to register between a write that is not answered and the next change, while a"
         " partition has no leader and no replica that is whole: one of some hundred seeds shows that.",
         test="controller/test_controller_unanswered.py::"
-        "test_the_longest_log_leads_also_where_its_broker_came_while_the_store_did_not_answer",
+        "test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outage",
     ),
     Fault(
         "second-loss-keeps-the-version",
-        "controller/elections.py",
-        "    is_asked_for = any(broker in lost and broker not in partition.isr"
+        "controller/leader_election.py",
+        "    is_fencing = any(broker in lost and broker not in partition.isr"
         " for broker in partition.replicas)\n",
-        "    is_asked_for = False\n",
+        "    is_fencing = False\n",
         "A replica that reports a loss once more is not in sync by what its leader has asked before.",
         reason="The followers of the simulator tell the epochs of their registrations, by which the former"
         " life is refused; those that fetch with a version before 15 tell none.",
-        test="controller/test_controller_elections.py::"
-        "test_a_leader_that_asks_for_a_replica_that_has_lost_records_once_more_is_refused",
+        test="controller/test_controller_leader_election.py::"
+        "test_a_pending_isr_request_is_rejected_after_a_repeated_loss",
     ),
     Fault(
         "served-again-stays-offline",
-        "controller/elections.py",
-        "one.offline | {broker} if is_offline else one.offline - {broker}",
-        "one.offline | {broker} if is_offline else one.offline",
+        "controller/leader_election.py",
+        "partition.offline | {broker} if is_offline else partition.offline - {broker}",
+        "partition.offline | {broker} if is_offline else partition.offline",
         "A replica that its broker serves again may be in sync.",
         reason="A disk has to refuse a rename while a topic of the name is made anew, and to have room again:"
         " one of some thousand seeds does that.",
-        test="controller/test_controller_faults.py::test_a_replica_that_its_broker_serves_again_may_be_in_sync",
+        test="controller/test_controller_faults.py::test_replica_reports_count_for_the_registration_of_their_broker",
     ),
     Fault(
         "takeover-elects-stopping",
-        "controller/office.py",
+        "controller/controller_context.py",
         "        stopping = self.stopping()\n        await",
         "        stopping: frozenset[int] = frozenset()\n        await",
         "A broker that announced its stop is not elected when the same controller takes the office again.",
         reason="A broker has to stop while the controller loses the office and takes it again: one of some"
         " thousand seeds does that.",
         test="controller/test_controller_faults.py::"
-        "test_a_broker_that_announced_its_stop_in_a_former_office_is_not_elected_in_the_next",
+        "test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controller_epoch",
     ),
     Fault(
         "former-registration-stays-after-catch-up",
-        "controller/office.py",
-        "self._is_look_due or bool(renewed)",
+        "controller/controller_context.py",
+        "self._is_refresh_due or bool(renewed)",
         "False",
         "A broker that registered anew, as the controller has read, is not in sync by its former process.",
         reason="A broker has to lose its disk between two writes, of which the first is not answered:"
         " one of some thousand seeds does that.",
         test="controller/test_controller_unanswered.py::"
-        "test_a_former_registration_is_not_in_sync_once_a_later_one_was_read",
+        "test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_read",
     ),
     Fault(
         "last-leader-without-replica-is-waited-for",
-        "controller/elections.py",
+        "controller/leader_election.py",
         " or last_known not in partition.replicas\n",
         "\n",
         "A last leader whose replica was moved away is not the one to wait for: it would come back empty.",
         reason="A move has to be cancelled while its new replica leads alone, while an eligible one is away:"
         " one of some thousand seeds does that.",
         test="controller/test_controller_reassignment.py::"
-        "test_a_leader_that_a_cancelled_move_takes_the_replica_from_is_not_waited_for",
+        "test_a_cancelled_reassignment_does_not_wait_for_a_removed_leader",
     ),
     Fault(
         "left-follower-still-caught-up",
-        "replication/replicas.py",
+        "replication/follower_replicas.py",
         "                follower.forget()\n        self.isr = isr\n",
         "                pass\n        self.isr = isr\n",
         "A follower that the controller has taken out of the set joins again only with a fetch after that.",
@@ -178,7 +178,7 @@ LEADER: Final = (
     Fault(
         "demotion-leaves-produces-waiting",
         "replication/partition.py",
-        "            self.replication = None\n            self._fail_waiters(\n                KafkaError(\n",
+        "            self.replication = None\n            self.delayed.fail(\n                KafkaError(\n",
         "            self.replication = None\n            str(\n                KafkaError(\n",
         "Produces that wait fail when their leader is demoted: they may be truncated.",
     ),
@@ -226,63 +226,62 @@ LEADER: Final = (
     ),
     Fault(
         "high-watermark-is-log-end-at-start",
-        "replication/manager.py",
-        "        known = max(self.logs.high_watermarks.get(key, 0), int(found.start_offset))\n",
+        "replication/replica_manager.py",
+        "        known = max(self.logs.dirs.high_watermarks.get(key, 0), int(found.start_offset))\n",
         "        known = int(found.end_offset)\n",
         "What lies above the high watermark at a start may be on no other replica.",
     ),
     Fault(
         "older-state-taken",
-        "replication/manager.py",
+        "replication/replica_manager.py",
         "        if (state.leader_epoch, state.partition_epoch) < known:\n",
         "        if False:\n",
         "A state of the controller that is older than what is known is not taken.",
         reason="A state has to arrive after a newer one, as in 7 of 300 seeds, and no state after both.",
-        test="replication/test_replication_manager.py::"
-        "test_a_state_that_is_older_than_what_is_known_changes_nothing",
+        test="replication/test_replica_manager.py::test_a_state_with_an_older_epoch_is_ignored",
     ),
     Fault(
         "leads-without-session",
-        "replication/manager.py",
+        "replication/replica_manager.py",
         "            if len(partition.replicas) > 1:\n                self.stop_leading(partition)\n",
         "            continue\n",
         "A broker whose session has ended leads nothing: another may.",
     ),
     Fault(
         "cut-off-leader-leads-on",
-        "server/silence.py",
-        "            self._cut_off.leave(self._broker.clock.monotonic_ms() - int(session_s * 1000))\n",
+        "server/store_outage.py",
+        "            self._isolation.leave(self._broker.clock.monotonic_ms() - int(session_s * 1000))\n",
         "            self._broker.clock.monotonic_ms()\n",
         "A leader that hears neither of the store nor of a replica takes no writes.",
     ),
     Fault(
         "deletion-mark-unchecked",
-        "controller/shell.py",
+        "controller/admin_manager.py",
         "        mark = deletion_check if are_marked else deletion_mark\n",
         "        mark = (lambda topic: []) if are_marked else deletion_mark\n",
         "A mark in the store deletes the topic that was marked, and none that is made under its name.",
         reason="It matters in none of 70 seeds: a topic has to be deleted and made anew between a"
         " look at the marks and the deletion.",
-        test="controller/test_controller_administering.py::"
-        "test_a_topic_made_anew_stays_where_the_one_before_was_marked_by_an_administrator",
+        test="controller/test_controller_admin_node_requests.py::"
+        "test_a_recreated_topic_survives_the_deletion_mark_of_its_predecessor",
     ),
     Fault(
         "follower-acts-as-leader",
-        "replication/readable.py",
+        "replication/partition.py",
         "        if self.leader != self.node_id or self.deleted:\n",
         "        if self.deleted:\n",
         "Only the leader takes records, and is read from by followers.",
     ),
     Fault(
         "leader-epoch-unchecked",
-        "replication/readable.py",
+        "replication/partition.py",
         "        if current_epoch >= 0 and current_epoch != self.leader_epoch:\n",
         "        if False:\n",
         "A fetch in another leader epoch than the present one is refused.",
     ),
     Fault(
         "uncommitted-records-readable",
-        "replication/readable.py",
+        "replication/read_limits.py",
         "        return self.high_watermark\n",
         "        return self.log.end_offset\n",
         "Consumers read up to the high watermark.",
@@ -290,7 +289,7 @@ LEADER: Final = (
     Fault(
         "deserted-leader-leads-on",
         "replication/partition.py",
-        "        return not replication.heard_since(since_ms)\n",
+        "        return not replication.has_fetched_since(since_ms)\n",
         "        return False\n",
         "A leader that neither the store nor a follower in sync is heard by stops leading.",
     ),
@@ -299,31 +298,30 @@ LEADER: Final = (
 FOLLOWER: Final = (
     Fault(
         "never-truncates",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "end = divergence(partition, found.diverging_epoch, found.diverging_end)\n",
         "end = partition.log.end_offset\n",
         "A follower cuts what its leader does not have.",
     ),
     Fault(
         "copy-not-cut-to-common-history",
-        "log/common_history.py",
+        "log/future_log_history.py",
         "    end = _common_end(copy, partition)\n",
         "    copy.truncate_to(partition.end_offset, now_ms)\n    return\n    end = -1\n",
         "What a partition has cut does not come back with its move to another directory.",
         reason="Whole brokers have one data directory; seeds of replication (`--kind replication`) find it.",
-        test="log/test_log_common_history.py"
-        "::test_records_that_a_partition_has_cut_do_not_come_back_with_a_move_that_goes_on",
+        test="log/test_log_future_log_history.py::test_truncated_records_do_not_reappear_when_a_move_resumes",
     ),
     Fault(
         "truncates-to-high-watermark",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "        if partition.log.leader_epochs.latest == NO_EPOCH:\n            # Compaction",
         "        if True:\n            # Compaction",
         "A follower keeps what lies above its high watermark: that may be committed (KIP-101).",
     ),
     Fault(
         "diverges-within-unknown-epoch",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "    if epoch == leader_epoch and leader_end < own_end:\n"
         "        return leader_end\n"
         "    # Where the leader",
@@ -332,30 +330,30 @@ FOLLOWER: Final = (
         " epoch before that (KIP-279).",
         reason="It matters in none of the first 60 seeds: a leader has to lack records of the epoch"
         " before, and the next leader to have these and to lack the records of that leader.",
-        test="replication/test_fetcher.py::test_whatever_two_logs_hold_the_follower_ends_with_the_leaders",
+        test="replication/test_replica_fetcher.py::test_a_follower_ends_with_the_log_of_its_leader_for_any_two_logs",
     ),
     Fault(
         "answer-to-older-fetch-taken",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "        and followed.leader_epoch == partition.leader_epoch\n",
         "",
         "The answer to a fetch of a former leader epoch is not taken.",
         reason="It matters in none of 70 seeds: with each state of another epoch the partition is"
         " followed anew, and no request of the new one is under way yet.",
-        test="replication/test_fetcher.py::test_an_answer_to_what_was_asked_before_a_change_is_left_out",
+        test="replication/test_replica_fetcher.py::test_a_response_to_a_request_before_a_change_is_ignored",
     ),
     Fault(
         "answer-for-other-offset-taken",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "        and followed.fetch_offset == partition.log.end_offset\n        and followed.leader_epoch",
         "        and followed.leader_epoch",
         "The answer to a fetch counts only if the log still ends where the fetch began.",
     ),
     Fault(
         "begins-behind-leaders-start",
-        "replication/fetcher.py",
-        "partition.begin_at(first, ",
-        "partition.begin_at(end, ",
+        "replication/replica_fetcher.py",
+        "partition.restart_at(first, ",
+        "partition.restart_at(end, ",
         "A follower behind the leader's log begins anew at the leader's start.",
     ),
     Fault(
@@ -368,7 +366,7 @@ FOLLOWER: Final = (
         " end, a restart of it that forgets the high watermark, and a reader of a key whose newer value got"
         " lost: one campaign of 3,800 seeds met the first two.",
         test="replication/test_recovered_compacted_logs.py"
-        "::test_a_record_that_was_compacted_because_of_a_lost_one_is_fetched_again",
+        "::test_a_record_compacted_because_of_a_lost_record_is_fetched_again",
     ),
     Fault(
         "fetched-compaction-gaps-kept",
@@ -378,17 +376,17 @@ FOLLOWER: Final = (
         "A follower whose compacted log is cut below its high watermark fetches all of it again.",
         reason="As for own-compaction-gaps-kept, and the replica has fetched what another had compacted.",
         test="replication/test_recovered_compacted_logs.py"
-        "::test_a_record_that_the_former_leader_had_compacted_is_fetched_again",
+        "::test_a_record_compacted_by_the_former_leader_is_fetched_again",
     ),
     Fault(
         "compacted-messages-without-epochs-cut",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "                max(partition.high_watermark, partition.log.clean_end),\n",
         "                partition.high_watermark,\n",
         "A follower without leader epochs keeps what it has compacted: that is committed.",
         reason="It takes messages of formats v0 and v1 alone, and a high watermark that was not written.",
         test="replication/test_recovered_compacted_logs.py"
-        "::test_messages_without_leader_epochs_are_kept_as_far_as_they_are_compacted",
+        "::test_messages_without_leader_epochs_are_kept_up_to_the_cleaner_checkpoint",
     ),
     Fault(
         "gaps-of-retention-kept",
@@ -398,7 +396,7 @@ FOLLOWER: Final = (
         "A follower whose log starts behind its leader's end fetches all of that log.",
         reason="It takes a recovery with a loss of all that retention left.",
         test="replication/test_recovered_compacted_logs.py"
-        "::test_a_record_that_retention_removed_before_the_loss_is_fetched_again",
+        "::test_a_record_removed_by_retention_before_the_loss_is_fetched_again",
     ),
     Fault(
         "replica-in-sync-emptied",
@@ -408,16 +406,16 @@ FOLLOWER: Final = (
         "A replica in sync is not emptied to be fetched again.",
         reason="No log is cut below the high watermark while a replica is in sync; this is a second lock.",
         test="replication/test_recovered_compacted_logs.py"
-        "::test_a_replica_in_sync_keeps_the_committed_records_that_it_has",
+        "::test_an_in_sync_replica_keeps_its_committed_records",
     ),
     Fault(
         "clean-end-forgotten-by-move",
-        "log/moves.py",
+        "log/future_log.py",
         "        future.clean_end = source.clean_end\n",
         "",
         "A log that is moved to another directory stays clean up to where it was.",
         reason="As for own-compaction-gaps-kept; else the log is compacted once more from its start.",
-        test="log/test_log_common_history.py::test_a_log_that_was_moved_stays_compacted_up_to_where_it_was",
+        test="log/test_log_future_log_history.py::test_a_moved_log_keeps_its_cleaner_checkpoint",
     ),
     Fault(
         "first-batch-before-start-refused",
@@ -428,24 +426,24 @@ FOLLOWER: Final = (
     ),
     Fault(
         "fetches-before-sync",
-        "replication/fetcher.py",
-        "        if followed.partition.is_settling:\n            self._rest(",
+        "replication/replica_fetcher.py",
+        "        if followed.partition.has_pending_sync:\n            self._rest(",
         "        if False:\n            self._rest(",
         "With flush.messages a follower fetches on once it has synced: its fetch tells what it has.",
         reason="The next request leaves out partitions whose sync is pending, so the early fetch has no"
         " effect.",
-        test="replication/test_fetcher.py::test_what_waits_for_its_sync_is_no_news_for_the_leader",
+        test="replication/test_replica_fetcher.py::test_a_follower_reports_only_synced_records",
     ),
     Fault(
         "batches-of-next-leader-taken",
         "log/log.py",
-        "            if sent_in >= 0:\n",
-        "            if sent_in < -1:\n",
+        "            if leader_epoch >= 0:\n",
+        "            if leader_epoch < -1:\n",
         "A follower takes no batch of another leader than the one that it asked.",
         reason="It matters in none of 70 seeds: a leader has to be deposed, to cut and to be sent"
         " other records while pages of its file wait in the network.",
         test="replication/test_late_answers.py"
-        "::test_records_of_the_next_leader_do_not_follow_those_of_the_one_before",
+        "::test_records_of_a_new_leader_are_not_appended_after_diverged_records",
     ),
     Fault(
         "appends-before-cut-synced",
@@ -454,23 +452,23 @@ FOLLOWER: Final = (
         "        if False:\n",
         "A leader appends nothing before what it cut as a follower is on the disk.",
         reason="It matters in none of 60 seeds: the sync of a cut ends before its broker is elected.",
-        test="replication/test_leading.py::"
-        "test_a_leader_takes_nothing_before_the_disk_has_what_was_cut_while_it_followed",
+        test="replication/test_partition_leader.py::"
+        "test_a_new_leader_appends_nothing_before_its_truncation_is_synced",
     ),
     Fault(
         "start-told-before-retention-is-written",
-        "replication/fetcher.py",
+        "replication/replica_fetcher.py",
         "        self._hold_unsettled(now_ms)\n",
         "",
         "A follower tells a start that retention moved once it is written down.",
         reason="It matters where retention moves the start between an answer and the next fetch: rarely.",
-        test="replication/test_fetcher.py::"
-        "test_a_start_that_moves_between_two_fetches_is_not_told_before_it_is_written_down",
+        test="replication/test_replica_fetcher.py::"
+        "test_a_changed_log_start_offset_is_not_reported_before_it_is_stored",
     ),
     Fault(
         "follower-cannot-come-back-to-lone-leader",
         "replication/partition.py",
-        "            and replication.comes_back(broker, self.log.end_offset, now_ms)\n",
+        "            and replication.is_rejoining(broker, self.log.end_offset, now_ms)\n",
         "            and False\n",
         "A leader that is alone in sync waits for a follower that has kept up.",
     ),
@@ -504,111 +502,111 @@ FOLLOWER: Final = (
     ),
     Fault(
         "doubtful-log-cut-after-it-led",
-        "replication/manager.py",
-        "            self.doubtful.pop(partition.log.topic_partition, None)\n",
+        "replication/replica_manager.py",
+        "            self.unsynced_logs.pop(partition.log.topic_partition, None)\n",
         "            pass\n",
         "A log with which the machine went down is cut to what was synced, unless its broker has led since.",
     ),
     Fault(
         "doubtful-log-not-cut",
-        "replication/follower_start.py",
-        "        if key in self.replicas.doubtful:\n",
+        "replication/replica_manager.py",
+        "        if key in self.unsynced_logs:\n",
         "        if False:\n",
         "Of a log with which the machine went down only what was synced counts.",
     ),
     Fault(
         "divergence-not-told",
-        "broker/fetch.py",
-        "            if part.last_fetched_epoch >= 0 and diverges(part, partition):\n"
+        "broker/fetch_reader.py",
+        "            if requested.last_fetched_epoch >= 0 and diverges(data, partition):\n"
         "                return\n",
         "",
         "A leader tells a follower where its log diverges.",
     ),
     Fault(
         "diverging-fetch-counts",
-        "broker/fetch.py",
-        "        if partition is None or part.diverging_end >= 0:\n            return\n        now_ms",
-        "        if partition is None:\n            return\n        now_ms",
+        "broker/fetch_reader.py",
+        "        if partition is None or data.diverging_end >= 0:\n            return\n",
+        "        if partition is None:\n            return\n",
         "The fetch of a follower whose log diverges does not tell what it has.",
     ),
     Fault(
         "fetch-session-epoch-unchecked",
-        "broker/fetch_sessions.py",
+        "broker/fetch_session.py",
         "        if session.epoch != epoch:\n",
         "        if False:\n",
         "A fetch that is not the next of its session is refused.",
         reason="It matters in none of 70 seeds: fetches of a session come over one connection, in"
         " their order.",
-        test="broker/test_broker_fetch_sessions.py::test_a_fetch_that_is_not_the_next_of_its_session_is_refused",
+        test="broker/test_fetch_session.py::test_a_fetch_with_the_wrong_session_epoch_is_refused",
     ),
 )
 
 LOG: Final = (
     Fault(
         "sequence-gap-accepted",
-        "log/producer_state.py",
+        "log/producer_state_manager.py",
         "        if first != expected and entry.epoch != NO_EPOCH:\n",
         "        if False:\n",
         "A batch of an idempotent producer follows the one before it without a gap.",
     ),
     Fault(
         "duplicate-stored",
-        "log/producer_state.py",
+        "log/producer_state_manager.py",
         "            if kept.last_sequence == last and kept.offset_delta == delta:\n",
         "            if False:\n",
         "A batch that is sent again is answered with the offset that it got.",
     ),
     Fault(
         "sequences-of-former-leader-kept",
-        "log/producer_state.py",
+        "log/producer_state_manager.py",
         "            forget_from(self.batches, first_of(last_sequence, offset_delta))\n",
         "            pass\n",
         "Where a leader took a batch for new that another one had, the producer goes on behind it.",
         reason="In none of the first 60 seeds does a leader take a batch for new that another one had: its"
         " log has to start behind that.",
-        test="log/test_log_producers.py::test_what_another_leader_took_for_new_is_repeated_from_there_on",
+        test="log/test_log_producers.py::test_a_batch_accepted_as_new_by_another_leader_is_a_duplicate_afterwards",
     ),
     Fault(
         "refused-batch-overtaken",
-        "broker/produce.py",
-        "                if self.refusals.noted:\n",
-        "                if False:\n",
+        "broker/produce_handler.py",
+        "            if self.rejected.rejections and isinstance(append, BatchAppend):\n",
+        "            if False:\n",
         "A batch behind one that was refused is refused, too.",
         reason="The sequence numbers keep the order: a producer is refused with another error, and gets"
         " its batches stored all the same.",
-        test="broker/test_broker_refusals.py::test_what_comes_behind_a_refused_batch_is_refused_alike",
+        test="broker/test_rejected_batches.py::test_batches_behind_a_rejected_one_get_the_same_error",
     ),
     Fault(
         "producers-survive-truncation",
-        "log/cutting.py",
-        "        self.producer_state = producers\n",
-        "        self.producer_state.end_offset = self.end_offset\n",
+        "log/log.py",
+        "            pending.now_ms,\n        )\n        self.producer_state = producers\n",
+        "            pending.now_ms,\n        )\n        self.producer_state.end_offset = self.end_offset\n",
         "What is known of producers is read again after a truncation.",
     ),
     Fault(
         "followers-note-no-producers",
         "log/log.py",
         "            if batch.producer_id >= 0:\n"
-        "                self._note_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)\n",
+        "                self._update_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)\n",
         "",
         "Followers note producers, so that they know a batch that is sent again when they lead.",
     ),
     Fault(
         "epochs-survive-truncation",
-        "log/cutting.py",
+        "log/log.py",
         "        self.leader_epochs.truncate_end(int(self.end_offset), save=False)\n",
         "",
         "Leader epochs are cut with the log.",
     ),
     Fault(
         "empty-epoch-kept",
-        "log/cutting.py",
+        "log/log.py",
         "            self._forget_empty_epochs()\n            return False\n",
         "            return False\n",
         "An epoch without records, which a follower led, is forgotten when it follows.",
         reason="Of the first 60 seeds only seed 41 finds it: a broker has to lead without a write, and to"
         " follow then without a restart.",
-        test="replication/test_fetcher.py::test_an_epoch_that_was_led_without_a_record_is_forgotten",
+        test="replication/test_replica_fetcher.py::test_a_leader_epoch_without_records_is_removed",
     ),
     Fault(
         "epoch-begins-unnoted",
@@ -620,14 +618,14 @@ LOG: Final = (
     ),
     Fault(
         "epochs-below-start-kept",
-        "log/leader_epochs.py",
+        "log/leader_epoch_file_cache.py",
         "            del self.epochs[:gone], self.starts[:gone]\n            self.starts[0] = first\n",
         "            del self.epochs[: gone + 1], self.starts[: gone + 1]\n",
         "The epoch in which the log's start lies is kept, and begins there.",
     ),
     Fault(
         "emptied-log-forgets-its-epoch",
-        "log/leader_epochs.py",
+        "log/leader_epoch_file_cache.py",
         "        first = max(offset - 1, 0)\n",
         "        first = offset\n",
         "The leader epoch of the last record is known also when that is deleted.",
@@ -640,90 +638,88 @@ LOG: Final = (
         "A replica that begins where an emptied log ends takes the epoch of the last record from its leader.",
         reason="Its log has to be compared with one of a replica that missed much, after all others were lost"
         " and before anything is written.",
-        test="replication/test_fetcher.py::"
-        "test_a_new_follower_of_an_emptied_log_knows_the_epoch_of_its_last_record",
+        test="replication/test_replica_fetcher.py::"
+        "test_a_new_follower_of_an_emptied_log_gets_the_epoch_of_the_last_record",
     ),
     Fault(
         "epochs-of-a-killed-process-not-synced",
-        "log/recovery.py",
-        "            log.truncations += 1\n            self.leader_epochs.changes += 1\n",
-        "            log.truncations += 1\n",
+        "log/log_loader.py",
+        "            log.durability.truncations += 1\n            self.leader_epochs.changes += 1\n",
+        "            log.durability.truncations += 1\n",
         "A stop in order syncs the leader epochs that a process wrote which was killed.",
         reason="After the kill the log has to be emptied without a record of another epoch, and the broker to"
         " stop in order, before its machine loses its power. Seen once in 3,600 seeds.",
-        test="log/test_log_last_epochs.py::test_a_power_cut_after_a_stop_in_order_does_not_take_it",
+        test="log/test_log_last_epochs.py::test_the_last_epoch_survives_a_power_cut_after_a_clean_shutdown",
     ),
     Fault(
         "epoch-end-off-by-one-epoch",
-        "log/leader_epochs.py",
+        "log/leader_epoch_file_cache.py",
         "        return self.epochs[above - 1], self.starts[above]\n",
         "        return epoch, log_end\n",
         "An epoch ends where the next one begins.",
     ),
     Fault(
         "straddling-batch-end",
-        "log/cutting.py",
-        "        self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset\n",
+        "log/log.py",
+        "        self.end_offset = offset if batch_offset < 0 or batch_offset > offset else batch_offset\n",
         "        self.end_offset = offset\n",
         "A batch that straddles the offset of a truncation goes as a whole.",
         reason="In none of the first 60 seeds is a log cut within a batch: leader epochs end between two"
         " batches, and replicas have the same batches.",
-        test="log/test_log_append_read.py::test_a_log_that_is_cut_within_a_batch_ends_where_that_began",
+        test="log/test_log_append_read.py::test_a_log_truncated_within_a_batch_ends_at_the_start_of_the_batch",
     ),
     Fault(
         "recovery-point-survives-truncation",
-        "log/cutting.py",
-        "        self.recovery_point = min(self.recovery_point, self.end_offset)\n"
-        "        self.clean_end = min(self.clean_end, self.end_offset)\n",
-        "        self.clean_end = min(self.clean_end, self.end_offset)\n",
+        "log/durability.py",
+        "        self.recovery_point = min(self.recovery_point, end_offset)\n",
+        "",
         "What takes the place of records that were cut is not taken for synced.",
     ),
     Fault(
         "recovery-point-on-disk-survives-truncation",
-        "replication/flushing.py",
-        "                await self._replicas.checkpoints.lowered(one)\n",
+        "replication/log_flusher.py",
+        "                await self._checkpoints.write_overstated(one)\n",
         "",
         "A truncation is written to the checkpoint of recovery points before anything is appended.",
     ),
     Fault(
         "removals-taken-and-not-written",
-        "replication/checkpoints.py",
+        "replication/checkpoint_writer.py",
         "            await self._run(await with_pauses(taking))\n",
         "            await with_pauses(taking)\n",
         "A deletion is confirmed once no checkpoint on the disk has a line of the replica.",
     ),
     Fault(
         "recovery-point-on-disk-survives-recovery",
-        "log/manager.py",
+        "log/log_manager.py",
         "        self._write_lowered_checkpoints()\n",
         "",
         "A cut at the start is written to the checkpoint of recovery points before anything is appended.",
         reason="It takes two crashes: one between a cut and the write of the lowered checkpoint, and a"
         " power cut soon after the start that follows.",
-        test="log/test_log_manager.py::test_what_a_start_cuts_off_is_not_taken_for_synced_by_the_next",
+        test="log/test_log_log_manager.py::test_a_truncation_at_startup_is_not_treated_as_synced_by_the_next_start",
     ),
     Fault(
         "sync-during-truncation-counts",
-        "log/store.py",
+        "log/durability.py",
         "        if job.truncations != self.truncations:\n"
-        "            return  # what was synced may be gone, and other records in its place\n",
+        "            return False  # The synced records may have been truncated and replaced.\n",
         "",
         "A sync that began before a truncation says nothing of the log after it.",
         reason="In none of the first 90 seeds is a log cut between the begin and the end of a sync.",
-        test="log/test_log_crash.py"
-        "::test_records_that_take_the_place_of_those_that_were_synced_while_the_log_was_cut_are_synced",
+        test="log/test_log_crash.py::test_records_that_replace_truncated_records_during_a_sync_are_synced",
     ),
     Fault(
         "recovery-point-before-sync",
-        "log/store.py",
-        "        job.base_offset = int(self.active.base_offset)\n",
+        "log/durability.py",
+        "        job.base_offset = int(segments.active.base_offset)\n",
         "        self.recovery_point = max(self.recovery_point, end)\n"
-        "        job.base_offset = int(self.active.base_offset)\n",
+        "        job.base_offset = int(segments.active.base_offset)\n",
         "The recovery point moves once the sync is done.",
     ),
     Fault(
         "active-segment-not-synced",
-        "log/store.py",
+        "log/durability.py",
         "            elif whole and (segment.size > 0 or self.truncations > 0):\n"
         "                job.add(segment.file())\n",
         "            elif whole and (segment.size > 0 or self.truncations > 0):\n                pass\n",
@@ -731,15 +727,15 @@ LOG: Final = (
     ),
     Fault(
         "closed-segment-not-synced",
-        "log/store.py",
-        "            if segment is not self.active:\n                job.add(segment.file())\n",
-        "            if segment is not self.active:\n",
+        "log/durability.py",
+        "            if segment is not segments.active:\n                self._add_closed(job, at)\n",
+        "            if segment is not segments.active:\n                job.add_path(segment.index.path)\n",
         "A flush syncs the segments that were rolled since the last one.",
     ),
     Fault(
         "directory-not-synced",
-        "log/store.py",
-        "            self.names_changed != self.names_synced\n"
+        "log/durability.py",
+        "            segments.names_changed != self.names_synced\n"
         "            or self.leader_epochs.is_unsynced\n"
         "            or self.id_changed != self.id_synced\n",
         "            False\n",
@@ -747,18 +743,17 @@ LOG: Final = (
     ),
     Fault(
         "topic-id-not-synced",
-        "log/store.py",
-        '            job.add_path(f"{self.directory}/{PARTITION_METADATA}")\n',
+        "log/durability.py",
+        '            job.add_path(f"{segments.directory}/{PARTITION_METADATA}")\n',
         "            pass\n",
         "The first sync of a log syncs its topic's id: a topic made anew does not begin with its records.",
-        test="log/test_log_topics_anew.py"
-        "::test_what_a_power_cut_leaves_of_a_topic_is_known_to_be_of_that_topic",
+        test="log/test_log_topics_anew.py::test_files_left_by_a_power_cut_are_attributed_to_their_topic",
         reason="It takes a deletion and a new topic of the name while a broker is down after a power cut: one"
         " seed of thousands.",
     ),
     Fault(
         "failed-sync-ignored",
-        "log/flush.py",
+        "log/flush_job.py",
         "            for file in self._open:\n                file.sync()\n",
         "            for file in self._open:\n"
         "                try:\n"
@@ -769,14 +764,14 @@ LOG: Final = (
     ),
     Fault(
         "failed-sync-tried-again",
-        "replication/flushing.py",
-        "                if not may_pass(problem) and not isinstance(problem, DiskFull):\n",
+        "replication/log_flusher.py",
+        "                if not is_transient(problem) and not isinstance(problem, DiskFull):\n",
         "                if False:\n",
         "After a failed sync the directory is put aside: the next sync would succeed without the data.",
     ),
     Fault(
         "crash-taken-for-clean-stop",
-        "log/loading.py",
+        "log/log_directory_loader.py",
         "        remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)\n",
         "",
         "The mark of a clean stop goes at the start, so that a crash after it is an unclean stop.",
@@ -790,13 +785,13 @@ LOG: Final = (
     ),
     Fault(
         "earlier-epochs-not-found",
-        "log/recovery.py",
-        "        find_earlier(self.leader_epochs, segments, start, end)\n",
+        "log/log_loader.py",
+        "        recover_earlier_epochs(self.leader_epochs, segments, start, end)\n",
         "",
         "Records that a crash brings back have their leader epochs again.",
         reason="A power cut has to bring segments back that retention had removed, after the epochs were"
         " written without theirs.",
-        test="log/test_log_recovery.py::test_records_that_a_crash_brings_back_have_their_leader_epochs_again",
+        test="log/test_log_recovery.py::test_records_restored_by_a_crash_have_their_leader_epochs",
     ),
     Fault(
         "former-leader-keeps-records-before-start",
@@ -806,7 +801,7 @@ LOG: Final = (
         "A former leader keeps nothing before the start of its leader's log.",
         reason="The next leader's log has to start behind the end of the former leader's, as in 6 of 300"
         " seeds, and the former leader has to have records there that nobody else has.",
-        test="replication/test_fetcher.py::test_a_former_leader_keeps_nothing_before_the_start_of_its_leader",
+        test="replication/test_replica_fetcher.py::test_a_former_leader_keeps_no_record_before_the_log_start_offset_of_its_leader",
     ),
     Fault(
         "follower-refuses-batch-around-leaders-start",
@@ -817,59 +812,59 @@ LOG: Final = (
         reason="Where it matters in the first 60 seeds, the batch begins where the follower's log ends,"
         " and is taken without the rule, too: a follower that ends within a batch of its leader has"
         " other batches.",
-        test="replication/test_replication_manager.py"
-        "::test_a_follower_whose_records_were_all_deleted_takes_a_batch_within_which_the_leaders_log_starts",
+        test="replication/test_replica_manager.py"
+        "::test_an_emptied_follower_appends_a_batch_that_contains_the_leader_log_start_offset",
     ),
     Fault(
         "damaged-tail-kept",
-        "log/recovery.py",
-        "            if walk.fault:\n                self._cut(",
-        "            if False:\n                self._cut(",
+        "log/log_loader.py",
+        "            if walk.fault:\n                self._truncate(",
+        "            if False:\n                self._truncate(",
         "A recovery cuts the log at the first byte that is no good batch.",
     ),
     Fault(
         "cut-synced-before-names",
-        "log/flush.py",
+        "log/flush_job.py",
         "            if self.is_cut:\n",
         "            if False:\n",
         "A power cut in the sync of a truncation does not bring back the segments behind the cut.",
     ),
     Fault(
         "cut-during-sync-before-names",
-        "log/cutting.py",
-        "        if cut.gone and self._is_flushing():\n",
+        "log/log.py",
+        "        if pending.gone and self.durability.is_flushing:\n",
         "        if False:\n",
         "A power cut after a truncation during a sync does not bring back the segments behind the cut.",
         reason="In none of the first 90 seeds are whole segments cut while a sync of the log is under way.",
-        test="log/test_log_crash.py::test_a_power_cut_after_a_log_was_cut_while_it_was_synced_leaves_no_hole",
+        test="log/test_log_crash.py::test_a_power_cut_after_a_truncation_during_a_sync_leaves_no_gap",
     ),
     Fault(
         "cut-segments-come-back",
-        "log/recovery.py",
+        "log/log_loader.py",
         "            self.files.sync_directory(self.directory)\n",
         "            pass\n",
         "A power cut after a recovery does not bring back the segments behind a cut.",
     ),
     Fault(
         "gap-after-a-loss",
-        "log/cutting.py",
+        "log/log.py",
         "            self._append_empty(min(offset - self.end_offset, RELATIVE_OFFSET_MAX))\n",
         "            self.roll_over_gap(offset, now_ms)\n",
         "A new replica gets to the end of a log that went on after a loss.",
         reason="Nothing in the simulator damages what was synced, so that no log goes on after a loss.",
         test="replication/test_lost_records.py"
-        "::test_a_new_replica_comes_in_sync_although_the_log_ends_with_what_was_lost",
+        "::test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap",
     ),
     Fault(
         "hole-between-segments-kept",
-        "log/recovery.py",
+        "log/log_loader.py",
         "            if not walk.fault and self._is_end_missing(walk, limit, last):\n",
         "            if False:\n",
         "A recovery cuts the log where a segment ends before the next one begins.",
     ),
     Fault(
         "offsets-below-start-given-again",
-        "log/recovery.py",
+        "log/log_loader.py",
         "        if end < self.start_offset:\n",
         "        if False:\n",
         "Offsets before the log's start are not given out again after a loss.",
@@ -883,38 +878,38 @@ LOG: Final = (
     ),
     Fault(
         "damaged-log-trusted",
-        "log/loading.py",
+        "log/log_directory_loader.py",
         "            self.all.damaged.add(place.key)\n",
         "            pass\n",
         "A log that lost records although the machine went on is reported as lost.",
     ),
     Fault(
         "loss-not-noted-before-cut",
-        "log/recovery.py",
+        "log/log_loader.py",
         "            self.before_loss()\n",
         "            pass\n",
         "A start that ends before its report of a loss was heeded leaves the loss to the next one.",
     ),
     Fault(
         "deletion-forgotten-before-rename",
-        "log/manager.py",
+        "log/log_manager.py",
         "        self.discard(log, now_ms)\n        self._forget(log)\n",
         "        self._forget(log)\n        self.discard(log, now_ms)\n",
         "A log whose directory could not be renamed is known until its deletion has worked.",
     ),
     Fault(
         "directory-of-another-topic-taken-over",
-        "log/manager.py",
+        "log/log_manager.py",
         "            if ZERO_ID not in (found, topic_id):\n",
         "            if False:\n",
         "A directory of another topic id does not become the partition of a topic made anew.",
         reason="Nothing in the simulator puts a directory back that the broker does not know of.",
         test="log/test_log_topics_anew.py"
-        "::test_a_topic_made_anew_does_not_get_the_records_of_a_directory_that_was_put_back",
+        "::test_a_recreated_topic_does_not_get_records_of_a_restored_directory",
     ),
     Fault(
         "log-starts-not-written",
-        "log/directories.py",
+        "log/log_directories.py",
         "        return None if log is None or log.start_offset <= 0 else int(log.start_offset)\n",
         "        return None\n",
         "Where a log starts is written down when no file name tells it.",
@@ -942,32 +937,32 @@ LOG: Final = (
     ),
     Fault(
         "segment-boundary-missed",
-        "log/store.py",
-        "            if self.segments[middle].base_offset <= offset:\n",
-        "            if self.segments[middle].base_offset < offset:\n",
+        "log/segment_list.py",
+        "            if self.all[middle].base_offset <= offset:\n",
+        "            if self.all[middle].base_offset < offset:\n",
         "The segment that begins at an offset holds it.",
     ),
     Fault(
         "power-cut-not-reported",
-        "log/loading.py",
+        "log/log_directory_loader.py",
         "        directory.may_have_lost = not directory.is_blank and not directory.clean and not is_same\n",
         "        directory.may_have_lost = False\n",
         "A broker whose machine went down says that it may have lost records.",
     ),
     Fault(
         "failed-sync-trusted-by-next-start",
-        "log/loading.py",
+        "log/log_directory_loader.py",
         "known == current and not is_distrusted\n",
         "known == current\n",
         "After a failed sync the next start takes the directory for one that went through a power cut.",
         reason="The disk has to refuse the mark that a sync has failed, in a directory beside others:"
         " simulated brokers have one.",
-        test="log/test_log_manager.py"
-        "::test_what_a_failed_sync_left_in_the_cache_is_not_trusted_by_the_next_start",
+        test="log/test_log_log_manager.py"
+        "::test_the_next_start_does_not_trust_the_page_cache_after_a_failed_sync",
     ),
     Fault(
         "empty-disk-not-reported",
-        "log/loading.py",
+        "log/log_directory_loader.py",
         "        directory.is_blank = not was_used and not has_logs\n",
         "        directory.is_blank = False\n",
         "A broker with an empty disk says that it has lost what it had.",
@@ -988,8 +983,8 @@ LOG: Final = (
         "            pass\n        else:\n",
         "A follower whose start retention moves while it is written down writes it down again, and goes on.",
         reason="It matters in none of 300 seeds: retention has to come between two writes of one checkpoint.",
-        test="replication/test_replication_manager.py::"
-        "test_a_follower_goes_on_when_retention_moves_its_start_while_the_leaders_is_written_down",
+        test="replication/test_replica_manager.py::"
+        "test_a_follower_continues_when_retention_advances_its_start_during_an_update",
     ),
     Fault(
         "start-told-before-written",
@@ -1001,15 +996,15 @@ LOG: Final = (
     Fault(
         "start-that-found-no-room-told",
         "replication/log_start_checkpoint.py",
-        "                if await self._replicas.checkpoints.log_starts_in([directory]):\n",
-        "                if await self._replicas.checkpoints.log_starts_in([directory]) and False:\n",
+        "                if await self._checkpoints.log_starts_in([directory]):\n",
+        "                if await self._checkpoints.log_starts_in([directory]) and False:\n",
         "A follower whose disk is full tells its leader of a new start once there was room to write it down.",
     ),
     Fault(
         "deletion-below-min-insync-acknowledged",
-        "replication/waiting.py",
-        "        if not waiters or self.commit_error() is not None:\n",
-        "        if not waiters:\n",
+        "replication/partition.py",
+        "        if self.delayed.deletions and self.commit_error() is None:\n",
+        "        if self.delayed.deletions:\n",
         "DeleteRecords is acknowledged once min.insync.replicas are in sync: eligible replicas lack it.",
         reason="A deletion waits for replicas in sync even while they are not known to live. The set has"
         " to be below its minimum, and an eligible replica has to lead later that has not fetched it.",
@@ -1017,8 +1012,9 @@ LOG: Final = (
     ),
     Fault(
         "retention-leaves-files",
-        "log/cutting.py",
-        "                self._remove_files([self.segments[gone]], now_ms)\n                gone += 1\n",
+        "log/log.py",
+        "                self.segment_list.remove_files([self.segment_list.all[gone]], now_ms)\n"
+        "                gone += 1\n",
         "                gone += 1\n",
         "The files of segments that retention removes leave the disk.",
     ),
@@ -1034,50 +1030,49 @@ LOG: Final = (
 CONTROLLER: Final = (
     Fault(
         "unfenced-controller-write",
-        "controller/office.py",
+        "controller/controller_context.py",
         "            await self.store.transact([fence(self._epoch_version), *operations])\n",
         "            await self.store.transact(list(operations))\n",
         "A controller that was replaced writes nothing.",
     ),
     Fault(
         "controller-epoch-not-raised",
-        "controller/office.py",
+        "controller/controller_context.py",
         "        epoch = ControllerEpochNode.decode(node.data) + 1 if node is not None else 1\n",
         "        epoch = ControllerEpochNode.decode(node.data) if node is not None else 1\n",
         "Each controller has an epoch of its own.",
     ),
     Fault(
         "failed-write-not-read-again",
-        "controller/office.py",
-        "            # Nor is it known of a cancelled write whether the store has it.\n"
-        "            self._is_stale = True\n",
-        "            # Nor is it known of a cancelled write whether the store has it.\n",
+        "controller/controller_context.py",
+        "            # The store may have committed a cancelled write.\n            self._is_stale = True\n",
+        "            # The store may have committed a cancelled write.\n",
         "After a write whose answer was lost the store is read again.",
     ),
     Fault(
         "unclean-election-always",
-        "controller/elections.py",
-        "    return able if (policy.unclean or is_hopeless) and not is_reporting else []\n",
-        "    return [] if is_reporting else able\n",
+        "controller/leader_election.py",
+        "    return available if (policy.unclean or is_unrecoverable) and not is_reporting else []\n",
+        "    return [] if is_reporting else available\n",
         "A replica that is not in sync leads only where unclean.leader.election.enable says so.",
     ),
     Fault(
         "loser-stays-in-sync",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "    isr = [broker for broker in partition.isr if broker in living and broker not in lost]\n",
         "    isr = [broker for broker in partition.isr if broker in living]\n",
         "A replica that reports a loss leaves the in-sync set.",
     ),
     Fault(
         "loss-counted-against-recovered-leader",
-        "controller/elections.py",
-        "    is_reporting = any(not image.brokers[one].lost.is_none for one in readable)\n",
+        "controller/leader_election.py",
+        "    is_reporting = any(not image.brokers[broker].lost.is_none for broker in readable)\n",
         "    is_reporting = False\n",
         "A broker is not elected by its log while its registration reports a loss: it would count once more.",
     ),
     Fault(
         "outdated-directory-trusted",
-        "server/directory_starts.py",
+        "server/stale_directories.py",
         "                    directory.is_outdated = known is None or number < known\n",
         "                    directory.is_outdated = False\n",
         "The replicas of a data directory that was not in use at the last start are reported as lost.",
@@ -1091,39 +1086,39 @@ CONTROLLER: Final = (
         reason="Where a broker was started since, all are asked again: an old answer is left only in the"
         " last round of an operator's election, with a restart in each round.",
         test="controller/test_controller_unclean_recovery.py"
-        "::test_an_operators_election_counts_no_log_end_that_was_told_before_a_restart",
+        "::test_a_requested_unclean_election_ignores_log_ends_from_before_a_restart",
     ),
     Fault(
         "new-leader-in-old-epoch",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "    is_new_epoch = leader != partition.leader\n",
         "    is_new_epoch = False\n",
         "Each leader has an epoch of its own.",
     ),
     Fault(
         "offline-replica-elected",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "if broker in image.brokers and broker not in partition.offline\n",
         "if broker in image.brokers\n",
         "A replica whose disk failed does not lead.",
     ),
     Fault(
         "offline-for-good",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "            p if returned.isdisjoint(p.offline) else p.with_offline(p.offline - returned)\n",
         "            p\n",
         "A replica is offline until its broker registers again.",
     ),
     Fault(
         "preferred-leader-outside-isr",
-        "controller/preferred.py",
-        "    return preferred in partition.isr and is_able(image, partition, preferred, stopping)\n",
-        "    return is_able(image, partition, preferred, stopping)\n",
+        "controller/preferred_leader_election.py",
+        "    return preferred in partition.isr and is_available(image, partition, preferred, stopping)\n",
+        "    return is_available(image, partition, preferred, stopping)\n",
         "The preferred replica leads when it is in sync.",
     ),
     Fault(
         "successor-outside-isr",
-        "controller/shutdown.py",
+        "controller/controlled_shutdown.py",
         "    leader = next((member for member in partition.replicas if member in isr), None)\n",
         "    leader = next(\n"
         "        (one for one in partition.replicas if one in image.brokers and one not in stopping), None\n"
@@ -1132,17 +1127,17 @@ CONTROLLER: Final = (
     ),
     Fault(
         "isr-of-former-epoch-written",
-        "controller/isr.py",
+        "controller/alter_partition.py",
         'leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)\n',
         'leader epoch", partition.leader_epoch, partition.leader_epoch, _FENCED)\n',
         "A leader of a former epoch changes no in-sync set.",
         reason="The check is redundant but for its error: the partition epoch grows with each leader"
         " epoch, and the check of that one refuses every other set as well.",
-        test="controller/test_controller_isr.py::test_what_may_not_be_is_refused",
+        test="controller/test_controller_alter_partition.py::test_an_invalid_isr_is_rejected",
     ),
     Fault(
         "isr-over-unknown-state",
-        "controller/isr.py",
+        "controller/alter_partition.py",
         '    _check_epoch(\n        f"partition {number}: partition epoch", change.partition_epoch,'
         " partition.partition_epoch, _OUTDATED\n"
         "    )\n",
@@ -1151,58 +1146,57 @@ CONTROLLER: Final = (
     ),
     Fault(
         "member-epoch-unchecked",
-        "controller/isr.py",
+        "controller/alter_partition.py",
         "    if epoch not in (ANY_EPOCH, registered.epoch):\n",
         "    if False:\n",
         "A member of the in-sync set that was started again since has to fetch first (KIP-903).",
     ),
     Fault(
         "member-epochs-not-told",
-        "broker/isr_changes.py",
+        "broker/alter_partition_manager.py",
         "            else int(replication.epoch_of(broker)),\n",
         "            else -1,\n",
         "A leader names the members of the set with the epochs in which they fetched.",
     ),
     Fault(
         "dead-member-accepted",
-        "controller/isr.py",
-        '        return "is not there, and cannot be in sync"\n',
+        "controller/alter_partition.py",
+        '        return "is not live, and cannot be in sync"\n',
         '        return ""\n',
         "A broker that does not live is in no in-sync set.",
     ),
     Fault(
         "losing-member-accepted",
-        "controller/isr.py",
+        "controller/alter_partition.py",
         "    if registered.lost.is_lost(topic, partition.partition):\n",
         "    if False:\n",
         "A broker that has yet to hear of its loss does not get in sync.",
     ),
     Fault(
         "older-epochs-believed-after-power-cut",
-        "log/recovery.py",
-        "        if self.lost_unsynced:\n            # A power cut may have brought back",
-        "        if False:\n            # A power cut may have brought back",
+        "log/log_loader.py",
+        "        if self.lost_unsynced:\n            # A power failure may have restored",
+        "        if False:\n            # A power failure may have restored",
         "After a power cut the leader epochs of what was not synced are read from the batches.",
         reason="A log has to be cut and to follow an earlier leader, and two power cuts have to leave the"
         " batches, and not the epochs: one of some thousand seeds does that.",
-        test="log/test_log_recovery.py::"
-        "test_after_a_power_cut_the_leader_epochs_of_unsynced_batches_are_those_of_the_batches",
+        test="log/test_log_recovery.py::test_after_a_power_cut_the_leader_epochs_are_those_of_the_batches",
     ),
     Fault(
         "deleted-topic-taken-for-refusal",
-        "broker/isr_changes.py",
+        "broker/alter_partition_manager.py",
         '            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)\n',
         "            if result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:\n"
         "                partitions.isr_refused(one.partition)\n                return\n",
         "An in-sync set of a topic that was deleted since may have been written: its members are waited for.",
         reason="The answer has to be lost, and the topic deleted before the set is asked for again: one of"
         " some thousand seeds does that.",
-        test="broker/test_isr_changes.py::test_what_may_have_been_written_is_asked_for_again",
+        test="broker/test_alter_partition_manager.py::test_a_change_that_may_have_been_written_is_sent_again",
     ),
     Fault(
         "lost-answer-taken-for-refusal",
-        "broker/isr_changes.py",
-        "            if result.code not in REFUSALS:\n",
+        "broker/alter_partition_manager.py",
+        "            if result.code not in REJECTIONS:\n",
         "            if False:\n",
         "An in-sync set whose answer was lost may have been written: until that is known its members are"
         " waited for.",
@@ -1210,25 +1204,25 @@ CONTROLLER: Final = (
     Fault(
         "unheard-losses-elected-for-failed-disk",
         "controller/failover.py",
-        "        await self.look()\n        # If it has registered again",
+        "        await self.refresh_brokers()\n        # If it has registered again",
         "        # If it has registered again",
         "Before a leader is replaced whose disk fails, the losses that brokers have registered are read.",
     ),
     Fault(
         "failed-before-restart",
         "controller/failover.py",
-        "return _epoch(self._office.image.brokers, broker_id) == known",
+        "return _epoch(self._context.image.brokers, broker_id) == known",
         "return True",
         "What failed at a broker before it was started again does not count after it.",
         reason="The report has to be handled between the next registration of the broker and the first look"
         " at it.",
         test="controller/test_controller_faults.py"
-        "::test_replicas_that_failed_before_a_restart_are_readable_after_it",
+        "::test_replica_reports_count_for_the_registration_of_their_broker",
     ),
     Fault(
         "unheard-losses-elected-at-shutdown",
-        "controller/leading.py",
-        "            await office.look_at_brokers()\n            check_stopping",
+        "controller/leader_election_requests.py",
+        "            await context.refresh_brokers()\n            check_stopping",
         "            check_stopping",
         "Before the leaders of a broker that stops are replaced, the losses that brokers have registered are"
         " read.",
@@ -1264,14 +1258,14 @@ CONTROLLER: Final = (
     ),
     Fault(
         "producer-ids-given-twice",
-        "controller/producer_ids.py",
+        "controller/producer_id_blocks.py",
         "            await store.transact([SetData(PRODUCER_ID_BLOCK, data, node.version)])\n",
         "            await store.transact([SetData(PRODUCER_ID_BLOCK, data)])\n",
         "A block of producer ids is given to one broker.",
     ),
     Fault(
         "deletion-ends-with-first-broker",
-        "controller/shell.py",
+        "controller/admin_manager.py",
         "            if self._deletions.confirmed(name, broker_id):\n                done.append(topic)\n",
         "            self._deletions.confirmed(name, broker_id)\n            done.append(topic)\n",
         "The nodes of a deleted topic go once every broker has removed its replicas.",
@@ -1303,46 +1297,46 @@ ELECTIONS: Final = (
     ),
     Fault(
         "arriving-replicas-count-for-min-insync",
-        "coordination/image.py",
+        "coordination/topic_image.py",
         "        return min(min_insync_replicas, len(self.replicas) - len(self.adding))\n",
         "        return min(min_insync_replicas, len(self.replicas))\n",
         "Controller and leaders count the same for min.insync.replicas: no replicas that a move adds.",
         reason="It matters only for a partition that has fewer replicas than the minimum without those"
         " that a move adds.",
-        test="controller/test_controller_isr.py"
-        "::test_min_insync_counts_at_most_the_replicas_that_do_not_just_arrive",
+        test="controller/test_controller_alter_partition.py"
+        "::test_min_insync_does_not_count_replicas_that_a_reassignment_adds",
     ),
     Fault(
         "eligible-replicas-forgotten",
-        "controller/elections.py",
-        "        if broker in whole and broker not in isr and",
+        "controller/leader_election.py",
+        "        if broker in complete and broker not in isr and",
         "        if broker in partition.isr and broker not in isr and",
         "A replica stays eligible while others leave the in-sync set after it.",
     ),
     Fault(
         "no-replica-eligible",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "    if len(isr) >= partition.min_insync(policy.min_insync_replicas):\n        return []\n",
         "    return []\n",
         "In-sync set and eligible leader replicas together do not fall below min.insync.replicas.",
     ),
     Fault(
         "eligible-above-min-insync",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "    if len(isr) >= partition.min_insync(policy.min_insync_replicas):\n",
         "    if False:\n",
         "A replica that leaves the in-sync set while enough are left for commits is not eligible.",
     ),
     Fault(
         "eligible-beside-another-min-insync",
-        "controller/shell.py",
-        "        emptied = self._emptied_by(plan)\n",
+        "controller/admin_manager.py",
+        "        emptied = self._elr_changes(plan)\n",
         "        emptied: list[Plan] = []\n",
         "A change of min.insync.replicas empties the eligible leader replicas.",
     ),
     Fault(
         "eligible-beside-another-default-min-insync",
-        "controller/shell.py",
+        "controller/admin_manager.py",
         "        if plan.broker == DEFAULT_ENTITY:\n            return plan_default",
         "        if False:\n            return plan_default",
         "A change of the default of min.insync.replicas empties the eligible leader replicas of topics that"
@@ -1350,20 +1344,20 @@ ELECTIONS: Final = (
     ),
     Fault(
         "leader-keeps-old-min-insync",
-        "replication/topics.py",
+        "replication/hosted_topics.py",
         "            partition.set_min_insync(config.min_insync_replicas, now_ms)\n",
         "            pass\n",
         "A leader counts by another min.insync.replicas as soon as it has read it.",
     ),
     Fault(
         "leader-keeps-old-default-min-insync",
-        "server/app.py",
-        "        if not changed:\n            return\n        turn",
-        "        if True:\n            return\n        turn",
+        "server/broker_server.py",
+        "        if not changed:\n            return\n        time_slice",
+        "        if True:\n            return\n        time_slice",
         "A leader follows the default of min.insync.replicas where the topic has no value of its own.",
         reason="It takes a change of the cluster's default while a topic without a value of its own is led.",
         test="server/test_server_election_settings.py"
-        "::test_a_leader_takes_writes_by_the_clusters_minimum_as_a_client_has_changed_it",
+        "::test_a_leader_applies_the_changed_min_insync_replicas_of_the_cluster",
     ),
     Fault(
         "controller-keeps-old-default-min-insync",
@@ -1374,28 +1368,28 @@ ELECTIONS: Final = (
     ),
     Fault(
         "loser-stays-eligible",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "and broker not in isr and broker not in lost\n",
         "and broker not in isr\n",
         "A replica that reports a loss is not eligible any more.",
     ),
     Fault(
         "loser-elected-from-the-eligible",
-        "controller/elections.py",
-        "        whole = set(whole_replicas(partition, policy)).difference(lost)\n",
-        "        whole = set(whole_replicas(partition, policy))\n",
+        "controller/leader_election.py",
+        "        complete = set(complete_replicas(partition, policy)).difference(lost)\n",
+        "        complete = set(complete_replicas(partition, policy))\n",
         "A loss is heeded before anybody is elected.",
     ),
     Fault(
         "eligible-stay-after-recovery",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "partition_epoch=partition.partition_epoch + 1, elr=[]\n        )\n",
         "partition_epoch=partition.partition_epoch + 1\n        )\n",
         "What others hold beyond the log of a leader that was recovered counts no more.",
     ),
     Fault(
         "shorter-log-recovered",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "    return max(known, key=lambda broker: ends[broker], default=NO_BROKER) if ends else NO_BROKER\n",
         "    return min(known, key=lambda broker: ends[broker], default=NO_BROKER) if ends else NO_BROKER\n",
         "Of the replicas that may lack records the one with the highest last epoch leads, among these the"
@@ -1410,49 +1404,50 @@ ELECTIONS: Final = (
     ),
     Fault(
         "recovers-before-hopeless",
-        "controller/elections.py",
-        "partition.last_known_leader in able or set(partition.replicas) <= set(partition.lost_replicas)\n",
+        "controller/leader_election.py",
+        "partition.last_known_leader in available or "
+        "set(partition.replicas) <= set(partition.lost_replicas)\n",
         "True\n",
         "A partition without eligible replicas waits for its last leader, or until all have reported a loss.",
     ),
     Fault(
         "blank-last-leader-recovered",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "is_gone = last_known in missing",
         "is_gone = False",
         "The last leader is not waited for when its log is gone.",
     ),
     Fault(
         "losses-not-remembered",
-        "controller/elections.py",
+        "controller/leader_election.py",
         "{*lost, *partition.lost_replicas}.difference(isr)",
         "{*lost}.difference(isr)",
         "Losses that replicas report one after the other add up, so that a partition comes back.",
     ),
     Fault(
         "losses-not-stored",
-        "coordination/image.py",
+        "coordination/cluster_image.py",
         "        tuple(partition.lost_replicas),\n",
         "",
         "The state in the store tells which replicas have reported a loss.",
     ),
     Fault(
         "eligible-not-stored",
-        "coordination/loading.py",
+        "coordination/cluster_image_loader.py",
         "        elr=state.elr,\n",
         "",
         "A new controller knows the eligible leader replicas.",
     ),
     Fault(
         "last-leader-not-stored",
-        "coordination/loading.py",
+        "coordination/cluster_image_loader.py",
         "        last_known_leader=state.last_known_leader,\n",
         "",
         "A new controller knows who led last.",
     ),
     Fault(
         "losses-unheard-by-new-controller",
-        "controller/office.py",
+        "controller/controller_context.py",
         "plan_takeover(before, losses, self",
         "plan_takeover(before, {}, self",
         "A new controller heeds the losses that are registered.",
@@ -1465,30 +1460,29 @@ ELECTIONS: Final = (
         "        if self._alone and self.high_watermark < end:\n",
         "A leader alone in sync commits nothing unsynced when its disk fails while a sync runs.",
         reason="A sync has to end well in the moment after the disk of the only replica in sync has failed.",
-        test="replication/test_leading.py"
-        "::test_a_leader_whose_disk_failed_commits_nothing_more_than_its_last_sync",
+        test="replication/test_partition_leader.py"
+        "::test_a_leader_with_a_failed_disk_commits_nothing_after_its_last_sync",
     ),
     Fault(
         "registered-meanwhile-not-waited-for",
-        "controller/shell.py",
+        "controller/admin_manager.py",
         "[*_absence_check(broker_id), operation]",
         "[operation]",
         "The deletion of a topic waits for a broker that registers while it is being unregistered.",
         reason="A broker has to come back in the milliseconds between the controller's look and its write.",
-        test="controller/test_controller_deletions.py"
-        "::test_a_broker_that_registers_while_it_is_unregistered_is_waited_for",
+        test="controller/test_controller_topic_deletion.py"
+        "::test_a_deletion_waits_for_a_broker_that_registers_while_it_is_unregistered",
     ),
     Fault(
         "policy-change-keeps-eligible",
-        "controller/shell.py",
-        "        operations = [*checks, *(one for part in emptied for one in part.operations),"
-        " *plan.operations]\n",
-        "        emptied = []\n        operations = [*checks, *plan.operations]\n",
+        "controller/admin_manager.py",
+        "        emptied = self._elr_changes(plan)\n",
+        "        emptied: list[Plan] = []\n",
         "A change of min.insync.replicas empties the eligible leader replicas with the same write.",
     ),
     Fault(
         "unseen-minimum-overwritten",
-        "controller/shell.py",
+        "controller/admin_manager.py",
         "                Check(path, node.version) for path, node in zip(paths, nodes, strict=True)"
         " if node is not None\n",
         "                Check(path) for path, node in zip(paths, nodes, strict=True) if node is not None\n",
@@ -1496,18 +1490,18 @@ ELECTIONS: Final = (
         reason="Somebody has to write it in the milliseconds between the controller's look and its write,"
         " while replicas are eligible. Seen once in 3,500 seeds.",
         test="controller/test_controller_stored_min_insync_replicas.py::"
-        "test_a_lower_minimum_is_heeded_that_is_written_after_the_controller_has_looked_for_one",
+        "test_a_lower_minimum_written_after_the_check_is_applied",
     ),
     Fault(
         "min-insync-set-after-leading",
-        "replication/manager.py",
+        "replication/replica_manager.py",
         "            partition.set_min_insync(config.min_insync_replicas, self.clock.monotonic_ms())\n",
         "",
         "A partition knows min.insync.replicas before it leads.",
         reason="A broker has to lead alone in sync below the minimum, with records that are not"
         " committed, by the first command about the partition since its start.",
-        test="replication/test_replication_manager.py"
-        "::test_a_leader_commits_nothing_by_less_than_its_topics_minimum_as_it_begins_to_lead",
+        test="replication/test_replica_manager.py"
+        "::test_a_new_leader_applies_min_insync_replicas_before_it_commits",
     ),
     Fault(
         "missing-log-not-reported",
@@ -1517,12 +1511,12 @@ ELECTIONS: Final = (
         "A replica whose log is in no directory is reported as lost.",
         reason="A simulated broker has one data directory, and lacks single logs only where it had not"
         " made them yet, or where an old copy of the directory was put back.",
-        test="server/test_lost_replicas.py::test_a_replaced_disk_costs_its_own_replicas",
+        test="server/test_lost_replicas.py::test_a_replaced_disk_reports_only_its_own_replicas",
     ),
     Fault(
         "loss-cleared-before-heeded",
-        "server/seat.py",
-        "                await self.commands.heard.wait()\n        except TimeoutError:\n",
+        "server/broker_lifecycle.py",
+        "                await self.applier.first_change_applied.wait()\n        except TimeoutError:\n",
         "                pass\n        except TimeoutError:\n",
         "A loss stays in the registration until a controller has told this broker what it leads.",
     ),
@@ -1531,114 +1525,109 @@ ELECTIONS: Final = (
 BROKER: Final = (
     Fault(
         "old-controller-obeyed",
-        "broker/commands.py",
-        "        if request.controller_epoch < self.controller_epoch:\n"
+        "broker/controller_request_handler.py",
+        "        if request.controller_epoch < self._applier.controller_epoch:\n"
         "            log.warning(\n"
-        '                "a command of broker',
-        '        if False:\n            log.warning(\n                "a command of broker',
+        '                "a request of broker',
+        '        if False:\n            log.warning(\n                "a request of broker',
         "Commands of a controller that was replaced are refused.",
     ),
     Fault(
         "command-for-former-process-obeyed",
-        "broker/commands.py",
-        "        if -1 < request.broker_epoch < self.broker_epoch:\n",
+        "broker/controller_request_handler.py",
+        "        if -1 < request.broker_epoch < self._applier.broker_epoch:\n",
         "        if False:\n",
         "A command for the process that ran before is not for this one.",
     ),
     Fault(
         "command-over-old-connection-obeyed",
-        "broker/commands.py",
-        "        if UNNUMBERED < connection < self._newest:\n",
+        "broker/controller_request_handler.py",
+        "        if UNKNOWN_CONNECTION < connection < self._newest_connection:\n",
         "        if False:\n",
         "What comes over a connection that the controller has replaced is refused.",
         reason="It matters in none of 300 seeds: over a simulated connection that was given up nothing"
         " comes any more.",
-        test="broker/test_commands.py::"
-        "test_what_comes_late_over_a_connection_that_was_given_up_changes_nothing",
+        test="broker/test_controller_requests.py::test_a_late_request_over_a_replaced_connection_is_refused",
     ),
     Fault(
         "late-stop-obeyed",
-        "broker/commands.py",
+        "broker/controller_request_handler.py",
         "        if known is not None and -1 < state.leader_epoch < known.leader_epoch:\n",
         "        if False:\n",
         "A replica that was moved away and back is not removed by the late command of the first move.",
         reason="It matters in none of 300 seeds: no move comes back within the life of a command.",
-        test="broker/test_commands.py::"
-        "test_a_replica_that_was_moved_away_and_back_stays_when_the_first_removal_comes_late",
+        test="broker/test_controller_requests.py::"
+        "test_a_late_stop_does_not_remove_a_replica_that_is_assigned_again",
     ),
     Fault(
         "lost-command-not-repeated",
-        "broker/channels.py",
-        "            newer, self._pending = self._pending, command\n            self._pending.add(newer)\n",
+        "broker/controller_channel_manager.py",
+        "            newer, self._pending = self._pending, batch\n            self._pending.add(newer)\n",
         "",
         "A command that was not answered is sent again.",
     ),
     Fault(
         "unassigned-leader-leads-on",
-        "replication/manager.py",
+        "replication/replica_manager.py",
         "            if key in assigned:\n",
         "            if True:\n",
         "A broker stops leading what the full state of a controller does not assign to it.",
     ),
     Fault(
         "leader-of-former-epoch-leads-on",
-        "broker/commands.py",
+        "broker/controller_request_handler.py",
         "                if one.leader_epoch > known.leader_epoch:\n",
         "                if False:\n",
         "A broker stops leading what the full state of a controller says that others lead.",
         reason="It matters in none of 300 seeds: the command about the partition itself comes first.",
         test="broker/test_zombie_leaders.py::"
-        "test_a_leader_stops_as_soon_as_metadata_names_another_in_a_later_epoch",
+        "test_a_leader_stops_when_metadata_has_another_leader_in_a_later_epoch",
     ),
     Fault(
         "fenced-leader-leads-on",
-        "broker/isr_changes.py",
+        "broker/alter_partition_manager.py",
         "        elif result.code in FENCED:\n",
         "        elif False:\n",
         "A broker stops leading a partition whose in-sync set the controller refuses for another leader.",
         reason="It matters in 4 of 300 seeds: mostly the command about the next leader comes before the"
         " refusal.",
-        test="broker/test_zombie_leaders.py::"
-        "test_a_leader_stops_when_its_in_sync_set_is_refused_as_that_of_a_former_one",
+        test="broker/test_zombie_leaders.py::test_a_leader_stops_when_its_isr_is_refused_with_a_fenced_epoch",
     ),
     Fault(
         "stop-sent-twice",
-        "broker/channels.py",
-        "            command.stops.clear()\n",
+        "broker/controller_channel_manager.py",
+        "            batch.stops.clear()\n",
         "",
         "What StopReplica was answered for is not sent again: another replica may be there by now.",
     ),
     Fault(
         "timeout-answered-as-success",
-        "broker/produce.py",
-        "        for part in self.waiting_for:\n"
-        "            part.fail(error)\n"
-        "        self.waiting_for = []\n",
-        "        self.waiting_for = []\n",
+        "broker/delayed_produce.py",
+        "        for one in self.awaited:\n            one.response.fail(error)\n        self.awaited = []\n",
+        "        self.awaited = []\n",
         "A produce that is not committed in time is answered as timed out.",
     ),
     Fault(
         "failed-append-answered-as-success",
-        "broker/produce.py",
-        "            elif error is not None:\n                part.fail(error)\n",
+        "broker/delayed_produce.py",
+        "            elif error is not None:\n                one.response.fail(error)\n",
         "            elif error is not None:\n                pass\n",
         "A produce whose partition is not led here any more fails.",
     ),
     Fault(
         "remade-topic-keeps-log",
-        "replication/manager.py",
-        "            list(self.removing(name, entry.topic_id))\n            entry = None\n",
+        "replication/replica_manager.py",
+        "            list(self.deleting(name, entry.topic_id))\n            entry = None\n",
         "            entry = TopicEntry(name, topic_id, internal)\n"
         "            entry.partitions.extend(self.topics.by_name[name.encode()].partitions)\n",
         "A topic that is made anew begins with empty logs.",
         reason="It matters in none of 300 seeds: the partitions of the topic before are removed by its"
         " deletion, or with the full state of a new controller.",
-        test="replication/test_replication_manager.py::"
-        "test_a_topic_made_anew_is_empty_where_the_end_of_the_one_before_was_not_heard_of",
+        test="replication/test_replica_manager.py::test_a_recreated_topic_is_empty_after_a_missed_deletion",
     ),
     Fault(
         "leaders-end-of-any-epoch",
-        "broker/following.py",
+        "broker/replica_fetcher_manager.py",
         "                    current_leader_epoch=int(partition.leader_epoch),\n",
         "                    current_leader_epoch=-1,\n",
         "A follower asks for the leader's offsets in the epoch that it knows.",
@@ -1646,7 +1635,7 @@ BROKER: Final = (
     Fault(
         "end-offset-is-log-end",
         "broker/handlers/list_offsets.py",
-        "    limit = partition.limit_offset(request.replica_id, request.isolation_level)\n",
+        "    limit = partition.read_limits.limit_offset(request.replica_id, request.isolation_level)\n",
         "    limit = partition.log.end_offset\n",
         "ListOffsets tells consumers the high watermark.",
     ),
@@ -1655,27 +1644,27 @@ BROKER: Final = (
 COORDINATION: Final = (
     Fault(
         "deletion-forgotten",
-        "coordination/loading.py",
+        "coordination/cluster_image_loader.py",
         "    for name in await _children(store, DELETE_TOPICS):\n",
         "    for name in []:\n",
         "A new controller goes on with the deletions that were begun.",
     ),
     Fault(
         "move-forgotten",
-        "coordination/loading.py",
+        "coordination/cluster_image_loader.py",
         "    adding, removing = assignment.adding.get(number), assignment.removing.get(number)\n",
         "    adding, removing = None, None\n",
         "A new controller goes on with the moves that were begun.",
     ),
     Fault(
         "remade-topic-taken-for-old",
-        "coordination/image.py",
+        "coordination/cluster_image.py",
         "            if old is None or old.topic_id != topic.topic_id:\n",
         "            if old is None:\n",
         "A topic of the same name with another id is another topic.",
         reason="Brokers are nearly always told of the deletion before. Where they are not, they remove"
         " the former logs by the topic's id all the same, and what groups had committed for it stays.",
-        test="broker/test_commands.py::test_a_topic_that_gets_an_id_is_not_taken_for_another",
+        test="broker/test_controller_requests.py::test_a_topic_that_gets_an_id_is_the_same_topic",
     ),
     Fault(
         "joined-broker-not-indexed",
@@ -1686,7 +1675,7 @@ COORDINATION: Final = (
     ),
     Fault(
         "registration-without-epoch",
-        "coordination/loading.py",
+        "coordination/cluster_image_loader.py",
         "BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)\n",
         "(known or {}).get(\n"
         "                broker_id, BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)\n"
@@ -1701,21 +1690,21 @@ COORDINATION: Final = (
         "Replicas that a move does not keep leave the in-sync set.",
         reason="A move has to be cancelled, or replaced by another, after a replica that it adds got in"
         " sync.",
-        test="controller/test_controller_reassignment.py::test_to_cancel_is_to_go_back",
+        test="controller/test_controller_reassignment.py::test_a_cancelled_reassignment_restores_the_original_replicas",
     ),
     Fault(
         "replica-joins-with-deleted-records",
-        "replication/replicas.py",
+        "replication/follower_replicas.py",
         "        if follower.start_offset < log_start:\n",
         "        if False:\n",
         "A follower that has not deleted what its leader has does not get in sync.",
         reason="A follower has to reach the high watermark with records that its leader has deleted, although"
         " each fetch tells it the leader's start.",
-        test="replication/test_replicas.py::test_who_has_records_that_the_leader_deleted_may_not_join",
+        test="replication/test_follower_replicas.py::test_a_replica_with_records_deleted_by_the_leader_may_not_join_the_isr",
     ),
     Fault(
         "unknown-start-not-waited-for",
-        "replication/replicas.py",
+        "replication/follower_replicas.py",
         "            if follower.start_offset < least and (\n",
         "            if 0 <= follower.start_offset < least and (\n",
         "DeleteRecords waits for a live replica of which no start is known.",
@@ -1729,29 +1718,29 @@ COORDINATION: Final = (
     ),
     Fault(
         "stopped-move-keeps-new-replicas",
-        "coordination/image.py",
+        "coordination/topic_image.py",
         "        return [broker for broker in self.replicas if broker not in self.adding]\n",
         "        return list(self.replicas)\n",
         "A move that is stopped goes back to the replicas that there were before it.",
         reason="Moves are stopped in 3 of 100 seeds: most have ended by then.",
-        test="controller/test_controller_reassignment.py::test_to_cancel_is_to_go_back",
+        test="controller/test_controller_reassignment.py::test_a_cancelled_reassignment_restores_the_original_replicas",
     ),
     Fault(
         "stopped-move-keeps-one-replica",
         "controller/reassignment.py",
-        "    least = min(len(whole), moved.min_insync(policy.min_insync_replicas))\n",
-        "    least = min(len(whole), 1)\n",
+        "    least = min(len(complete), moved.min_insync(policy.min_insync_replicas))\n",
+        "    least = min(len(complete), 1)\n",
         "A move that is stopped keeps as many replicas with every committed record as commits take.",
         reason="A move has to be stopped after replicas that it adds got in sync, while others have not.",
         test="controller/test_controller_reassignment.py::"
-        "test_a_move_that_is_stopped_or_replaced_keeps_as_many_whole_replicas_as_commits_took",
+        "test_a_stopped_reassignment_keeps_min_insync_complete_replicas",
     ),
 )
 
 GROUPS: Final = (
     Fault(
         "uncommitted-position-shown",
-        "groups/commits.py",
+        "groups/offset_commits.py",
         "    group.in_flight.update(partitions)\n",
         "    group.in_flight.update(partitions)\n"
         "    for record, value in committed:\n"
@@ -1761,27 +1750,27 @@ GROUPS: Final = (
     Fault(
         "uncommitted-groups-loaded",
         "broker/offsets_topic.py",
-        "        await _committed(found, end)\n",
+        "        await _wait_until_committed(found, end)\n",
         "",
         "A new coordinator shows groups once all that it has read of them is committed.",
     ),
     Fault(
         "failed-commit-answered-as-success",
-        "groups/shard.py",
+        "groups/group_coordinator_shard.py",
         "        error = self._outcome(write)\n",
         "        self._outcome(write)\n        error = ErrorCode.NONE\n",
         "A commit that was not written is answered with an error.",
     ),
     Fault(
         "overdue-commit-answered-as-success",
-        "groups/shard.py",
+        "groups/group_coordinator_shard.py",
         "                    error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]\n",
         "                    error = ErrorCode.NONE\n",
         "A commit that is not written in time is answered with an error.",
     ),
     Fault(
         "commit-of-old-generation",
-        "groups/commits.py",
+        "groups/offset_commits.py",
         "        if request.generation != group.generation:\n",
         "        if False:\n",
         "A member of a former generation commits nothing.",
@@ -1818,7 +1807,7 @@ GROUPS: Final = (
     ),
     Fault(
         "generation-not-loaded",
-        "groups/state.py",
+        "groups/group_metadata.py",
         "        self.generation = value.generation\n",
         "        self.generation = 0\n",
         "Generations go on where the last coordinator left them.",
@@ -1826,21 +1815,20 @@ GROUPS: Final = (
     Fault(
         "silent-member-stays",
         "groups/rebalance.py",
-        "    elif not member.excused:\n",
+        "    elif not member.awaits_response:\n",
         "    elif False:\n",
         "A member that is not heard of leaves the group.",
     ),
     Fault(
         "absent-member-stays",
         "groups/rebalance.py",
-        "    for member in [one for one in group.members.values()"
-        " if one.joining is None and one.instance_id is None]:\n",
+        "    for member in absent:\n",
         "    for member in list[Member]():\n",
         "A member that does not join a rebalance in time is out.",
     ),
     Fault(
         "stale-group-cache",
-        "groups/service.py",
+        "groups/group_coordinator.py",
         "        del self._shards[partition]\n"
         "        del self._by_number[shard.number]\n"
         "        shard.close()\n",
@@ -1849,12 +1837,12 @@ GROUPS: Final = (
     ),
     Fault(
         "late-resignation-obeyed",
-        "groups/service.py",
+        "groups/group_coordinator.py",
         "        if shard is None or (epoch is not None and epoch < shard.epoch):\n",
         "        if shard is None:\n",
         "A resignation of a former epoch does not end the present coordinator.",
         reason="The broker tells leaderships in their order and without epochs, so that none comes late.",
-        test="groups/test_groups_service.py::test_news_of_an_older_epoch_are_ignored",
+        test="groups/test_groups_group_coordinator.py::test_news_of_an_older_epoch_are_ignored",
     ),
     Fault(
         "groups-read-to-high-watermark",
@@ -1865,20 +1853,22 @@ GROUPS: Final = (
     ),
     Fault(
         "positions-outlive-topic",
-        "groups/coordinator.py",
-        "        records = [record for group in self.groups.values()"
-        " for record in commits.tombstones(group, topics)]\n",
+        "groups/group_metadata_manager.py",
+        "        records = [\n"
+        "            record for group in self.groups.values()"
+        " for record in offset_commits.tombstones(group, topics)\n"
+        "        ]\n",
         "        records: list[OffsetsRecord] = []\n",
         "What was committed for a topic goes with the topic.",
     ),
     Fault(
         "stable-positions-not-awaited",
-        "groups/service.py",
-        "            await shard.settled()\n",
+        "groups/group_coordinator.py",
+        "            await shard.appends_ended()\n",
         "            pass\n",
         "With require_stable a group's position is told after the commits under way.",
         reason="Simulated clients ask without require_stable, which is for transactions.",
-        test="groups/test_groups_service.py::test_nothing_is_answered_before_it_is_committed",
+        test="groups/test_groups_group_coordinator.py::test_nothing_is_answered_before_it_is_committed",
     ),
     Fault(
         "assignment-of-old-generation",

@@ -1,8 +1,8 @@
 """Plants one fault in a copy of the source, or a probe for each fault that counts how often it would matter.
 
-A fault matters from the moment on at which the faulty source does something else than the source. A probe
-finds out when that may be: a check that is left out matters only where it finds something. Other faults are
-taken to matter whenever their statement runs.
+A fault matters from the moment on at which the faulty source behaves differently. A probe detects when that
+is possible: an omitted check matters only if the check fails. Other faults are assumed to matter whenever
+their statement runs.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Fault(NamedTuple):
 
 
 class NotApplicable(Exception):
-    """A fault that does not fit the source any more."""
+    """A fault that does not match the current source."""
 
 
 class Probe(NamedTuple):
-    """A line that counts, and where in the source it goes."""
+    """A counting line, and its position in the source."""
 
     at: int
     line: str
 
 
 def plant(fault: Fault, source: str) -> str:
-    """The file with the fault. Raises NotApplicable."""
+    """Returns the file with the fault. Raises NotApplicable."""
     count = source.count(fault.old)
     if count != 1:
         raise NotApplicable(f"{fault.name}: its old text is {count} times in {fault.file}, not once")
@@ -70,7 +70,7 @@ def plant(fault: Fault, source: str) -> str:
 
 
 def lines_of(fault: Fault, source: str) -> tuple[int, int]:
-    """The first line of the faulty file that differs, and the one behind the last: equal for a cut."""
+    """Returns the first changed line of the faulty file, and the line after the last: equal for a removal."""
     before, after = source.splitlines(), plant(fault, source).splitlines()
     pairs = list(zip(before, after, strict=False))
     first = next((at for at, (old, new) in enumerate(pairs) if old != new), len(pairs))
@@ -80,14 +80,14 @@ def lines_of(fault: Fault, source: str) -> tuple[int, int]:
 
 
 def with_probes(faults: Iterable[Fault], source: str) -> str:
-    """The file with a probe for each fault, and without any fault. Raises NotApplicable."""
+    """Returns the file with a probe for each fault, and without faults. Raises NotApplicable."""
     for probe in sorted((probe_of(fault, source) for fault in faults), reverse=True):
         source = source[: probe.at] + probe.line + source[probe.at :]
     return source
 
 
 def probe_of(fault: Fault, source: str) -> Probe:
-    """The probe of a fault. Raises NotApplicable for one outside of functions, which would count nothing."""
+    """Returns the probe of a fault. Raises NotApplicable outside of functions, where none counts."""
     plant(fault, source)
     text = _Text(source)
     start = source.index(fault.old)
@@ -115,7 +115,9 @@ class _Text:
         self.tree = _parsed(source)
 
     def innermost(self, at: int) -> ast.stmt | None:
-        """The innermost statement of a function that holds this place; of a signature, the body's first."""
+        """Returns the innermost statement of a function at this position; of a signature, the first of the
+        body.
+        """
         functions = [
             node
             for node in ast.walk(self.tree)
@@ -139,24 +141,24 @@ class _Text:
         return self.begins[node.lineno - 1] <= at < self.begins[node.end_lineno or 0]
 
     def is_within(self, node: ast.expr, start: int, end: int) -> bool:
-        """Whether an expression lies between two places."""
+        """Whether an expression is between two positions."""
         begin = self.begins[node.lineno - 1] + node.col_offset
         return start <= begin and self.begins[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0) <= end
 
     def has_own_line(self, node: ast.stmt) -> bool:
-        """Whether a line can be put before a statement."""
+        """Whether a line can be inserted before a statement."""
         line = self.lines[node.lineno - 1]
         return not line[: node.col_offset].strip() and not line.lstrip().startswith(("elif", "@"))
 
     def parent(self, node: ast.stmt) -> ast.stmt:
-        """The statement around another."""
+        """Returns the enclosing statement."""
         for outer in ast.walk(self.tree):
             if isinstance(outer, ast.stmt) and node in ast.iter_child_nodes(outer):
                 return outer
         raise NotApplicable("a statement is in no other")
 
     def probe(self, before: ast.stmt, name: str, condition: str = "") -> Probe:
-        """A probe before a statement."""
+        """Returns a probe before a statement."""
         line = self.lines[before.lineno - 1]
         indent = line[: len(line) - len(line.lstrip())]
         count = f"__import__({MODULE!r}).hits[{name!r}] += 1"

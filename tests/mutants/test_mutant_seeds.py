@@ -39,7 +39,7 @@ def sources(tmp_path: Path) -> Sources:
 
 
 def function_of(path: Path, body: str, **known: Any) -> Callable[[], None]:
-    """A function ``at`` whose third line is ``body``, in a file of the program or the simulator."""
+    """Creates a function ``at`` whose third line is ``body``, in a file of the program or the simulator."""
     defined: dict[str, Any] = dict(known)
     exec(compile(f"def at():\n    item = None\n    {body}\n", str(path), "exec"), defined)
     function: Callable[[], None] = defined["at"]
@@ -96,13 +96,13 @@ def test_an_error_of_the_program_that_passes_through_a_checker_is_of_the_program
     assert sources.origin_of(error_of(checker), None) is Origin.PROGRAM
 
 
-def test_what_the_simulated_disk_answers_is_of_the_program_unless_it_ends_the_run(sources: Sources) -> None:
+def test_errors_of_the_simulated_disk_count_for_the_program_unless_they_end_the_run(sources: Sources) -> None:
     problem = error_of(function_of(sources.simulator / "simulated_disk.py", "raise OSError(28, 'full')"))
     assert sources.origin_of(problem, None) is Origin.PROGRAM
     assert sources.origin_of(problem, None, ends_run=True) is Origin.SIMULATOR
 
 
-def test_what_goes_round_in_circles_is_in_a_checker_only_below_no_code_of_the_program(
+def test_endless_code_is_in_a_checker_only_without_code_of_the_program(
     sources: Sources,
 ) -> None:
     frames: list[bool] = []
@@ -136,7 +136,7 @@ def test_the_lines_of_an_edit_are_those_that_differ(old: str, new: str, lines: t
 
 
 def fake_kind(mutant_seeds: Any, function: Callable[[Any], None]) -> type:
-    """A kind of simulation in which ``function`` happens, with the run's events."""
+    """Creates a kind of simulation that runs ``function``, with the events of the run."""
 
     class Simulation:
         def __init__(self, seed: int) -> None:
@@ -161,7 +161,7 @@ def outcome_of(
 
 
 def logged(function: Callable[[], None]) -> Callable[[Any], None]:
-    """The program logs the error of a function."""
+    """Logs the error of a function as the program does."""
 
     def happen(events: Any) -> None:
         problem = error_of(function)
@@ -193,7 +193,7 @@ def test_an_error_that_the_program_logs_breaks_a_promise(
     ("of_program", "body", "outcome"),
     [(True, "missing", "edit"), (True, "at.number", "edit"), (False, "raise KeyError", "simulator")],
 )
-def test_an_error_of_the_edit_or_of_a_checker_that_the_program_logs_is_no_find(
+def test_a_logged_error_of_the_edit_or_of_a_checker_is_no_find(
     mutant_seeds: Any,
     monkeypatch: pytest.MonkeyPatch,
     sources: Sources,
@@ -239,7 +239,7 @@ def test_an_error_that_ends_the_run_counts_when_it_is_of_the_program(
 
 
 class Exited(BaseException):
-    """The process would end here."""
+    """Raised instead of the end of the process."""
 
 
 @pytest.mark.parametrize(("of_program", "outcome"), [(True, "endless"), (False, "simulator")])

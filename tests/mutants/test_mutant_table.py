@@ -1,4 +1,4 @@
-"""What the table of planted faults keeps of a page, and which faults a run is judged by."""
+"""The rows of the page that the table keeps, and the faults by which a run is judged."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_a_fault_that_did_not_run_keeps_its_row(tmp_path: Path) -> None:
     assert "- cluster 5: x" in page.read_text()
 
 
-def test_a_fault_that_is_not_found_any_more_loses_its_seed(tmp_path: Path) -> None:
+def test_a_fault_that_is_no_longer_found_loses_its_seed(tmp_path: Path) -> None:
     page = page_in(tmp_path, found(UNTESTED[0], 7))
     write_table(page, [missed(UNTESTED[0])], [], 9)
     assert seeds_in_table(page) == {}
 
 
 class FakeRun:
-    """Stands for :class:`mutant_run.Run`: seed 7 finds each fault that is looked for."""
+    """Replaces :class:`mutant_run.Run`: seed 7 finds each fault."""
 
     asked: list[str]
 
@@ -107,7 +107,7 @@ def test_a_run_without_seeds_is_judged_by_the_faults_that_name_a_test(
     assert FakeRun.asked == [fault.name for fault in TESTED]
 
 
-def test_a_fault_is_tried_with_the_seed_of_the_page_above_the_seeds_that_are_asked_for(
+def test_a_fault_runs_with_the_seed_of_the_page_above_the_requested_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = UNTESTED[0]
@@ -134,7 +134,7 @@ def test_the_share_is_that_of_the_faults_that_name_no_test(results: list[Result]
     assert are_enough(results) == enough
 
 
-def test_the_summary_tells_the_share_of_the_faults_without_a_test() -> None:
+def test_the_summary_has_the_share_of_the_faults_without_a_test() -> None:
     faults = [*UNTESTED[:4], *TESTED[:2]]
     by = ("7", "3", "5", "-", "test", "test")
     rows = {fault.name: Row("", one) for fault, one in zip(faults, by, strict=True)}
@@ -152,14 +152,14 @@ def test_the_page_begins_with_the_summary_of_its_rows() -> None:
     assert told == summary_of(known, rows, int(told.partition("seed that was run is ")[2].partition(".")[0]))
 
 
-def test_no_fault_that_a_seed_of_the_page_finds_says_why_none_does() -> None:
+def test_no_fault_with_a_finding_seed_has_a_reason() -> None:
     seeds = seeds_in_table(DOCS / "mutants.md")
     assert [fault.name for fault in FAULTS if fault.name in seeds and (fault.reason or fault.test)] == []
 
 
-def test_a_fault_that_was_not_run_says_so() -> None:
-    assert missed(UNTESTED[0])._replace(run=0).told == "not run: it matters in 5 of 9 seeds"
-    assert not_run(UNTESTED[0]).told == "not run"
+def test_a_fault_that_did_not_run_is_marked() -> None:
+    assert missed(UNTESTED[0])._replace(run=0).summary == "not run: it matters in 5 of 9 seeds"
+    assert not_run(UNTESTED[0]).summary == "not run"
     assert not_run(UNTESTED[0]).has_run is False
 
 
@@ -181,4 +181,4 @@ def test_only_a_broken_promise_is_a_find(
     state.note(4, outcome, "the text")
     result = state.result(UNTESTED[0], 1, 1, "")
     assert (state.found_by, state.is_settled) == (found_by, is_settled)
-    assert told in result.told
+    assert told in result.summary

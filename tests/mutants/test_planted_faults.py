@@ -1,4 +1,4 @@
-"""The faults that ``make mutants`` plants fit the source."""
+"""The faults that ``make mutants`` plants match the source."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PACKAGE = TESTS.parent / "src" / "tidemill"
 FAULTS_MIN = 60
 
 
-def test_enough_faults_are_planted_and_each_has_a_name_of_its_own() -> None:
+def test_enough_faults_are_planted_with_unique_names() -> None:
     assert len(FAULTS) >= FAULTS_MIN
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_fits_the_source_exactly_once(fault: Fault) -> None:
+def test_a_planted_fault_matches_the_source_exactly_once(fault: Fault) -> None:
     source = (PACKAGE / fault.file).read_text()
     assert plant(fault, source) != source
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.test], ids=lambda fault: fault.name)
-def test_a_fault_that_names_a_test_says_why_and_the_test_is_there(fault: Fault) -> None:
+def test_a_fault_that_names_a_test_has_a_reason_and_the_test_exists(fault: Fault) -> None:
     file, _, name = fault.test.partition("::")
     assert fault.reason
     assert f"def {name.partition('[')[0]}(" in (TESTS / file).read_text()
@@ -59,7 +59,7 @@ def second(number: int) -> int:
 
 
 def hits_of(old: str, new: str, *numbers: int) -> int:
-    """How often the probe of a fault counts while the source without it is called."""
+    """Returns how often the probe of a fault counts while the source without the fault is called."""
     counters: dict[str, Any] = {}
     exec(COUNTERS_SOURCE, counters)
     probed = with_probes([Fault("one", "one.py", old, new, "")], SOURCE)
@@ -96,12 +96,12 @@ def test_a_probe_counts(old: str, new: str, hits: int) -> None:
     ("old", "new"),
     [("number", "other"), ("nowhere", "other"), ("return 1", "return 1"), ("return 1", "return 1 +")],
 )
-def test_a_fault_that_does_not_fit_is_refused(old: str, new: str) -> None:
+def test_a_fault_that_does_not_match_is_refused(old: str, new: str) -> None:
     with pytest.raises(NotApplicable):
         probe_of(Fault("one", "one.py", old, new, ""), SOURCE)
 
 
-def test_the_seeds_of_the_table_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+def test_the_seeds_of_the_table_round_trip(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Faults\n{BEGIN}\n{END}\n")
     found, missed = FAULTS[0], FAULTS[1]._replace(rule="One | or the other.")

@@ -1,6 +1,6 @@
-"""Which tests run which lines of the source, and which of them concern a mutant.
+"""Maps lines of the source to the tests that run them, and selects the tests of a mutant.
 
-Every test file runs once under coverage, with one context for each test. What is found is kept below the
+Every test file runs once under coverage, with one context for each test. The results are stored below the
 build directory by the hash of the test file and of the source, so that only new test files run again.
 """
 
@@ -36,9 +36,9 @@ OPTIONS = (
 
 IN_PROCESSES: dict[str, tuple[str, ...]] = {
     "broker": ("test_server_process", "test_clients_admin", "test_clients_errors", "test_client_moves"),
-    "client": ("test_client_groups", "test_client_records"),
-    "groups": ("test_clients_groups", "test_client_groups"),
-    "log": ("test_crash_stop", "test_broker_compaction"),
+    "client": ("test_client_consumer_coordinator", "test_client_records"),
+    "groups": ("test_clients_groups", "test_client_consumer_coordinator"),
+    "log": ("test_crash_stop", "test_log_cleaner"),
     "pipeline": ("test_pipeline_jobs", "test_pipeline_spark_batch", "test_pipeline_spark_stream"),
     "records": ("test_clients_old_formats", "test_client_records"),
 }
@@ -49,7 +49,7 @@ CHOSEN = "not clients and not every and not matrix and not slow"
 
 
 class Covering(NamedTuple):
-    """What the runs under coverage told."""
+    """The results of the runs under coverage."""
 
     seconds: dict[str, float]
     """How long each test took."""
@@ -57,19 +57,19 @@ class Covering(NamedTuple):
     """The tests that run a line, by module (a path below ``src``) and line."""
 
     def of(self, module: str, first: int, last: int) -> set[str]:
-        """The tests that run one of the lines."""
+        """Returns the tests that run one of the lines."""
         lines = self.tests.get(module, {})
         return {test for line in range(first, last + 1) for test in lines.get(line, ())}
 
 
 def environment(source: Path, **more: str) -> dict[str, str]:
-    """The environment for tests of the package below ``source``."""
+    """Returns the environment for tests of the package below ``source``."""
     paths = os.pathsep.join((str(source), str(TESTS / "mutation")))
     return {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", **more}
 
 
 def measure(source: Path, key: str, files: Sequence[Path], build: Path, workers: int) -> Covering:
-    """Runs what has not run yet of the test files under coverage, and reads all that was found."""
+    """Runs the test files without stored results under coverage; returns all results."""
     folder = build / "covering"
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "coveragerc"
@@ -108,7 +108,7 @@ def _run(source: Path, file: Path, kept: Path, settings: Path) -> Path:
         print(f"{name} took longer than {FILE_S_MAX} s: what it covered until then counts", flush=True)
     lines = times.read_text().splitlines() if times.exists() else []
     passed = {test: seconds for test, seconds, good in map(json.loads, lines) if good}
-    # A name that another run does not have (a time, an address in it) cannot be asked for.
+    # A name that another run does not have (with a time or an address) cannot be selected.
     listed = [sys.executable, "-m", "pytest", *OPTIONS, "-m", CHOSEN, "--collect-only", name]
     names = subprocess.run(listed, cwd=ROOT, env=given, capture_output=True, text=True, check=False).stdout
     seconds = {test: passed[test] for test in names.splitlines() if test in passed}
@@ -119,7 +119,7 @@ def _run(source: Path, file: Path, kept: Path, settings: Path) -> Path:
 
 
 def _read(source: Path, data: Path, seconds: dict[str, float]) -> dict[str, object]:
-    """What is kept of a run: names are numbered, for lines have many of them."""
+    """Reads the stored results of a run: names are numbered, since lines have many of them."""
     measured = CoverageData(str(data))
     if data.exists():
         measured.read()
@@ -135,19 +135,20 @@ def _read(source: Path, data: Path, seconds: dict[str, float]) -> dict[str, obje
 
 
 def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> list[str]:
-    """The tests that can notice a mutant: those named after its module first, then those of its package.
+    """Selects the tests that can find a mutant: those named after its module first, then those of its
+    package.
 
-    They run its line. Of a line that runs at import or in another process, they run the lines that use the
+    They run its line. For a line that runs at import or in another process, they run the lines that use the
     name that its statement defines, any line of its module, or lines of modules that name its module; or
     their file uses that name; and those of :data:`IN_PROCESSES`.
     """
     found = covering.of(mutant.module, mutant.first_line, mutant.last_line)
     defined = defined_at_import(sources[mutant.module], mutant.first_line)
     if not found or defined:
-        # Under coverage, a line that runs at import was run by the test that imported the module first.
+        # Under coverage, the test that imports the module first runs the lines of its import.
         found = found | _of_definition(mutant.module, defined, covering, sources)
         found |= _of_files_with(with_dependents(sources[mutant.module], defined), covering)
-        # What uses a constant may run at import itself: a default, or another constant.
+        # A statement that uses a constant may run at import itself: a default, or another constant.
         found |= {test for tests in covering.tests.get(mutant.module, {}).values() for test in tests}
         files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
         found |= {test for test in covering.seconds if Path(test.partition("::")[0]).stem in files}
@@ -161,9 +162,9 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
 
 
 def defined_at_import(source: str, line: int) -> set[str]:
-    """The names that the statement with this line defines at import; none inside of a function.
+    """Returns the names that the statement with this line defines at import; none inside of a function.
 
-    A decorator, a default and a field of a class count for the function or class that they are part of.
+    A decorator, a default and a field of a class count for the function or class that contains them.
     """
     names: set[str] = set()
     body = ast.parse(source).body
@@ -180,9 +181,9 @@ def defined_at_import(source: str, line: int) -> set[str]:
 
 
 def with_dependents(source: str, names: set[str]) -> set[str]:
-    """The names, and those of the constants of the module that are made of them."""
+    """Adds the names of constants of the module that are computed from the names."""
     found = set(names)
-    for node in ast.parse(source).body:  # In the order of their definitions: one pass is enough.
+    for node in ast.parse(source).body:  # In the order of their definitions, so that one pass is enough.
         used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
         if isinstance(node, ast.Assign | ast.AnnAssign) and used & found:
             found |= defined_at_import(source, node.lineno)
@@ -194,7 +195,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _of_files_with(names: set[str], covering: Covering) -> set[str]:
-    """The tests of the files that use one of the names: they may do so without the source."""
+    """Returns the tests of the files that use one of the names: they may do so without the source."""
     chosen: dict[str, bool] = {}
     for file in {test.partition("::")[0] for test in covering.seconds}:
         path = ROOT / file
@@ -204,7 +205,9 @@ def _of_files_with(names: set[str], covering: Covering) -> set[str]:
 
 
 def _of_definition(module: str, names: set[str], covering: Covering, sources: dict[str, str]) -> set[str]:
-    """The tests of the lines that use one of the names; else those of the modules that name ``module``."""
+    """Returns the tests of the lines that use one of the names; else those of the modules that name
+    ``module``.
+    """
     found: set[str] = set()
     for name in names:
         for other, source in sources.items():

@@ -1,8 +1,10 @@
-"""Small faults of the source: where Cosmic Ray can make one, a sample of them, the source with one of them.
+"""Mutants: small faults at the positions where Cosmic Ray can create them, a sample of them, and the mutated
+source.
 
-A place is a position with a kind of operator: a comparison can be replaced in nine ways, and is one place.
-A sample takes places at random, and of each place one of the ways. Left out is what no test of plain Python
-can observe: annotations, blocks for type checkers, and what is told to mypyc; and edits that are no Python.
+A place is a position with a kind of operator: a comparison can be replaced in nine ways, and is one place. A
+sample selects places at random, and one of the ways of each place. Edits that no test of plain Python can
+observe are omitted: annotations, blocks for type checkers, and instructions for mypyc; and edits that are not
+valid Python.
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called as long as the module does not change."""
+        """Returns a name that is stable as long as the module does not change."""
         return f"{self.module}:{self.first_line} {self.operator} {self.occurrence}"
 
 
 @cache
 def operator_of(name: str) -> Any:
-    """An operator of Cosmic Ray."""
+    """Returns an operator of Cosmic Ray."""
     return PROVIDER[name]()
 
 
 def mutated(mutant: Mutant, source: str) -> str:
-    """The module's source with the mutant's edit."""
+    """Returns the module's source with the mutant's edit."""
     edited = mutate_code(source, operator_of(mutant.operator), mutant.occurrence)
     if edited is None:
         raise ValueError(f"{mutant.name} is no mutant of this source")
@@ -59,7 +61,7 @@ def mutated(mutant: Mutant, source: str) -> str:
 
 
 def changed_lines(before: str, after: str) -> tuple[str, str]:
-    """The lines that an edit changed, without indentation, as they were and as they are: empty if removed."""
+    """Returns the lines that an edit changed, without indentation, before and after: empty if removed."""
     old, new = before.splitlines(), after.splitlines()
     found = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     changes = [change for change in found if change[0] != "equal"]
@@ -70,7 +72,7 @@ def changed_lines(before: str, after: str) -> tuple[str, str]:
 
 
 def sample(root: Path, packages: list[str], left_out: list[str], count: int, seed: int) -> list[Mutant]:
-    """``count`` mutants of the packages below ``root``; those of a smaller sample are its beginning."""
+    """Selects ``count`` mutants of the packages below ``root``; small samples are prefixes of larger ones."""
     places: dict[tuple[str, str, tuple[int, int]], list[Mutant]] = defaultdict(list)
     for package in packages:
         for path in sorted((root / "tidemill" / package).rglob("*.py")):
@@ -91,7 +93,7 @@ def sample(root: Path, packages: list[str], left_out: list[str], count: int, see
 
 
 def is_python(source: str) -> bool:
-    """False for what a replaced ``*`` among the arguments of a function leaves, for one."""
+    """Whether the source is valid Python: a replaced ``*`` among the arguments of a function is not."""
     try:
         ast.parse(source)
     except SyntaxError:
@@ -111,7 +113,7 @@ def _mutants_of(module: str, source: str) -> Iterator[tuple[str, Mutant, tuple[i
 
 
 def _unobservable(tree: ast.Module) -> Iterator[Range]:
-    """The ranges of annotations, of what only type checkers see, and of what only mypyc does."""
+    """Returns the ranges of annotations, and of code for type checkers or mypyc only."""
     for node in ast.walk(tree):
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if isinstance(annotation, ast.expr):
@@ -125,7 +127,7 @@ def _unobservable(tree: ast.Module) -> Iterator[Range]:
 
 
 def _decorator(node: ast.expr) -> Range:
-    """With the ``@`` before it, for it can go as a whole."""
+    """Includes the ``@``, since a decorator may be removed as a whole."""
     return (node.lineno, 0), (node.end_lineno or 0, node.end_col_offset or 0)
 
 

@@ -1,4 +1,4 @@
-"""A pytest plugin of the mutation run: tells coverage which test runs, and notes how each test went."""
+"""A pytest plugin of the mutation run: sets the coverage context of each test, and records the results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _failed: set[str] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker of a plugin that is switched off: nothing is tried again."""
+    """Registers the marker of a disabled plugin: no test is repeated."""
     config.addinivalue_line("markers", "flaky(reruns, reruns_delay): the test may be tried again")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Notes what failed or was skipped: such a test notices nothing."""
+    """Records failed and skipped tests: these cannot find a mutant."""
     if report.outcome != "passed":
         _failed.add(report.nodeid)
 

@@ -1,12 +1,11 @@
-"""Puts small faults into the source, one at a time, and runs the tests that concern each: which notice it?
+"""Applies small faults to the source, one at a time, and runs the tests that concern each: which find it?
 
     make mutation SEED=1 SAMPLE=400
 
-The faults are Cosmic Ray's, a sample of them from a seed; the tests are those that run the line
-(``covering``). A mutant is found when one of them fails, or does not end. All is done on copies of the source
-in plain Python below ``build/mutation/``, where results are kept by the hash of the source: a run that is
-stopped goes on where it was. A mutant that was found stays found; one that survived is tried again when tests
-have changed.
+The faults are a sample of Cosmic Ray's, from a seed; the tests are those that run the line (``covering``). A
+mutant is found when one of them fails, or does not end. All runs use copies of the source in plain Python
+below ``build/mutation/``, where results are stored by the hash of the source: an interrupted run continues
+where it stopped. A found mutant stays found; a survivor is tested again when tests have changed.
 
 Survivors are printed with their verdict from ``docs/mutation.md``. The run fails when fewer than 85% of the
 mutants that are not equivalent were found, or a mutant of the sample has no result: a worker has ended, or
@@ -64,7 +63,7 @@ one of them notices is tried twice, and once without the mutant."""
 
 
 class Result(NamedTuple):
-    """What became of a mutant."""
+    """The result of a mutant."""
 
     name: str
     outcome: str
@@ -84,7 +83,7 @@ class NoVerdict(Exception):
 
 
 class Failed(NamedTuple):
-    """Tests that do not pass."""
+    """Failed tests."""
 
     by: str
     """The test that fails first, or why there is none."""
@@ -92,7 +91,7 @@ class Failed(NamedTuple):
 
 
 class Worker(threading.Thread):
-    """Tries mutants one after the other, in a copy of the source of its own."""
+    """Tests mutants one after the other, in a separate copy of the source."""
 
     def __init__(self, run: Run, number: int) -> None:
         super().__init__(daemon=True)
@@ -117,7 +116,7 @@ class Worker(threading.Thread):
         self.server.communicate()
 
     def tried(self, mutant: Mutant) -> Result:
-        """Runs the tests that concern a mutant until one fails."""
+        """Runs the tests of a mutant until one fails."""
         before = self.run_.sources[mutant.module]
         after = mutated(mutant, before)
         groups = self.run_.tests_of(mutant)
@@ -138,7 +137,7 @@ class Worker(threading.Thread):
         path = self.source / module
         path.write_text(source, "utf-8")
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            compiled.unlink()  # It may have the same size and second.
+            compiled.unlink()  # The file may have the same size and second.
 
     def _outcome(self, tests: Sequence[str], module: str, before: str, after: str) -> tuple[str, str]:
         left = list(tests)
@@ -162,7 +161,7 @@ class Worker(threading.Thread):
             left.remove(by)
 
     def _failing(self, tests: Sequence[str], *more: str) -> Failed | None:
-        """What does not pass; None when all pass. Raises NoVerdict when pytest does not run the tests."""
+        """Returns the failed tests; None if all pass. Raises NoVerdict if pytest does not run the tests."""
         if not tests:
             return None
         names = self.source.parent / "tests.txt"
@@ -186,7 +185,7 @@ class Worker(threading.Thread):
         raise NoVerdict(text)
 
     def _answer(self, asked: str) -> int:
-        """The exit code with which the server answers."""
+        """Returns the exit code of the server's response."""
         if self.server.stdin is None or self.server.stdout is None:
             raise RuntimeError("the server of the tests has no input or no output")
         self.server.stdin.write(asked + "\n")
@@ -198,14 +197,14 @@ class Worker(threading.Thread):
 
 
 def copy_source(target: Path) -> None:
-    """Copies the source without what was compiled of it."""
+    """Copies the source without compiled files."""
     shutil.rmtree(target, ignore_errors=True)
     ignored = shutil.ignore_patterns("*.so", "_built.json", "__pycache__")
     shutil.copytree(ROOT / "src", target, ignore=ignored)
 
 
 def hash_of(paths: Sequence[Path]) -> str:
-    """A short hash of the names and contents of files."""
+    """Returns a short hash of the names and contents of files."""
     found = hashlib.sha256()
     for path in sorted(paths):
         found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -213,7 +212,7 @@ def hash_of(paths: Sequence[Path]) -> str:
 
 
 class Run:
-    """A sample of mutants, and what is known of it."""
+    """A sample of mutants, and their results."""
 
     def __init__(self, seed: int, count: int, workers: int) -> None:
         key = hash_of(list((ROOT / "src").rglob("*.py")))
@@ -241,7 +240,7 @@ class Run:
                 result = Result(*json.loads(line))
                 self.results[result.name] = result
         self._waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-        # Those that the page takes for equivalent come last: they are tried with all tests that there are.
+        # Mutants that the page lists as equivalent come last: they are tested with all tests.
         known = verdicts()
         left = [mutant for mutant in self.mutants if self.result_of(mutant) is None]
         for mutant in sorted(left, key=lambda one: is_equivalent(one, self.sources, known)):
@@ -250,19 +249,19 @@ class Run:
         self._lock = threading.Lock()
 
     def result_of(self, mutant: Mutant) -> Result | None:
-        """What became of a mutant; None if it was not tried, or survived former tests."""
+        """Returns the result of a mutant; None if it was not tested, or survived former tests."""
         result = self.results.get(mutant.name)
         return result if result and (result.outcome == "found" or result.key == self.tests_key) else None
 
     def next(self) -> Mutant | None:
-        """The mutant that is to be tried next; None when all are."""
+        """Returns the next mutant to test; None at the end."""
         try:
             return self._waiting.get_nowait()
         except queue.Empty:
             return None
 
     def tests_of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """The tests that are tried on a mutant, and those that are tried on it when it survives the first."""
+        """Returns the tests of a mutant, and those that run if it survives the first."""
         chosen: list[str] = []
         rest: list[str] = []
         total_s = rest_s = 0.0
@@ -277,7 +276,7 @@ class Run:
         return chosen, rest
 
     def note(self, mutant: Mutant, result: Result) -> None:
-        """Keeps what became of a mutant, and tells it."""
+        """Stores and prints the result of a mutant."""
         with self._lock:
             self.results[mutant.name] = result
             with self.kept.open("a") as file:
@@ -291,7 +290,7 @@ class Run:
 
 
 def verdicts() -> dict[tuple[str, str, str], str]:
-    """The verdicts on the page, by module, line as it is and line as it was made."""
+    """Returns the verdicts of the page, by module, original line and mutated line."""
     found = {}
     if PAGE.exists():
         for line in PAGE.read_text("utf-8").splitlines():
@@ -303,7 +302,7 @@ def verdicts() -> dict[tuple[str, str, str], str]:
 
 
 def is_equivalent(mutant: Mutant, sources: dict[str, str], known: dict[tuple[str, str, str], str]) -> bool:
-    """Whether the page says that a mutant changes nothing."""
+    """Whether the page lists a mutant as equivalent."""
     module = mutant.module.removeprefix("tidemill/")
     if not any(key[0] == module for key in known):
         return False
@@ -313,7 +312,7 @@ def is_equivalent(mutant: Mutant, sources: dict[str, str], known: dict[tuple[str
 
 
 def report(run: Run) -> bool:
-    """Prints what was found and what was not; whether that is enough."""
+    """Prints the results; returns whether enough mutants were found."""
     known = verdicts()
     counts: Counter[tuple[str, str]] = Counter()
     survivors = []

@@ -1,7 +1,7 @@
-"""Runs pytest again and again, each time in a child that has pytest and Hypothesis imported already.
+"""Runs pytest repeatedly, each time in a child process with pytest and Hypothesis already imported.
 
-A line of JSON on standard input asks for a run: the arguments, the file for the output, and the seconds that
-it may take. The answer is a line with the exit code; -1 when the run did not end. What a run has started is
+A line of JSON on standard input requests a run: the arguments, the file for the output, and the timeout in
+seconds. The response is a line with the exit code; -1 after the timeout. Processes that a run has started are
 killed with it.
 """
 
@@ -23,7 +23,7 @@ LOOK_AGAIN_S = 0.02
 
 
 def run(arguments: list[str], output: str, limit_s: float) -> int:
-    """The exit code of pytest with these arguments."""
+    """Runs pytest with these arguments; returns the exit code."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -56,7 +56,7 @@ def run(arguments: list[str], output: str, limit_s: float) -> int:
 
 
 def main() -> None:
-    """Answers until standard input ends."""
+    """Responds until the end of standard input."""
     for line in sys.stdin:
         print(json.dumps(run(*json.loads(line))), flush=True)
 

@@ -1,4 +1,4 @@
-"""How the mutation run tells faults that tests notice from tests that did not run."""
+"""How the mutation run distinguishes found mutants from tests that did not run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run of two mutants of which nothing is known."""
+    """A run of two mutants without results."""
     one = object.__new__(Run)
     one.build = tmp_path
     one.tests_key = "present"
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Run:
 
 
 class Answers:
-    """Makes workers whose server gives these answers, and ends then."""
+    """Creates workers whose server sends these responses, and then ends."""
 
     def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         self._run = run
@@ -57,7 +57,7 @@ class Answers:
         self.workers: list[Worker] = []
 
     def worker(self, *answers: tuple[int, str]) -> Worker:
-        """A worker that has not begun."""
+        """A worker that has not started."""
         program = f"answers = {list(answers)!r}\n{SERVER.replace('answers.pop', 'answers and answers.pop')}"
         popen = mutation_run.subprocess.Popen
 
@@ -104,7 +104,7 @@ FAILED, NOT_COLLECTED = f"FAILED {TEST} - AssertionError\n", "ERROR tests/log/te
         ),
     ],
 )
-def test_the_tests_of_a_mutant_notice_it_or_do_not(
+def test_the_tests_of_a_mutant_find_it_or_not(
     answers: Answers, given: list[tuple[int, str]], outcome: str, by: str
 ) -> None:
     result = answers.worker(*given).tried(MUTANT)
@@ -122,9 +122,7 @@ def test_the_tests_of_a_mutant_notice_it_or_do_not(
         pytest.param([(4, "usage"), (3, "")], id="internal error without the fault"),
     ],
 )
-def test_tests_that_do_not_run_say_nothing_of_a_mutant(
-    answers: Answers, given: list[tuple[int, str]]
-) -> None:
+def test_tests_that_do_not_run_give_no_verdict(answers: Answers, given: list[tuple[int, str]]) -> None:
     with pytest.raises(NoVerdict):
         answers.worker(*given).tried(MUTANT)
 
@@ -136,7 +134,7 @@ def test_a_mutant_without_a_verdict_does_not_end_the_worker(run: Run, answers: A
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_run_whose_worker_dies_fails(
+def test_a_run_with_an_ended_worker_fails(
     run: Run, answers: Answers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worker = answers.worker((1, FAILED))
@@ -201,7 +199,7 @@ def test_the_lines_that_an_edit_changes_are_those_that_differ(
     assert changed_lines(SOURCE, SOURCE.replace(old, new)) == changed
 
 
-def test_each_verdict_names_the_line_as_it_is() -> None:
+def test_each_verdict_has_the_current_line() -> None:
     known = mutation_run.verdicts()
     assert known
     assert [key for key in known if not key[1]] == []
@@ -211,7 +209,7 @@ def test_each_verdict_names_the_line_as_it_is() -> None:
 def test_a_survivor_is_tried_with_the_other_tests_of_its_line(
     run: Run, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those named after its module come first, then those of its package, the fast ones before the others."""
+    """Tests named after its module come first, then those of its package, the fast ones before the others."""
     monkeypatch.setattr(mutation_run, "TESTS_MAX", 2)
     monkeypatch.setattr(mutation_run, "REST_S_MAX", 3.0)
     seconds = {
@@ -264,7 +262,7 @@ def test_a_line_that_runs_at_import_defines_names(line: int, names: set[str]) ->
 
 
 def test_a_line_that_runs_at_import_is_tried_with_the_tests_that_use_what_it_defines() -> None:
-    """Under coverage, it was run by the test that happened to import the module first."""
+    """Under coverage, the test that happens to import the module first runs it."""
     first, user = "tests/broker/test_any.py::test_import", "tests/broker/test_other.py::test_use"
     sources = {MODULE: "LIMIT = 1\n", "tidemill/broker/other.py": "\n\nuse(LIMIT)\n"}
     known = covering.Covering(

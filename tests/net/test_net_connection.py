@@ -1,4 +1,4 @@
-"""Framed connections over real sockets: order, bounds, and what a peer may not do to the others."""
+"""Framed connections over real sockets: order, bounds, and isolation of misbehaving peers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from net_stage import framed, peer_of, socket_pair
 
 from tidemill.log.files import SystemFiles
-from tidemill.net.connection import (
-    REPLIES_MAX,
-    Connection,
-    FrameHandler,
-    Reply,
-)
-from tidemill.net.sending import FileRange
+from tidemill.net.connection import REPLIES_MAX, Connection, FrameHandler, Reply
+from tidemill.net.send_queue import FileRange
 
 FRAME_BYTES_MAX = 1_000_000
+Answer = Callable[[Connection, bytes], bool]
 
 
 class Recorder(FrameHandler):
-    """Keeps the frames; ``answer`` says what happens with one."""
+    """Records the frames; ``answer`` handles one frame."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.closed: list[str] = []
         self.crashes: list[BaseException] = []
         self.read_aheads: list[tuple[FileRange, int]] = []
-        self.answer: Callable[[Connection, bytes], bool] = lambda connection, frame: True
+        self.answer: Answer = lambda connection, frame: True
         self.end: Callable[[Connection], None] = lambda connection: None
 
     def on_frame(self, connection: Connection, data: bytes, start: int, end: int) -> bool:
@@ -59,15 +56,13 @@ class Pair:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        ours, self.peer = socket.socketpair()
-        ours.setblocking(False)
-        self.peer.setblocking(False)
+        ours, self.peer = socket_pair()
         self.handler = Recorder()
-        self.connection = Connection(self.loop, ours, self.handler, FRAME_BYTES_MAX, None)
+        self.connection = Connection(self.loop, ours, self.handler, FRAME_BYTES_MAX, peer_of())
         self.connection.start()
 
     def turn(self, until: Callable[[], bool] = lambda: False, turns: int = 20) -> None:
-        """Lets the loop go on until something is true, at most some turns."""
+        """Runs the event loop until a condition is true, for a limited number of iterations."""
         for _ in range(turns):
             if until():
                 return
@@ -94,18 +89,47 @@ def pair() -> Iterator[Pair]:
     made.loop.close()
 
 
-def framed(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
+def echo(connection: Connection, frame: bytes) -> bool:
+    """Responds with the request."""
+    connection.reply_now(frame)
+    return True
 
 
-def test_frames_of_one_receive_arrive_in_order(pair: Pair) -> None:
-    pair.peer.send(framed(b"one") + framed(b"") + framed(b"three"))
+def defer(replies: list[Reply]) -> Answer:
+    """Responds later to the requests "wait", which are added to ``replies``, and to others at once."""
+
+    def answer(connection: Connection, frame: bytes) -> bool:
+        if frame != b"wait":
+            return echo(connection, frame)
+        replies.append(connection.reply_later())
+        return True
+
+    return answer
+
+
+def answer_now(body: bytes) -> Answer:
+    """Responds with this body."""
+    return lambda connection, frame: echo(connection, body)
+
+
+def answer_with(*parts: bytes | FileRange) -> Answer:
+    """Responds with these parts."""
+
+    def answer(connection: Connection, frame: bytes) -> bool:
+        connection.reply_later().complete(list(parts))
+        return True
+
+    return answer
+
+
+def test_frames_from_one_receive_are_delivered_in_order(pair: Pair) -> None:
+    pair.peer.send(framed(b"one", b"", b"three"))
     pair.turn(lambda: len(pair.handler.frames) == 3)
     assert pair.handler.frames == [b"one", b"", b"three"]
 
 
-def test_a_frame_that_comes_byte_by_byte_is_whole(pair: Pair) -> None:
-    for byte in framed(b"slowly") + framed(b"next"):
+def test_a_frame_received_byte_by_byte_is_complete(pair: Pair) -> None:
+    for byte in framed(b"slowly", b"next"):
         pair.peer.send(bytes([byte]))
         pair.turn(turns=1)
     pair.turn(lambda: len(pair.handler.frames) == 2)
@@ -114,7 +138,7 @@ def test_a_frame_that_comes_byte_by_byte_is_whole(pair: Pair) -> None:
 
 def test_a_large_frame_is_joined(pair: Pair) -> None:
     body = bytes(range(256)) * 3000
-    data = memoryview(framed(body) + framed(b"after"))
+    data = memoryview(framed(body, b"after"))
     while data:
         try:
             data = data[pair.peer.send(data) :]
@@ -125,14 +149,14 @@ def test_a_large_frame_is_joined(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, FRAME_BYTES_MAX + 1, 2**31 - 1, -(2**31)])
-def test_a_length_that_is_not_allowed_closes_the_connection(pair: Pair, size: int) -> None:
+def test_an_invalid_length_closes_the_connection(pair: Pair, size: int) -> None:
     pair.peer.send(struct.pack(">i", size))
     pair.turn(lambda: bool(pair.handler.closed))
     assert "socket.request.max.bytes" in pair.handler.closed[0]
     assert str(size) in pair.handler.closed[0]
 
 
-def test_the_end_of_the_peer_in_the_middle_of_a_frame_closes(pair: Pair) -> None:
+def test_a_peer_that_closes_within_a_frame_closes_the_connection(pair: Pair) -> None:
     pair.peer.send(framed(b"never whole")[:-3])
     pair.peer.close()
     pair.turn(lambda: bool(pair.handler.closed))
@@ -140,7 +164,7 @@ def test_the_end_of_the_peer_in_the_middle_of_a_frame_closes(pair: Pair) -> None
     assert pair.handler.frames == []
 
 
-def test_a_crash_in_the_handler_is_reported_and_closes(pair: Pair) -> None:
+def test_a_handler_exception_is_reported_and_closes_the_connection(pair: Pair) -> None:
     def crash(connection: Connection, frame: bytes) -> bool:
         raise ZeroDivisionError
 
@@ -150,18 +174,10 @@ def test_a_crash_in_the_handler_is_reported_and_closes(pair: Pair) -> None:
     assert isinstance(pair.handler.crashes[0], ZeroDivisionError)
 
 
-def test_replies_leave_in_the_order_of_their_requests(pair: Pair) -> None:
+def test_responses_are_sent_in_the_order_of_their_requests(pair: Pair) -> None:
     later: list[Reply] = []
-
-    def answer(connection: Connection, frame: bytes) -> bool:
-        if frame == b"later":
-            later.append(connection.reply_later())
-        else:
-            connection.reply_now(frame)
-        return True
-
-    pair.handler.answer = answer
-    pair.peer.send(b"".join(framed(one) for one in (b"1", b"later", b"2", b"later", b"3")))
+    pair.handler.answer = defer(later)
+    pair.peer.send(framed(b"1", b"wait", b"2", b"wait", b"3"))
     pair.turn(lambda: len(pair.handler.frames) == 5)
     assert pair.receive(1) == b"1"
     later[1].complete([b"B"])
@@ -174,20 +190,11 @@ def test_replies_leave_in_the_order_of_their_requests(pair: Pair) -> None:
         later[0].complete([b"again"])
 
 
-def test_a_request_that_must_wait_is_looked_at_again_after_the_reply(pair: Pair) -> None:
+def test_a_held_request_is_handled_after_the_pending_response(pair: Pair) -> None:
     waiting: list[Reply] = []
-
-    def answer(connection: Connection, frame: bytes) -> bool:
-        if connection.waiting:
-            return False
-        if frame == b"wait":
-            waiting.append(connection.reply_later())
-        else:
-            connection.reply_now(frame)
-        return True
-
-    pair.handler.answer = answer
-    pair.peer.send(framed(b"wait") + framed(b"held") + framed(b"back"))
+    answer = defer(waiting)
+    pair.handler.answer = lambda connection, frame: not connection.waiting and answer(connection, frame)
+    pair.peer.send(framed(b"wait", b"held", b"back"))
     pair.turn(lambda: bool(waiting))
     assert pair.handler.frames == [b"wait"]
     pair.peer.send(framed(b"too"))
@@ -196,7 +203,7 @@ def test_a_request_that_must_wait_is_looked_at_again_after_the_reply(pair: Pair)
     assert pair.receive(12) == b"Wheldbacktoo"
 
 
-def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory(pair: Pair) -> None:
+def test_requests_after_a_held_request_are_not_read_into_memory(pair: Pair) -> None:
     pair.handler.answer = lambda connection, frame: not connection.waiting and bool(connection.reply_later())
     pair.peer.send(framed(b"wait"))
     pair.turn(turns=3)
@@ -207,18 +214,13 @@ def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory(pair: Pair) -
         except BlockingIOError:
             pair.turn(turns=1)
     assert taken < 4_000_000
-    assert pair.connection.held_bytes < 1_000_000
+    assert pair.connection.account.held_bytes < 1_000_000
 
 
-def test_more_waiting_replies_than_allowed_hold_the_rest_back(pair: Pair) -> None:
+def test_too_many_pending_responses_pause_reading(pair: Pair) -> None:
     replies: list[Reply] = []
-
-    def answer(connection: Connection, frame: bytes) -> bool:
-        replies.append(connection.reply_later())
-        return True
-
-    pair.handler.answer = answer
-    pair.peer.send(framed(b"x") * (REPLIES_MAX + 10))
+    pair.handler.answer = defer(replies)
+    pair.peer.send(framed(b"wait") * (REPLIES_MAX + 10))
     pair.turn(turns=5)
     assert len(replies) == REPLIES_MAX
     for reply in list(replies):
@@ -227,103 +229,73 @@ def test_more_waiting_replies_than_allowed_hold_the_rest_back(pair: Pair) -> Non
     assert len(replies) == REPLIES_MAX + 10
 
 
-def test_a_reader_that_does_not_read_stops_being_served(pair: Pair) -> None:
-    block = b"z" * 1_000_000
-
-    def answer(connection: Connection, frame: bytes) -> bool:
-        connection.reply_now(block)
-        return True
-
-    pair.handler.answer = answer
+def test_a_client_that_does_not_read_is_not_served_further(pair: Pair) -> None:
+    pair.handler.answer = answer_now(b"z" * 1_000_000)
     pair.peer.send(framed(b"x") * 50)
     pair.turn(turns=20)
     assert len(pair.handler.frames) < 10
-    assert pair.connection.unsent_bytes < 6_000_000
+    assert pair.connection.account.unsent_bytes < 6_000_000
     assert len(pair.receive(50_000_000)) == 50_000_000
     assert len(pair.handler.frames) == 50
 
 
-def test_ranges_of_files_go_out_between_bytes(pair: Pair, tmp_path: Path) -> None:
+def test_file_ranges_are_sent_between_bytes(pair: Pair, tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     path = tmp_path / "log"
     path.write_bytes(content)
     file = SystemFiles().open(str(path))
     half = len(content) // 2
 
-    def answer(connection: Connection, frame: bytes) -> bool:
-        reply = connection.reply_later()
-        reply.complete(
-            [
-                b"<",
-                FileRange(file, 0, half, False),
-                b"|",
-                FileRange(file, half, len(content) - half, True),
-                b">",
-            ]
-        )
-        return True
-
-    pair.handler.answer = answer
+    first = FileRange(file, 0, half, False, None)
+    second = FileRange(file, half, len(content) - half, True, None)
+    pair.handler.answer = answer_with(b"<", first, b"|", second, b">")
     pair.peer.send(framed(b"x"))
     received = pair.receive(len(content) + 3)
     assert received == b"<" + content[:half] + b"|" + content[half:] + b">"
     file.close()
 
 
-def test_a_range_that_is_not_in_memory_is_read_ahead_first(pair: Pair, tmp_path: Path) -> None:
+def test_an_uncached_range_is_read_ahead_before_it_is_sent(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"q" * 3_000_000)
 
     files = SystemFiles()
     file = files.open(str(path))
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
-    import tidemill.model.ports as ports
+    import tidemill.model.interfaces as ports
 
     class NeverCached(ports.File):
         def is_cached(self, position: int, count: int) -> bool:
-            asked.append((position, count))
+            requested.append((position, count))
             return False
 
         def send_to(self, descriptor: int, position: int, count: int) -> int:
             return int(file.send_to(descriptor, position, count))
 
-    def answer(connection: Connection, frame: bytes) -> bool:
-        connection.reply_later().complete([FileRange(NeverCached(), 0, 3_000_000, True)])
-        return True
-
-    pair.handler.answer = answer
+    pair.handler.answer = answer_with(FileRange(NeverCached(), 0, 3_000_000, True, None))
     pair.peer.send(framed(b"x"))
     assert pair.receive(3_000_000) == b"q" * 3_000_000
     assert [count for _, count in pair.handler.read_aheads] == [1 << 20, 1 << 20, 3_000_000 - (2 << 20)]
     file.close()
 
 
-def test_a_file_that_ended_early_closes_instead_of_hanging(pair: Pair, tmp_path: Path) -> None:
+def test_a_file_shorter_than_its_range_closes_the_connection(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"short")
     file = SystemFiles().open(str(path))
 
-    def answer(connection: Connection, frame: bytes) -> bool:
-        connection.reply_later().complete([FileRange(file, 0, 100, False)])
-        return True
-
-    pair.handler.answer = answer
+    pair.handler.answer = answer_with(FileRange(file, 0, 100, False, None))
     pair.peer.send(framed(b"x"))
     pair.turn(lambda: bool(pair.handler.closed))
     assert "95 bytes before the end" in pair.handler.closed[0]
     file.close()
 
 
-def test_replies_to_a_closed_connection_go_nowhere(pair: Pair) -> None:
+def test_responses_to_a_closed_connection_are_dropped(pair: Pair) -> None:
     replies: list[Reply] = []
-
-    def answer(connection: Connection, frame: bytes) -> bool:
-        replies.append(connection.reply_later())
-        return True
-
-    pair.handler.answer = answer
-    pair.peer.send(framed(b"x"))
+    pair.handler.answer = defer(replies)
+    pair.peer.send(framed(b"wait"))
     pair.turn(lambda: bool(replies))
     pair.peer.close()
     pair.turn(lambda: bool(pair.handler.closed))
@@ -331,20 +303,16 @@ def test_replies_to_a_closed_connection_go_nowhere(pair: Pair) -> None:
     assert pair.handler.closed == ["closed by the peer"]
 
 
-def test_replies_before_a_bad_frame_are_sent_before_the_end(pair: Pair) -> None:
-    def answer(connection: Connection, frame: bytes) -> bool:
-        connection.reply_now(frame)
-        return True
-
-    pair.handler.answer = answer
+def test_responses_before_an_invalid_frame_are_sent_before_the_close(pair: Pair) -> None:
+    pair.handler.answer = echo
     pair.peer.send(framed(b"good") + struct.pack(">i", -1))
     pair.turn(lambda: bool(pair.handler.closed))
     assert pair.receive(4) == b"good"
     assert pair.peer.recv(1) == b""
 
 
-def test_what_a_full_output_held_back_goes_on_although_two_turns_were_needed_to_send_it(pair: Pair) -> None:
-    """The socket takes the rest only at the second attempt of the same call: nobody else looks again."""
+def test_requests_paused_by_a_full_output_continue_after_two_writes(pair: Pair) -> None:
+    """The socket accepts the rest only at the second attempt of the same call. No other event follows."""
 
     class Slow:
         """A socket that is full at every other send."""
@@ -368,14 +336,10 @@ def test_what_a_full_output_held_back_goes_on_although_two_turns_were_needed_to_
         def close(self) -> None:
             self.sock.close()
 
-    def answer(connection: Connection, frame: bytes) -> bool:
-        connection.reply_now(bytes(5_000_000))
-        return True
-
     slow = Slow(pair.connection.sock)
-    pair.connection.sock = slow
-    pair.handler.answer = answer
-    pair.peer.send(framed(b"1") + framed(b"2"))
+    pair.connection.sock = pair.connection.output.sock = slow
+    pair.handler.answer = answer_now(bytes(5_000_000))
+    pair.peer.send(framed(b"1", b"2"))
     pair.turn(lambda: bool(pair.handler.frames))
     assert pair.handler.frames == [b"1"]
     slow.holds = False
@@ -383,22 +347,14 @@ def test_what_a_full_output_held_back_goes_on_although_two_turns_were_needed_to_
     assert pair.handler.frames == [b"1", b"2"]
 
 
-def test_a_peer_that_is_gone_is_let_go_although_its_last_wait_ends_while_its_requests_are_read(
+def test_a_closed_connection_is_released_when_its_last_wait_ends_during_a_read(
     pair: Pair,
 ) -> None:
-    """The first reply finds nobody; what waits is answered for that, in the middle of the same turn."""
+    """The first response fails to be sent; the pending requests are then completed in the same iteration."""
     waiting: list[Reply] = []
-
-    def answer(connection: Connection, frame: bytes) -> bool:
-        if frame == b"wait":
-            waiting.append(connection.reply_later())
-        else:
-            connection.reply_now(frame)
-        return True
-
-    pair.handler.answer = answer
+    pair.handler.answer = defer(waiting)
     pair.handler.end = lambda connection: waiting[0].complete([b"W"])
-    pair.peer.send(framed(b"now") + framed(b"wait"))
+    pair.peer.send(framed(b"now", b"wait"))
     pair.peer.close()
     pair.turn(lambda: bool(pair.handler.closed))
     assert pair.handler.closed == ["send failed: [Errno 32] Broken pipe"]

@@ -1,4 +1,4 @@
-"""Deadlines of waiting requests, on a loop whose time the test drives."""
+"""Deadlines of delayed requests, on an event loop with a clock of the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.net.deadlines import CLEAN_FROM, Deadlines, Waiting
 
 
 class Loop:
-    """As much of an event loop as deadlines use."""
+    """The part of an event loop that deadlines use."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -61,9 +61,18 @@ class Wait(Waiting):
         return self.over
 
 
-def test_each_fires_in_its_time_and_in_order() -> None:
-    loop, fired = Loop(), []
-    deadlines = Deadlines(loop)
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def deadlines(loop: Loop) -> Deadlines:
+    return Deadlines(loop)
+
+
+def test_entries_expire_on_time_and_in_order(loop: Loop, deadlines: Deadlines) -> None:
+    fired: list[str] = []
     for name, delay_ms in (("late", 300), ("early", 100), ("early too", 100)):
         deadlines.add(delay_ms, Wait(name, fired))
     loop.advance(0.05)
@@ -74,32 +83,38 @@ def test_each_fires_in_its_time_and_in_order() -> None:
     assert fired == ["early", "early too", "late"]
 
 
-def test_one_timer_serves_all() -> None:
-    loop = Loop()
-    deadlines = Deadlines(loop)
+def test_one_timer_serves_all_entries(loop: Loop, deadlines: Deadlines) -> None:
     for delay_ms in (500, 400, 600, 100, 900):
         deadlines.add(delay_ms, Wait("", []))
-    assert loop.armed == [100.1]
+    assert loop.armed == [100.101]
 
 
-def test_a_deadline_may_set_another() -> None:
-    loop, fired = Loop(), []
-    deadlines = Deadlines(loop)
+@pytest.mark.parametrize(
+    ("added_ms", "other_ms"),
+    [
+        pytest.param(10, None, id="a callback may add an entry"),
+        pytest.param(30_000, 20, id="an entry added during expiration does not delay the next"),
+    ],
+)
+def test_an_entry_is_added_during_expiration(
+    loop: Loop, deadlines: Deadlines, added_ms: int, other_ms: int | None
+) -> None:
+    fired: list[str] = []
 
-    class Again(Wait):
+    class Adds(Wait):
         def on_deadline(self) -> None:
             super().on_deadline()
-            deadlines.add(10, Wait("second", fired))
+            deadlines.add(added_ms, Wait("added", fired))
 
-    deadlines.add(10, Again("first", fired))
-    loop.advance(0.01)
-    loop.advance(0.01)
-    assert fired == ["first", "second"]
+    deadlines.add(10, Adds("first", fired))
+    if other_ms is not None:
+        deadlines.add(other_ms, Wait("other", fired))
+    loop.advance(0.012)
+    loop.advance(0.012)
+    assert fired == ["first", "added" if other_ms is None else "other"]
 
 
-def test_waits_that_ended_do_not_pile_up_before_far_deadlines() -> None:
-    loop = Loop()
-    deadlines = Deadlines(loop)
+def test_completed_entries_do_not_accumulate_before_distant_deadlines(deadlines: Deadlines) -> None:
     for _ in range(10 * CLEAN_FROM):
         wait = Wait("", [])
         deadlines.add(2**31 - 1, wait)
@@ -107,35 +122,15 @@ def test_waits_that_ended_do_not_pile_up_before_far_deadlines() -> None:
     assert len(deadlines) <= CLEAN_FROM + 1
 
 
-def test_nobody_is_called_after_the_end() -> None:
-    loop, fired = Loop(), []
-    deadlines = Deadlines(loop)
+def test_no_callback_runs_after_close(loop: Loop, deadlines: Deadlines) -> None:
+    fired: list[str] = []
     deadlines.add(10, Wait("x", fired))
     deadlines.close()
     loop.advance(1)
     assert fired == []
 
 
-def test_an_entry_that_is_added_while_others_fire_does_not_hold_back_the_next() -> None:
-    loop = Loop()
-    deadlines = Deadlines(loop)
-    fired: list[str] = []
-
-    class Adds(Wait):
-        def on_deadline(self) -> None:
-            super().on_deadline()
-            deadlines.add(30_000, Wait("much later", fired))
-
-    deadlines.add(100, Adds("first", fired))
-    deadlines.add(1000, Wait("second", fired))
-    loop.advance(0.2)
-    loop.advance(1.0)
-    assert fired == ["first", "second"]
-
-
-def test_an_entry_that_raises_does_not_cost_the_others_their_deadlines() -> None:
-    loop = Loop()
-    deadlines = Deadlines(loop)
+def test_a_failing_callback_does_not_affect_other_entries(loop: Loop, deadlines: Deadlines) -> None:
     fired: list[str] = []
 
     class Breaks(Wait):
@@ -147,14 +142,14 @@ def test_an_entry_that_raises_does_not_cost_the_others_their_deadlines() -> None
     deadlines.add(500, Wait("later", fired))
     with pytest.raises(ZeroDivisionError):
         loop.advance(0.2)
-    loop.advance(0)
+    loop.advance(0.002)
     assert fired == ["beside it"]
     loop.advance(0.4)
     assert fired == ["beside it", "later"]
 
 
 def collections_of_waits_that_end() -> int:
-    """How often the collector looks at its youngest while 20,000 wait and are done with at once."""
+    """Returns the collections of the youngest generation while 20,000 entries are added and completed."""
     deadlines = Deadlines(Loop())
     gc.collect()
     before = gc.get_stats()[0]["collections"]
@@ -168,6 +163,6 @@ def collections_of_waits_that_end() -> int:
     return found
 
 
-def test_what_was_answered_goes_before_the_collector_looks_for_garbage() -> None:
-    # Other threads of the process may make some as well.
+def test_completed_entries_are_released_without_the_garbage_collector() -> None:
+    # Other threads of the process may cause some as well.
     assert min(collections_of_waits_that_end() for _ in range(5)) < 10

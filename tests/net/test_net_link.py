@@ -1,4 +1,4 @@
-"""Connections from broker to broker, to a real broker and to peers that misbehave."""
+"""Connections between brokers, to a real broker and to misbehaving peers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tidemill.net.link import FRAME_BYTES_MAX, Link, LinkBroken, LinkError, LinkRefused, LinkTimeout
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.codec import decode
 from tidemill.wire.header import encode_response, parse_request_header
 from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidemill.wire.messages.metadata import (
@@ -20,7 +21,6 @@ from tidemill.wire.messages.metadata import (
     MetadataResponse,
     MetadataResponseTopic,
 )
-from tidemill.wire.schema import decode
 
 PATIENCE_S = 10.0
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -32,7 +32,7 @@ def versions(correlation_id: int) -> bytes:
 
 
 async def peer(answer: Answer) -> asyncio.Server:
-    """A server that tells its versions, and treats every other request as ``answer`` does."""
+    """A server that responds to ApiVersions, and passes other requests to ``answer``."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -71,6 +71,15 @@ def with_peer(answer: Answer, test: Callable[[Link], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
+async def ask(link: Link, timeout_s: float = PATIENCE_S) -> MetadataResponse:
+    """Requests the metadata of no topic."""
+    return await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), timeout_s)
+
+
+async def silent(frame: bytes, writer: asyncio.StreamWriter) -> None:
+    """Never responds."""
+
+
 def test_a_real_broker_answers_many_requests_at_once(tidemill_session_broker: Broker) -> None:
     async def run() -> None:
         host, port = tidemill_session_broker.bootstrap.rsplit(":", 1)
@@ -79,7 +88,7 @@ def test_a_real_broker_answers_many_requests_at_once(tidemill_session_broker: Br
         asks = [link.ask(ApiKey.METADATA, version, MetadataRequest(topics=[]), PATIENCE_S) for _ in range(50)]
         for answer in await asyncio.gather(*asks):
             assert len(answer.brokers) == 1
-        with pytest.raises(LinkError, match="serves versions"):
+        with pytest.raises(LinkError, match="this broker supports 99 to 100"):
             link.version_of(ApiKey.METADATA, 99, 100)
         link.close("done")
         with pytest.raises(LinkError, match="done"):
@@ -89,11 +98,11 @@ def test_a_real_broker_answers_many_requests_at_once(tidemill_session_broker: Br
     asyncio.run(run())
 
 
-def test_nobody_there_is_told_from_no_answer() -> None:
+def test_a_refused_connection_is_distinguished_from_a_timeout() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-            # It takes connections, in the system's queue, and never answers.
+            # The system queues its connections, and it never responds.
             with pytest.raises(LinkTimeout, match=r"broker 7 at 127\.0\.0\.1"):
                 await Link.open(7, "127.0.0.1", port, "test", 0.2)
         with pytest.raises(LinkRefused, match="refuses connections"):
@@ -104,14 +113,14 @@ def test_nobody_there_is_told_from_no_answer() -> None:
     asyncio.run(run())
 
 
-def test_a_peer_that_closes_fails_all_who_wait() -> None:
+def test_a_peer_that_closes_fails_all_pending_requests() -> None:
     async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
     async def test(link: Link) -> None:
         reasons: list[str] = []
         link.on_close = reasons.append
-        asks = [link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S) for _ in range(3)]
+        asks = [ask(link) for _ in range(3)]
         for result in await asyncio.gather(*asks, return_exceptions=True):
             assert isinstance(result, LinkError)
         assert len(reasons) == 1
@@ -121,14 +130,14 @@ def test_a_peer_that_closes_fails_all_who_wait() -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Ends the connection as the system does for a process that was killed with bytes unread."""
+    """Closes the connection as the system does for a killed process with unread bytes."""
     peer: socket.socket = writer.get_extra_info("socket")
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
 @pytest.mark.parametrize("ends", [asyncio.StreamWriter.close, _reset])
-def test_a_link_that_its_peer_closes_or_resets_says_so(ends: Callable[[asyncio.StreamWriter], None]) -> None:
+def test_the_error_names_a_close_or_reset_by_the_peer(ends: Callable[[asyncio.StreamWriter], None]) -> None:
     async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
         ends(writer)
 
@@ -137,28 +146,25 @@ def test_a_link_that_its_peer_closes_or_resets_says_so(ends: Callable[[asyncio.S
         link.on_broken = lambda: told.append("broken")
         link.on_close = lambda reason: told.append("closed")
         with pytest.raises(LinkError):
-            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+            await ask(link)
         assert told == ["broken", "closed"]
 
     with_peer(close, test)
 
 
-def test_a_peer_that_is_slow_or_not_needed_any_more_has_broken_nothing() -> None:
-    async def nothing(frame: bytes, writer: asyncio.StreamWriter) -> None:
-        pass
-
+def test_a_timeout_is_not_reported_as_a_broken_link() -> None:
     async def test(link: Link) -> None:
         told: list[str] = []
         link.on_broken = lambda: told.append("broken")
         with pytest.raises(LinkTimeout):
-            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), 0.05)
+            await ask(link, 0.05)
         assert link.closed
         assert told == []
 
-    with_peer(nothing, test)
+    with_peer(silent, test)
 
 
-def test_a_peer_that_takes_a_connection_and_ends_it_is_no_slow_one() -> None:
+def test_a_peer_that_closes_a_new_connection_is_not_a_timeout() -> None:
     async def run() -> None:
         async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
@@ -174,26 +180,26 @@ def test_a_peer_that_takes_a_connection_and_ends_it_is_no_slow_one() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (struct.pack(">i", 3) + b"abc", "an answer of 3 bytes"),
-        (struct.pack(">i", -1), "an answer of -1 bytes"),
-        (struct.pack(">i", FRAME_BYTES_MAX + 1), "an answer of"),
+        (struct.pack(">i", 3) + b"abc", "a response of 3 bytes"),
+        (struct.pack(">i", -1), "a response of -1 bytes"),
+        (struct.pack(">i", FRAME_BYTES_MAX + 1), "a response of"),
         (struct.pack(">ii", 4, 99), "answer|Response|ends"),
         (struct.pack(">i", 300) + b"\x00" * 300, "MetadataResponse v12"),
     ],
 )
-def test_garbage_ends_the_link_with_its_reason(data: bytes, text: str) -> None:
+def test_invalid_bytes_close_the_link_with_a_reason(data: bytes, text: str) -> None:
     async def garbage(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
 
     async def test(link: Link) -> None:
         with pytest.raises(LinkError, match=text):
-            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+            await ask(link)
         assert link.closed
 
     with_peer(garbage, test)
 
 
-def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
+def test_an_unexpected_response_closes_the_link() -> None:
     async def twice(frame: bytes, writer: asyncio.StreamWriter) -> None:
         correlation_id = parse_request_header(frame).correlation_id
         writer.write(versions(correlation_id) * 2)
@@ -202,15 +208,15 @@ def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
         ended = asyncio.get_running_loop().create_future()
         link.on_close = ended.set_result
         with pytest.raises(LinkError):
-            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+            await ask(link)
         assert await ended
 
     with_peer(twice, test)
 
 
 @pytest.mark.parametrize("size", [200 * 1024 * 1024, FRAME_BYTES_MAX])
-def test_a_large_promise_takes_no_memory(size: int) -> None:
-    """Where brokers take requests of more than 100 MiB, a follower gets batches of that size."""
+def test_a_large_announced_size_allocates_no_memory(size: int) -> None:
+    """A broker that accepts requests over 100 MiB sends batches of that size to followers."""
 
     async def promise(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack(">i", size) + b"\x00" * 10)
@@ -218,13 +224,13 @@ def test_a_large_promise_takes_no_memory(size: int) -> None:
 
     async def test(link: Link) -> None:
         with pytest.raises(LinkTimeout):
-            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), 0.2)
-        assert link.closed == "no answer within 0.2 s"
+            await ask(link, 0.2)
+        assert link.closed == "no response within 0.2 s"
 
     with_peer(promise, test)
 
 
-def test_requests_that_the_peer_does_not_read_are_kept_and_sent_later() -> None:
+def test_unread_requests_are_buffered_and_sent_later() -> None:
     go_on = asyncio.Event()
     seen: list[int] = []
 
@@ -251,23 +257,23 @@ def test_requests_that_the_peer_does_not_read_are_kept_and_sent_later() -> None:
 
 
 class Post:
-    """Asks for versions without messages."""
+    """Requests the versions without the message classes."""
 
     def __init__(self) -> None:
         self.answers: list[bytes] = []
         self.closed = ""
-        self.told = asyncio.Event()
+        self.done = asyncio.Event()
 
     def on_answer(self, data: bytes, start: int, end: int) -> None:
         self.answers.append(data[start:end])
-        self.told.set()
+        self.done.set()
 
     def on_link_closed(self, reason: str) -> None:
         self.closed = reason
-        self.told.set()
+        self.done.set()
 
 
-def test_what_is_posted_is_answered_among_what_is_asked() -> None:
+def test_posted_and_asked_requests_share_a_link() -> None:
     size = 300_000
     body = bytes(range(256)) * (size // 256)
 
@@ -287,8 +293,7 @@ def test_what_is_posted_is_answered_among_what_is_asked() -> None:
         post = Post()
         for _ in range(3):
             link.post(ApiKey.METADATA, 9, b"body", post, PATIENCE_S)
-        message = MetadataRequest(topics=[])
-        assert (await link.ask(ApiKey.METADATA, 12, message, PATIENCE_S)).topics == []
+        assert (await ask(link)).topics == []
         assert post.answers == [body] * 3
         link.close("enough")
         link.post(ApiKey.METADATA, 9, b"body", post, PATIENCE_S)
@@ -297,17 +302,14 @@ def test_what_is_posted_is_answered_among_what_is_asked() -> None:
     with_peer(answer, test)
 
 
-def test_a_post_that_is_not_answered_in_time_ends_the_link() -> None:
-    async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
-        pass
-
+def test_a_posted_request_that_times_out_closes_the_link() -> None:
     async def test(link: Link) -> None:
         post = Post()
         link.post(ApiKey.METADATA, 9, b"", post, 0.02)
-        await post.told.wait()
-        assert post.closed == link.closed == "no answer has come in time"
+        await post.done.wait()
+        assert post.closed == link.closed == "no response in time"
 
-    with_peer(answer, test)
+    with_peer(silent, test)
 
 
 async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
@@ -316,18 +318,18 @@ async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
     writer.write(encode_response(ApiKey.METADATA, header.api_version, header.correlation_id, empty))
 
 
-def test_a_request_that_cannot_be_encoded_leaves_the_others_their_answers() -> None:
+def test_an_encoding_error_does_not_affect_other_requests() -> None:
     async def test(link: Link) -> None:
         with pytest.raises(AttributeError):
             await link.ask(ApiKey.METADATA, 12, object(), PATIENCE_S)
-        answer = await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        answer = await ask(link)
         assert answer.brokers == []
 
     with_peer(_metadata, test)
 
 
 def _large(cut: int = 0) -> Answer:
-    """Answers with as many topics as the request has; without the last ``cut`` bytes."""
+    """Responds with as many topics as requested, without the last ``cut`` bytes."""
 
     async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
         header = parse_request_header(frame)
@@ -351,23 +353,23 @@ NAMES = [f"t{number}" for number in range(5000)]
 MANY = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in NAMES])
 
 
-def test_what_asks_of_thousands_and_its_answer_leave_the_loop_to_others() -> None:
+def test_large_requests_and_responses_do_not_block_the_event_loop() -> None:
     async def test(link: Link) -> None:
         asking = asyncio.ensure_future(link.ask(ApiKey.METADATA, 12, MANY, PATIENCE_S))
         began = 0
-        while link._correlation_id == 1 and not asking.done():  # ApiVersions was the first.
+        while link._correlation_id == 1 and not asking.done():  # The first request was ApiVersions.
             began += 1
             await asyncio.sleep(0)
         assert began >= len(NAMES) // 1000
-        # One that comes after it has its own answer.
-        few = await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        # A later request gets its own response.
+        few = await ask(link)
         assert few.topics == []
         assert [one.name for one in (await asking).topics] == NAMES
 
     with_peer(_large(), test)
 
 
-def test_a_large_answer_that_is_cut_short_ends_the_link_with_its_reason() -> None:
+def test_a_truncated_large_response_closes_the_link_with_a_reason() -> None:
     async def test(link: Link) -> None:
         with pytest.raises(LinkError, match="MetadataResponse"):
             await link.ask(ApiKey.METADATA, 12, MANY, PATIENCE_S)
@@ -376,13 +378,13 @@ def test_a_large_answer_that_is_cut_short_ends_the_link_with_its_reason() -> Non
     with_peer(_large(cut=7), test)
 
 
-def test_a_fault_of_ours_in_an_answer_ends_the_link_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_in_a_response_fails_all_pending_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(link: Link) -> None:
         def fault(*arguments: object) -> None:
             raise KeyError("odd")
 
         monkeypatch.setattr("tidemill.net.link.decode_response", fault)
-        asks = [link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), 10 * PATIENCE_S) for _ in range(2)]
+        asks = [ask(link, 10 * PATIENCE_S) for _ in range(2)]
         told = await asyncio.gather(*asks, return_exceptions=True)
         assert [type(one) for one in told] == [LinkError, LinkError]
         assert all("KeyError('odd')" in str(one) for one in told)
@@ -390,12 +392,12 @@ def test_a_fault_of_ours_in_an_answer_ends_the_link_for_everybody(monkeypatch: p
     with_peer(_metadata, test)
 
 
-def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_to_itself_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
 
     class Bound(socket.socket):
-        """Gets the port that it connects to, as any that the system chooses may once in a while."""
+        """The client port equals the server port, which the system may choose at times."""
 
         def __init__(self, *arguments: int) -> None:
             super().__init__(*arguments)
@@ -412,18 +414,15 @@ def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
-def test_a_link_does_not_wait_long_for_a_host_that_acknowledges_nothing() -> None:
-    """TCP alone asks ever more rarely: after a cut of ten seconds the next packet may be as far away."""
+def test_a_link_gives_up_on_a_host_that_acknowledges_no_bytes() -> None:
+    """TCP retransmits at growing intervals.
 
-    async def run() -> None:
-        async def silent(frame: bytes, writer: asyncio.StreamWriter) -> None:
-            pass
+    After ten seconds without network the next packet may take as long.
+    """
 
-        async with await peer(silent) as server:
-            link = await linked(server)
-            assert link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
-            assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
-            link.close("the test is over")
+    async def test(link: Link) -> None:
+        assert link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+        assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
 
-    asyncio.run(run())
+    with_peer(silent, test)

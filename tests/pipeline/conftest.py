@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings are errors, but for the sockets of ``collect()``, which PySpark closes from 4.2 on."""
+    """Warnings are errors, except for the sockets of ``collect()``, which PySpark closes from 4.2 on."""
     ours = [item for item in items if HERE in item.path.parents]
     if not ours:
         return
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Cluster:
-    """The cluster under test, with short words for what tests do to it."""
+    """The cluster under test, and the operations of tests on it."""
 
     def __init__(self, bootstrap: str) -> None:
         from confluent_kafka.admin import AdminClient
@@ -52,23 +52,25 @@ class Cluster:
     def _new_producer(self) -> Any:
         from confluent_kafka import Producer
 
-        # One request at a time: what is sent again after an error stays before what came later.
+        # One request at a time: a retried message stays before later messages.
         settings = {"linger.ms": 5, "log_level": 0, "max.in.flight.requests.per.connection": 1}
         return Producer({"bootstrap.servers": self.bootstrap, **settings})
 
     def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
-        """Makes a topic that keeps records of any age; waits until it is there."""
+        """Creates a topic that keeps records of any age, and waits for it."""
         from confluent_kafka.admin import NewTopic
 
         name = name or f"spark-{uuid.uuid4().hex[:12]}"
-        # Records of 2013 would be gone at the first check of the default retention.
+        # The default retention would delete records of 2013 at its first check.
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         made = self.admin.create_topics([NewTopic(name, partitions, config=settings)], operation_timeout=10)
         made[name].result(20)
         return name
 
     def produce(self, topic: str, count: int, partition: int = 0, *, start: int = 0, **more: Any) -> None:
-        """Sends ``count`` messages: value ``b"0"``, ``b"1"`` ... from ``start``; all are acknowledged."""
+        """Sends ``count`` messages: value ``b"0"``, ``b"1"`` ... from ``start``; waits for all
+        acknowledgements.
+        """
         for number in range(start, start + count):
             self.producer.produce(topic, str(number).encode(), partition=partition, **more)
         assert self.producer.flush(20) == 0
@@ -78,7 +80,9 @@ class Cluster:
         assert self.producer.flush(20) == 0
 
     def delete(self, topic: str) -> None:
-        """Deletes a topic. A producer that has written to it asks for it again, and it would be made anew."""
+        """Deletes a topic. A producer that has written to it would request its metadata, which would recreate
+        it.
+        """
         self.producer = self._new_producer()
         self.admin.delete_topics([topic], operation_timeout=10)[topic].result(20)
 
@@ -100,7 +104,7 @@ class Cluster:
             pass
 
     def consume(self, topic: str, count: int) -> list[Any]:
-        """The first ``count`` messages of a topic, as confluent-kafka has them."""
+        """Returns the first ``count`` messages of a topic, read with confluent-kafka."""
         from confluent_kafka import Consumer
 
         consumer = Consumer(
@@ -123,7 +127,7 @@ class Cluster:
         return found
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """What the group has committed."""
+        """Returns the committed offsets of a group."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         request = ConsumerGroupTopicPartitions(group)
@@ -132,7 +136,7 @@ class Cluster:
 
 
 class Lab:
-    """Spark on that cluster."""
+    """Spark with that cluster."""
 
     def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path) -> None:
         self.spark = spark
@@ -165,7 +169,7 @@ class Lab:
         return writer.trigger(availableNow=True).start() if now else writer.start()
 
     def run(self, topic: str, **options: Any) -> list[int]:
-        """Runs a stream to the present end; rows of each of its micro-batches."""
+        """Runs a stream to the current end; returns the rows of each micro-batch."""
         batches: list[int] = []
         idle = 0
         while True:
@@ -174,12 +178,13 @@ class Lab:
             done = [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
             batches += done
             idle = 0 if done else idle + 1
-            # Before 4.2 such a query ends after one micro-batch, be it the one that a crash left behind.
+            # Before 4.2 such a query ends after one micro-batch, even if it is the one that a crash left
+            # unfinished.
             if self.admission or idle == 2:
                 return batches
 
     def places(self) -> list[tuple[str, int, int]]:
-        """Topic, partition and offset of every row that was loaded, sorted."""
+        """Returns topic, partition and offset of every loaded row, sorted."""
         rows = self.spark.read.parquet(str(self.output)).select("topic", "partition", "offset").collect()
         return sorted((row[0], row[1], row[2]) for row in rows)
 
@@ -202,7 +207,7 @@ def spark() -> Iterator[SparkSession]:
     from tidemill.pipeline.jobs.session import local_session
 
     jars = os.environ.get("TIDEMILL_SPARK_CONNECTOR_JARS")
-    # Python workers inherit "warnings are errors" from here.
+    # Python workers inherit the setting that warnings are errors.
     session = local_session(
         "tidemill tests",
         master="local[2]",

@@ -19,7 +19,7 @@ from tidemill.pipeline.jobs.session import local_session
 
 
 class KilledAtFiles(SystemFiles):
-    """The system's files, with one call that ends the process group."""
+    """The system's files, with one call that kills the process group."""
 
     def __init__(self, operation: str, part: str, number: int) -> None:
         self.operation = operation
@@ -27,7 +27,7 @@ class KilledAtFiles(SystemFiles):
         self.left = number
 
     def step(self, operation: str, paths: tuple[Any, ...]) -> None:
-        """Before every call of an operation that a kill may come before."""
+        """Called before every operation that a kill may precede."""
         if operation == self.operation and any(self.part in str(path) for path in paths):
             self.left -= 1
             if self.left == 0:
@@ -47,7 +47,7 @@ for _name in ("replace", "rename", "remove", "sync_directory", "make_directory")
 
 
 def main(bootstrap: str, topic: str, folder: str, operation: str, part: str, number: str) -> None:
-    """Loads the topic, as far as it comes."""
+    """Loads the topic until the kill."""
     files = KilledAtFiles(operation, part, int(number))
     load_module.SystemFiles = lambda: files  # type: ignore[assignment, misc]
     if operation == "commit":

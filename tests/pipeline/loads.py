@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from tidemill.log.files import SystemFiles
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.table_folder import Written, open_table
 
@@ -26,13 +26,13 @@ DATES = ("2013-01-01", "2013-01-02")
 
 
 class KilledFiles(SystemFiles):
-    """The system's files; the process kills itself before the change of number ``left``."""
+    """The system's files; the process kills itself before change number ``left``."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def step(self) -> None:
-        """Before every change."""
+        """Called before every change."""
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,10 +51,10 @@ for _name in CHANGES:
 
 
 class Loader:
-    """What Spark does, as far as the disk shows it: plan, load, commit; and again after a crash.
+    """Imitates Spark's changes of the disk: plan, load, commit; and again after a crash.
 
-    A micro-batch has the numbers from the end of the batch before to an end that is planned anew when its
-    plan is lost. ``stage`` writes numbers into a staged file, ``rows_of`` counts those of one.
+    A micro-batch has the numbers from the end of the previous batch to an end that is planned again if its
+    plan is lost. ``stage`` writes numbers into a staged file, ``rows_of`` counts the numbers of a file.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Loader:
         self._random = random
 
     def run(self, messages: int) -> None:
-        """Loads what is not loaded yet of the numbers below ``messages``."""
+        """Loads the numbers below ``messages`` that are not loaded yet."""
         files = self.files
         table = open_table(files, self.output, self.checkpoint, self._rows_of)
         try:
@@ -128,7 +128,7 @@ class Loader:
 
 
 def stage_parquet(path: str, numbers: list[int]) -> None:
-    """A staged file as Spark writes it."""
+    """Writes a staged file as Spark does."""
     import pyarrow
     import pyarrow.parquet
 
@@ -136,28 +136,28 @@ def stage_parquet(path: str, numbers: list[int]) -> None:
 
 
 def rows_of_parquet(path: str) -> int:
-    """As the load counts them."""
+    """Counts rows as the load does."""
     from tidemill.pipeline.jobs.table_folder import rows_of_parquet
 
     return rows_of_parquet(path)
 
 
 def read_with_pandas(folder: Path, column: str) -> list[int]:
-    """A column of a table, sorted."""
+    """Returns a column of a table, sorted."""
     import pandas
 
     return sorted(pandas.read_parquet(folder)[column])
 
 
 def read_with_arrow(folder: Path, column: str) -> list[int]:
-    """A column of a table, sorted."""
+    """Returns a column of a table, sorted."""
     import pyarrow.dataset
 
     return sorted(pyarrow.dataset.dataset(folder, partitioning="hive").to_table()[column].to_pylist())
 
 
 def read_with_duckdb(folder: Path, column: str) -> list[int]:
-    """A column of a table, sorted; every Parquet file below the folder is read."""
+    """Returns a column of a table, sorted; reads every Parquet file below the folder."""
     import duckdb
 
     with duckdb.connect() as connection:
@@ -171,7 +171,7 @@ READERS = {"pandas": read_with_pandas, "arrow": read_with_arrow, "duckdb": read_
 
 
 def main(folder: str, messages: int, left: int) -> None:
-    """Loads, and is killed before the change of number ``left``."""
+    """Loads, until the kill before change number ``left``."""
     files = KilledFiles(left)
     Loader(files, folder, stage_parquet, rows_of_parquet, files.step).run(messages)
 

@@ -1,4 +1,4 @@
-"""The demo's parts that need no Spark, against the real files."""
+"""The parts of the demo without Spark, with the real files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.client.partitioners import murmur2_partition
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.demo.broker import DemoBroker
 from tidemill.pipeline.demo.checks import Check, flights_without_weather, months_of_file
-from tidemill.pipeline.demo.directory import MARKER, UnderWay, claimed
+from tidemill.pipeline.demo.directory import MARKER, UnderWay, locked_directory
 from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, WEATHER, expected_rows, messages, value_of
 from tidemill.pipeline.demo.plots import delay_by_hour_and_carrier
 from tidemill.pipeline.demo.publish import Published, publish_topic
@@ -99,29 +99,29 @@ def test_a_publication_that_is_refused_fails() -> None:
             publish_topic(broker.bootstrap, FLIGHTS, "small", lambda count: None, 10)
 
 
-def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_emptied(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("words")
     with pytest.raises(ConfigError, match="will not remove"):
-        claimed(mine).__enter__()
+        locked_directory(mine).__enter__()
     assert (mine / "thesis.txt").exists()
 
 
 def test_an_earlier_run_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    with claimed(folder):
+    with locked_directory(folder):
         assert (folder / MARKER).exists()
         (folder / "old").write_text("x")
         (folder / "tree").mkdir()
-    with claimed(folder):
+    with locked_directory(folder):
         assert [path.name for path in folder.iterdir()] == [MARKER]
 
 
-def test_a_second_run_leaves_the_first_alone(tmp_path: Path) -> None:
-    """Broker and folder of a run that is under way look as those of one that was killed."""
+def test_a_second_run_does_not_affect_the_first(tmp_path: Path) -> None:
+    """Broker and folder of a running demo look like those of a killed demo."""
     folder = tmp_path / "demo"
-    with claimed(folder):
+    with locked_directory(folder):
         broker = DemoBroker(folder)
         broker.start()
         try:
@@ -132,40 +132,40 @@ def test_a_second_run_leaves_the_first_alone(tmp_path: Path) -> None:
                 check=False,
             )
             assert again.returncode == 1
-            said = f"tidemill: another make run (pid {os.getpid()}) is under way in {folder}: wait"
+            said = f"tidemill: another make run (pid {os.getpid()}) is running in {folder}: wait"
             assert again.stderr.startswith(said)
             assert again.stderr.count("\n") == 1
             with pytest.raises(UnderWay):
-                claimed(folder).__enter__()
+                locked_directory(folder).__enter__()
         finally:
             assert broker.stop() == 0
-    with claimed(folder):
+    with locked_directory(folder):
         assert not broker.log_path.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"cannot write to .*: Not a directory\): give another folder"):
-        claimed(tmp_path / "file" / "demo").__enter__()
+    with pytest.raises(ConfigError, match=r"cannot write to .*: Not a directory\): set another folder"):
+        locked_directory(tmp_path / "file" / "demo").__enter__()
 
 
 def test_the_broker_of_a_demo_that_was_killed_is_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    with claimed(folder):
+    with locked_directory(folder):
         broker = DemoBroker(folder)
         broker.start()
-    with claimed(folder):
-        assert broker.stop() == 0  # it had ended already: of itself, it would be killed by a number
+    with locked_directory(folder):
+        assert broker.stop() == 0  # The process has ended already; otherwise it would be killed by its id.
 
 
 def start_demo(folder: Path) -> subprocess.Popen[str]:
-    """A demo's process with a broker and a command that never ends; it says their numbers."""
+    """Starts a demo process with a broker and an endless command; it prints their process ids."""
     program = (
         "import subprocess, sys, time\n"
         "from pathlib import Path\n"
         "from tidemill.pipeline.demo import __main__ as demo, broker, directory\n"
         "def run(folder, bootstrap, limit):\n"
-        "    with directory.claimed(folder):\n"
+        "    with directory.locked_directory(folder):\n"
         "        server = broker.DemoBroker(folder)\n"
         "        server.start()\n"
         "        log = (folder / 'load.log').open('wb')\n"
@@ -190,7 +190,7 @@ def start_demo(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_ended_demo_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "demo"
     demo = start_demo(folder)
     assert demo.stdout is not None
@@ -205,11 +205,11 @@ def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: sign
     while left := [pid for pid in numbers if alive(pid)]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.02)
-    assert "stopped; what was acknowledged is on the disk" in (folder / "broker.log").read_text()
+    assert "stopped; all acknowledged records are on disk" in (folder / "broker.log").read_text()
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended, and that nobody waited for, does not."""
+    """Whether the process runs; False for a zombie."""
     shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
 
@@ -229,7 +229,7 @@ def test_without_a_terminal_a_step_is_a_line() -> None:
     ]
 
 
-def test_page_and_terminal_tell_the_same(tmp_path: Path) -> None:
+def test_page_and_terminal_have_the_same_figures(tmp_path: Path) -> None:
     published = Published("t", 10, 1000)
     results = Results(seconds=137.6, checks=[Check("one", "1", "1", True)])
     results.topics = {topic: Loaded(published, {0: (0, 10)}) for topic in (FLIGHTS, WEATHER)}
@@ -248,11 +248,11 @@ def test_a_delay_of_almost_nothing_has_no_sign() -> None:
     assert ">-0</text>" not in svg
 
 
-def test_the_files_of_a_table_are_counted_with_those_that_were_staged_in_vain(tmp_path: Path) -> None:
+def test_the_files_of_a_table_include_the_discarded_staged_files(tmp_path: Path) -> None:
     folder = tmp_path / "event_date=2013-01-01"
     folder.mkdir()
     (tmp_path / "_tidemill").mkdir()
     (tmp_path / "_tidemill" / "manifest.json").write_text("{}")
     for name in ("a.parquet", "b.parquet"):
         (folder / name).write_text("0123456789")
-    assert files_of(tmp_path, 7) == Files(folders=1, count=2, size_bytes=20, in_vain=7)
+    assert files_of(tmp_path, 7) == Files(folders=1, count=2, size_bytes=20, discarded=7)

@@ -1,4 +1,4 @@
-"""Java for Spark: which one is taken, what is wrong with it, and what is said or done about that."""
+"""Java for Spark: which Java is used, its problems, and the advice or installation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.pipeline import java
 
 
 def make_java(folder: Path, text: str, code: int = 0) -> Path:
-    """A ``bin/java`` that tells its version, as Java does on standard error."""
+    """Creates a ``bin/java`` that prints its version, as Java does on standard error."""
     command = folder / "bin" / "java"
     command.parent.mkdir(parents=True)
     command.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {code}\n")
@@ -42,7 +42,7 @@ def test_the_version_of_java_is_its_major_one(tmp_path: Path, text: str, code: i
     assert java.java_version(str(tmp_path / "nothing")) is None
 
 
-def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_overrides_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = make_java(tmp_path / "new", 'openjdk version "17.0.1"')
     old = make_java(tmp_path / "old", 'openjdk version "16.0.2"')
     monkeypatch.setenv("PATH", f"{old.parent}:/bin:/usr/bin")
@@ -61,9 +61,7 @@ def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.Monk
         java.require_java()
 
 
-def test_java_that_is_not_there_or_does_not_run_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_or_failing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert java.problem_with_java() == "there is no java on the PATH"
@@ -79,7 +77,7 @@ def test_java_of_homebrew_is_used_where_no_other_is_fit(
     make_java(home, 'openjdk version "17.0.9"')
     monkeypatch.setattr(java, "BREW_PREFIXES", (str(tmp_path / "other"), str(tmp_path)))
     monkeypatch.setenv("PATH", str(tmp_path))
-    # Set for the test first, so that what is set by the function goes with it.
+    # Set for the test first, so that the function's change is undone after the test.
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.delenv("JAVA_HOME")
     assert java.problem_with_java() is None

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_gro
 
 
 def messages(spark: Any, *rows: tuple[str | bytes | None, datetime | None]) -> Any:
-    """Rows in the shape of the source."""
+    """Returns rows with the columns of the source."""
     values = [
         (None, value.encode() if isinstance(value, str) else value, "t", 0, offset, moment, 0)
         for offset, (value, moment) in enumerate(rows)
@@ -28,7 +28,7 @@ def messages(spark: Any, *rows: tuple[str | bytes | None, datetime | None]) -> A
     return spark.createDataFrame(values, schema)
 
 
-def test_values_are_taken_apart_and_what_is_no_json_is_kept(spark: Any) -> None:
+def test_values_are_parsed_and_invalid_json_is_kept(spark: Any) -> None:
     from tidemill.pipeline.jobs.transforms import parsed
 
     frame = messages(
@@ -60,9 +60,7 @@ RAW = [
 """Values that Spark takes, and drops a part of, or makes unreadable for others."""
 
 
-def test_what_fields_do_not_hold_stays_whole_is_counted_and_can_be_read_by_others(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_incompletely_represented_values_are_kept_counted_and_readable(spark: Any, tmp_path: Path) -> None:
     from collections import Counter
 
     import loads
@@ -88,14 +86,14 @@ def test_what_fields_do_not_hold_stays_whole_is_counted_and_can_be_read_by_other
         *[code for _, code in RAW],
     ]
     assert list(read.n[:2].fillna(0)) == [7, 0]
-    # What is no JSON has no fields: nobody can say which of two objects is meant.
+    # Text that is not JSON has no fields: either of two objects could be meant.
     assert read.n[read.raw_reason.fillna("").str.startswith("trailing")].isna().all()
     assert list(read.n[read.raw_reason.fillna("").str.startswith("duplicate")]) == [2]
     for reader in (loads.read_with_arrow, loads.read_with_duckdb):
         assert reader(tmp_path / "out", "kafka_offset") == list(range(len(RAW) + 2))
 
 
-def test_an_event_time_that_is_no_moment_gives_a_row_without_a_date(spark: Any) -> None:
+def test_an_invalid_event_time_results_in_a_null_date(spark: Any) -> None:
     from tidemill.pipeline.jobs.transforms import parsed, with_event_date
 
     frame = messages(spark, ('{"at":"2013-01-01T12:00:00Z"}', None), ('{"at":"soon"}', None))
@@ -104,7 +102,7 @@ def test_an_event_time_that_is_no_moment_gives_a_row_without_a_date(spark: Any) 
 
 
 @pytest.mark.parametrize("schema", ["carrier", "carrier strng", "a int,"])
-def test_a_schema_that_cannot_be_read_is_named_with_what_is_wanted(spark: Any, schema: str) -> None:
+def test_the_error_of_an_invalid_schema_has_the_expected_token(spark: Any, schema: str) -> None:
     from tidemill.pipeline.jobs.transforms import parsed
 
     with pytest.raises(ConfigError, match=f'schema {schema!r} cannot be read .* as "carrier'):
@@ -124,7 +122,7 @@ def test_the_event_date_is_the_local_date_of_the_sessions_zone(spark: Any) -> No
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
-def test_a_missing_column_is_named_with_those_that_are_there(spark: Any) -> None:
+def test_the_error_of_a_missing_column_lists_the_columns(spark: Any) -> None:
     from tidemill.pipeline.jobs.transforms import as_messages, with_event_date
 
     frame = spark.createDataFrame([(1, 2)], "a int, b int")
@@ -177,7 +175,7 @@ def test_files_are_published_and_loaded_again_by_date(lab: Any, tmp_path: Path) 
     assert loaded.where("event_date = to_date(at)").count() == 60
     assert loaded.where("delay is null").count() == 9
     assert load(lab.spark, job).rows == 0
-    # A date is one file of a micro-batch.
+    # Each date is one file of a micro-batch.
     assert len(list(lab.output.glob("event_date=*/*.parquet"))) <= 3 * 3
 
 
@@ -196,7 +194,7 @@ def test_a_flight_without_a_measurement_is_in_no_class_of_weather(spark: Any) ->
     ]
 
 
-def test_a_load_that_sparks_file_sink_began_goes_on_and_every_reader_finds_each_message_once(
+def test_a_load_of_sparks_file_sink_continues_with_each_message_once(
     lab: Any,
 ) -> None:
     import loads
@@ -266,21 +264,29 @@ def test_numbers_of_csv_stay_numbers_and_names_that_look_like_numbers_stay_texts
     assert dict(declared.dtypes)["whole"] == "string"
 
 
-def test_a_value_that_cannot_be_published_as_what_it_is_is_named_with_file_and_row(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_the_error_of_a_wrong_value_has_file_and_row(spark: Any, tmp_path: Path) -> None:
     from tidemill.pipeline.jobs.csv_types import BadValue
 
     lines = ["carrier,delay,at", *[f"c{n},{n},2013-01-01T00:00:{n:02d}Z" for n in range(20)]]
     for at, line, given, words in (
-        (7, "x,n/a,2013-01-01T00:00:00Z", {}, r"delay is 'n/a', and 19 of 20 values .* are numbers: mend it"),
+        (
+            7,
+            "x,n/a,2013-01-01T00:00:00Z",
+            {},
+            r"delay is 'n/a', and 19 of 20 values .* are numbers: correct it",
+        ),
         (
             7,
             "x,3,soon",
             {"timestamp": "at"},
-            r"at is 'soon', which is no moment, and it is to be the record's",
+            r"at is 'soon', which is not a timestamp, but sets the record's",
         ),
-        (7, "x,1.5,2013-01-01", {"schema": "delay int"}, r"delay is '1\.5', which is no int: mend it"),
+        (
+            7,
+            "x,1.5,2013-01-01",
+            {"schema": "delay int"},
+            r"delay is '1\.5', which is not of type int: correct it",
+        ),
         (7, "x,3", {}, r"has another number of fields than the header"),
     ):
         path = csv_of(tmp_path, *lines[:at], line, *lines[at + 1 :])
@@ -291,7 +297,7 @@ def test_a_value_that_cannot_be_published_as_what_it_is_is_named_with_file_and_r
                 read_publication(spark, path, reader={"nullValue": "n/a", "mode": "PERMISSIVE"}).count() == 20
             )
     jsons = csv_of(tmp_path, '{"at": "2013-01-01"}', '{"at": "soon"}', name="rows.json")
-    with pytest.raises(BadValue, match=rf"^{jsons}, line 2: at is 'soon', which is no moment"):
+    with pytest.raises(BadValue, match=rf"^{jsons}, line 2: at is 'soon', which is not a timestamp"):
         read_publication(spark, jsons, form="json", timestamp="at")
 
 
@@ -305,7 +311,7 @@ def test_the_end_of_a_query_is_read_from_its_progress_as_json(told: str, end: An
     from tidemill.pipeline.jobs.load import _end_offset
 
     class Progress(SimpleNamespace):
-        """As PySpark 4.0 and 4.1 have it: an item is Python's notation, the whole is JSON."""
+        """As in PySpark 4.0 and 4.1: an item is in Python's notation, the whole is JSON."""
 
         def __getitem__(self, name: str) -> Any:
             return [{"endOffset": str(json.loads(told))}]
@@ -314,7 +320,7 @@ def test_the_end_of_a_query_is_read_from_its_progress_as_json(told: str, end: An
     assert _end_offset(progress) == end
 
 
-def test_the_commands_say_what_they_did_and_what_is_wrong(
+def test_the_commands_print_results_and_errors(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tidemill.pipeline.jobs.session as session

@@ -1,4 +1,4 @@
-"""Loads with Spark that are killed between any two steps, Java and all, and what four readers find then."""
+"""Loads with Spark that are killed, Java included, between any two steps; four readers check the table."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ Each run goes on where the one before was killed: from the third on the moves ar
 
 
 def read_with_spark(spark: Any, folder: Path) -> list[int]:
-    """The numbers of a table, sorted."""
+    """Returns the numbers of a table, sorted."""
     return sorted(row.n for row in spark.read.parquet(str(folder)).select("n").collect())
 
 
 def run(bootstrap: str, topic: str, folder: Path, *step: str) -> int:
-    """Runs a load; its exit code."""
+    """Runs a load; returns its exit code."""
     program = str(Path(__file__).with_name("killed_load.py"))
     done = subprocess.run(
         [sys.executable, program, bootstrap, topic, str(folder), *step],
-        # Compiled classes have no interpreted subclasses, which is how the program kills itself.
+        # Compiled classes have no interpreted subclasses, which the program needs to kill itself.
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "TIDEMILL_PLAIN": "1"},
         capture_output=True,
         text=True,
@@ -81,7 +81,7 @@ def test_a_load_that_is_killed_between_any_two_steps_has_each_message_once_for_e
 
 
 def check(spark: Any, table: Path, numbers: list[int], name: str) -> None:
-    """All four readers find these numbers."""
+    """Checks that all four readers find these numbers."""
     if not numbers:
         assert not list(table.rglob("*.parquet")), name
         return

@@ -1,4 +1,4 @@
-"""The lag of a query: the figures of Spark's own connector, and a group that shows them."""
+"""The lag of a query: the figures of Spark's own connector, and a group with its offsets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_metrics_have_the_names_and_texts_of_sparks_connector() -> None:
     assert Lag("id", None, 0, 7, {}).metrics == {}
 
 
-def test_a_partition_that_came_after_the_batch_is_not_behind_yet() -> None:
+def test_a_partition_added_after_the_batch_has_no_lag() -> None:
     one, other = TopicPartition("a", 0), TopicPartition("a", 1)
     assert lag_behind({one: 5}, {one: 7, other: 4}) == {one: 2}
     assert lag_behind({one: 5}, {one: 3}) == {one: 0}
@@ -57,10 +57,10 @@ def test_from_4_2_on_a_listener_needs_no_brokers(monkeypatch: pytest.MonkeyPatch
         assert LagListener().latest("no query") is None
 
 
-def test_before_4_2_the_latest_offset_of_the_progress_is_not_believed(
+def test_before_4_2_the_latest_offset_of_the_progress_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is the end of the micro-batch for a Python source, and the truth for Spark's own connector."""
+    """For a Python source it is the end of the micro-batch; for Spark's own connector it is correct."""
 
     class Brokers:
         def describe(self, topics: list[str]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def position(topic: str, number: int) -> dict[str, Any]:
     return {"topics": {topic: {"id": None, "next": {"0": number}}}, "version": 1}
 
 
-def test_sources_without_topics_are_passed_over_and_other_queries_too(
+def test_sources_without_topics_and_other_queries_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.2.0")
@@ -104,7 +104,7 @@ def test_sources_without_topics_are_passed_over_and_other_queries_too(
     assert (lag.total, lag.batch_id, lag.query) == (6, 3, "mine")
 
 
-def test_what_goes_wrong_in_a_listener_is_logged(
+def test_errors_in_a_listener_are_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.2.0")
@@ -124,7 +124,7 @@ def wait_for(what: Any) -> None:
         time.sleep(0.1)
 
 
-def test_a_query_tells_its_lag_and_its_group_shows_the_last_batch_too(lab: Any) -> None:
+def test_a_query_reports_its_lag_and_commits_the_last_batch(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 30, 0)
     lab.cluster.produce(topic, 10, 1)

@@ -1,4 +1,4 @@
-"""Options: names as Spark's connector has them, and errors that say what to do."""
+"""Options: names of Spark's connector, and errors with the next step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_names_are_case_insensitive_and_client_options_lose_their_prefix() -> No
     assert options.client == {"bootstrap.servers": "h:1", "client.id": "me"}
 
 
-def test_a_batch_begins_at_the_earliest_offset_and_a_stream_at_the_latest() -> None:
+def test_a_batch_starts_at_the_earliest_offset_and_a_stream_at_the_latest() -> None:
     assert parse_source_options(BASE, streaming=False).starting.everywhere == EARLIEST
     assert parse_source_options(BASE, streaming=True).starting.everywhere == LATEST
     assert parse_source_options(BASE, streaming=False).ending.everywhere == LATEST
@@ -60,7 +60,7 @@ def test_offsets_of_partitions_are_read_from_json() -> None:
     }
 
 
-def test_a_timestamp_wins_over_offsets_and_one_for_all_over_one_for_each() -> None:
+def test_a_timestamp_overrides_offsets_and_a_global_one_overrides_partitions() -> None:
     each = json.dumps({"a": {"0": 5}})
     options = parse_source_options(
         batch(startingOffsets="earliest", startingOffsetsByTimestamp=each, startingTimestamp="9"),
@@ -114,7 +114,7 @@ def test_assigned_partitions_are_read_from_json() -> None:
         ),
         (batch(startingOffsets='{"a": {"0": -3}}'), ["'0': -3", "at least -2"]),
         (batch(startingOffsets='{"a": {"x": 1}}'), ["'x': 1"]),
-        (batch(startingOffsets="{"), ["startingOffsets='{'", "no JSON"]),
+        (batch(startingOffsets="{"), ["startingOffsets='{'", "not JSON"]),
         (batch(startingOffsets="{}"), ["names no partition"]),
         (batch(startingOffsetsByTimestamp='{"a": {"0": -1}}'), ["at least 0"]),
         (batch(minPartitions="0"), ["minPartitions='0'", "at least 1"]),
@@ -137,7 +137,7 @@ def test_assigned_partitions_are_read_from_json() -> None:
         ({**BASE, "kafka.bootstrap.server": "x"}, ["bootstrap.server", "bootstrap.servers"]),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_name_value_and_what_is_allowed(
+def test_the_error_of_an_invalid_option_has_name_value_and_allowed_values(
     options: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -175,7 +175,7 @@ def test_a_number_among_the_options_has_its_bounds(
             parsed(**{name: str(bad)})
 
 
-def test_waits_between_tries_are_told_in_milliseconds() -> None:
+def test_retry_intervals_are_in_milliseconds() -> None:
     assert parse_source_options(batch(), streaming=False).retry_interval_s == 0.1
     for text, seconds in (("0", 0.0), ("2500", 2.5)):
         more = {"fetchOffset.retryIntervalMs": text}
@@ -193,7 +193,7 @@ def test_waits_between_tries_are_told_in_milliseconds() -> None:
         ({"commitOffsets": "true"}, ["kafka.group.id"]),
     ],
 )
-def test_streams_have_contradictions_of_their_own(more: dict[str, str], words: list[str]) -> None:
+def test_contradicting_options_of_streams(more: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_source_options({**BASE, **more}, streaming=True)
     for word in words:
@@ -216,11 +216,11 @@ def test_limits_of_a_stream_are_typed() -> None:
     assert options.commit_group == "g"
 
 
-def test_a_sink_takes_a_topic_and_client_options_only() -> None:
+def test_a_sink_accepts_only_a_topic_and_client_options() -> None:
     options = parse_sink_options({"Topic": " t ", "kafka.bootstrap.servers": "h:1", "kafka.acks": "1"})
     assert options.topic == "t"
     assert options.client["acks"] == "1"
-    with pytest.raises(ConfigError, match="subscribe='a' means nothing for writing"):
+    with pytest.raises(ConfigError, match="subscribe='a' has no effect for writing"):
         parse_sink_options(BASE)
     with pytest.raises(ConfigError, match="topic is empty"):
         parse_sink_options({"topic": "", "kafka.bootstrap.servers": "h:1"})
@@ -237,7 +237,7 @@ def test_a_sink_takes_a_topic_and_client_options_only() -> None:
         {"startingOffsets": '{"a": {"0": -1}}'},
     ],
 )
-def test_load_takes_what_a_batch_or_a_stream_can_use(more: dict[str, str]) -> None:
+def test_load_accepts_options_of_a_batch_or_a_stream(more: dict[str, str]) -> None:
     assert TidemillDataSource({**BASE, **more}).schema().startswith("key binary, value binary, topic string")
 
 
@@ -247,19 +247,19 @@ def test_load_takes_what_a_batch_or_a_stream_can_use(more: dict[str, str]) -> No
         ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
         ({"endingOffsets": "earliest"}, "option endingOffsets='earliest'"),
-        ({"endingOffsets": "latest", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger='5' means nothing"),
+        ({"endingOffsets": "latest", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger='5' has no effect"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "is above maxOffsetsPerTrigger=5"),
         ({"kafka.acls": "1"}, "option kafka.acls"),
     ],
 )
-def test_load_refuses_what_neither_a_batch_nor_a_stream_can_use(more: dict[str, str], words: str) -> None:
+def test_load_refuses_options_invalid_for_both_batch_and_stream(more: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_source_options({**BASE, **more})
     assert words in str(caught.value)
 
 
-def test_the_schema_is_given_for_options_that_can_be_used() -> None:
-    """Spark asks for it in load(), unless the read has a schema of its own."""
+def test_the_schema_is_returned_for_valid_options() -> None:
+    """Spark requests the schema in load(), unless the read has its own schema."""
     for more in ({"startingOffset": "latest"}, {"includeHeaders": "yes"}):
         with pytest.raises(ConfigError, match=f"option {next(iter(more))}"):
             TidemillDataSource({**BASE, **more}).schema()
@@ -311,9 +311,7 @@ def test_logins_are_options_of_source_and_sink() -> None:
         ),
     ],
 )
-def test_options_of_a_login_that_are_wrong_are_said_without_their_secrets(
-    more: dict[str, str], words: str
-) -> None:
+def test_errors_of_login_options_have_no_secrets(more: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_source_options({**BASE, **LOGIN, **more}, streaming=False)
     assert words in str(caught.value)
@@ -343,7 +341,7 @@ def test_jobs_are_shown_without_the_options_of_their_login() -> None:
 
 
 def test_spark_hides_every_secret_of_a_client_in_the_sessions_of_the_jobs() -> None:
-    from tidemill.client.config import ALIASES, KEYS
+    from tidemill.client.config_keys import ALIASES, KEYS
     from tidemill.model.secrets import is_secret
     from tidemill.pipeline.jobs.session import LOCAL_SETTINGS
 
@@ -358,7 +356,7 @@ HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryTyp
 
 
 def schema_of(fields: str) -> StructType:
-    """A schema with fields like ``value string``; ``headers`` have their type. No JVM parses it."""
+    """Creates a schema with fields like ``value string``; ``headers`` have their type. No JVM is needed."""
     schema = StructType()
     for field in fields.split(", "):
         name, _, kind = field.partition(" ")
@@ -387,14 +385,14 @@ def test_columns_of_the_source_are_written_but_for_those_of_records(
 @pytest.mark.parametrize(
     ("schema", "options", "said"),
     [
-        ("value string, carrier string", TO_TOPIC, "column carrier (string) has no place in a message"),
+        ("value string, carrier string", TO_TOPIC, "column carrier (string) is not part of a message"),
         ("value integer", TO_TOPIC, "column value is int: binary or string is allowed, cast it"),
         ("value string, partition long", TO_TOPIC, "column partition is bigint: int is allowed"),
         ("key string", TO_TOPIC, "there is no column value, only key"),
-        ("value string", {"kafka.bootstrap.servers": "h:1"}, "set the option topic, or have a column topic"),
+        ("value string", {"kafka.bootstrap.servers": "h:1"}, "set the option topic, or add a column topic"),
     ],
 )
-def test_columns_that_are_no_part_of_a_message_are_refused(
+def test_columns_that_do_not_belong_to_a_message_are_refused(
     schema: str, options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):

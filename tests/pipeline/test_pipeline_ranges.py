@@ -1,4 +1,4 @@
-"""The client that reads ranges, used again after its topic has changed behind its back; no Spark."""
+"""The range reader with metadata that has become outdated since its last use; no Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.client.errors import DataLoss, TopicRecreated
-from tidemill.client.ranges import RangeReader
+from tidemill.client.range_reader import RangeReader
 from tidemill.pipeline import connect
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("spark")]
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("spark")]
 
 @pytest.fixture
 def reader(cluster: Any) -> Iterator[RangeReader]:
-    """One that has no reason of its own to ask for metadata again."""
+    """A reader that has no reason to refresh its metadata."""
     with RangeReader(cluster.bootstrap, metadata_max_age_ms=3_600_000) as made:
         yield made
 
@@ -28,14 +28,12 @@ def read(reader: RangeReader, topic: str, partition: int, end: int, topic_id: by
 
 
 def id_of(cluster: Any, topic: str) -> bytes | None:
-    """The topic's id as a client sees it that did not know the topic before."""
+    """Returns the topic's id as seen by a new client."""
     with RangeReader(cluster.bootstrap) as fresh:
         return fresh.describe([topic])[topic].topic_id
 
 
-def test_a_reader_that_remembers_the_topic_of_before_reads_the_one_of_now(
-    cluster: Any, reader: RangeReader
-) -> None:
+def test_a_reader_with_outdated_metadata_reads_the_recreated_topic(cluster: Any, reader: RangeReader) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 2)
     before = id_of(cluster, topic)
@@ -45,39 +43,37 @@ def test_a_reader_that_remembers_the_topic_of_before_reads_the_one_of_now(
     cluster.produce(topic, 3, start=10)
     now = id_of(cluster, topic)
     assert now != before
-    # Asked for by the id of now, the topic is no other than was planned: only the reader's view is old.
+    # Requested by the current id, the topic is the planned one: only the reader's metadata is outdated.
     assert read(reader, topic, 0, 3, now) == [b"10", b"11", b"12"]
-    with pytest.raises(TopicRecreated, match=f"topic '{topic}' was deleted and made anew"):
+    with pytest.raises(TopicRecreated, match=f"topic '{topic}' was deleted and recreated"):
         read(reader, topic, 0, 3, before)
 
 
-def test_a_reader_that_remembers_fewer_partitions_reads_one_that_came_since(
-    cluster: Any, reader: RangeReader
-) -> None:
+def test_a_reader_with_outdated_metadata_reads_an_added_partition(cluster: Any, reader: RangeReader) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 1)
     assert read(reader, topic, 0, 1, None) == [b"0"]
     cluster.grow(topic, 2)
     cluster.produce(topic, 2, 1, start=5)
     assert read(reader, topic, 1, 2, None) == [b"5", b"6"]
-    with pytest.raises(DataLoss, match=f"topic '{topic}' has 2 partitions, 2 is not one"):
+    with pytest.raises(DataLoss, match=f"topic '{topic}' has 2 partitions and no partition 2"):
         read(reader, topic, 2, 1, None)
 
 
-def test_a_client_that_was_lent_out_before_is_used_again_and_never_after_a_fork(
+def test_a_pooled_client_is_reused_but_not_after_a_fork(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connect, "_idle", {})
     monkeypatch.setattr(connect, "_idle_process", os.getpid())
     client = {"bootstrap.servers": cluster.bootstrap}
-    with connect.borrowed(client) as first:
+    with connect.pooled_cluster(client) as first:
         first.topic_names()
-    with connect.borrowed(client) as again:
+    with connect.pooled_cluster(client) as again:
         assert again is first
     child = os.getpid() + 1
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: child)
-        with connect.borrowed(client) as forked:
+        with connect.pooled_cluster(client) as forked:
             assert forked is not first
     forked.close()
     first.close()

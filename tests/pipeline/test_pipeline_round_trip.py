@@ -1,4 +1,4 @@
-"""A value whose fields do not hold all of it is found, and named by why. No Spark is needed."""
+"""Values that their fields do not represent completely are detected, with the reason. No Spark is needed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reason(value: bytes | None, schema: str = SCHEMA) -> str | None:
         b'{"b": true, "o": {"x": 1}, "l": [1, null], "k": {"any": 1}, "raw": "YQ=="}',
     ],
 )
-def test_values_that_are_whole_in_their_fields(value: bytes | None) -> None:
+def test_values_that_their_fields_represent_completely(value: bytes | None) -> None:
     assert reason(value) is None
 
 
@@ -49,7 +49,7 @@ def test_values_that_are_whole_in_their_fields(value: bytes | None) -> None:
     [
         (b"", "empty"),
         (b" \n", "empty"),
-        (b'\xff{"n":1}', "not_utf8: byte 0 of it (0xff) is no UTF-8"),
+        (b'\xff{"n":1}', "not_utf8: byte 0 (0xff) is not UTF-8"),
         (b"{", "not_json: character 2"),
         (b"{'n':1}", "not_json: character 2"),
         (b'{"d":NaN}', "not_json: NaN"),
@@ -80,7 +80,7 @@ def test_values_that_are_whole_in_their_fields(value: bytes | None) -> None:
         (b'{"t":"2013-01-01T00:00:00.1234567Z"}', "not_exact: t: 2013-01-01T00:00:00.1234567Z as timestamp"),
         (b'{"z":"2013-01-01T00:00:00Z"}', "not_exact: z: 2013-01-01T00:00:00Z as timestamp_ntz"),
         (b'{"day":"2013-01-01T10:00"}', "not_exact: day: 2013-01-01T10:00 as date"),
-        (b'{"s":"\\ud800"}', "not_exact: s: character 1 is half of a pair (a lone surrogate)"),
+        (b'{"s":"\\ud800"}', "not_exact: s: character 1 is a lone surrogate"),
         (b'{"s":{"a":0.12345678901234567890}}', "not_exact: s: 0.12345678901234567890 as double"),
         (b'{"raw":"YQ"}', "not_exact: raw: no base64, as binary"),
         (b'{"n":1.0}', "wrong_type: n: 1.0 as int"),
@@ -93,12 +93,12 @@ def test_values_that_are_whole_in_their_fields(value: bytes | None) -> None:
         (b'{"o":[1]}', "wrong_type: o: an array as struct"),
     ],
 )
-def test_values_that_are_not_say_why(value: bytes, told: str) -> None:
+def test_other_values_have_a_reason(value: bytes, told: str) -> None:
     assert reason(value) == told
     assert told.partition(":")[0] in REASONS
 
 
-def test_what_a_stranger_sends_is_told_short_and_printable() -> None:
+def test_untrusted_values_are_shown_short_and_printable() -> None:
     told = reason(json.dumps({"x\x1b[31m\ud800" + "y" * 500: 1}).encode())
     assert told is not None
     assert told.isprintable()
@@ -107,7 +107,7 @@ def test_what_a_stranger_sends_is_told_short_and_printable() -> None:
 
 
 @pytest.mark.parametrize("topic", [FLIGHTS, WEATHER])
-def test_the_messages_of_the_demo_are_whole_in_their_fields(topic: str) -> None:
+def test_the_fields_of_the_demo_represent_its_messages_completely(topic: str) -> None:
     check = round_trip_check(parse_schema(SCHEMAS[topic]))
     assert {check(one.value) for number, one in enumerate(messages(topic)) if number % 37 == 0} == {None}
 
@@ -137,21 +137,21 @@ def _plain(name: str) -> Plain:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "it ends where the name of a field is wanted"),
-        ("carrier", "it ends where a type is wanted"),
-        ("carrier strng", "strng is no type; did you mean string?"),
-        ("a int,", "it ends where the name of a field is wanted"),
-        ("a int b int", "b at character 7, where a comma and another field, or the end is wanted"),
-        ("a array<int", "it ends where > is wanted"),
-        ("a-b int", "- at character 2, where a type is wanted; a name with other characters stands in"),
-        ("a int, A string", "the field A is there twice"),
+        ("", "it ends where the name of a field is expected"),
+        ("carrier", "it ends where a type is expected"),
+        ("carrier strng", "strng is not a type; did you mean string?"),
+        ("a int,", "it ends where the name of a field is expected"),
+        ("a int b int", "b at character 7, where a comma and another field, or the end is expected"),
+        ("a array<int", "it ends where > is expected"),
+        ("a-b int", "- at character 2, where a type is expected; a name with other characters needs"),
+        ("a int, A string", "the field A exists twice"),
         ("a decimal(40,2)", "1 to 38 digits are allowed"),
-        ("a struct<b>", "> at character 11, where a type is wanted"),
+        ("a struct<b>", "> at character 11, where a type is expected"),
     ],
 )
-def test_a_schema_that_cannot_be_read_names_the_place_and_the_next_step(text: str, fault: str) -> None:
+def test_the_error_of_an_invalid_schema_has_position_and_next_step(text: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_schema(text)
     assert str(caught.value).startswith(f"schema {text!r} cannot be read (")
     assert fault in str(caught.value)
-    assert str(caught.value).endswith('give names and types, as "carrier string, dep_delay double"')
+    assert str(caught.value).endswith('set names and types, such as "carrier string, dep_delay double"')

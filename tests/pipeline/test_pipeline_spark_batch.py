@@ -1,4 +1,4 @@
-"""Batch reads with a real Spark from a real broker."""
+"""Batch reads with a real Spark and a real broker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOMENT_MS = 1_700_000_000_123
 
 
 def refusal(action: Any) -> str:
-    """The text of the failure that Spark gives back."""
-    from tidemill.pipeline.failures import explained
+    """Returns the text of a failure in Spark."""
+    from tidemill.pipeline.spark_errors import explained
 
     with pytest.raises(Exception) as caught:
         action()
@@ -159,14 +159,14 @@ def test_a_start_after_an_end_by_time_is_refused(lab: Any) -> None:
         ({"maxOffsetsPerTrigger": "none"}, "maxOffsetsPerTrigger='none': a whole number"),
         ({"minOffsetsPerTrigger": 9, "maxOffsetsPerTrigger": 5}, "is above maxOffsetsPerTrigger=5"),
         ({"includeHeaders": "yes"}, "option includeHeaders='yes': true or false"),
-        ({"kafka.auto.offset.reset": "latest"}, "the start is chosen with startingOffsets"),
+        ({"kafka.auto.offset.reset": "latest"}, "startingOffsets sets the start"),
         ({"subscribePattern": "a"}, "found subscribe and subscribePattern"),
     ],
 )
 def test_an_option_that_neither_batch_nor_stream_can_use_fails_load(
     lab: Any, options: dict[str, Any], words: str
 ) -> None:
-    """Neither a query nor a read has begun, and no broker was asked."""
+    """Neither a query nor a read has started, and no broker receives a request."""
     given = {"kafka.bootstrap.servers": "nowhere.invalid:1", "subscribe": "t", **options}
     reader = lab.spark.readStream.format("tidemill").options(
         **{name: str(value) for name, value in given.items()}
@@ -216,7 +216,7 @@ def test_deleted_records_stop_a_read_or_are_passed_over(lab: Any) -> None:
     lab.cluster.delete_before(topic, 6)
     start = json.dumps({topic: {"0": 2}})
     text = refusal(lambda: lab.batch(topic, startingOffsets=start).count())
-    assert f"startingOffsets asks for offset 2 of {topic}-0, which has 6 to 10" in text
+    assert f"startingOffsets has offset 2 of {topic}-0, which has 6 to 10" in text
     assert "failOnDataLoss=false" in text
     assert values(lab.batch(topic, startingOffsets=start, failOnDataLoss="false")) == ["6", "7", "8", "9"]
     assert values(lab.batch(topic)) == ["6", "7", "8", "9"]
@@ -250,7 +250,7 @@ def test_what_is_not_there_is_said(lab: Any) -> None:
     assert f"{topic}-7" in text
     partial = json.dumps({topic: {"1": 0}})
     text = refusal(lambda: lab.batch(topic, startingOffsets=partial).count())
-    assert f"leaves out {topic}-0 and names {topic}-1" in text
+    assert f"omits {topic}-0 and names {topic}-1" in text
     assert "did you mean subscribe?" in refusal(lambda: lab.batch(topic, subscribed="x").count())
 
 

@@ -67,7 +67,7 @@ class Both:
         return refusal(lambda: self.batch(topic, **options).count())
 
     def stream(self, topic: str | None, *, now: bool = False, once: bool = False, **options: Any) -> Any:
-        """A query into Parquet."""
+        """Starts a query into Parquet."""
         given = self.options(topic, {"startingOffsets": "earliest", **options})
         writer = (
             self.lab.spark.readStream.format(self.source)
@@ -82,7 +82,7 @@ class Both:
         return writer.start()
 
     def run(self, topic: str | None, **options: Any) -> list[int]:
-        """Runs a query until it has read what is there; the rows of its micro-batches."""
+        """Runs a query until it has read the existing records; returns the rows of its micro-batches."""
         query = self.stream(topic, **options)
         try:
             query.processAllAvailable()
@@ -115,7 +115,7 @@ def numbers(*parts: range) -> list[str]:
 
 
 def refusal(action: Callable[[], object]) -> str:
-    from tidemill.pipeline.failures import explained
+    from tidemill.pipeline.spark_errors import explained
 
     with pytest.raises(Exception) as caught:
         action()
@@ -124,7 +124,7 @@ def refusal(action: Callable[[], object]) -> str:
 
 @pytest.fixture
 def three(both: Both) -> str:
-    """A topic of three partitions: 0 to 9, 10 to 19, and 20 alone."""
+    """Creates a topic of three partitions: 0 to 9, 10 to 19, and only 20."""
     topic = both.cluster.topic(3)
     both.cluster.produce(topic, 10, 0)
     both.cluster.produce(topic, 10, 1, start=10)
@@ -134,7 +134,7 @@ def three(both: Both) -> str:
 
 @pytest.fixture
 def timed(both: Both) -> str:
-    """A topic of three partitions with three times: 0 to 9, 10 to 19 a second later, 20 to 29 two."""
+    """Creates a topic of three partitions with three times: 0 to 9, 10 to 19 a second later, 20 to 29 two."""
     topic = both.cluster.topic(3)
     for number in range(30):
         time_ms = MOMENT_MS + 1000 * (number // 10)
@@ -159,7 +159,7 @@ def test_a_batch_reads_all_by_default(both: Both, three: str) -> None:
 
 
 def test_different_a_frame_that_is_used_again(both: Both, three: str) -> None:
-    """From PLANNED_ONCE_FROM on Spark plans a Python source once for a frame; a new load() looks again."""
+    """From PLANNED_ONCE_FROM on Spark plans a Python source once for a frame; a new load() plans again."""
     frame = both.batch(three)
     assert values(frame) == numbers(range(21))
     both.cluster.produce(three, 9, 2, start=21)
@@ -236,7 +236,7 @@ def test_one_time_wins_over_times_of_partitions_and_these_over_offsets(both: Bot
         ({"endingOffsets": '{"t": {"0": -2}}'}, "would read nothing", "t-0 can't be earliest"),
         ({"subscribePattern": "t.*"}, "found subscribe and subscribePattern", "Only one of the following"),
         ({"assign": '{"a": [0]}'}, "found assign and subscribe", "Only one of the following"),
-        ({"subscribe": ""}, "topic names are wanted", "No topics to subscribe"),
+        ({"subscribe": ""}, "topic names are expected", "No topics to subscribe"),
         ({"minPartitions": "0"}, "minPartitions='0'", "minPartitions must be positive"),
         ({"kafka.auto.offset.reset": "latest"}, "startingOffsets", "is not supported"),
         ({"kafka.key.deserializer": "X"}, "cast the column", "is not supported"),
@@ -256,12 +256,12 @@ def test_options_of_a_batch_that_cannot_be_are_refused(
 def test_an_empty_selection_is_refused(both: Both, way: str) -> None:
     text = both.refused(None, **{way: ""})
     theirs = {"assign": "No topicpartitions to assign", "subscribePattern": "Pattern to subscribe is empty"}
-    ours = {"assign": "is no JSON", "subscribePattern": "subscribePattern is empty"}
+    ours = {"assign": "is not JSON", "subscribePattern": "subscribePattern is empty"}
     assert (ours if both.source == OURS else theirs)[way] in text
 
 
 def test_a_start_after_its_end_and_ends_of_other_partitions_are_refused(both: Both, three: str) -> None:
-    """Spark 4.0.0 finds a start after its end in the task."""
+    """Spark 4.0.0 detects a start after its end in the task."""
     text = both.refused(three, startingOffsets=each(three, 0, 5, 0), endingOffsets=each(three, 1, 4, 1))
     words = {
         OURS: f"starts {three}-1 at 5, after its end at 4",
@@ -284,7 +284,7 @@ def test_a_start_after_the_end_of_the_log_is_refused(both: Both) -> None:
 
 def test_json_that_leaves_out_a_partition_is_refused(both: Both, three: str) -> None:
     text = both.refused(three, startingOffsets=each(three, 0, 0))
-    assert (f"leaves out {three}-2" if both.source == OURS else "don't match what are assigned") in text
+    assert (f"omits {three}-2" if both.source == OURS else "don't match what are assigned") in text
 
 
 def test_assign_takes_partitions_and_a_pattern_topics(both: Both, three: str) -> None:
@@ -447,7 +447,7 @@ def test_partitions_and_topics_that_come_are_read_from_their_first_record(both: 
 
 
 def test_available_now_reads_all_within_the_limit(both: Both) -> None:
-    """On PySpark 4.0 and 4.1 ours ends after one micro-batch, and says so when it starts."""
+    """On PySpark 4.0 and 4.1 Tidemill's query ends after one micro-batch, with a warning at its start."""
     topic = both.cluster.topic()
     both.cluster.produce(topic, 7)
     both.stream(topic, now=True, maxOffsetsPerTrigger=3).awaitTermination()
@@ -456,7 +456,7 @@ def test_available_now_reads_all_within_the_limit(both: Both) -> None:
 
 
 def test_once_reads_all_whatever_the_limit(both: Both) -> None:
-    """On PySpark 4.0 and 4.1 ours keeps the limit, and says so when it starts."""
+    """On PySpark 4.0 and 4.1 Tidemill's query applies the limit, with a warning at its start."""
     topic = both.cluster.topic()
     both.cluster.produce(topic, 7)
     both.stream(topic, once=True, maxOffsetsPerTrigger=3).awaitTermination()
@@ -465,7 +465,7 @@ def test_once_reads_all_whatever_the_limit(both: Both) -> None:
 
 
 def test_options_of_batches_are_refused_by_streams(both: Both) -> None:
-    """The connector refuses them in load(), ours when the query starts."""
+    """The connector refuses them in load(), Tidemill when the query starts."""
     text = refusal(lambda: both.stream("t", endingOffsets="latest").awaitTermination())
     assert ("it is for spark.read" if both.source == OURS else "ending offset not valid in streaming") in text
 
@@ -512,17 +512,19 @@ def test_better_a_topic_made_anew_is_noticed_where_the_connector_skips_its_recor
     if both.source == THEIRS:
         assert sum(both.run(topic)) == 3
         return
-    assert "was deleted and made anew" in refusal(lambda: both.run(topic))
+    assert "was deleted and recreated" in refusal(lambda: both.run(topic))
     assert sum(both.run(topic, failOnDataLoss=False)) == 8
 
 
 def test_different_a_query_without_a_topic_that_is_gone_keeps_its_position(both: Both) -> None:
-    """The connector forgets what it does not see, and reads it from its first record when it is back."""
+    """The connector drops the position of a missing topic, and reads it from its first record when it
+    returns.
+    """
     topic, other = both.cluster.topic(), both.cluster.topic()
     both.cluster.produce(topic, 5)
     both.run(None, subscribe=f"{topic},{other}")
     both.cluster.produce(other, 1)
-    both.run(other, failOnDataLoss=False)  # the topic is away
+    both.run(other, failOnDataLoss=False)  # the topic is missing
     both.cluster.produce(topic, 2, start=5)
     again = sum(both.run(None, subscribe=f"{topic},{other}", failOnDataLoss=False))
     assert again == {OURS: 2, THEIRS: 7}[both.source]
@@ -567,7 +569,7 @@ def test_the_lag_has_the_figures_of_the_connector(both: Both) -> None:
 @needs_connector
 @pytest.mark.parametrize("state", ["between batches", "planned", "written"])
 def test_a_checkpoint_of_the_connector_goes_on_with_ours(lab: Any, state: str) -> None:
-    """Also in the middle of a batch: planned and not read, or written and not noted as finished."""
+    """Also in the middle of a batch: planned and not read, or written and not committed."""
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 30, 0)
     lab.cluster.produce(topic, 20, 1)
@@ -619,7 +621,7 @@ def test_rows_are_written_with_keys_partitions_headers_and_topics(both: Both) ->
     (tombstone,) = both.cluster.consume(other, 1)
     assert (tombstone.key(), tombstone.value()) == (b"k", None)
     third = both.cluster.topic(3)
-    both.write(frame, third)  # the option wins
+    both.write(frame, third)  # the option takes precedence
     assert len(both.cluster.consume(third, 3)) == 3
 
 
@@ -671,7 +673,7 @@ def test_different_other_columns_are_refused_where_the_connector_drops_them(both
         both.write(frame, topic)
         assert len(both.cluster.consume(topic, 2)) == 2
         return
-    assert "column id (bigint) has no place in a message" in refusal(lambda: both.write(frame, topic))
+    assert "column id (bigint) is not part of a message" in refusal(lambda: both.write(frame, topic))
 
 
 def test_better_the_time_of_a_row_is_written_where_the_connector_leaves_it_out(both: Both) -> None:
@@ -683,7 +685,7 @@ def test_better_the_time_of_a_row_is_written_where_the_connector_leaves_it_out(b
 
 
 def test_different_the_modes_of_a_write(both: Both) -> None:
-    """Spark asks a Python sink for nothing but append and overwrite; the default mode is its own refusal."""
+    """Spark requests only append and overwrite from a Python sink; Spark itself refuses the default mode."""
     topic = both.cluster.topic()
     frame = both.lab.spark.range(1).selectExpr("cast(id as string) value")
     for mode in ("overwrite", "ignore"):
@@ -707,7 +709,7 @@ def test_better_a_misspelt_topic_is_refused_where_the_connector_has_it_created(b
 
 @pytest.mark.parametrize("mode", ["complete", "update", "append"])
 def test_the_output_modes_of_a_stream(both: Both, mode: str) -> None:
-    """Spark refuses update for every Python sink: foreachBatch is the way there."""
+    """Spark refuses update for every Python sink: foreachBatch is the alternative."""
     one, other = both.cluster.topic(), both.cluster.topic()
     for value in (b"a", b"b", b"a"):
         both.cluster.send(one, value)

@@ -1,4 +1,4 @@
-"""Streams with a real Spark: each message once in Parquet, whatever happens in between."""
+"""Streams with a real Spark: each message once in Parquet, despite interruptions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_gro
 
 
 def expected(topic: str, *counts: int) -> list[tuple[str, int, int]]:
-    """Every place of a topic with ``counts`` messages in its partitions."""
+    """Returns every position of a topic with ``counts`` messages in its partitions."""
     return [(topic, partition, offset) for partition, count in enumerate(counts) for offset in range(count)]
 
 
 def failure(query: Any) -> str:
-    from tidemill.pipeline.failures import explained
+    from tidemill.pipeline.spark_errors import explained
 
     with pytest.raises(Exception) as caught:
         query.awaitTermination()
@@ -37,17 +37,17 @@ def forget(path: Any) -> None:
 
 
 def test_restarts_at_any_point_load_each_message_once(lab: Any) -> None:
-    """A crash leaves the checkpoint behind in one of these states; each is made, and the query goes on."""
+    """A crash leaves the checkpoint in one of these states; the query continues in each."""
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 30, 0)
     lab.cluster.produce(topic, 20, 1)
     assert sum(lab.run(topic, maxOffsetsPerTrigger=20)) == 50
-    # The sink has the batch, the commit log has not.
+    # The sink has the batch, the commit log does not.
     forget(newest(lab.checkpoint / "commits"))
     lab.cluster.produce(topic, 10, 1, start=20)
     lab.run(topic)
     assert lab.places() == expected(topic, 30, 30)
-    # The batch was planned, its files were written, and neither sink nor commit log knows.
+    # The batch was planned and its files were written, but neither sink nor commit log has it.
     lab.cluster.produce(topic, 5, 0, start=30)
     lab.run(topic)
     forget(newest(lab.checkpoint / "commits"))
@@ -55,7 +55,7 @@ def test_restarts_at_any_point_load_each_message_once(lab: Any) -> None:
     lab.cluster.produce(topic, 5, 0, start=35)
     lab.run(topic)
     assert lab.places() == expected(topic, 40, 30)
-    # Nothing new at all, twice.
+    # No new records, twice.
     assert lab.run(topic) == []
     assert lab.run(topic) == []
     assert lab.places() == expected(topic, 40, 30)
@@ -133,7 +133,7 @@ def test_a_topic_made_anew_stops_the_query_or_is_read_from_its_beginning(lab: An
     lab.cluster.topic(1, topic)
     lab.cluster.produce(topic, 8)
     text = failure(lab.start(topic))
-    assert f"topic {topic} was deleted and made anew" in text
+    assert f"topic {topic} was deleted and recreated" in text
     assert "a new checkpoint and a new output" in text
     lab.run(topic, failOnDataLoss="false")
     assert lab.places() == sorted(expected(topic, 5) + expected(topic, 8))
@@ -146,10 +146,10 @@ def test_a_topic_that_is_gone_stops_the_query(lab: Any) -> None:
     lab.run(topic, subscribePattern=both)
     lab.cluster.delete(topic)
     lab.cluster.produce(other, 2)
-    assert f"the cluster has no longer {topic}-0" in failure(lab.start(other, subscribePattern=both))
+    assert f"the cluster no longer has {topic}-0" in failure(lab.start(other, subscribePattern=both))
     lab.run(other, subscribePattern=both, failOnDataLoss="false")
     assert lab.places() == sorted(expected(topic, 5) + expected(other, 2))
-    # Another topic of the name is read from its first record.
+    # A recreated topic is read from its first record.
     lab.cluster.topic(1, topic)
     lab.cluster.produce(topic, 3, start=20)
     lab.run(other, subscribePattern=both, failOnDataLoss="false")
@@ -185,7 +185,7 @@ def test_available_now_with_a_least_size_reads_what_there_is(lab: Any) -> None:
 
 @pytest.mark.parametrize("trigger", ["availableNow", "once"])
 def test_a_trigger_with_an_end_reads_all_or_is_warned_of_at_its_start(lab: Any, trigger: str) -> None:
-    """In a process of its own: the line is for the terminal, where Python workers write by way of Java."""
+    """In a separate process: the line is for the terminal, where Python workers write through Java."""
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 7)
     options = lab.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=3)
@@ -226,7 +226,7 @@ def test_the_group_shows_each_micro_batch(lab: Any) -> None:
 
 def test_output_without_its_checkpoint_is_refused(lab: Any) -> None:
     from tidemill.model.errors import ConfigError
-    from tidemill.pipeline.jobs.before import check_pair
+    from tidemill.pipeline.jobs.preflight_checks import check_pair
 
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 1)

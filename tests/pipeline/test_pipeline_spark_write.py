@@ -1,4 +1,4 @@
-"""Writes with a real Spark to a real broker, read back with confluent-kafka."""
+"""Writes with a real Spark to a real broker, verified with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(lab: Any, frame: Any, topic: str | None = None, mode: str = "append", 
 
 
 def refusal(lab: Any, frame: Any, topic: str | None = None, **options: str) -> str:
-    from tidemill.pipeline.failures import explained
+    from tidemill.pipeline.spark_errors import explained
 
     with pytest.raises(Exception) as caught:
         write(lab, frame, topic, **options)
@@ -59,7 +59,7 @@ def test_keys_choose_partitions_as_kafkas_clients_do(lab: Any) -> None:
 
 
 def java_partition(key: bytes, partitions: int) -> int:
-    """Murmur2 as the Java client has it, written from its description and not from our own."""
+    """Murmur2 as in the Java client, written from its description and not from Tidemill's code."""
     mask, m, h = 0xFFFFFFFF, 0x5BD1E995, 0x9747B28C ^ len(key)
     whole = len(key) & ~3
     for (k,) in struct.iter_unpack("<I", key[:whole]):
@@ -132,7 +132,7 @@ def test_what_cannot_be_written_is_refused(lab: Any) -> None:
     topic = lab.cluster.topic()
     frame = lab.spark.createDataFrame([("a", 1)], "value string, n int")
     text = refusal(lab, frame, topic)
-    assert "column n (int) has no place in a message" in text
+    assert "column n (int) is not part of a message" in text
     assert "to_json(struct(...))" in text
     assert "there is no column value" in refusal(lab, frame.select(frame.value.alias("key")), topic)
     assert "column value is int: binary or string is allowed" in refusal(
@@ -172,7 +172,7 @@ def test_a_topic_is_created_where_that_is_asked_for(lab: Any) -> None:
 
 
 def counts(lab: Any, topic: str) -> Any:
-    """How often each value is there, as messages: a streaming aggregate."""
+    """Counts each value of the messages: a streaming aggregate."""
     return (
         lab.spark.readStream.format("tidemill")
         .options(**lab.options(topic, startingOffsets="earliest"))
@@ -206,7 +206,7 @@ def test_a_complete_aggregate_is_appended_after_each_micro_batch(lab: Any) -> No
 
 
 def test_changes_of_an_aggregate_are_written_batch_by_batch(lab: Any) -> None:
-    """Spark refuses outputMode("update") for every Python sink; the page gives this way."""
+    """Spark refuses outputMode("update") for every Python sink; the page describes this alternative."""
     one, other = lab.cluster.topic(), lab.cluster.topic()
     for value in (b"a", b"b", b"a"):
         lab.cluster.send(one, value)

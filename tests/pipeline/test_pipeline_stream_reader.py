@@ -1,4 +1,4 @@
-"""The stream reader by itself, called as each version of Spark calls it; a real broker, no JVM."""
+"""The stream reader, called as each version of Spark calls it; a real broker, no JVM."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pyspark
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from tidemill.client import cluster as client_cluster
+from tidemill.client import network_client as client_cluster
 from tidemill.client.errors import DataLoss, error_for
-from tidemill.client.ranges import RangeReader
+from tidemill.client.range_reader import RangeReader
 from tidemill.model.errors import ConfigError, ErrorCode, InvalidRecord
 from tidemill.pipeline import stream
 from tidemill.pipeline.options import parse_source_options
@@ -115,7 +115,7 @@ def test_available_now_has_a_fixed_end(cluster: Any, readers: Any) -> None:
 
 
 @needs_limits
-def test_limits_are_told_to_spark_in_its_own_types(cluster: Any, readers: Any) -> None:
+def test_limits_have_the_types_of_spark(cluster: Any, readers: Any) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
     topic = cluster.topic()
@@ -124,12 +124,12 @@ def test_limits_are_told_to_spark_in_its_own_types(cluster: Any, readers: Any) -
     assert readers(topic, minOffsetsPerTrigger=5).getDefaultReadLimit() == ReadMinRows(5)
     reader = readers(topic, maxOffsetsPerTrigger=5)
     assert reader.getDefaultReadLimit() == ReadMaxRows(5)
-    # Trigger.Once reads all, whatever the options say.
+    # Trigger.Once reads all records, regardless of the options.
     assert next_of(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == {"0": 10}
 
 
 class Clock:
-    """Stands in for the module ``time`` of the stream reader: sleeping moves it."""
+    """Replaces the module ``time`` of the stream reader: sleep advances it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -165,7 +165,7 @@ def test_the_first_batch_of_a_start_waits_for_nothing(cluster: Any, readers: Any
 
 
 @needs_limits
-def test_a_batch_waits_for_enough_or_long_enough(cluster: Any, readers: Any) -> None:
+def test_a_batch_waits_for_enough_records_or_the_delay(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
@@ -183,7 +183,7 @@ def test_a_batch_waits_for_enough_or_long_enough(cluster: Any, readers: Any) -> 
 
 
 @needs_limits
-def test_available_now_takes_also_fewer_records_than_a_batch_should_have(cluster: Any, readers: Any) -> None:
+def test_available_now_reads_less_than_the_minimum_of_a_batch(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
     reader = readers(topic, minOffsetsPerTrigger=3, maxOffsetsPerTrigger=3, maxTriggerDelay="1h")
@@ -195,7 +195,9 @@ def test_available_now_takes_also_fewer_records_than_a_batch_should_have(cluster
 
 
 @needs_limits
-def test_every_batch_waits_anew_for_enough_or_long_enough(cluster: Any, readers: Any, clock: Clock) -> None:
+def test_every_batch_waits_again_for_enough_records_or_the_delay(
+    cluster: Any, readers: Any, clock: Clock
+) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="60s")
@@ -208,7 +210,7 @@ def test_every_batch_waits_anew_for_enough_or_long_enough(cluster: Any, readers:
     clock.now_s += 0.5
     second = reader.latestOffset(first, limit)
     assert next_of(second) == {"0": 5}
-    # Enough ends the wait early, and the next one begins then.
+    # Enough records end the wait early, and the next wait begins then.
     cluster.produce(topic, 5)
     clock.now_s += 30
     third = reader.latestOffset(second, limit)
@@ -218,9 +220,7 @@ def test_every_batch_waits_anew_for_enough_or_long_enough(cluster: Any, readers:
     assert reader.latestOffset(third, limit) == third
 
 
-def test_an_idle_reader_asks_the_cluster_ten_times_a_second_at_most(
-    cluster: Any, readers: Any, clock: Clock
-) -> None:
+def test_an_idle_reader_sends_at_most_ten_requests_a_second(cluster: Any, readers: Any, clock: Clock) -> None:
     topic = cluster.topic()
     reader = readers(topic)
     start = reader.initialOffset()
@@ -228,14 +228,14 @@ def test_an_idle_reader_asks_the_cluster_ten_times_a_second_at_most(
         assert reader.latestOffset(start) == start
     assert clock.slept_s[:5] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.1])
     assert clock.slept_s[5:] == pytest.approx([0.1] * 44)
-    # What comes is read at the next look, and the looks after it are close again.
+    # New records are read at the next request, and the following requests are frequent again.
     cluster.produce(topic, 1)
     first = reader.latestOffset(start)
     assert next_of(first) == {"0": 1}
     clock.slept_s.clear()
     assert reader.latestOffset(first) == first
     assert clock.slept_s == []
-    # A trigger that is longer than the pause waits for nothing.
+    # A trigger interval longer than the pause needs no wait.
     for _ in range(5):
         clock.now_s += 10
         reader.latestOffset(first)
@@ -243,7 +243,7 @@ def test_an_idle_reader_asks_the_cluster_ten_times_a_second_at_most(
 
 
 def without(topic: str, monkeypatch: pytest.MonkeyPatch, looks: int) -> list[str]:
-    """Leaves the topic out of the next ``looks`` looks at the metadata, as a broker that is behind does."""
+    """Omits the topic from the next ``looks`` metadata responses, as an outdated broker does."""
     hidden: list[str] = []
     plain = RangeReader.describe
 
@@ -259,7 +259,7 @@ def without(topic: str, monkeypatch: pytest.MonkeyPatch, looks: int) -> list[str
 
 
 @pytest.mark.parametrize("away", ["a moment", "a while"])
-def test_a_topic_that_disappears_and_comes_back_goes_on_where_it_was(
+def test_a_topic_that_disappears_and_returns_continues_at_its_position(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: str
 ) -> None:
     topic, other = cluster.topic(), cluster.topic()
@@ -270,7 +270,7 @@ def test_a_topic_that_disappears_and_comes_back_goes_on_where_it_was(
     assert first["topics"][topic]["next"] == {"0": 5}
     cluster.produce(topic, 2)
     cluster.produce(other, 1)
-    # One look for each try, and three tries more.
+    # One request for each attempt, and three attempts more.
     hidden = without(topic, monkeypatch, 2 if away == "a moment" else 8)
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
         second = reader.latestOffset(first)
@@ -283,15 +283,15 @@ def test_a_topic_that_disappears_and_comes_back_goes_on_where_it_was(
         assert reader.partitions(first, second)[0].topic == other
         while len(hidden) < 8:
             assert reader.latestOffset(second) == second
-    told = [text for text in caplog.messages if f"the cluster has no longer {topic}-0" in text]
+    told = [text for text in caplog.messages if f"the cluster no longer has {topic}-0" in text]
     assert len(told) == 1
-    # Also another process of the query, which has the checkpoint alone, goes on.
+    # Another process of the query, which has only the checkpoint, continues too.
     third = readers(topic, **options).latestOffset(second)
     assert third["topics"][topic] == {**first["topics"][topic], "next": {"0": 7}}
     assert [(one.start, one.end) for one in reader.partitions(second, third)] == [(5, 7)]
 
 
-def test_a_topic_that_is_away_at_the_plan_is_asked_for_again(
+def test_a_topic_missing_at_the_plan_is_requested_again(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster.topic()
@@ -301,12 +301,12 @@ def test_a_topic_that_is_away_at_the_plan_is_asked_for_again(
     without(topic, monkeypatch, 3)
     assert [(one.start, one.end) for one in reader.partitions(start, end)] == [(0, 5)]
     without(topic, monkeypatch, 4)
-    with pytest.raises(DataLoss, match=f"the cluster has no longer {topic}-0, offsets 0 to 4 are lost"):
+    with pytest.raises(DataLoss, match=f"the cluster no longer has {topic}-0, offsets 0 to 4 are lost"):
         reader.partitions(start, end)
 
 
 def delete_before_offsets_are_listed(cluster: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next request for offsets finds the topic deleted, which the request before it has listed."""
+    """The next request for offsets finds the topic deleted, which the preceding request has listed."""
     plain = RangeReader.list_offsets
 
     def list_offsets(self: RangeReader, wanted: Any) -> Any:
@@ -331,10 +331,10 @@ def test_a_topic_deleted_while_a_batch_is_planned_is_named_and_the_batch_is_not_
 
 
 @pytest.mark.parametrize("way", ["subscribe", "subscribePattern"])
-def test_a_topic_deleted_while_the_reader_looks_does_not_end_the_query(
+def test_a_topic_deleted_during_a_lookup_does_not_end_the_query(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Between the request that lists the topics and the one for their offsets."""
+    """Between the request that lists the topics and the request for their offsets."""
     topic, other = cluster.topic(), cluster.topic()
     cluster.produce(topic, 5)
     cluster.produce(other, 3)
@@ -349,7 +349,7 @@ def test_a_topic_deleted_while_the_reader_looks_does_not_end_the_query(
     assert second["topics"][topic] == first["topics"][topic]
     assert second["topics"][other]["next"] == {"0": 4}
     assert [(one.topic, one.start, one.end) for one in reader.partitions(first, second)] == [(other, 3, 4)]
-    # Another topic of the name is read from its first record.
+    # A recreated topic is read from its first record.
     cluster.topic(1, topic)
     cluster.produce(topic, 2)
     third = reader.latestOffset(second)
@@ -359,7 +359,7 @@ def test_a_topic_deleted_while_the_reader_looks_does_not_end_the_query(
 
 
 @needs_limits
-def test_available_now_goes_on_without_a_topic_that_was_deleted(cluster: Any, readers: Any) -> None:
+def test_available_now_continues_without_a_deleted_topic(cluster: Any, readers: Any) -> None:
     topic, other = cluster.topic(), cluster.topic()
     cluster.produce(topic, 5)
     options = {"subscribe": f"{topic},{other}", "fetchOffset__retryIntervalMs": 1}
@@ -372,7 +372,7 @@ def test_available_now_goes_on_without_a_topic_that_was_deleted(cluster: Any, re
     assert [(one.topic, one.start, one.end) for one in reader.partitions(first, end)] == [(other, 0, 3)]
     strict = readers(topic, **options)
     strict.prepareForTriggerAvailableNow()
-    with pytest.raises(DataLoss, match=f"the cluster has no longer {topic}-0"):
+    with pytest.raises(DataLoss, match=f"the cluster no longer has {topic}-0"):
         strict.latestOffset(first, strict.getDefaultReadLimit())
 
 
@@ -387,7 +387,7 @@ def test_a_task_whose_topic_was_deleted_is_a_loss(cluster: Any, readers: Any) ->
     assert list(readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1).read(task)) == []
 
 
-def test_a_limit_that_ends_some_triggers_early_is_told_once_where_spark_gives_no_limits(
+def test_a_limit_that_ends_triggers_early_is_logged_once_without_limits_of_spark(
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark before 4.2 calls latestOffset() without arguments."""
@@ -407,7 +407,7 @@ def test_a_limit_that_ends_some_triggers_early_is_told_once_where_spark_gives_no
     assert "PySpark 4.2 or later" in told
 
 
-def test_a_group_shows_the_topics_that_are_there(
+def test_a_group_commits_existing_topics_only(
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, other = cluster.topic(), cluster.topic()
@@ -428,11 +428,11 @@ def test_a_group_shows_the_topics_that_are_there(
         second = reader.latestOffset(first)
         reader.latestOffset(second)
     assert cluster.committed(group)[other, 0] == 3
-    assert len([text for text in caplog.messages if "does not show" in text]) <= 1
+    assert len([text for text in caplog.messages if "cannot commit the stream's offsets" in text]) <= 1
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_a_task_asks_again_exactly_as_often_as_told_before_it_believes_a_loss(
+def test_a_task_retries_exactly_as_configured_before_it_reports_a_loss(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
     topic = cluster.topic()
@@ -472,7 +472,7 @@ def test_a_start_behind_the_end_of_the_log_is_a_loss_and_one_at_its_end_is_not(
     if first is not None:
         assert next_of(readers(topic, startingOffsets=starting).initialOffset()) == {"0": first}
         return
-    with pytest.raises(DataLoss, match=f"asks for offset 4 of {topic}-0, which has 0 to 3"):
+    with pytest.raises(DataLoss, match=f"has offset 4 of {topic}-0, which has 0 to 3"):
         readers(topic, startingOffsets=starting).initialOffset()
     lenient = readers(topic, startingOffsets=starting, failOnDataLoss="false")
     assert next_of(lenient.initialOffset()) == {"0": 3}
@@ -484,7 +484,7 @@ def test_a_start_before_the_first_record_is_a_loss_and_one_at_it_is_not(cluster:
     cluster.delete_before(topic, 2)
     assert next_of(readers(topic, startingOffsets=json.dumps({topic: {"0": 2}})).initialOffset()) == {"0": 2}
     early = json.dumps({topic: {"0": 1}})
-    with pytest.raises(DataLoss, match=f"asks for offset 1 of {topic}-0, which has 2 to 3"):
+    with pytest.raises(DataLoss, match=f"has offset 1 of {topic}-0, which has 2 to 3"):
         readers(topic, startingOffsets=early).initialOffset()
     lenient = readers(topic, startingOffsets=early, failOnDataLoss="false")
     assert next_of(lenient.initialOffset()) == {"0": 2}
@@ -505,14 +505,14 @@ def test_a_group_commit_that_fails_is_logged_and_nothing_else(
     monkeypatch.setattr(RangeReader, "commit", refuse)
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
         assert next_of(reader.latestOffset(reader.initialOffset())) == {"0": 2}
-    assert f"group {topic}-g does not show the stream's offsets" in caplog.text
+    assert f"cannot commit the stream's offsets for group {topic}-g" in caplog.text
     assert "GROUP_AUTHORIZATION_FAILED" in caplog.text
     monkeypatch.undo()
     reader.commit(reader.initialOffset())
     assert cluster.committed(f"{topic}-g") == {(topic, 0): 0}
 
 
-def test_a_group_commit_that_fails_is_repeated_and_logged_every_ten_seconds_while_nothing_comes(
+def test_a_failed_group_commit_is_retried_and_logged_every_ten_seconds(
     cluster: Any,
     readers: Any,
     clock: Clock,
@@ -532,14 +532,14 @@ def test_a_group_commit_that_fails_is_repeated_and_logged_every_ten_seconds_whil
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
         for _ in range(20):
             reader.latestOffset(start)
-        assert caplog.text.count("does not show") == 1
+        assert caplog.text.count("cannot commit the stream's offsets") == 1
         clock.now_s += 10
         reader.latestOffset(start)
-    assert caplog.text.count("does not show") == 2
+    assert caplog.text.count("cannot commit the stream's offsets") == 2
     monkeypatch.undo()
 
 
-def test_a_coordinator_that_is_away_holds_no_micro_batch_up_for_long(
+def test_an_unavailable_coordinator_delays_a_micro_batch_briefly(
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster.topic()
@@ -550,13 +550,13 @@ def test_a_coordinator_that_is_away_holds_no_micro_batch_up_for_long(
     def away(*_: Any) -> int:
         raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "find the coordinator of a group")
 
-    monkeypatch.setattr(client_cluster.Cluster, "coordinator", away)
+    monkeypatch.setattr(client_cluster.NetworkClient, "coordinator", away)
     monkeypatch.setattr(stream, "COMMIT_S", 0.5)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
         assert next_of(reader.latestOffset(start)) == {"0": 2}
     assert time.monotonic() - began < 20
-    assert "does not show the stream's offsets: cannot find the coordinator" in caplog.text
+    assert f"offsets for group {topic}-g: cannot find the coordinator" in caplog.text
 
 
 def test_a_log_that_ends_before_the_position_is_a_loss(cluster: Any, readers: Any) -> None:
@@ -587,8 +587,8 @@ def test_a_reader_reads_what_it_planned(cluster: Any, readers: Any) -> None:
     assert found == [(0, n) for n in range(6)] + [(1, n) for n in range(2)]
 
 
-def test_a_worker_that_knew_the_topic_before_sees_what_became_of_it(cluster: Any, readers: Any) -> None:
-    """Python workers keep their connections, and with them metadata of tasks before."""
+def test_a_worker_with_outdated_metadata_sees_the_current_topic(cluster: Any, readers: Any) -> None:
+    """Python workers keep their connections, and the metadata of earlier tasks."""
     topic = cluster.topic()
     cluster.produce(topic, 2)
 
@@ -607,7 +607,7 @@ def test_a_worker_that_knew_the_topic_before_sees_what_became_of_it(cluster: Any
     assert read_all() == [(0, 5)]
 
 
-def test_a_topic_made_anew_with_as_many_records_is_read_whole(cluster: Any, readers: Any) -> None:
+def test_a_recreated_topic_with_as_many_records_is_read_completely(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 5)
     reader = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1)
@@ -621,7 +621,7 @@ def test_a_topic_made_anew_with_as_many_records_is_read_whole(cluster: Any, read
     assert reader.partitions(second, second) == []
 
 
-def test_a_topic_made_anew_after_the_plan_is_not_read_for_the_old_one(cluster: Any, readers: Any) -> None:
+def test_a_topic_recreated_after_the_plan_is_not_read_instead(cluster: Any, readers: Any) -> None:
     from tidemill.client.errors import TopicRecreated
 
     topic = cluster.topic()
@@ -631,14 +631,14 @@ def test_a_topic_made_anew_after_the_plan_is_not_read_for_the_old_one(cluster: A
     cluster.delete(topic)
     cluster.topic(1, topic)
     cluster.produce(topic, 5)
-    with pytest.raises(TopicRecreated, match=f"topic '{topic}' was deleted and made anew"):
+    with pytest.raises(TopicRecreated, match=f"topic '{topic}' was deleted and recreated"):
         list(reader.read(task))
     lenient = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1)
     assert list(lenient.read(task)) == []
 
 
 @pytest.mark.parametrize("ms", [9_223_372_036_854_776, 2**63 - 1])
-def test_a_time_that_sparks_timestamps_cannot_hold_is_refused_with_its_place(
+def test_a_time_beyond_sparks_timestamps_is_refused_with_its_offset(
     cluster: Any, readers: Any, ms: int
 ) -> None:
     topic = cluster.topic(2, message_timestamp_after_max_ms=str(2**63 - 1))

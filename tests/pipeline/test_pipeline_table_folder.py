@@ -1,4 +1,4 @@
-"""A table has each row once, for every reader, whatever is killed or loses its power, and whenever."""
+"""A table has each row once, for every reader, despite kills and power failures at any time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import loads
 import pytest
+from faulty_files import FaultyFiles, Killed
 
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ConfigError
@@ -35,31 +36,30 @@ from tidemill.pipeline.jobs.table_folder import (
     open_table,
     read_manifest,
 )
-from tidemill.testing.files import FaultyFiles, Killed
 
 MESSAGES = 34
 """Four micro-batches of ten."""
 
 
 def read(folder: Path) -> dict[str, list[int]]:
-    """What each reader finds; nothing where there is no file yet."""
+    """Returns the content for each reader; empty if there is no file yet."""
     if not list((folder / "out").glob("event_date=*/*.parquet")):
         return same([])
     return {name: reader(folder / "out", "n") for name, reader in loads.READERS.items()}
 
 
 def same(numbers: list[int]) -> dict[str, list[int]]:
-    """What every reader is to find."""
+    """Returns the expected content for every reader."""
     return dict.fromkeys(loads.READERS, numbers)
 
 
 def loader(folder: Path) -> loads.Loader:
-    """One that nothing kills."""
+    """A loader without a kill."""
     return loads.Loader(SystemFiles(), str(folder), loads.stage_parquet, loads.rows_of_parquet)
 
 
 def run_killed(folder: Path, messages: int, left: int) -> bool:
-    """Runs a load in a process that kills itself; whether it came to its end instead."""
+    """Runs a load in a process that kills itself; returns whether it reached its end instead."""
     program = str(Path(loads.__file__))
     done = subprocess.run(
         [sys.executable, program, str(folder), str(messages), str(left)],
@@ -74,8 +74,8 @@ def run_killed(folder: Path, messages: int, left: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_kill_before_any_change_of_the_disk_costs_and_doubles_no_row_for_any_reader(tmp_path: Path) -> None:
-    """Every run is killed one step later than the last, from its start on, until one comes to its end."""
+def test_a_kill_before_any_change_of_the_disk_causes_no_loss_and_no_duplicate(tmp_path: Path) -> None:
+    """Every run is killed one step later than the last, from its start on, until a run reaches its end."""
     messages, left, seen = 10, 1, 0
     while not run_killed(tmp_path, messages, left):
         found = read(tmp_path)
@@ -84,7 +84,7 @@ def test_a_kill_before_any_change_of_the_disk_costs_and_doubles_no_row_for_any_r
             assert set(range(seen)) <= set(numbers) <= set(range(messages)), (reader, left)
         assert len({tuple(numbers) for numbers in found.values()}) == 1, left
         left += 1
-        # Now and then a whole batch lies before the one that is killed at the same step.
+        # Sometimes a whole batch precedes the batch that is killed at the same step.
         if left % 3 == 0:
             loader(tmp_path).run(messages)
             seen, messages = messages, messages + 10
@@ -94,7 +94,7 @@ def test_a_kill_before_any_change_of_the_disk_costs_and_doubles_no_row_for_any_r
 
 
 class Memory:
-    """A disk that loses its power, or its process, before the change of number ``left``."""
+    """A disk that loses its power, or its process, before change number ``left``."""
 
     def __init__(self, seed: int) -> None:
         self.files = FaultyFiles()
@@ -121,7 +121,7 @@ class Memory:
         return loads.Loader(self.files, "/d", self.stage, self.rows_of, random=self.random)
 
     def table(self) -> list[int]:
-        """The numbers in the files that count."""
+        """Returns the numbers in the valid files."""
         found: list[int] = []
         if self.files.exists("/d/out"):
             for folder in self.files.list("/d/out"):
@@ -133,7 +133,7 @@ class Memory:
 
 @pytest.mark.parametrize("cut", [True, False], ids=["power", "kill"])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_disk_that_loses_what_was_not_synced_loses_and_doubles_no_row(
+def test_the_loss_of_unsynced_data_causes_no_loss_and_no_duplicate(
     seed: int, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tidemill.pipeline.jobs.table_folder as module
@@ -145,7 +145,7 @@ def test_a_disk_that_loses_what_was_not_synced_loses_and_doubles_no_row(
         disk.left = disk.random.randint(1, 160)
         with contextlib.suppress(Killed):
             disk.loader().run(MESSAGES)
-        # What a commit has returned for is promised; a manifest that is durable is the commit's middle.
+        # A returned commit is guaranteed; a durable manifest is the middle of a commit.
         disk.left = 0
         if cut:
             disk.files.power_cut(disk.random)
@@ -162,7 +162,7 @@ def test_a_disk_that_loses_what_was_not_synced_loses_and_doubles_no_row(
 
 
 def written(folder: Path, rows: int = 3, batch: int = 0) -> Any:
-    """Plans a micro-batch, and gives a function that stages ``rows`` rows of it."""
+    """Plans a micro-batch, and returns a function that stages ``rows`` rows of it."""
     for log in ("offsets", "commits"):
         (folder / "checkpoint" / log).mkdir(parents=True, exist_ok=True)
     (folder / "checkpoint" / "metadata").write_text('{"id":"9d3c"}')
@@ -197,7 +197,7 @@ def test_a_batch_that_spark_runs_again_is_not_written_again(tmp_path: Path) -> N
     table.close()
 
 
-def test_a_plan_that_is_another_than_the_one_that_was_loaded_is_refused(tmp_path: Path) -> None:
+def test_a_plan_that_differs_from_the_loaded_one_is_refused(tmp_path: Path) -> None:
     write = written(tmp_path)
     table = opened(tmp_path)
     table.commit(0, write)
@@ -207,32 +207,30 @@ def test_a_plan_that_is_another_than_the_one_that_was_loaded_is_refused(tmp_path
     ):
         table.commit(0, write)
     written(tmp_path, batch=4)
-    with pytest.raises(ConfigError, match=r"has micro-batch 0, and the checkpoint .* goes on with 4"):
+    with pytest.raises(ConfigError, match=r"has micro-batch 0, and the checkpoint .* continues with 4"):
         table.commit(4, write)
     table.close()
 
 
-def test_rows_that_spark_wrote_and_this_machine_does_not_see_are_not_taken_for_loaded(tmp_path: Path) -> None:
+def test_rows_invisible_on_this_machine_do_not_count_as_loaded(tmp_path: Path) -> None:
     write = written(tmp_path, rows=2)
     table = opened(tmp_path)
-    with pytest.raises(
-        FilesMissing, match=r"wrote 3 rows of micro-batch 0, and .* has 2: give an output and"
-    ):
+    with pytest.raises(FilesMissing, match=r"wrote 3 rows of micro-batch 0, and .* has 2: use an output and"):
         table.commit(0, write)
     assert not list((tmp_path / "out").glob("*/*.parquet"))
     assert read_manifest(SystemFiles(), str(tmp_path / "out")) is None
     table.close()
 
 
-def test_a_second_load_into_a_folder_is_told_who_has_it(tmp_path: Path) -> None:
+def test_the_error_of_a_second_load_names_the_owner(tmp_path: Path) -> None:
     table = opened(tmp_path)
-    with pytest.raises(UnderWay, match=f"process {os.getpid()} on .* loads into .*/out already: wait"):
+    with pytest.raises(UnderWay, match=f"process {os.getpid()} on .* already loads into .*/out: wait"):
         opened(tmp_path)
     table.close()
     opened(tmp_path).close()
 
 
-def test_a_load_that_was_ended_makes_nothing_visible_afterwards(tmp_path: Path) -> None:
+def test_an_ended_load_makes_no_files_visible(tmp_path: Path) -> None:
     write = written(tmp_path)
     table = opened(tmp_path)
 
@@ -267,7 +265,7 @@ def test_an_output_on_another_file_system_gets_copies_that_appear_whole(
     assert list((tmp_path / "checkpoint" / "tidemill").iterdir()) == []
 
 
-def test_files_that_somebody_removed_before_their_move_are_missed(tmp_path: Path) -> None:
+def test_files_removed_before_their_move_are_an_error(tmp_path: Path) -> None:
     files = SystemFiles()
     staged = tmp_path / "checkpoint" / "tidemill" / "batch-0-x"
     staged.mkdir(parents=True)
@@ -279,12 +277,12 @@ def test_files_that_somebody_removed_before_their_move_are_missed(tmp_path: Path
     )
     table.close()
     table = opened(tmp_path)
-    with pytest.raises(FilesMissing, match=r"event_date=1/a\.parquet is neither there nor at"):
+    with pytest.raises(FilesMissing, match=r"event_date=1/a\.parquet exists neither there nor at"):
         table.recover()
     table.close()
 
 
-def test_a_manifest_that_cannot_be_read_names_the_next_step(tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_manifest_has_the_next_step(tmp_path: Path) -> None:
     for data, words in (
         (b"{", "damaged"),
         (b"[]", "damaged"),
@@ -306,7 +304,7 @@ SPARKS = "part-0000{}-7bb0b6d5-0ef0-4b6c-8f0e-d0a2b9f3d1aa.c000.snappy.parquet"
 
 
 def file_sink_table(folder: Path) -> None:
-    """A table of Spark's file sink after a kill: two batches, and files of a third that do not count."""
+    """A table of Spark's file sink after a kill: two batches, and invalid files of a third."""
     log, dates = folder / "out" / "_spark_metadata", folder / "out" / "event_date=2013-01-01"
     log.mkdir(parents=True)
     dates.mkdir()
@@ -328,7 +326,7 @@ def file_sink_table(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("left", range(1, 14))
-def test_a_table_of_sparks_file_sink_is_taken_over_also_after_kills(tmp_path: Path, left: int) -> None:
+def test_a_table_of_sparks_file_sink_is_migrated_despite_kills(tmp_path: Path, left: int) -> None:
     file_sink_table(tmp_path)
     with pytest.raises(Exception, match="Parquet"):
         loads.read_with_pandas(tmp_path / "out", "n")
@@ -341,7 +339,7 @@ def test_a_table_of_sparks_file_sink_is_taken_over_also_after_kills(tmp_path: Pa
     assert manifest.batch == 3
 
 
-def test_a_power_cut_after_the_takeover_brings_no_file_back_that_does_not_count() -> None:
+def test_a_power_cut_after_the_migration_restores_no_removed_file() -> None:
     files = FaultyFiles()
     dates, log = "/out/event_date=2013-01-01", "/out/_spark_metadata"
     listed, unlisted = (f"{dates}/{SPARKS.format(number)}" for number in range(2))
@@ -359,12 +357,14 @@ def test_a_power_cut_after_the_takeover_brings_no_file_back_that_does_not_count(
     assert (files.exists(listed), files.exists(unlisted), files.exists(log)) == (True, False, False)
 
 
-def test_a_file_that_neither_spark_nor_its_list_knows_is_named_and_stays(tmp_path: Path) -> None:
+def test_an_unlisted_file_is_named_and_stays(tmp_path: Path) -> None:
     file_sink_table(tmp_path)
     mine = tmp_path / "out" / "event_date=2013-01-01" / "mine.parquet"
     loads.stage_parquet(str(mine), [99])
     table = opened(tmp_path)
-    with pytest.raises(ConfigError, match=r"does not name .*mine\.parquet: move what is not of the load out"):
+    with pytest.raises(
+        ConfigError, match=r"does not name .*mine\.parquet: move files that are not of the load out"
+    ):
         migrate(SystemFiles(), table, str(tmp_path / "out"), str(tmp_path / "checkpoint"))
     assert mine.exists()
     table.close()

@@ -1,4 +1,4 @@
-"""Which topics and partitions the options of a source name. No cluster."""
+"""The topics and partitions that the options of a source select. No cluster."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from tidemill.client.ranges import TopicView
+from tidemill.client.range_reader import TopicView
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.cluster import Cluster
+from tidemill.pipeline.offset_ranges import select_topics
 from tidemill.pipeline.options import parse_source_options
-from tidemill.pipeline.targets import select_topics
 
 THERE = {"a": TopicView(b"a" * 16, 3), "b": TopicView(b"b" * 16, 1)}
 

@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def lines_allowed() -> list[str]:
-    """The lines that the package allows, oldest first, as ``4.0``."""
+    """Returns the versions that the package allows, oldest first, as ``4.0``."""
     found = re.search(r'"pyspark>=4\.(\d+),<4\.(\d+)"', (ROOT / "pyproject.toml").read_text())
     assert found is not None
     return [f"4.{number}" for number in range(int(found[1]), int(found[2]))]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/spark.md"])
-def test_a_page_tells_the_lines_that_are_allowed(page: str) -> None:
+def test_the_page_lists_the_allowed_versions(page: str) -> None:
     lines = lines_allowed()
     assert f"PySpark {lines[0]} to {lines[-1]}" in (ROOT / page).read_text()
 

@@ -1,4 +1,4 @@
-"""What a task leaves behind in a Python worker process of Spark; each test runs a process of its own."""
+"""The state that a task leaves in a Python worker process of Spark; each test runs a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def zip_importers():
 
 
 def output_of(script: str, directory: Path) -> str:
-    """What a script prints that may import ``within`` and ``further`` from a zip file on its path."""
+    """Returns the output of a script that may import ``within`` and ``further`` from a zip file."""
     archive = directory / "modules.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("within.py", "NAME = 'within'\n")
@@ -50,7 +50,7 @@ def test_from_the_second_task_on_the_collector_does_not_visit_the_imported_modul
     assert output_of(script, tmp_path) == "0 True True"
 
 
-def test_garbage_of_the_first_tasks_is_taken_away_before_the_rest_is_frozen(tmp_path: Path) -> None:
+def test_garbage_of_the_first_tasks_is_collected_before_the_freeze(tmp_path: Path) -> None:
     script = WORKER + TASK + "import weakref\nclass Knot: pass\n"
     script += "knot = Knot(); knot.itself = knot; seen = weakref.ref(knot); gc.disable(); del knot\n"
     script += "end_task(); end_task(); print(seen())"
@@ -64,7 +64,7 @@ def test_a_forked_worker_counts_its_own_tasks(tmp_path: Path) -> None:
     assert output_of(script, tmp_path) == "0"
 
 
-def test_a_process_that_is_no_worker_of_spark_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_process_other_than_a_worker_of_spark_is_unchanged(tmp_path: Path) -> None:
     script = "import gc, sys, zipimport\n" + TASK
     script += "end_task(); end_task(); print(len(zip_importers()), gc.get_freeze_count())"
     assert output_of(script, tmp_path) == "1 0"

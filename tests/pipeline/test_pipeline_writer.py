@@ -1,4 +1,4 @@
-"""What the sink takes and tells, without Spark and without a broker."""
+"""Columns and results of the sink, without Spark and without a broker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_summary_counts_the_tasks_that_failed(rows: list[int], tasks: int, tex
 
 
 class SlowProducer:
-    """Acknowledges a batch only when somebody waits for it, or all at its flush."""
+    """Acknowledges a batch only when a caller waits for it, or all batches at its flush."""
 
     def __init__(self) -> None:
         self.open: list[Future[None]] = []
@@ -87,7 +87,7 @@ class SlowProducer:
             one.result()
 
 
-@pytest.mark.parametrize("batches", [1, writer.UNSETTLED_MAX, 3 * writer.UNSETTLED_MAX])
+@pytest.mark.parametrize("batches", [1, writer.UNACKNOWLEDGED_MAX, 3 * writer.UNACKNOWLEDGED_MAX])
 def test_only_so_many_batches_wait_for_their_acknowledgement(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_only_so_many_batches_wait_for_their_acknowledgement(
     batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
     sent = send_batches(parse_sink_options(TOPIC), ("value",), [batch] * batches)
     assert (sent.rows, sent.topics) == (2 * batches, ("t",))
-    assert producer.open_max == min(batches, writer.UNSETTLED_MAX + 1)
+    assert producer.open_max == min(batches, writer.UNACKNOWLEDGED_MAX + 1)
 
 
 def test_a_batch_without_rows_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

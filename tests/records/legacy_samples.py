@@ -1,4 +1,4 @@
-"""Entries of formats v0 and v1 that the tests share, put together as their documentation says."""
+"""Entries of formats v0 and v1 for tests, built according to their documentation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 import zlib
 from collections.abc import Iterable
 
-from tidemill.records.cursor import open_cursor
+from tidemill.records.record_cursor import open_cursor
 
 ReadRecord = tuple[int, int, int, bytes | None, bytes | None]
-"""Offset, timestamp, timestamp type, key, value."""
+"""A record: offset, timestamp, timestamp type, key, value."""
 
 
 def entry_bytes(
@@ -23,7 +23,7 @@ def entry_bytes(
     key_length: int | None = None,
     value_length: int | None = None,
 ) -> bytes:
-    """An entry whose lengths may lie, with the right checksum."""
+    """An entry with the right checksum and possibly wrong lengths."""
     lengths = [
         (-1 if field is None else len(field)) if said is None else said
         for field, said in ((key, key_length), (value, value_length))
@@ -44,7 +44,7 @@ def messages(magic: int, records: Iterable[tuple[int, int, bytes | None, bytes |
 
 
 def read_set(data: bytes) -> list[ReadRecord]:
-    """What the product reads in stored bytes of any format, all of which must be whole."""
+    """The records that Tidemill reads from complete stored bytes of any format."""
     found = []
     position = 0
     while position < len(data):

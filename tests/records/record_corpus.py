@@ -1,6 +1,6 @@
-"""Run by a test in each mode: what the records layer answers to a corpus, one line each.
+"""Prints the results of the records layer for a corpus, one line each; a test runs it in each mode.
 
-The corpus is the same in every run: good batches, and the same with faults under a right checksum. With
+The corpus is the same in every run: valid batches, and the same with faults and a right checksum. With
 ``--without-librt`` librt cannot be imported.
 """
 
@@ -17,7 +17,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Absent:
-    """Finds nothing of librt, and says why as its own check of the ABI would."""
+    """Makes imports of librt fail with the error of its own ABI check."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] == "librt":
@@ -27,14 +27,15 @@ class Absent:
 if "--without-librt" in sys.argv:
     sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
 
-from tidemill import _mode  # noqa: E402
+from record_builders import build_batch  # noqa: E402
+from tidemill import _build_mode  # noqa: E402
 from tidemill.model.errors import KafkaError  # noqa: E402
 from tidemill.records.batch import parse_batch, parse_batches  # noqa: E402
-from tidemill.records.builder import build_batch, build_end_marker, stamp_append_time  # noqa: E402
+from tidemill.records.batch_validation import Limits, begin_validation, finish_validation, is_costly  # noqa: E402
+from tidemill.records.builder import build_end_marker, stamp_append_time  # noqa: E402
 from tidemill.records.checksum import crc32c  # noqa: E402
 from tidemill.records.columns import decode_columns  # noqa: E402
-from tidemill.records.reader import iter_records  # noqa: E402
-from tidemill.records.validate import Limits, begin_validation, finish_validation, is_costly  # noqa: E402
+from tidemill.records.record_reader import iter_records  # noqa: E402
 
 
 def good_batches() -> list[bytes]:
@@ -83,8 +84,8 @@ def corpus() -> Iterator[bytes]:
         yield bytes(shell)
 
 
-def judged(data: bytes) -> str:
-    limits = Limits(key_required=len(data) % 2 == 0, max_unpacked_bytes=20_000)
+def validated(data: bytes) -> str:
+    limits = Limits(key_required=len(data) % 2 == 0, unpacked_bytes_max=20_000)
     batch = parse_batch(data, 0, len(data))
     walk = begin_validation(batch, limits, NOW_MS)
     while not walk.step(7):
@@ -132,8 +133,8 @@ def records(data: bytes) -> str:
 
 
 def main() -> None:
-    print("compiled" if _mode.compiled else f"plain: {_mode.reason}")
-    ways: list[Callable[[bytes], str]] = [headers, judged, records, columns]
+    print("compiled" if _build_mode.compiled else f"plain: {_build_mode.reason}")
+    ways: list[Callable[[bytes], str]] = [headers, validated, records, columns]
     for data in corpus():
         for way in ways:
             try:

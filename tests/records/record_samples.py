@@ -1,4 +1,4 @@
-"""Batches and strategies that the tests of the record formats share."""
+"""Batches and strategies for the tests of the record formats."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import warnings
 
 from hypothesis import strategies as st
 
+from record_builders import build_batch
 from tidemill.records.batch import CRC, Batch, parse_batch
-from tidemill.records.builder import build_batch
+from tidemill.records.batch_validation import Limits
 from tidemill.records.checksum import crc32c
-from tidemill.records.validate import Limits
+from tidemill.records.compression import decompress_range
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas in a way that Python 3.11 deprecates.
+    # kafka-python uses functions that Python 3.11 deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka.record.default_records import DefaultRecordBatch as PythonBatch
     from kafka.record.default_records import DefaultRecordBatchBuilder as PythonBuilder
@@ -22,7 +23,7 @@ __all__ = ["PythonBatch", "PythonBuilder"]
 
 NOW_MS = 1_700_000_000_000
 OPEN = Limits(max_batch_bytes=1 << 30, timestamp_after_ms=(1 << 63) - 1)
-"""Limits that only refuse what is no batch."""
+"""Limits that reject only invalid batches."""
 
 blobs = st.none() | st.binary(max_size=200)
 headers = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4)
@@ -31,27 +32,32 @@ record_fields = st.tuples(timestamps, blobs, blobs, headers)
 batches_of_records = st.lists(record_fields, min_size=1, max_size=30)
 
 
+def decompress(codec: int, data: bytes, bytes_max: int) -> bytes:
+    """Decompresses ``data`` completely."""
+    return decompress_range(codec, data, 0, len(data), bytes_max)
+
+
 def parsed(data: bytes) -> Batch:
-    """The one batch that ``data`` is."""
+    """The batch in ``data``, which must be the only one."""
     batch = parse_batch(data, 0, len(data))
     assert batch.size == len(data)
     return batch
 
 
 def with_crc(data: bytes | bytearray) -> bytes:
-    """The batch with the checksum that its bytes have now."""
+    """The batch with the right checksum of its bytes."""
     return bytes(data[:CRC]) + struct.pack(">I", crc32c(bytes(data[21:]))) + bytes(data[21:])
 
 
 def patched(data: bytes, position: int, layout: str, *values: int) -> bytes:
-    """The batch with other values at ``position``, and the right checksum."""
+    """The batch with changed values at ``position`` and the right checksum."""
     changed = bytearray(data)
     struct.pack_into(layout, changed, position, *values)
     return with_crc(changed)
 
 
 def zigzag(value: int) -> bytes:
-    """A varint as the documentation says it, not as the product writes it."""
+    """A varint according to the documentation, independent of the encoder of Tidemill."""
     rest = (value << 1) ^ (value >> 63)
     out = bytearray()
     while rest > 127:
@@ -74,7 +80,7 @@ def raw_record(
     header_bytes: bytes = b"",
     length: int | None = None,
 ) -> bytes:
-    """A record whose fields may lie."""
+    """A record with possibly wrong fields."""
     body = (
         bytes([attributes])
         + zigzag(timestamp_delta)
@@ -90,7 +96,7 @@ def raw_record(
 
 
 def raw_batch(records: bytes, count: int = 1, base_timestamp: int = NOW_MS) -> bytes:
-    """A batch around bytes that may be no records, with a right frame and checksum."""
+    """A batch around arbitrary bytes, with a right frame and checksum."""
     shell = build_batch([(base_timestamp, None, None, None)])[:61]
     data = bytearray(shell) + records
     struct.pack_into(">i", data, 8, len(data) - 12)

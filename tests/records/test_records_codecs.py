@@ -1,4 +1,4 @@
-"""Round trips, and other implementations as witnesses: kafka-python, aiokafka, Arrow's codecs."""
+"""Round trips, and comparisons with kafka-python, aiokafka and the codecs of Arrow."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
-from record_samples import NOW_MS, OPEN, PythonBatch, PythonBuilder, batches_of_records, parsed
+from record_samples import NOW_MS, OPEN, PythonBatch, PythonBuilder, batches_of_records, decompress, parsed
 
+from record_builders import build_batch
 from tidemill.model.errors import CorruptMessage
-from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD, parse_batches
-from tidemill.records.builder import BatchBuilder, build_batch, recompress, stamp_append_time
+from tidemill.records.batch import CURRENT_MAGIC, GZIP, LZ4, NONE, SNAPPY, ZSTD, parse_batches
+from tidemill.records.batch_validation import validate
+from tidemill.records.builder import BatchBuilder, stamp_append_time
 from tidemill.records.compression import (
     CODEC_NAMES,
     codec_of,
     compress,
-    decompress,
     unpacked_bytes_bound,
 )
-from tidemill.records.reader import iter_records, read_records
-from tidemill.records.validate import validate
+from tidemill.records.format_conversion import for_storage
+from tidemill.records.record_reader import iter_records, read_records
 from tidemill.records.varint import read_varint, read_varlong, varint_size, write_varint
 
 CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
@@ -50,7 +51,7 @@ def test_varlong_round_trip(value):
 
 @settings(max_examples=60, deadline=None)
 @given(batches_of_records, st.sampled_from(CODECS))
-def test_what_is_built_is_valid_and_read_back(records, codec):
+def test_built_batches_are_valid_and_read_back(records, codec):
     data = build_batch(records, codec=codec, base_offset=100)
     batch = parsed(data)
     assert validate(batch, OPEN, NOW_MS) is batch
@@ -61,7 +62,7 @@ def test_what_is_built_is_valid_and_read_back(records, codec):
 
 @settings(max_examples=60, deadline=None)
 @given(batches_of_records, st.sampled_from(CODECS))
-def test_aiokafka_reads_what_is_built(records, codec):
+def test_aiokafka_reads_built_batches(records, codec):
     other = AioBatch(bytearray(build_batch(records, codec=codec)))
     assert other.validate_crc()
     assert fields(other) == records
@@ -106,7 +107,7 @@ def test_kafka_python_both_ways(records, codec):
 @pytest.mark.parametrize("codec", CODECS)
 @given(data=st.binary(max_size=3000), times=st.sampled_from([0, 1, 7, 60]))
 @settings(max_examples=40, deadline=None)
-def test_compression_round_trip_within_its_bound(codec, data, times):
+def test_compression_round_trip_within_its_limit(codec, data, times):
     whole = data * times
     packed = compress(codec, whole)
     assert decompress(codec, packed, LIMIT) == whole
@@ -115,7 +116,7 @@ def test_compression_round_trip_within_its_bound(codec, data, times):
 
 @pytest.mark.parametrize("size", [0, 1, 32767, 32768, 65535, 65536, 65537, 300_000])
 @pytest.mark.parametrize("codec", CODECS)
-def test_exact_limit_is_enough_and_one_less_is_not(codec, size):
+def test_decompresses_up_to_the_exact_limit(codec, size):
     whole = (b"abcdefg" * (size // 7 + 1))[:size]
     packed = compress(codec, whole)
     assert decompress(codec, packed, size) == whole
@@ -137,11 +138,11 @@ def test_arrow_is_an_independent_codec(codec, whole):
 
 @given(st.binary(max_size=100_000))
 @settings(max_examples=15, deadline=None)
-def test_raw_snappy_of_another_library_is_read(whole):
+def test_reads_raw_snappy_of_another_library(whole):
     assert decompress(SNAPPY, pa.Codec("snappy").compress(whole, asbytes=True), LIMIT) == whole
 
 
-def test_snappy_is_written_in_the_frame_of_the_java_client():
+def test_writes_snappy_in_the_frame_of_the_java_client():
     packed = compress(SNAPPY, b"x" * 70_000)
     assert packed[:16] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
     position, blocks = 16, b""
@@ -153,7 +154,7 @@ def test_snappy_is_written_in_the_frame_of_the_java_client():
     assert blocks == b"x" * 70_000
 
 
-def test_lz4_frame_is_what_the_java_client_takes():
+def test_writes_lz4_frames_for_the_java_client():
     packed = compress(LZ4, b"abc" * 50_000)
     flags, sizes = packed[4], packed[5]
     assert flags == 0b01_1_0_0_0_0_0, "version 1, independent blocks, no checksums, no content size"
@@ -161,13 +162,13 @@ def test_lz4_frame_is_what_the_java_client_takes():
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_frames_one_after_the_other_are_read(codec):
+def test_reads_consecutive_frames(codec):
     assert decompress(codec, compress(codec, b"one") + compress(codec, b"two"), 100) == b"onetwo"
 
 
 @pytest.mark.parametrize("kind", [0, 15])
 @pytest.mark.parametrize("codec", [LZ4, ZSTD])
-def test_frames_to_skip_are_left_out_wherever_they_stand(codec: int, kind: int) -> None:
+def test_skips_skippable_frames_at_any_position(codec: int, kind: int) -> None:
     skipped = struct.pack("<II", 0x184D2A50 + kind, 3) + b"xyz"
     one, two = compress(codec, b"one"), compress(codec, b"two")
     for packed in (skipped + one + two, one + skipped + skipped + two, one + two + skipped):
@@ -190,17 +191,17 @@ def test_codec_names():
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_recompress_keeps_everything_but_the_codec(codec):
+def test_recompression_changes_only_the_codec(codec):
     records = [(NOW_MS + i, b"k", b"v" * 50, [("h", b"x")]) for i in range(20)]
-    batch = parsed(build_batch(records, codec=GZIP, producer_id=3, producer_epoch=1, base_sequence=4))
-    other = parsed(recompress(batch, codec, None, LIMIT))
+    data = build_batch(records, codec=GZIP, producer_id=3, producer_epoch=1, base_sequence=4)
+    other = for_storage(data, 0, len(data), CURRENT_MAGIC, codec, OPEN, NOW_MS, False)
     assert other.codec == codec
     assert (other.producer_id, other.base_sequence, other.record_count) == (3, 4, 20)
     assert validate(other, OPEN, NOW_MS) is other
     assert fields(read_records(other)) == records
 
 
-def test_append_time_is_the_time_of_every_record():
+def test_log_append_time_applies_to_every_record():
     batch = parsed(build_batch([(5, None, b"a", None), (9, None, b"b", None)]))
     stamped = parsed(stamp_append_time(batch, NOW_MS))
     assert stamped.append_time
@@ -209,7 +210,7 @@ def test_append_time_is_the_time_of_every_record():
     assert stamp_append_time(stamped, NOW_MS) is stamped.data
 
 
-def test_builder_tells_its_size_and_builds_again():
+def test_the_builder_reports_its_size_and_can_be_reused():
     builder = BatchBuilder()
     sizes = [builder.append(NOW_MS - i, b"k" * i, None, [("h", None)] * i) for i in range(100)]
     assert sizes[-1] == builder.size_bytes == len(builder.build())
@@ -225,7 +226,7 @@ def test_sequence_wraps_after_int32():
     assert batch.last_sequence == 0
 
 
-def test_batches_in_a_row():
+def test_reads_consecutive_batches():
     one, two = build_batch([(1, None, b"a", None)]), build_batch([(2, None, b"b", None)], base_offset=1)
     batches = parse_batches(b"xx" + one + two, 2, 2 + len(one) + len(two))
     assert [(b.base_offset, b.position, b.next_offset) for b in batches] == [(0, 2, 1), (1, 2 + len(one), 2)]
@@ -233,15 +234,15 @@ def test_batches_in_a_row():
 
 
 @pytest.mark.parametrize("sizes", [(0, 30), (30, 0), (5000, 30), (30, 5000), (2 << 20, 30), (30, 2 << 20)])
-def test_gzip_members_whose_last_tells_less_than_all_are_read_whole(sizes: tuple[int, int]) -> None:
-    """The size at the end is that of the last member alone."""
+def test_reads_all_gzip_members(sizes: tuple[int, int]) -> None:
+    """The size at the end is only that of the last member."""
     parts = [bytes(at % 251 for at in range(size)) for size in sizes]
     packed = b"".join(gzip.compress(part) for part in parts)
     assert decompress(GZIP, packed, 8 << 20) == b"".join(parts)
 
 
 @pytest.mark.parametrize("said", [0, 1, 4999, 5001, 1 << 20, 0xFFFFFFFF])
-def test_gzip_that_lies_about_its_size_is_refused(said: int) -> None:
+def test_rejects_gzip_with_a_wrong_size(said: int) -> None:
     packed = gzip.compress(bytes(5000))
     with pytest.raises(CorruptMessage):
         decompress(GZIP, packed[:-4] + said.to_bytes(4, "little"), 8 << 20)

@@ -1,4 +1,4 @@
-"""Columns and Arrow batches against the record reader, which is another way through the same bytes."""
+"""Columns and Arrow batches against the record reader, which parses the same bytes independently."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_samples import NOW_MS, batches_of_records, parsed, patched, raw_batch, raw_record
 
+from record_builders import build_batch, build_message_set
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.arrow import to_record_batch
-from tidemill.records.builder import build_batch, build_end_marker, stamp_append_time
+from tidemill.records.builder import build_end_marker, stamp_append_time
+from tidemill.records.column_vectors import MICROSECONDS_BEYOND, MILLISECONDS_MAX, to_microseconds
 from tidemill.records.columns import decode_columns
-from tidemill.records.message_set import build_message_set
-from tidemill.records.reader import iter_records
-from tidemill.records.vectors import MICROSECONDS_BEYOND, MILLISECONDS_MAX, to_microseconds
+from tidemill.records.record_reader import iter_records
 
 
 def value_batch(first: int, count: int, **options) -> bytes:
@@ -45,7 +45,7 @@ def rows(columns):
     st.integers(0, 120),
     st.booleans(),
 )
-def test_columns_are_what_the_reader_reads(groups, start, end, headers):
+def test_columns_equal_the_records_of_the_reader(groups, start, end, headers):
     data, offset = b"", 0
     for records, codec, append_time in groups:
         batch = build_batch(records, codec=codec, base_offset=offset)
@@ -82,7 +82,7 @@ old_sets = st.tuples(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(old_sets, max_size=4), st.integers(0, 12), st.integers(0, 20), st.booleans())
-def test_columns_of_messages_of_old_formats_are_what_the_reader_reads(groups, start, end, headers):
+def test_columns_of_old_formats_equal_the_records_of_the_reader(groups, start, end, headers):
     data, offset = b"", 0
     for magic, codec, records, append_time in groups:
         data += build_message_set(magic, records, codec, None, offset, NOW_MS if append_time else -1)
@@ -98,7 +98,7 @@ def test_columns_of_messages_of_old_formats_are_what_the_reader_reads(groups, st
     assert rows(columns) == expected
     if data:
         assert columns.next_offset == min(offset, end)
-    # In steps of one record at least it is the same.
+    # In steps of one record the result is the same.
     found, position, begin = [], 0, start
     while True:
         columns = decode_columns(data, begin, end, want_headers=headers, position=position, bytes_max=1)
@@ -109,7 +109,7 @@ def test_columns_of_messages_of_old_formats_are_what_the_reader_reads(groups, st
     assert found == expected
 
 
-def test_schema_is_sparks_kafka_source():
+def test_the_schema_equals_that_of_the_kafka_source_of_spark():
     schema = to_record_batch(decode_columns(value_batch(0, 3), want_headers=True)).schema
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
     assert schema == pa.schema(
@@ -125,7 +125,7 @@ def test_schema_is_sparks_kafka_source():
     assert to_record_batch(decode_columns(b"", want_headers=True)).schema == schema
 
 
-def test_empty_and_cut_off_fetches():
+def test_empty_and_truncated_fetches():
     data = value_batch(0, 3)
     for end in range(len(data)):
         columns = decode_columns(data[:end])
@@ -135,7 +135,7 @@ def test_empty_and_cut_off_fetches():
 
 
 @pytest.mark.parametrize("codec", [0, 2])
-def test_range_is_cut_within_batches(codec):
+def test_applies_the_offset_range_inside_batches(codec):
     data = value_batch(0, 10, codec=codec) + value_batch(10, 10, codec=codec)
     assert offsets(decode_columns(data, 4, 13)) == list(range(4, 13))
     assert decode_columns(data, 4, 13).next_offset == 13
@@ -146,7 +146,7 @@ def test_range_is_cut_within_batches(codec):
     assert (late.count, late.next_offset) == (0, 5), "the log begins after the range"
 
 
-def test_control_batches_are_left_out():
+def test_skips_control_batches():
     data = value_batch(0, 2) + build_end_marker(True, NOW_MS, 7, 0, 0, base_offset=2) + value_batch(3, 1)
     columns = decode_columns(data)
     assert offsets(columns) == [0, 1, 3]
@@ -172,14 +172,24 @@ def transactions() -> bytes:
     )
 
 
-def test_aborted_transactions_are_left_out_until_their_marker():
+def test_skips_aborted_transactions_up_to_their_marker():
     data = transactions()
     assert offsets(decode_columns(data)) == [0, 1, 2, 3, 5, 6, 9]
     assert offsets(decode_columns(data, aborted=[(7, 0)])) == [2, 3, 5, 6, 9]
     assert offsets(decode_columns(data, aborted=[(7, 5), (8, 2), (7, 0)])) == [3, 9]
 
 
-def test_going_on_keeps_the_state_of_transactions():
+def test_a_control_batch_without_its_marker_ends_no_transaction():
+    """Compaction may remove the record and keep the batch."""
+    marker = build_end_marker(False, NOW_MS, 7, 0, 0, base_offset=2)
+    empty = patched(marker[:8] + (49).to_bytes(4, "big") + marker[12:61], 57, ">i", 0)
+    options = {"producer_id": 7, "base_sequence": 0, "transactional": True}
+    data = value_batch(0, 2, **options) + empty + value_batch(3, 1, **options) + value_batch(4, 1)
+    assert offsets(decode_columns(data, aborted=[(7, 0)])) == [4]
+    assert offsets(decode_columns(data)) == [0, 1, 3, 4]
+
+
+def test_continuing_keeps_the_state_of_transactions():
     data, seen, position, start = transactions(), [], 0, 0
     while True:
         columns = decode_columns(data, start, position=position, bytes_max=1, aborted=[(7, 0)])
@@ -191,7 +201,7 @@ def test_going_on_keeps_the_state_of_transactions():
     assert (position, start) == (len(data), 10)
 
 
-def test_going_on_behind_the_marker_of_an_abort_loses_no_committed_record():
+def test_continuing_after_an_abort_marker_loses_no_committed_record():
     data = transactions()
     first = decode_columns(data, 0, 5, aborted=[(7, 0)])
     assert (offsets(first), first.next_offset) == ([2, 3], 5)
@@ -200,7 +210,7 @@ def test_going_on_behind_the_marker_of_an_abort_loses_no_committed_record():
 
 
 @pytest.mark.parametrize("codec", [0, 4])
-def test_stops_at_the_byte_bound_and_goes_on(codec):
+def test_stops_at_the_byte_limit_and_continues(codec):
     data = b"".join(value_batch(i * 10, 10, codec=codec) for i in range(5))
     first = decode_columns(data, bytes_max=150)
     assert first.unfinished
@@ -210,7 +220,7 @@ def test_stops_at_the_byte_bound_and_goes_on(codec):
     assert offsets(first) + offsets(rest) == list(range(50))
 
 
-def test_checksum_is_looked_at_when_asked():
+def test_checks_the_checksum_on_request():
     data = value_batch(0, 10)
     damaged = data[:-2] + b"X" + data[-1:]
     with pytest.raises(CorruptMessage, match="checksum"):
@@ -220,7 +230,7 @@ def test_checksum_is_looked_at_when_asked():
 
 @pytest.mark.parametrize("want_headers", [False, True])
 @pytest.mark.parametrize("rest", [b"\0", b"\0\0", b"x" * 300])
-def test_a_record_with_bytes_behind_its_headers_is_refused(want_headers, rest):
+def test_rejects_a_record_with_bytes_after_its_headers(want_headers, rest):
     good = raw_record(value_length=1, value=b"v")
     record = raw_record(value_length=1, value=b"v", header_bytes=rest)
     assert decode_columns(raw_batch(good), want_headers=want_headers).count == 1
@@ -228,7 +238,7 @@ def test_a_record_with_bytes_behind_its_headers_is_refused(want_headers, rest):
         decode_columns(raw_batch(record), want_headers=want_headers)
 
 
-def test_offsets_must_go_up():
+def test_rejects_offsets_that_do_not_increase():
     with pytest.raises(CorruptMessage, match="base offset 0, the one before it ended at 4"):
         decode_columns(value_batch(0, 5) + value_batch(0, 5))
 
@@ -244,7 +254,7 @@ def test_compacted_batch_has_gaps():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000])
-def test_nulls_among_values_at_every_bitmap_edge(count):
+def test_nulls_at_the_edges_of_the_bitmap(count):
     records = [
         (NOW_MS, b"k%d" % i if i % 3 else None, None if i % 2 else b"v%d" % i, [("h", None)] * (i % 2))
         for i in range(count)
@@ -258,7 +268,7 @@ def test_nulls_among_values_at_every_bitmap_edge(count):
     ]
 
 
-def test_header_keys_that_are_not_utf8_do_not_spoil_the_batch():
+def test_header_keys_may_be_invalid_utf8():
     data = bytearray(build_batch([(NOW_MS, None, b"v", [("ab", b"x"), ("c", b"y")])]))
     data[data.index(b"ab")] = 0xFF
     columns = decode_columns(bytes(data), want_headers=True, check_crcs=False)
@@ -291,18 +301,18 @@ def test_times():
         (-(2**63), -MICROSECONDS_BEYOND),
     ],
 )
-def test_times_beyond_microseconds_are_told_from_all_others(ms, us):
+def test_timestamps_out_of_the_microsecond_range_are_distinct(ms, us):
     assert to_microseconds(ms) == us
 
 
-def test_value_bytes_outlive_the_columns():
+def test_value_bytes_survive_the_columns():
     batch = to_record_batch(decode_columns(value_batch(0, 1000)))
     assert batch["value"].to_pylist()[-1] == b"999"
     assert batch["offset"].to_pylist()[-1] == 999
 
 
 @pytest.mark.parametrize("codec", [0, 3])
-def test_stretch_of_a_larger_answer(codec):
+def test_reads_a_part_of_a_larger_response(codec):
     data = value_batch(0, 10, codec=codec) + value_batch(10, 10, codec=codec)
     around = b"\xff" * 77 + data + b"\xff" * 99
     columns = decode_columns(around, begin=77, end=77 + len(data))

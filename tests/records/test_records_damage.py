@@ -1,4 +1,4 @@
-"""Damage and malice: whatever the bytes, an answer comes that the caller expects, soon, in little memory."""
+"""Damaged and malicious bytes: each parser returns or raises an expected error, in short time and memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import cramjam
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_samples import NOW_MS, OPEN, parsed, patched, raw_batch, with_crc, zigzag
+from record_samples import NOW_MS, OPEN, decompress, parsed, patched, raw_batch, with_crc, zigzag
 
+from record_builders import build_batch
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
 from tidemill.records.arrow import to_record_batch
 from tidemill.records.batch import GZIP, LZ4, SNAPPY, ZSTD, check_crc, parse_batch, parse_batches
-from tidemill.records.builder import build_batch
+from tidemill.records.batch_validation import Limits, is_costly, validate
 from tidemill.records.columns import decode_columns
-from tidemill.records.compression import compress, decompress, unpacked_bytes_bound
-from tidemill.records.reader import iter_records
-from tidemill.records.validate import Limits, is_costly, validate
+from tidemill.records.compression import compress, unpacked_bytes_bound
+from tidemill.records.record_reader import iter_records
 
 RECORDS = [(NOW_MS + i, b"key", b"value" * i, [("h", b"x"), ("n", None)]) for i in range(4)]
 LIMIT = 1 << 20
 
 
 def use_all(data: bytes) -> int:
-    """Takes every way into the bytes; the number of ways that refused them.
+    """Parses the bytes with every parser. Returns the number of parsers that rejected them.
 
-    Ways that take the same bytes must read the same records.
+    Parsers that accept the bytes must read the same records.
     """
     read: list[list[int]] = []
 
@@ -40,7 +40,7 @@ def use_all(data: bytes) -> int:
         for batch in parse_batches(data, 0, len(data)):
             check_crc(batch)
 
-    def judge() -> None:
+    def validate_records() -> None:
         for batch in parse_batches(data, 0, len(data)):
             is_costly(batch)
             validate(batch, OPEN, NOW_MS)
@@ -52,18 +52,18 @@ def use_all(data: bytes) -> int:
     def as_columns() -> None:
         read.append(to_record_batch(decode_columns(data, want_headers=True))["offset"].to_pylist())
 
-    ways: list[Callable[[], object]] = [
+    parsers: list[Callable[[], object]] = [
         check,
-        judge,
+        validate_records,
         lambda: one_by_one(True),
         lambda: one_by_one(False),
         as_columns,
         lambda: decode_columns(data, check_crcs=False, aborted=[(0, 0), (-1, 0)]),
     ]
     refused = 0
-    for way in ways:
+    for parse in parsers:
         try:
-            way()
+            parse()
         except KafkaError:
             refused += 1
     assert all(offsets == read[0] for offsets in read)
@@ -72,7 +72,7 @@ def use_all(data: bytes) -> int:
 
 @pytest.mark.parametrize("codec", range(5))
 def test_every_byte_changed(codec: int) -> None:
-    """What the checksum covers is noticed by all; the bytes before it are judged for themselves."""
+    """All parsers detect changes under the checksum; the bytes before it are validated separately."""
     data = build_batch(RECORDS, codec=codec)
     for position in range(len(data)):
         for flip in (0x01, 0x80, 0xFF):
@@ -80,7 +80,7 @@ def test_every_byte_changed(codec: int) -> None:
             damaged[position] ^= flip
             refused = use_all(bytes(damaged))
             if position >= 16:
-                assert refused >= 4, f"byte {position} ^ {flip:#x} was noticed by {refused} of 4 ways"
+                assert refused >= 4, f"byte {position} ^ {flip:#x} was noticed by {refused} of 4 parsers"
 
 
 @pytest.mark.parametrize("codec", range(5))
@@ -125,7 +125,7 @@ def test_any_bytes_as_compressed_records(data: bytes, codec: int) -> None:
 
 @given(st.binary(max_size=100), st.integers(0, 400), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
-def test_frames_with_a_changed_stretch(change: bytes, position: int, codec: int) -> None:
+def test_frames_with_changed_bytes(change: bytes, position: int, codec: int) -> None:
     packed = compress(codec, bytes(range(256)) * 300)
     packed = packed[:position] + change + packed[position + len(change) :]
     for bytes_max in (0, 1000, LIMIT):
@@ -154,7 +154,7 @@ def resident_max_bytes() -> int:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bomb_is_refused_within_its_limit(name: str) -> None:
+def test_rejects_a_decompression_bomb_within_its_limit(name: str) -> None:
     codec, packed = BOMBS[name]
     decompress(codec, compress(codec, b"warm"), 100)
     before = resident_max_bytes()
@@ -164,11 +164,11 @@ def test_bomb_is_refused_within_its_limit(name: str) -> None:
     batch = parsed(patched(raw_batch(packed), 21, ">h", codec))
     assert is_costly(batch)
     with pytest.raises(InvalidRecord):
-        validate(batch, Limits(max_batch_bytes=1 << 30, max_unpacked_bytes=LIMIT), NOW_MS)
+        validate(batch, Limits(max_batch_bytes=1 << 30, unpacked_bytes_max=LIMIT), NOW_MS)
 
 
 def zstd_frame(window: int, content_size: int, blocks: bytes) -> bytes:
-    """A frame whose header claims a window and a content size."""
+    """A frame with this window and content size in its header."""
     return struct.pack("<IBBQ", 0xFD2FB528, 0xC0, window, content_size) + blocks
 
 
@@ -195,7 +195,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_claim_is_not_believed(name: str) -> None:
+def test_does_not_allocate_claimed_sizes(name: str) -> None:
     codec, packed = CLAIMS[name]
     before = resident_max_bytes()
     started = time.perf_counter()
@@ -205,12 +205,12 @@ def test_claim_is_not_believed(name: str) -> None:
     assert resident_max_bytes() - before < 16 * LIMIT
 
 
-def test_many_empty_blocks_do_not_take_long() -> None:
+def test_many_empty_blocks_are_fast() -> None:
     packed = zstd_frame(0, 0, b"\x00\x00\x00" * 300_000 + b"\x01\x00\x00")
     assert unpacked_bytes_bound(ZSTD, packed, 0, len(packed)) == 0
 
 
-def test_count_of_two_thousand_million_ends_at_once() -> None:
+def test_rejects_a_count_of_two_billion_at_once() -> None:
     records = zigzag(2_000_000_000)
     for codec in range(5):
         data = patched(raw_batch(compress(codec, records * 20), 1), 21, ">h", codec)
@@ -220,7 +220,7 @@ def test_count_of_two_thousand_million_ends_at_once() -> None:
         assert time.perf_counter() - started < 2
 
 
-def test_length_that_lies_is_noticed_at_once() -> None:
+def test_rejects_a_wrong_length_at_once() -> None:
     data = patched(build_batch(RECORDS), 8, ">i", 2**31 - 1)
     with pytest.raises(CorruptMessage, match="says that it has 2147483659 bytes"):
         parse_batch(data, 0, len(data))

@@ -1,4 +1,4 @@
-"""Message format v2 against the figures of its documentation, byte by byte."""
+"""Message format v2 against the example of its documentation, byte by byte."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from librt.strings import BytesWriter
 from record_samples import parsed
 
+from record_builders import build_batch
 from tidemill.records.batch import check_crc
-from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.records.builder import build_end_marker
 from tidemill.records.varint import varint_size, write_varint
 
 TIME_MS = 1524709879130
@@ -49,7 +50,7 @@ def test_ten_records_share_one_header() -> None:
     assert len(build_batch([(TIME_MS, None, b"123456", None)] * 10)) == 191
 
 
-def test_large_value_costs_header_and_eleven_bytes() -> None:
+def test_a_large_value_takes_the_header_and_eleven_bytes() -> None:
     assert len(build_batch([(TIME_MS, None, b"v" * 16384, None)])) == 61 + 11 + 16384
 
 

@@ -1,4 +1,4 @@
-"""Message formats v0 and v1: the figures of their documentation, and what may not be read."""
+"""Message formats v0 and v1: the examples of their documentation, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,29 @@ import zlib
 import pytest
 from legacy_samples import entry_bytes, messages, read_set
 
+from record_builders import build_batch, build_message_set
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS, SNAPPY, ZSTD, Batch, parse_batch
-from tidemill.records.builder import build_batch, stamp_append_time
+from tidemill.records.batch_validation import Limits
+from tidemill.records.builder import stamp_append_time
 from tidemill.records.compression import compress, decompress_range
-from tidemill.records.convert import COSTLY_MESSAGES, KEEP_CODEC, down, for_storage, is_costly_for_storage
-from tidemill.records.cursor import EntryCursor
-from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
-from tidemill.records.message_set import MessageSet, MessageSetWriter, build_message_set, wrap
-from tidemill.records.validate import Limits
+from tidemill.records.format_conversion import (
+    COSTLY_MESSAGES,
+    KEEP_CODEC,
+    down,
+    for_storage,
+    is_costly_for_storage,
+)
+from tidemill.records.legacy_formats import (
+    LZ4_OLD_HEADER,
+    correct_lz4_checksum,
+    pack,
+    parse_entry,
+    unpack_entry,
+    xxhash32,
+)
+from tidemill.records.message_set import MessageSet, MessageSetWriter, wrap
+from tidemill.records.record_cursor import EntryCursor
 
 TIME_MS = 1524709879130
 
@@ -66,7 +80,7 @@ def test_smallest_messages_take_26_and_34_bytes() -> None:
 
 
 @pytest.mark.parametrize(("magic", "size"), [(0, -1), (0, 0), (0, 13), (1, 0), (1, 14), (1, 21)])
-def test_smaller_than_the_smallest_is_refused(magic: int, size: int) -> None:
+def test_rejects_messages_below_the_minimum_size(magic: int, size: int) -> None:
     body = bytes([magic, 0]) + bytes(20)
     body = body[: max(0, size - 4)]
     data = struct.pack(">qiI", 0, size, zlib.crc32(body)) + body
@@ -76,7 +90,7 @@ def test_smaller_than_the_smallest_is_refused(magic: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [2, 3, 127, 255])
-def test_unknown_magic_is_refused(magic: int) -> None:
+def test_rejects_an_unknown_magic(magic: int) -> None:
     data = bytearray(build_message_set(1, [(TIME_MS, b"key", b"value")]))
     data[16] = magic
     data[12:16] = struct.pack(">I", zlib.crc32(data[16:]))
@@ -85,7 +99,7 @@ def test_unknown_magic_is_refused(magic: int) -> None:
     assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_tombstone_and_empty_are_told_apart() -> None:
+def test_distinguishes_tombstones_and_empty_values() -> None:
     data = build_message_set(1, [(1, b"", None), (2, None, b"")])
     assert [(key, value) for _, _, _, key, value in read_set(data)] == [(b"", None), (None, b"")]
 
@@ -95,9 +109,7 @@ def test_tombstone_and_empty_are_told_apart() -> None:
     ("key_length", "value_length"),
     [(-2, 5), (4, 5), (3, 4), (3, 6), (3, -1), (-1, 5), (2**31 - 1, 5), (3, -2)],
 )
-def test_fields_that_do_not_fill_the_entry_are_refused(
-    magic: int, key_length: int, value_length: int
-) -> None:
+def test_rejects_fields_that_do_not_fill_the_entry(magic: int, key_length: int, value_length: int) -> None:
     data = entry_bytes(magic, key=b"key", value=b"value", key_length=key_length, value_length=value_length)
     with pytest.raises(InvalidRecord, match="do not fill them exactly"):
         parse_entry(data, 0, len(data))
@@ -107,12 +119,12 @@ def test_fields_that_do_not_fill_the_entry_are_refused(
 
 
 def with_base_offset(data: bytes, offset: int) -> bytes:
-    """A batch of v2 as a log stores it at ``offset``."""
+    """A batch of v2, stored at ``offset``."""
     return struct.pack(">q", offset) + data[8:]
 
 
 def stored_at(made: Batch | MessageSet, offset: int, append_time_ms: int = -1) -> bytes:
-    """What a log holds of a produced set, the first record of which gets ``offset``."""
+    """The stored bytes of a produced set whose first record has ``offset``."""
     if isinstance(made, MessageSet):
         return made.stored(offset, append_time_ms)
     return with_base_offset(made.to_bytes(), offset)
@@ -131,7 +143,7 @@ def test_offsets_inside_are_absolute_in_v0_and_relative_in_v1(codec: int) -> Non
 
 
 def test_offsets_after_compaction_have_gaps_that_stay() -> None:
-    """AO = AO of the last + (IO - IO of the last), whatever was taken out between and at the start."""
+    """AO = AO of the last + (IO - IO of the last), also after records were removed."""
     inside = messages(1, [(2, TIME_MS, b"a", b"1"), (5, TIME_MS + 1, b"b", b"2")])
     data = wrap(1, GZIP, inside, 1030, TIME_MS + 1)
     assert [offset for offset, *_ in read_set(data)] == [1027, 1030]
@@ -142,10 +154,10 @@ def test_offsets_after_compaction_have_gaps_that_stay() -> None:
 @pytest.mark.parametrize("stored_magic", [0, 1, 2])
 @pytest.mark.parametrize("offsets", [(-1, -1, -1), (-3, -2, -1), (-(2**63), 5, -(2**63))])
 @pytest.mark.parametrize("wrapper_offset", [-1, 0, 2**63 - 1])
-def test_a_client_that_leaves_offsets_at_minus_one_can_produce_compressed_sets(
+def test_accepts_compressed_sets_with_offsets_minus_one(
     codec: int, magic: int, stored_magic: int, offsets: tuple[int, ...], wrapper_offset: int
 ) -> None:
-    """pykafka 2.8 writes so with broker_version 0.10.2 and 1.0.0; Apache Kafka 3.9.2 stores it."""
+    """pykafka 2.8 does so with broker_version 0.10.2 and 1.0.0; Apache Kafka 3.9.2 accepts it."""
     inside = messages(magic, [(offset, TIME_MS, b"key", b"%d" % offset) for offset in offsets])
     data = wrap(magic, codec, inside, wrapper_offset, TIME_MS)
     made = for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
@@ -157,9 +169,7 @@ def test_a_client_that_leaves_offsets_at_minus_one_can_produce_compressed_sets(
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("stored_magic", [0, 1, 2])
-def test_a_set_is_stored_whatever_bytes_of_the_request_lie_around_it(
-    codec: int, magic: int, stored_magic: int
-) -> None:
+def test_stores_a_set_regardless_of_the_surrounding_bytes(codec: int, magic: int, stored_magic: int) -> None:
     data = build_message_set(magic, [(TIME_MS + at, b"key", b"%d" % at) for at in range(3)], codec)
     for before in (0, 3, 33):
         request = b"#" * before + data + b"#" * 40
@@ -173,11 +183,11 @@ def test_a_set_is_stored_whatever_bytes_of_the_request_lie_around_it(
 
 @pytest.mark.parametrize("stored_magic", [0, 1, 2])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_wrapper_stands_alone_in_its_set(magic: int, stored_magic: int) -> None:
+def test_a_wrapper_is_the_only_message_of_its_set(magic: int, stored_magic: int) -> None:
     wrapper = build_message_set(magic, [(TIME_MS, b"k", b"v")], GZIP)
     plain = build_message_set(magic, [(TIME_MS, b"k", b"v")])
     for data in (wrapper * 2, wrapper + plain, plain + wrapper):
-        with pytest.raises(InvalidRecord, match="must be one wrapper, and hold nothing beside it"):
+        with pytest.raises(InvalidRecord, match="must be exactly one wrapper"):
             for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
 
 
@@ -191,8 +201,8 @@ def test_append_time_is_stored_with_every_message_of_a_set(value_bytes: int) -> 
 
 
 @pytest.mark.parametrize(("position", "end"), [(-1, 10), (0, 43), (40, 43), (42, 41), (43, 43)])
-def test_a_range_that_is_not_in_its_buffer_is_refused(position: int, end: int) -> None:
-    """Of formats v0 and v1, of compressed bytes, and of what a producer sends."""
+def test_rejects_a_range_outside_its_buffer(position: int, end: int) -> None:
+    """For formats v0 and v1, for compressed bytes, and for the bytes of a producer."""
     data = build_message_set(1, [(TIME_MS, b"key", b"value")])
     assert len(data) == 42
     for take in (
@@ -206,20 +216,20 @@ def test_a_range_that_is_not_in_its_buffer_is_refused(position: int, end: int) -
 
 
 @pytest.mark.parametrize("wrapper_offset", [-1, 1])
-def test_a_wrapper_whose_messages_have_larger_offsets_than_it_is_refused(wrapper_offset: int) -> None:
+def test_rejects_a_wrapper_with_larger_inner_offsets(wrapper_offset: int) -> None:
     inside = messages(1, [(offset, TIME_MS, b"key", b"value") for offset in range(3)])
     data = wrap(1, GZIP, inside, wrapper_offset, TIME_MS)
     with pytest.raises(InvalidRecord, match=f"the wrapper has offset {wrapper_offset}"):
         for_storage(data, 0, len(data), 2, KEEP_CODEC, Limits(), TIME_MS, False)
 
 
-def test_a_stored_wrapper_with_offsets_below_0_inside_is_not_read() -> None:
+def test_rejects_a_stored_wrapper_with_negative_inner_offsets() -> None:
     data = wrap(1, GZIP, messages(1, [(-1, TIME_MS, b"key", b"value")]), 7, TIME_MS)
     with pytest.raises(InvalidRecord, match="the wrapper has offset 7"):
         read_set(data)
 
 
-def test_wrapper_has_the_largest_time_and_no_key() -> None:
+def test_a_wrapper_has_the_largest_timestamp_and_no_key() -> None:
     data = build_message_set(
         1, [(TIME_MS, b"a", b""), (TIME_MS + 5, b"a", b""), (TIME_MS + 2, b"a", b"")], GZIP
     )
@@ -232,7 +242,7 @@ def test_wrapper_has_the_largest_time_and_no_key() -> None:
     )
 
 
-def test_append_time_of_the_wrapper_overrides_the_times_inside() -> None:
+def test_log_append_time_of_the_wrapper_overrides_inner_timestamps() -> None:
     data = build_message_set(1, [(5, b"a", b""), (6, b"b", b"")], GZIP, append_time_ms=TIME_MS)
     assert [(ms, kind) for _, ms, kind, _, _ in read_set(data)] == [(TIME_MS, 1)] * 2
     inside = unpack_entry(parse_entry(data, 0, len(data)), 10_000)
@@ -254,14 +264,14 @@ WRONG_INSIDE = {
 
 
 @pytest.mark.parametrize("what", WRONG_INSIDE)
-def test_wrapper_that_holds_something_else_is_refused(what: str) -> None:
+def test_rejects_a_wrapper_with_other_content(what: str) -> None:
     error, inside = WRONG_INSIDE[what]
     data = wrap(1, GZIP, inside, 7, 1)
     with pytest.raises(error):
         read_set(data)
 
 
-def test_wrapper_without_a_value_is_refused() -> None:
+def test_rejects_a_wrapper_without_a_value() -> None:
     data = entry_bytes(1, attributes=GZIP, key=None, value=None)
     with pytest.raises(InvalidRecord, match="has no value"):
         EntryCursor(parse_entry(data, 0, len(data)))
@@ -269,7 +279,7 @@ def test_wrapper_without_a_value_is_refused() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [4, 5, 7])
-def test_codecs_of_no_old_format_are_refused(magic: int, codec: int) -> None:
+def test_rejects_codecs_that_old_formats_lack(magic: int, codec: int) -> None:
     data = entry_bytes(magic, attributes=codec, key=None, value=b"value")
     with pytest.raises(InvalidRecord, match=f"codec {codec}") as caught:
         read_set(data)
@@ -278,7 +288,7 @@ def test_codecs_of_no_old_format_are_refused(magic: int, codec: int) -> None:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_wrapper_is_not_unpacked_beyond_its_limit(magic: int, codec: int) -> None:
+def test_does_not_decompress_a_wrapper_beyond_its_limit(magic: int, codec: int) -> None:
     data = build_message_set(magic, [(1, None, bytes(1_000_000))], codec)
     with pytest.raises(InvalidRecord, match="unpack to more than 500000 bytes"):
         unpack_entry(parse_entry(data, 0, len(data)), 500_000)
@@ -288,7 +298,7 @@ def test_wrapper_is_not_unpacked_beyond_its_limit(magic: int, codec: int) -> Non
 
 
 def test_xxhash32_of_a_frame_header() -> None:
-    """Figures of the algorithm's own tests."""
+    """Values from the tests of the algorithm."""
     assert xxhash32(b"") == 0x02CC5D05
     assert xxhash32(b"a") == 0x550D7456
     assert xxhash32(b"abc") == 0x32D153FF
@@ -298,22 +308,22 @@ def test_xxhash32_of_a_frame_header() -> None:
 def test_lz4_of_v0_has_the_wrong_checksum_of_the_first_clients() -> None:
     packed = pack(0, LZ4, b"value")
     assert packed[:7] == LZ4_OLD_HEADER != compress(LZ4, b"value")[:7] == pack(1, LZ4, b"value")[:7]
-    assert mend_lz4(packed) == compress(LZ4, b"value")
+    assert correct_lz4_checksum(packed) == compress(LZ4, b"value")
 
 
 @pytest.mark.parametrize("fields", [b"", bytes(range(8)), b"DICT", bytes(range(8)) + b"DICT"])
-def test_the_checksum_of_an_lz4_header_is_mended_behind_its_optional_fields(fields: bytes) -> None:
+def test_corrects_the_checksum_of_an_lz4_header_after_its_optional_fields(fields: bytes) -> None:
     """Bit 3 of the flags announces a content size of 8 bytes, bit 0 a dictionary id of 4."""
     flags = 0x60 | (0x08 if len(fields) >= 8 else 0) | (0x01 if fields[-4:] == b"DICT" else 0)
     descriptor = bytes([flags, 0x40]) + fields
     magic, rest = b"\x04\x22\x4d\x18", b"the blocks"
     right = magic + descriptor + bytes([xxhash32(descriptor) >> 8 & 0xFF]) + rest
     wrong = magic + descriptor + bytes([right[len(magic + descriptor)] ^ 0xFF]) + rest
-    assert mend_lz4(wrong) == mend_lz4(right) == right
+    assert correct_lz4_checksum(wrong) == correct_lz4_checksum(right) == right
 
 
 @pytest.mark.parametrize("checksum", [0x82, 0x1A, 0x00])
-def test_lz4_of_v0_is_read_with_any_checksum_and_v1_only_with_the_right_one(checksum: int) -> None:
+def test_reads_lz4_of_v0_with_any_checksum_and_of_v1_only_with_the_right_one(checksum: int) -> None:
     for magic in (0, 1):
         inside = messages(magic, [(0, 1, None, b"value")])
         packed = bytearray(compress(LZ4, inside))
@@ -327,13 +337,13 @@ def test_lz4_of_v0_is_read_with_any_checksum_and_v1_only_with_the_right_one(chec
 
 
 @pytest.mark.parametrize("end", range(12))
-def test_lz4_frame_of_v0_that_is_cut_is_refused(end: int) -> None:
+def test_rejects_a_truncated_lz4_frame_of_v0(end: int) -> None:
     data = entry_bytes(0, attributes=LZ4, key=None, value=pack(0, LZ4, b"x")[:end])
     with pytest.raises((CorruptMessage, InvalidRecord)):
         read_set(data)
 
 
-def test_raw_snappy_is_read_as_well_as_xerials_frame() -> None:
+def test_reads_raw_snappy_and_the_frame_of_xerial() -> None:
     import cramjam
 
     inside = messages(1, [(0, 1, None, b"value")])
@@ -343,8 +353,8 @@ def test_raw_snappy_is_read_as_well_as_xerials_frame() -> None:
     assert pack(1, SNAPPY, inside)[:8] == b"\x82SNAPPY\x00"
 
 
-def test_xerials_frame_has_blocks_of_32_kib() -> None:
-    """As the clients of that format write them: the header, then each block after its length."""
+def test_the_frame_of_xerial_has_blocks_of_32_kib() -> None:
+    """As written by clients of that format: the header, then each block after its length."""
     import cramjam
 
     data = bytes(range(256)) * 300
@@ -359,7 +369,9 @@ def test_xerials_frame_has_blocks_of_32_kib() -> None:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("append_time_ms", [-1, TIME_MS + 500])
-def test_a_stored_wrapper_of_v1_has_the_largest_time_or_the_brokers(codec: int, append_time_ms: int) -> None:
+def test_a_stored_wrapper_of_v1_has_the_largest_timestamp_or_log_append_time(
+    codec: int, append_time_ms: int
+) -> None:
     times = [TIME_MS, TIME_MS + 7, TIME_MS + 3]
     inside = messages(1, [(at, time, None, b"value") for at, time in enumerate(times)])
     made = MessageSet(wrap(1, codec, inside, 2, 1), 1, codec, 3, TIME_MS + 7)
@@ -368,7 +380,7 @@ def test_a_stored_wrapper_of_v1_has_the_largest_time_or_the_brokers(codec: int, 
     assert [offset for offset, *_ in read_set(data)] == [100, 101, 102]
 
 
-def test_set_of_nothing_is_not_built() -> None:
+def test_does_not_build_an_empty_set() -> None:
     for codec in (NONE, GZIP):
         with pytest.raises(ValueError, match="without records"):
             build_message_set(1, [], codec)
@@ -377,7 +389,7 @@ def test_set_of_nothing_is_not_built() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_reader_gets_what_comes_before_a_batch_of_zstd_and_then_its_error(magic: int) -> None:
+def test_down_conversion_stops_before_a_zstd_batch_and_then_fails(magic: int) -> None:
     parts = [
         build_batch([(5, b"k", b"%d" % first, None)], codec, base_offset=first)
         for first, codec in ((0, NONE), (1, ZSTD), (2, NONE))
@@ -393,14 +405,14 @@ def test_an_old_reader_gets_what_comes_before_a_batch_of_zstd_and_then_its_error
     assert [offset for offset, *_ in read_set(behind.data)] == [2]
 
 
-# -- what is written for old readers
+# -- down-conversion
 
 
 ROWS = [(7, b"key", b"value"), (8, None, b"v" * 30), (9, b"k", None), (10, b"", b"")]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_message_set_takes_exactly_its_bytes_and_not_one_more(magic: int) -> None:
+def test_a_message_set_writer_fills_its_limit_exactly(magic: int) -> None:
     whole = build_message_set(magic, ROWS)
     sizes = [len(build_message_set(magic, [row])) for row in ROWS]
 
@@ -421,7 +433,7 @@ def test_a_message_set_takes_exactly_its_bytes_and_not_one_more(magic: int) -> N
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_reader_gets_as_many_messages_as_fit_to_the_byte(magic: int) -> None:
+def test_down_conversion_fills_the_limit_exactly(magic: int) -> None:
     rows = [(time, key, value, None) for time, key, value in ROWS]
     data = build_batch(rows, base_offset=20)
     sizes = [len(build_message_set(magic, [row])) for row in ROWS]
@@ -431,7 +443,7 @@ def test_an_old_reader_gets_as_many_messages_as_fit_to_the_byte(magic: int) -> N
             assert [offset for offset, *_ in read_set(made.data)] == list(range(20, 20 + count))
             assert (made.next_offset, made.record_count) == (20 + count, count)
             assert made.next_position == (len(data) if count == 4 else 0)
-    # One at least, and from where the reader is.
+    # At least one message, from the fetch offset.
     made = down(data, 0, len(data), magic, 22, 1)
     assert [offset for offset, *_ in read_set(made.data)] == [22]
 
@@ -457,7 +469,7 @@ def test_a_compressed_batch_becomes_one_wrapper_with_the_offsets_of_its_format(
     assert [(one[0], one[4]) for one in read_set(made.data)] == [
         (20 + at, b"%d" % (at % 3)) for at in range(6)
     ]
-    # The second one fits to the byte, or waits for the next reply.
+    # The second one fits exactly, or is in the next response.
     for missing, count in ((0, 2), (1, 1)):
         part = down(data, 0, len(data), magic, 21, len(made.data) - missing)
         assert part.next_offset == 20 + 3 * count
@@ -467,7 +479,7 @@ def test_a_compressed_batch_becomes_one_wrapper_with_the_offsets_of_its_format(
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_reader_is_told_of_append_time_where_its_format_has_times(magic: int, codec: int) -> None:
+def test_down_conversion_keeps_log_append_time_in_v1(magic: int, codec: int) -> None:
     batch = build_batch([(5, b"k", b"v", None), (6, b"k", b"w", None)], codec, base_offset=20)
     data = stamp_append_time(parse_batch(batch, 0, len(batch)), TIME_MS)
     made = down(data, 0, len(data), magic, 20, 1 << 20)
@@ -478,7 +490,7 @@ def test_an_old_reader_is_told_of_append_time_where_its_format_has_times(magic: 
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_reader_behind_stored_messages_goes_on_after_them(magic: int) -> None:
+def test_down_conversion_continues_after_stored_messages(magic: int) -> None:
     rows = [(5, b"k", b"%d" % at) for at in range(3)]
     data = build_message_set(magic, rows, NONE, base_offset=40)
     size = len(data) // 3
@@ -486,13 +498,13 @@ def test_an_old_reader_behind_stored_messages_goes_on_after_them(magic: int) -> 
         made = down(data, 0, len(data), magic, first, 1 << 20)
         assert [offset for offset, *_ in read_set(made.data)] == list(range(43 - count, 43))
         assert (made.next_offset, made.next_position) == (43, len(data))
-        # They stay as they are, and are not counted as converted.
+        # They are unchanged, and do not count as converted.
         assert (made.data, made.record_count) == (data[len(data) - count * size :], 0)
     made = down(data, 0, len(data), magic, 41, size)
     assert (made.next_offset, made.next_position) == (42, 2 * size)
 
 
-# -- what a thread does
+# -- work of threads
 
 
 def is_costly(data: bytes, magic: int, codec: int = KEEP_CODEC) -> bool:
@@ -501,23 +513,21 @@ def is_costly(data: bytes, magic: int, codec: int = KEEP_CODEC) -> bool:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize(("count", "costly"), [(COSTLY_MESSAGES, False), (COSTLY_MESSAGES + 1, True)])
-def test_a_batch_of_many_records_is_written_as_messages_in_a_thread(
-    magic: int, count: int, costly: bool
-) -> None:
+def test_converting_a_batch_with_many_records_is_costly(magic: int, count: int, costly: bool) -> None:
     data = build_batch([(5, None, b"v", None)] * count)
     assert is_costly(data, magic) is costly
     assert is_costly(data, 2) is False
 
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_messages_are_looked_at_in_a_thread_where_there_could_be_many(magic: int) -> None:
+def test_validating_many_messages_is_costly(magic: int) -> None:
     least = 26 * (COSTLY_MESSAGES + 1)
     assert is_costly(entry_bytes(0, value=bytes(least - 26)), magic) is True
     assert is_costly(entry_bytes(0, value=bytes(least - 27)), magic) is False
 
 
 @pytest.mark.parametrize(("codec", "bytes_max"), [(GZIP, 32 * 1024), (LZ4, 256 * 1024)])
-def test_a_batch_is_compressed_anew_in_a_thread_from_a_size_on(codec: int, bytes_max: int) -> None:
+def test_recompressing_a_large_batch_is_costly(codec: int, bytes_max: int) -> None:
     overhead = len(build_batch([(5, None, bytes(bytes_max - 100), None)])) - RECORDS - (bytes_max - 100)
     for more, costly in ((0, False), (1, True)):
         data = build_batch([(5, None, bytes(bytes_max - overhead + more), None)])
@@ -526,7 +536,7 @@ def test_a_batch_is_compressed_anew_in_a_thread_from_a_size_on(codec: int, bytes
         assert is_costly(data, 2) is False
 
 
-def test_what_is_refused_at_once_needs_no_thread() -> None:
+def test_rejecting_a_batch_at_once_is_not_costly() -> None:
     good = build_batch([(5, None, bytes(100_000), None)])
     assert is_costly(good, 2, GZIP) is True
     assert is_costly(good[:-1], 2, GZIP) is False
@@ -534,7 +544,7 @@ def test_what_is_refused_at_once_needs_no_thread() -> None:
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_a_message_without_a_key_is_named_by_its_place_among_all(codec: int) -> None:
+def test_reports_the_index_of_a_message_without_a_key(codec: int) -> None:
     data = build_message_set(1, [(TIME_MS, b"k", b"a"), (TIME_MS, None, b"b"), (TIME_MS, b"k", b"c")], codec)
     with pytest.raises(
         InvalidRecord, match="1 of 3 records cannot be stored, so none was; record 1: "

@@ -1,4 +1,4 @@
-"""Compiled and plain: which one runs, that both answer alike, and that what is compiled is not stale."""
+"""Compiled and plain mode: the selection, equal results of both, and up-to-date compiled modules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ PACKAGE = Path(tidemill.__file__).parent
 ROOT = PACKAGE.parent.parent
 BUILT = PACKAGE / "_built.json"
 CORPUS = Path(__file__).parent / "record_corpus.py"
+PYTHONPATH = os.pathsep.join((str(PACKAGE.parent), str(CORPUS.parents[1])))
 NOT_BUILT = "the data path is not compiled here: run `make build`"
 
 
 def answers(plain: bool, *arguments: str) -> list[str]:
-    """What the corpus script prints: the mode, then a line for each answer."""
-    environment = {**os.environ, "TIDEMILL_PLAIN": "1" if plain else "0", "PYTHONPATH": str(PACKAGE.parent)}
+    """The output of the corpus script: the mode, then a line for each result."""
+    environment = {**os.environ, "TIDEMILL_PLAIN": "1" if plain else "0", "PYTHONPATH": PYTHONPATH}
     result = subprocess.run(
         [sys.executable, str(CORPUS), *arguments],
         env=environment,
@@ -42,14 +43,14 @@ def plain_answers() -> list[str]:
     return lines[1:]
 
 
-def test_corpus_has_good_and_bad(plain_answers: list[str]) -> None:
+def test_the_corpus_has_valid_and_invalid_batches(plain_answers: list[str]) -> None:
     refused = sum("CorruptMessage" in line or "InvalidRecord" in line for line in plain_answers)
     assert len(plain_answers) > 8000
     assert 2000 < refused < len(plain_answers) - 1000
 
 
 @pytest.mark.skipif(not BUILT.exists(), reason=NOT_BUILT)
-def test_compiled_answers_as_plain_does(plain_answers: list[str]) -> None:
+def test_compiled_and_plain_results_are_equal(plain_answers: list[str]) -> None:
     lines = answers(False)
     assert lines[0] == "compiled", f"{lines[0]}; run `make build`"
     assert lines[1:] == plain_answers
@@ -78,14 +79,14 @@ def test_compiled_modules_are_not_stale() -> None:
     assert not edited, f"edited since they were compiled, and so not what runs: {edited}; run `make build`"
 
 
-def test_arrow_takes_the_vectors_of_both_modes() -> None:
-    """Without librt the columns are kept in other vectors, which Arrow must see as well."""
+def test_arrow_accepts_the_vectors_of_both_modes() -> None:
+    """Without librt the columns are in other vectors, which Arrow must support as well."""
     script = (
         "import sys; sys.argv.append('--without-librt'); sys.path.insert(0, sys.argv[1]);"
         "import record_corpus;"
         "from tidemill.records.arrow import to_record_batch;"
         "from tidemill.records.columns import decode_columns;"
-        "from tidemill.records.builder import build_batch;"
+        "from record_builders import build_batch;"
         "data = build_batch([(1, None, b'a', [('h', b'x')]), (2, b'k', None, None)]);"
         "batch = to_record_batch(decode_columns(data, want_headers=True));"
         "batch.validate(full=True);"
@@ -93,7 +94,7 @@ def test_arrow_takes_the_vectors_of_both_modes() -> None:
     )
     result = subprocess.run(
         [sys.executable, "-c", script, str(CORPUS.parent)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         timeout=60,

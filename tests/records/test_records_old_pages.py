@@ -1,4 +1,4 @@
-"""The pages of formats v0 and v1 show what old clients wrote, and tell what the code does."""
+"""The pages of formats v0 and v1 match old clients and the code."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from legacy_samples import read_set
 
-from tidemill.records import legacy
-from tidemill.records.legacy import Entry, parse_entry, unpack_entry
-from tidemill.records.message_set import build_message_set, with_offsets
+from record_builders import build_message_set
+from tidemill.records import legacy_formats
+from tidemill.records.legacy_formats import Entry, parse_entry, unpack_entry
+from tidemill.records.message_set import with_offsets
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas in a way that Python 3.11 deprecates.
+    # kafka-python uses functions that Python 3.11 deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
@@ -29,7 +30,7 @@ CODECS = ("none", "gzip", "snappy", "lz4")
 
 
 def rows(magic: int, number: int) -> list[tuple[bytes, str]]:
-    """The lines of an example: bytes, and what is said of them."""
+    """The lines of an example: bytes and description."""
     block = PAGES[magic].split("```")[1 + 2 * number]
     found = []
     for line in block.strip().splitlines():
@@ -64,7 +65,7 @@ def expected(magic: int) -> list[tuple[int, int, int, bytes | None, bytes | None
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_the_set_is_what_an_old_client_and_the_code_write(magic: int) -> None:
+def test_an_old_client_and_the_code_write_the_set_of_the_page(magic: int) -> None:
     data = example(magic, 0)
     assert data == by_kafka_python(magic, 0)
     assert data == build_message_set(magic, RECORDS)
@@ -72,7 +73,7 @@ def test_the_set_is_what_an_old_client_and_the_code_write(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_the_numbers_that_are_named_are_those_of_the_bytes(magic: int) -> None:
+def test_the_values_of_the_page_match_the_bytes(magic: int) -> None:
     for number in (0, 1):
         for data, text in rows(magic, number):
             word, *rest = text.split() or [""]
@@ -83,40 +84,40 @@ def test_the_numbers_that_are_named_are_those_of_the_bytes(magic: int) -> None:
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, LZ4), (1, SNAPPY)])
-def test_the_wrapper_holds_the_set(magic: int, codec: int) -> None:
+def test_the_wrapper_contains_the_set(magic: int, codec: int) -> None:
     (wrapper,) = entries(example(magic, 1))
     assert (wrapper.codec, wrapper.offset, wrapper.key) == (codec, 0, None)
     assert unpack_entry(wrapper, 1 << 20) == example(magic, 0)
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, LZ4), (1, SNAPPY), (0, 1), (1, 1), (0, SNAPPY), (1, LZ4)])
-def test_wrappers_of_an_old_client_are_read(magic: int, codec: int) -> None:
+def test_reads_wrappers_of_an_old_client(magic: int, codec: int) -> None:
     (wrapper,) = entries(by_kafka_python(magic, codec))
     assert unpack_entry(wrapper, 1 << 20) == example(magic, 0)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_positions_of_the_table_are_those_of_the_code(magic: int) -> None:
+def test_the_positions_of_the_table_match_the_code(magic: int) -> None:
     found = {
         name.strip(): int(position)
         for position, name in re.findall(r"^\| (\d+) \|[^|]*\| ([a-z ]+) \|", PAGES[magic], re.MULTILINE)
     }
     names = {
-        "size": legacy.SIZE,
-        "checksum": legacy.CRC,
-        "magic": legacy.MAGIC,
-        "attributes": legacy.ATTRIBUTES,
+        "size": legacy_formats.SIZE,
+        "checksum": legacy_formats.CRC,
+        "magic": legacy_formats.MAGIC,
+        "attributes": legacy_formats.ATTRIBUTES,
     }
-    names["key length"] = legacy.KEY_LENGTH_V1 if magic else legacy.KEY_LENGTH_V0
+    names["key length"] = legacy_formats.KEY_LENGTH_V1 if magic else legacy_formats.KEY_LENGTH_V0
     if magic:
-        names["timestamp"] = legacy.TIMESTAMP
+        names["timestamp"] = legacy_formats.TIMESTAMP
     assert names.items() <= found.items()
     assert found["offset"] == 0
     assert found["key"] == names["key length"] + 4
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_files_that_apache_kafka_wrote_are_read(magic: int) -> None:
+def test_reads_files_of_apache_kafka(magic: int) -> None:
     data = (RECORDED / f"old{magic}-0" / "00000000000000000000.log").read_bytes()
     values = [f"{codec} {number} ".encode() * 4 for codec in CODECS for number in range(8)]
     keys = [None if number % 4 == 3 else b"k%d" % (number % 3) for _ in CODECS for number in range(8)]
@@ -131,7 +132,7 @@ def test_files_that_apache_kafka_wrote_are_read(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_what_apache_kafka_wrote_without_compression_is_written_so_here(magic: int) -> None:
+def test_writes_the_same_uncompressed_bytes_as_apache_kafka(magic: int) -> None:
     data = (RECORDED / f"old{magic}-0" / "00000000000000000000.log").read_bytes()
     outside = [one for one in entries(data) if one.codec == 0]
     end = int(outside[-1].position + outside[-1].size)

@@ -1,4 +1,4 @@
-"""The page of the format tells what the code does."""
+"""The format page matches the code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tidemill
+from record_builders import build_batch
 from tidemill.records import batch as layout
 from tidemill.records.batch import check_crc, parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.reader import read_records
+from tidemill.records.record_reader import read_records
 
 MODULE = Path(tidemill.__file__).parent / "records/batch.py"
 PAGE = Path(__file__).parents[2] / "docs/formats/record-batch.md"
@@ -39,7 +39,7 @@ def example() -> bytes:
     return b"".join(bytes.fromhex(re.split(r"\s{2,}", line)[0]) for line in block.strip().splitlines())
 
 
-def test_example_is_what_is_built_and_read() -> None:
+def test_builds_and_reads_the_example() -> None:
     data = example()
     assert data == build_batch([(1524709879130, b"key", b"value", None)], leader_epoch=0)
     batch = parse_batch(data, 0, len(data))
@@ -53,7 +53,7 @@ def test_example_is_what_is_built_and_read() -> None:
     [PAGE.read_text().partition("## Record")[0], MODULE.read_text().partition("from __future__")[0]],
     ids=["page", "module"],
 )
-def test_positions_of_the_table_are_those_of_the_code(source: str) -> None:
+def test_the_positions_of_the_table_match_the_code(source: str) -> None:
     rows = re.findall(r"^\|? ?(\d+) +\|? ?(?:\w+|\.\.\.)? +\|? ?((?:[a-z]+ )*[a-z]+)\b", source, re.MULTILINE)
     found = {name.strip(): int(position) for position, name in rows}
     for name, position in FIELDS.items():

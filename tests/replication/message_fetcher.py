@@ -1,34 +1,34 @@
-"""A fetcher that speaks in messages: what it writes and reads goes through the generated codecs, too."""
+"""A fetcher with an interface of messages: requests and responses pass through the generated codecs."""
 
 from __future__ import annotations
 
-from tidemill.replication.fetcher import Answered, LeaderFetcher, LeadersLog
 from tidemill.replication.partition import Partition
+from tidemill.replication.replica_fetcher import Answered, LeadersLog, ReplicaFetcher
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.fetch import FetchRequest, FetchResponse
-from tidemill.wire.schema import decode, encode
 
 BEFORE, BEHIND = b"before", b"behind"
 """Bodies are somewhere in what was received."""
 
 
 class MessageFetcher:
-    """As :class:`LeaderFetcher`, for requests and answers of one version."""
+    """A :class:`ReplicaFetcher` for requests and responses of one version."""
 
-    def __init__(self, fetcher: LeaderFetcher, version: int = 18) -> None:
+    def __init__(self, fetcher: ReplicaFetcher, version: int = 18) -> None:
         self.fetcher = fetcher
         self.version = version
         self.limits = fetcher.limits
 
     def follow(self, topic_id: bytes, partition: Partition, now_ms: int) -> None:
-        """Begins to follow."""
+        """Adds a partition."""
         self.fetcher.follow(topic_id, partition, now_ms, now_ms)
 
     def leave(self, topic_id: bytes, index: int) -> None:
-        """Follows no longer."""
+        """Removes a partition."""
         self.fetcher.leave(topic_id, index)
 
     def request(self, now_ms: int) -> FetchRequest | None:
-        """The next request."""
+        """Builds the next request."""
         body = self.fetcher.request(now_ms, self.version)
         if body is None:
             return None
@@ -38,25 +38,25 @@ class MessageFetcher:
         return request
 
     def answer(self, response: FetchResponse, now_ms: int) -> Answered:
-        """Takes an answer."""
+        """Handles a response."""
         data = BEFORE + encode(response, self.version) + BEHIND
         result = self.fetcher.answer(data, len(BEFORE), len(data) - len(BEHIND), now_ms, now_ms)
         return Answered([], []) if result is None else result
 
     def rest_ms(self, now_ms: int) -> int:
-        """How soon it is to ask again."""
+        """Returns the delay before the next request."""
         return self.fetcher.rest_ms(now_ms)
 
     def lost(self) -> None:
-        """The connection broke."""
+        """Handles a broken connection."""
         self.fetcher.lost()
 
     def found(
         self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int, first_epoch: int = -1
     ) -> None:
-        """The leader told where its log is."""
+        """Handles the offsets of the leader's log."""
         self.fetcher.found(partition, topic_id, LeadersLog(first, first_epoch, end), now_ms, now_ms)
 
     def not_found(self, partition: Partition, topic_id: bytes, now_ms: int) -> None:
-        """The leader did not tell where its log is."""
+        """Handles a failed request for the offsets of the leader's log."""
         self.fetcher.not_found(partition, topic_id, now_ms)

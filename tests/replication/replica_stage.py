@@ -1,17 +1,23 @@
-"""Brokers' partitions over files in memory, for tests of leaders and followers."""
+"""Partitions of brokers over files in memory, for tests of leaders and followers."""
 
 from __future__ import annotations
 
-from tidemill.log.config import LogConfig
+from typing import Any
+
+from faulty_files import FaultyFiles
+from message_fetcher import MessageFetcher
+
+from log_start import NOW, start_logs
+from record_builders import build_batch
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
+from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.validate import Limits
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.batch_validation import Limits
+from tidemill.records.record_reader import iter_stored
 from tidemill.replication.partition import Partition, PartitionEvents
-from tidemill.testing.files import FaultyFiles
+from tidemill.replication.replica_fetcher import Answered, FetchLimits, ReplicaFetcher
 from tidemill.wire.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -23,30 +29,39 @@ from tidemill.wire.messages.fetch import (
 
 TOPIC = b"T" * 16
 LEADER, FOLLOWER = 1, 2
+BACKOFF_MS = 50
+ALL = (1, 2, 3)
+LAG_MS = 1000
+
+
+def batch_of(*values: bytes, **options: Any) -> Batch:
+    """Returns a batch with these values."""
+    data = build_batch([(NOW, b"k", value, None) for value in values], **options)
+    return parse_batch(data, 0, len(data))
 
 
 class Quiet(PartitionEvents):
-    """Notes what is asked for, and does nothing but bring cuts to the disk."""
+    """Records requests, and executes none of them except syncs after truncations."""
 
     def __init__(self) -> None:
         self.flushes: list[Partition] = []
         self.wanted: list[tuple[tuple[int, ...], int]] = []
         self.cuts: list[tuple[int, int, str]] = []
 
-    def flush_wanted(self, partition: Partition) -> None:
+    def flush_requested(self, partition: Partition) -> None:
         self.flushes.append(partition)
         if not partition.log.needs_flush:
-            # It was cut, and nothing else waits for the disk.
+            # The log was truncated, and no other operation waits for a sync.
             partition.log.flush(0)
             partition.flushed(int(partition.log.end_offset), 0)
 
-    def write_back_wanted(self, partition: Partition) -> None:
+    def write_back_requested(self, partition: Partition) -> None:
         pass
 
     def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:
         self.cuts.append((first, last, reason))
 
-    def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+    def isr_requested(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         self.wanted.append((isr, partition_epoch))
 
 
@@ -58,10 +73,7 @@ class Broker:
         self.files = FaultyFiles()
         self.events = Quiet()
         self.config = config or LogConfig()
-        self.logs = LogManager(self.files, ["/d"])
-        self.logs.lock()
-        self.logs.claim("c" * 22, node)
-        self.logs.load(0, lambda topic: self.config)
+        self.logs = start_logs(self.files, ["/d"], self.config, now_ms=0, node=node)
         self.partitions = [self._made(index) for index in range(count)]
 
     def _made(self, index: int) -> Partition:
@@ -75,12 +87,20 @@ class Broker:
     def write(self, index: int, *values: bytes) -> None:
         """Appends as the leader, one batch a value."""
         for value in values:
-            data = build_batch([(1_700_000_000_000, b"k", value, None)])
-            self.partitions[index].append([parse_batch(data, 0, len(data))], 1, 0)
+            self.partitions[index].append([batch_of(value)], 1, 0)
+
+
+def led(isr: tuple[int, ...] = ALL, config: LogConfig | None = None) -> tuple[Broker, Partition]:
+    """Broker 1, which leads a partition with replicas on 1, 2 and 3 in epoch 5 with partition epoch 7."""
+    broker = Broker(LEADER, 1, config)
+    (partition,) = broker.partitions
+    partition.lag_ms_max = LAG_MS
+    partition.become(LEADER, 5, ALL, isr, 7, 0)
+    return broker, partition
 
 
 class Leader:
-    """Answers fetches out of a broker's logs, and keeps a session as KIP-227 has it."""
+    """Responds to fetches from a broker's logs, with a session as in KIP-227."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -88,13 +108,13 @@ class Leader:
         self.session_id = 0
         self.epoch = 0
         self.errors: dict[int, ErrorCode] = {}
-        self.asked: list[dict[int, int]] = []
+        self.requested: list[dict[int, int]] = []
         """Of each request the partitions that it named, with their offsets."""
         self.forgotten: list[list[int]] = []
 
     def answer(self, request: FetchRequest) -> FetchResponse:
         named = {one.partition: one for topic in request.topics for one in topic.partitions}
-        self.asked.append({index: one.fetch_offset for index, one in named.items()})
+        self.requested.append({index: one.fetch_offset for index, one in named.items()})
         self.forgotten.append([one for topic in request.forgotten_topics_data for one in topic.partitions])
         if request.session_epoch == 0:
             self.session = dict(named)
@@ -113,37 +133,83 @@ class Leader:
         topics = [FetchableTopicResponse(topic_id=TOPIC, partitions=news)] if news else []
         return FetchResponse(session_id=self.session_id, responses=topics)
 
-    def _read(self, asked: FetchPartition) -> PartitionData:
-        code = self.errors.get(asked.partition)
+    def _read(self, requested: FetchPartition) -> PartitionData:
+        code = self.errors.get(requested.partition)
         if code is not None:
-            return PartitionData(partition_index=asked.partition, error_code=code, high_watermark=-1)
-        partition = self.broker.partitions[asked.partition]
+            return PartitionData(partition_index=requested.partition, error_code=code, high_watermark=-1)
+        partition = self.broker.partitions[requested.partition]
         log = partition.log
         result = PartitionData(
-            partition_index=asked.partition,
+            partition_index=requested.partition,
             high_watermark=int(partition.high_watermark),
             log_start_offset=int(log.start_offset),
         )
-        epoch, end = log.leader_epochs.end_offset(asked.last_fetched_epoch, log.end_offset)
-        if asked.last_fetched_epoch > log.leader_epochs.latest:
+        epoch, end = log.leader_epochs.end_offset(requested.last_fetched_epoch, log.end_offset)
+        if requested.last_fetched_epoch > log.leader_epochs.latest:
             result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
-        elif asked.last_fetched_epoch >= 0 and (epoch < asked.last_fetched_epoch or end < asked.fetch_offset):
+        elif requested.last_fetched_epoch >= 0 and (
+            epoch < requested.last_fetched_epoch or end < requested.fetch_offset
+        ):
             result.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end)
-        elif not log.start_offset <= asked.fetch_offset <= log.end_offset:
+        elif not log.start_offset <= requested.fetch_offset <= log.end_offset:
             result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
         else:
-            found = log.read(asked.fetch_offset, asked.partition_max_bytes, log.end_offset, True)
+            found = log.read(requested.fetch_offset, requested.partition_max_bytes, log.end_offset, True)
             result.records = found.read() if found is not None else b""
         return result
 
 
 def content(log: Log) -> bytes:
-    """Every byte from the log's start on."""
+    """Returns all bytes of the log."""
     data = b""
     offset = int(log.start_offset)
     while offset < log.end_offset:
         found = log.read(offset, 1 << 20, log.end_offset, True)
         assert found is not None
-        data += found.read()
-        offset = log.end_offset
+        piece = found.read()
+        data += piece
+        *_, last = iter_stored(piece)
+        offset = int(last.next_offset)
     return data
+
+
+class Pair:
+    """A leader and a follower of all its partitions."""
+
+    def __init__(self, count: int = 1, config: LogConfig | None = None) -> None:
+        self.one = Broker(LEADER, count, config)
+        self.two = Broker(FOLLOWER, count, config)
+        self.leader = Leader(self.one)
+        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS)))
+        self.now_ms = 0
+
+    def start(self, epoch: int = 0) -> None:
+        self.one.become(LEADER, epoch)
+        self.two.become(LEADER, epoch)
+        for partition in self.two.partitions:
+            self.fetcher.follow(TOPIC, partition, self.now_ms)
+
+    def request(self) -> FetchRequest:
+        """Returns the next request of the follower, which has one."""
+        request = self.fetcher.request(self.now_ms)
+        assert request is not None
+        return request
+
+    def fetch(self) -> Answered:
+        """One request and its response; returns what the follower reports."""
+        return self.fetcher.answer(self.leader.answer(self.request()), self.now_ms)
+
+    def refused(self) -> Partition:
+        """One request, whose fetch offset the leader reports as out of range; returns the partition."""
+        _, (partition,), _ = self.fetch()
+        return partition
+
+    def round(self) -> None:
+        """One request and its response, without errors."""
+        troubles, out_of_range, _ = self.fetch()
+        assert not troubles
+        assert not out_of_range
+
+    def same(self) -> None:
+        for mine, theirs in zip(self.two.partitions, self.one.partitions, strict=True):
+            assert content(mine.log) == content(theirs.log)

@@ -1,4 +1,4 @@
-"""A wall clock that is set back or ahead, while the broker measures how long something takes."""
+"""A wall clock that is set back or ahead while the broker measures durations."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from replica_stage import FOLLOWER, LEADER, TOPIC
+from faulty_files import FaultyFiles
+from replica_stage import FOLLOWER, LEADER, TOPIC, batch_of
 
-from tidemill.log.config import LogConfig
-from tidemill.log.manager import LogManager
-from tidemill.model.ports import Clock
+from log_start import start_logs
+from tidemill.log.log_config import LogConfig
+from tidemill.model.interfaces import Clock
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
-from tidemill.testing.files import FaultyFiles
+from tidemill.replication.replica_manager import ReplicaManager
 
 HOUR_MS = 3_600_000
 LAG_MS = 30_000
@@ -26,7 +24,7 @@ TOGETHER = PartitionState(0, LEADER, 3, (LEADER, FOLLOWER), (LEADER, FOLLOWER), 
 
 
 class WrongClock(Clock):
-    """A machine whose wall clock can be set."""
+    """A machine with a wall clock that can be set."""
 
     def __init__(self) -> None:
         self.wall = NOW_MS
@@ -44,10 +42,7 @@ class Stage:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.clock = WrongClock()
-        self.logs = LogManager(FaultyFiles(), ["/d"])
-        self.logs.lock()
-        self.logs.claim("cluster", LEADER)
-        self.logs.load(self.clock.wall_ms(), lambda topic: LogConfig())
+        self.logs = start_logs(FaultyFiles(), ["/d"], now_ms=self.clock.wall_ms(), node=LEADER)
         self.replicas = ReplicaManager(LEADER, self.logs, self.clock, asyncio.get_running_loop(), pool, pool)
         self.replicas.lag_ms_max = LAG_MS
         self.wanted: list[tuple[int, ...]] = []
@@ -59,11 +54,10 @@ class Stage:
         self.partition: Partition = found
 
     def append(self) -> None:
-        data = build_batch([(NOW_MS, b"k", b"v", None)])
-        self.partition.append([parse_batch(data, 0, len(data))], 1, self.clock.wall_ms())
+        self.partition.append([batch_of(b"v")], 1, self.clock.wall_ms())
 
     async def is_dropped(self) -> bool:
-        await self.replicas.drop_lagging()
+        await self.replicas.maybe_shrink_isr()
         return self.wanted == [(LEADER,)]
 
 
@@ -75,7 +69,7 @@ def staged(test: Callable[[Stage], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_a_clock_set_back_keeps_no_silent_follower_in_the_in_sync_set() -> None:
+def test_a_clock_set_back_does_not_keep_a_silent_follower_in_sync() -> None:
     async def test(stage: Stage) -> None:
         stage.append()
         stage.clock.wall -= HOUR_MS
@@ -87,7 +81,7 @@ def test_a_clock_set_back_keeps_no_silent_follower_in_the_in_sync_set() -> None:
     staged(test)
 
 
-def test_a_clock_set_ahead_drops_no_follower_from_the_in_sync_set() -> None:
+def test_a_clock_set_ahead_does_not_remove_a_follower_from_the_isr() -> None:
     async def test(stage: Stage) -> None:
         stage.append()
         stage.clock.wall += HOUR_MS
@@ -96,7 +90,7 @@ def test_a_clock_set_ahead_drops_no_follower_from_the_in_sync_set() -> None:
     staged(test)
 
 
-def test_a_clock_set_back_puts_off_no_sync_of_flush_ms_for_longer_than_that() -> None:
+def test_a_clock_set_back_does_not_delay_a_flush_ms_sync() -> None:
     async def test(stage: Stage) -> None:
         stage.partition.log.set_config(LogConfig(flush_ms=1000))
         stage.append()

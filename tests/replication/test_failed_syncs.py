@@ -1,4 +1,4 @@
-"""Syncs that fail: the next one succeeds without the data, so that no one of them may go unheard."""
+"""Failed syncs: the next sync succeeds without the data, so every failure must be handled."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replication_moves import KEY, PATIENCE_S, A, B, Stage, check_whole, values
+from faulty_files import FaultyFile, FaultyFiles
+from test_replica_alter_log_dirs import KEY, PATIENCE_S, A, B, Stage, check_whole, staged, values
 
 import tidemill.log.files as files_module
-from tidemill.log.config import LogConfig
 from tidemill.log.errors import storage_error
 from tidemill.log.files import SystemFiles
-from tidemill.log.manager import LogManager
-from tidemill.log.moves import Move
+from tidemill.log.future_log import FutureLog
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import StorageError
-from tidemill.testing.files import FaultyFile, FaultyFiles
 
 
 class SlowFiles(FaultyFiles):
-    """Syncs of paths that contain :attr:`slow` wait until :attr:`goes_on`."""
+    """Syncs of paths that contain :attr:`slow` block until :attr:`goes_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,19 +40,19 @@ class SlowFiles(FaultyFiles):
         super().check(operation, path)
 
     async def waiting(self) -> None:
-        """Returns once a sync waits."""
+        """Returns once a sync is blocked."""
         assert await asyncio.get_running_loop().run_in_executor(None, self.waits.wait, PATIENCE_S)
 
 
 async def stop(stage: Stage) -> list[str]:
-    """Stops the partitions, and then the logs; what was wrong."""
+    """Stops the partitions and then the logs; returns the errors."""
     await stage.replicas.stop()
     stage.pool.shutdown()
     return stage.logs.close(0, {})
 
 
 async def stop_while(files: SlowFiles, stage: Stage, task: asyncio.Task[Any] | None) -> list[str]:
-    """Stops a broker while a sync is under way, which the ``task`` waits for."""
+    """Stops a broker during a sync that the ``task`` waits for."""
     await files.waiting()
     if task is not None:
         task.cancel()
@@ -61,33 +61,34 @@ async def stop_while(files: SlowFiles, stage: Stage, task: asyncio.Task[Any] | N
 
 
 async def losses_at_next_start(files: FaultyFiles) -> list[bool]:
-    """For each directory, whether the next start has to assume that records are lost there."""
+    """Returns for each directory whether the next start has to assume lost records."""
     again = Stage(files)
-    may_have_lost = [one.may_have_lost for one in again.logs.directories]
+    may_have_lost = [one.may_have_lost for one in again.logs.dirs.all]
     await stop(again)
     return may_have_lost
 
 
 def failures(logs: LogManager) -> list[str]:
-    return [directory.path for directory in logs.directories if directory.failure]
+    return [directory.path for directory in logs.dirs.all if directory.failure]
 
 
-def test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark() -> None:
-    async def run() -> None:
-        files = SlowFiles()
-        stage = Stage(files)
-        stage.append(80)
+def test_a_failed_sync_during_shutdown_leaves_no_clean_shutdown_marker() -> None:
+    files = SlowFiles()
+
+    async def test(stage: Stage) -> None:
         files.slow = f"{A}/t-0"
         files.fail("sync", f"{A}/t-0", errno.EIO)
-        assert await stop_while(files, stage, asyncio.ensure_future(stage.replicas.flushing.due())) == []
+        assert (
+            await stop_while(files, stage, asyncio.ensure_future(stage.replicas.flushing.flush_due())) == []
+        )
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [True, False, False]
 
-    asyncio.run(run())
+    staged(test, 80, files)
 
 
 class SlowMarks(SlowFiles):
-    """The mark of a directory that is not to be trusted is written once :attr:`goes_on` is set."""
+    """Writing the marker of an untrusted directory blocks until :attr:`goes_on` is set."""
 
     def check(self, operation: str, path: str) -> None:
         if operation == "replace" and path == f"{A}/.tidemill-boot":
@@ -96,7 +97,7 @@ class SlowMarks(SlowFiles):
         super().check(operation, path)
 
 
-def test_a_stop_waits_until_a_directory_in_which_a_sync_failed_is_marked() -> None:
+def test_shutdown_waits_until_a_failed_sync_is_recorded() -> None:
     async def run() -> None:
         files = SlowMarks()
         files.goes_on.set()
@@ -105,7 +106,7 @@ def test_a_stop_waits_until_a_directory_in_which_a_sync_failed_is_marked() -> No
         files.waits.clear()
         files.goes_on.clear()
         files.fail("sync", f"{A}/t-0", errno.EIO)
-        await stage.replicas.flushing.due()
+        await stage.replicas.flushing.flush_due()
         marked: list[bool] = []
         stage.replicas.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
         assert await stop_while(files, stage, None) == []
@@ -116,7 +117,7 @@ def test_a_stop_waits_until_a_directory_in_which_a_sync_failed_is_marked() -> No
 
 
 class LateFiles(SlowFiles):
-    """The first sync of a log file fails, and says so late: another one that begins meanwhile succeeds."""
+    """The first sync of a log file fails and returns late. A second sync that starts during it succeeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,16 +133,16 @@ class LateFiles(SlowFiles):
             raise OSError(errno.EIO, "not written", path)
 
 
-def test_what_another_sync_failed_to_write_is_not_acknowledged() -> None:
-    async def run() -> None:
-        files = LateFiles()
-        stage = Stage(files)
+def test_records_of_another_failed_sync_are_not_acknowledged() -> None:
+    files = LateFiles()
+
+    async def test(stage: Stage) -> None:
         stage.log.set_config(LogConfig(flush_messages=5))
         stage.append(3)
         stage.log.roll(0)
         stage.append(1)
         files.fails = True
-        due = asyncio.ensure_future(stage.replicas.flushing.due())
+        due = asyncio.ensure_future(stage.replicas.flushing.flush_due())
         await files.waiting()
         stage.append(1)
         assert stage.partition.flush_under_way
@@ -153,12 +154,12 @@ def test_what_another_sync_failed_to_write_is_not_acknowledged() -> None:
         assert stage.partition.high_watermark == 4
         assert failures(stage.logs) == [A]
 
-    asyncio.run(run())
+    staged(test, 0, files)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("stops", [False, True])
-def test_what_could_not_be_written_back_is_not_taken_for_what_is_on_the_disk(
+def test_records_of_a_failed_write_back_are_not_treated_as_synced(
     monkeypatch: pytest.MonkeyPatch, number: int, stops: bool
 ) -> None:
     def write_back(file: FaultyFile, position: int, count: int) -> None:
@@ -166,49 +167,46 @@ def test_what_could_not_be_written_back_is_not_taken_for_what_is_on_the_disk(
         file._node.drop()
         raise OSError(number, "not written")
 
-    async def run() -> None:
-        files = FaultyFiles()
-        stage = Stage(files)
-        stage.append(80)
+    files = FaultyFiles()
+
+    async def test(stage: Stage) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(FaultyFile, "write_back", write_back)
-            stage.replicas.write_back_wanted(stage.partition)
+            stage.replicas.write_back_requested(stage.partition)
             if not stops:
                 await asyncio.wait(stage.replicas.write_back.under_way)
             await stop(stage)
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [True, False, False]
 
-    asyncio.run(run())
+    staged(test, 80, files)
 
 
-def test_a_write_back_for_want_of_descriptors_is_left_to_the_next_sync(
+def test_a_write_back_without_descriptors_is_retried_by_the_next_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def write_back(file: FaultyFile, position: int, count: int) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    async def run() -> None:
-        stage = Stage(FaultyFiles())
-        stage.append(80)
+    async def test(stage: Stage) -> None:
         monkeypatch.setattr(FaultyFile, "write_back", write_back)
-        stage.replicas.write_back_wanted(stage.partition)
+        stage.replicas.write_back_requested(stage.partition)
         assert await stop(stage) == []
         assert failures(stage.logs) == []
 
-    asyncio.run(run())
+    staged(test, 80)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sync_file_range is Linux's")
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINVAL, errno.EPERM, 0])
-def test_the_file_says_what_could_not_be_written_back(
+def test_a_failed_write_back_is_reported_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    asked: list[tuple[bool, int, int]] = []
+    requested: list[tuple[bool, int, int]] = []
 
     def call(descriptor: int, position: int, count: int, flags: int) -> int:
         same = os.path.sameopenfile(descriptor, file.fileno())
-        asked.append((same and descriptor != file.fileno(), position, count))
+        requested.append((same and descriptor != file.fileno(), position, count))
         return number
 
     file = SystemFiles().open(str(tmp_path / "file"), create=True)
@@ -221,17 +219,16 @@ def test_the_file_says_what_could_not_be_written_back(
         assert caught.value.errno == number
     else:
         file.write_back(0, 100)
-    # The error is told to each open file once: the one that is synced keeps its own.
-    assert asked == [(True, 0, 100)]
+    # The error is reported once to each open file. The synced file keeps its own.
+    assert requested == [(True, 0, 100)]
     file.close()
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_copy_whose_sync_failed_is_not_taken_for_what_is_on_the_disk(stops: bool) -> None:
-    async def run() -> None:
-        files = SlowFiles()
-        stage = Stage(files)
-        stage.append(80)
+def test_a_future_log_with_a_failed_sync_is_not_treated_as_synced(stops: bool) -> None:
+    files = SlowFiles()
+
+    async def test(stage: Stage) -> None:
         files.fail("sync", f"{B}/t-0", errno.EIO)
         if stops:
             files.slow = f"{B}/t-0"
@@ -245,14 +242,13 @@ def test_a_copy_whose_sync_failed_is_not_taken_for_what_is_on_the_disk(stops: bo
         assert stage.log.directory == f"{A}/t-0"
         await check_moves_and_stays(files)
 
-    asyncio.run(run())
+    staged(test, 80, files)
 
 
-def test_a_copy_that_found_no_room_at_its_sync_goes_with_the_stop() -> None:
-    async def run() -> None:
-        files = SlowFiles()
-        stage = Stage(files)
-        stage.append(80)
+def test_a_future_log_without_room_for_its_sync_is_removed_at_shutdown() -> None:
+    files = SlowFiles()
+
+    async def test(stage: Stage) -> None:
         files.fail("sync", f"{B}/t-0", errno.ENOSPC)
         stage.mover.begin(KEY, B)
         await stage.full()
@@ -260,11 +256,11 @@ def test_a_copy_that_found_no_room_at_its_sync_goes_with_the_stop() -> None:
         assert failures(stage.logs) == []
         await check_moves_and_stays(files)
 
-    asyncio.run(run())
+    staged(test, 80, files)
 
 
 async def check_moves_and_stays(files: FaultyFiles) -> None:
-    """The next start moves the partition to its end, and no power cut takes anything of it then."""
+    """The next start moves the partition to its end. No later power cut loses its records."""
     stage = Stage(files)
     stage.mover.begin(KEY, B)
     await stage.moved()
@@ -277,7 +273,7 @@ async def check_moves_and_stays(files: FaultyFiles) -> None:
 
 
 class ForgetfulFiles(FaultyFiles):
-    """A sync of a directory that fails says so once: the next ones succeed, and write nothing."""
+    """A sync of a directory reports a failure once. Later syncs succeed without writing anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,26 +290,26 @@ class ForgetfulFiles(FaultyFiles):
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_the_old_directory_does_not_come_back_where_the_new_name_is_not_on_the_disk(
+def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsynced(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    sync_target = Move.sync_target
+    sync_target = FutureLog.sync_target
 
-    async def run() -> None:
-        files = ForgetfulFiles()
-        stage = Stage(files)
+    files = ForgetfulFiles()
+
+    async def test(stage: Stage) -> None:
         stage.log.set_config(LogConfig(flush_messages=1))
         stage.append(80)
         await asyncio.wait(stage.replicas.flushing.under_way)
         begun = threading.Event()
 
-        def fail(move: Move) -> None:
+        def fail(move: FutureLog) -> None:
             begun.set()
             time.sleep(0.05)
             files.fail("sync_directory", B, errno.EIO)
             sync_target(move)
 
-        monkeypatch.setattr(Move, "sync_target", fail)
+        monkeypatch.setattr(FutureLog, "sync_target", fail)
         stage.mover.begin(KEY, B)
         if stops:
             await asyncio.get_running_loop().run_in_executor(None, begun.wait, PATIENCE_S)
@@ -328,21 +324,21 @@ def test_the_old_directory_does_not_come_back_where_the_new_name_is_not_on_the_d
         files.power_cut()
         again = Stage(files)
         assert len(values(again.log)) >= acknowledged
-        assert again.logs.directories[1].may_have_lost
+        assert again.logs.dirs.all[1].may_have_lost
         await stop(again)
         assert is_put_aside
 
-    asyncio.run(run())
+    staged(test, 0, files)
 
 
 @pytest.mark.parametrize(("number", "is_distrusted"), [(errno.EIO, True), (errno.EMFILE, False)])
-def test_a_disk_that_fails_while_segments_are_exchanged_is_not_trusted_by_the_next_start(
+def test_the_next_start_does_not_trust_a_disk_that_failed_during_a_segment_swap(
     number: int, is_distrusted: bool
 ) -> None:
-    async def run() -> None:
-        files = FaultyFiles()
-        stage = Stage(files)
-        stage.logs.loss_heeded()
+    files = FaultyFiles()
+
+    async def test(stage: Stage) -> None:
+        stage.logs.dirs.mark_losses_handled()
         stage.append(80)
         problem = OSError(number, os.strerror(number))
         stage.replicas.storage_failed(stage.log, storage_error("exchange", stage.log.directory, problem))
@@ -350,50 +346,48 @@ def test_a_disk_that_fails_while_segments_are_exchanged_is_not_trusted_by_the_ne
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [is_distrusted, False, False]
 
-    asyncio.run(run())
+    staged(test, 0, files)
 
 
-def test_a_stop_that_could_not_sync_the_names_of_partitions_is_heeded_by_the_next_start() -> None:
-    async def run() -> None:
-        files = ForgetfulFiles()
-        stage = Stage(files)
-        stage.logs.loss_heeded()
+def test_the_next_start_detects_unsynced_partition_names() -> None:
+    files = ForgetfulFiles()
+
+    async def test(stage: Stage) -> None:
+        stage.logs.dirs.mark_losses_handled()
         stage.append(80)
         files.fail("sync_directory", A, after=1)
         (problem,) = await stop(stage)
         assert problem.startswith(f"cannot sync {A}: ")
         assert await losses_at_next_start(files) == [True, False, False]
 
-    asyncio.run(run())
+    staged(test, 0, files)
 
 
-def test_a_sync_that_finds_no_room_while_a_cut_fails_is_not_tried_again() -> None:
-    async def run() -> None:
-        files = SlowFiles()
-        stage = Stage(files)
-        stage.append(80)
+def test_a_sync_without_room_during_a_failed_truncation_is_not_retried() -> None:
+    files = SlowFiles()
+
+    async def test(stage: Stage) -> None:
         files.slow = f"{A}/t-0"
-        stage.replicas.flush_wanted(stage.partition)
+        stage.replicas.flush_requested(stage.partition)
         await files.waiting()
         files.fail("truncate", f"{A}/t-0", errno.ENOSPC)
         files.fail("sync", f"{A}/t-0", errno.ENOSPC)
         with pytest.raises(StorageError, match="No space"):
             stage.partition.truncate_to(70, 0)
-        assert stage.log.has_unfinished_cut
+        assert stage.log.has_unfinished_truncation
         files.goes_on.set()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait(stage.replicas.flushing.under_way)
         assert failures(stage.logs) == [A]
         await stop(stage)
 
-    asyncio.run(run())
+    staged(test, 80, files)
 
 
-def test_a_cut_in_the_directory_that_a_partition_has_moved_to_is_synced_before_others_count_on_it() -> None:
-    async def run() -> None:
-        files = SlowFiles()
-        stage = Stage(files)
-        stage.append(3)
+def test_a_truncation_after_a_move_is_synced_before_its_offset_is_reported() -> None:
+    files = SlowFiles()
+
+    async def test(stage: Stage) -> None:
         stage.log.flush(0)
         stage.log.set_config(LogConfig(flush_messages=1))
         files.slow = f"{A}/t-0/"
@@ -405,10 +399,10 @@ def test_a_cut_in_the_directory_that_a_partition_has_moved_to_is_synced_before_o
         partition.truncate_to(3, 0)
         files.goes_on.set()
         await asyncio.wait(stage.replicas.flushing.under_way)
-        assert not partition.is_settling
+        assert not partition.has_pending_sync
         files.power_cut()
         again = Stage(files)
         assert values(again.log) == [0, 1, 2]
         await stop(again)
 
-    asyncio.run(run())
+    staged(test, 3, files)

@@ -1,43 +1,35 @@
-"""``flush.messages``: what is acknowledged is on the leader's disk, also when something happens meanwhile."""
+"""``flush.messages``: acknowledged records are on the leader's disk, also after changes during the sync."""
 
 from __future__ import annotations
 
 import errno
 
-from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Quiet
-from test_fetcher import Pair
+from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Pair, Quiet, batch_of
 
-from tidemill.log.config import LogConfig
-from tidemill.log.manager import LogManager
+from log_start import start_logs
+from tidemill.log.log_config import LogConfig
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.validate import Limits
+from tidemill.records.batch import Batch
+from tidemill.records.batch_validation import Limits
+from tidemill.replication.hosted_topics import apply_topic_config
 from tidemill.replication.partition import Partition
-from tidemill.replication.topics import apply_topic_config
 
 EACH = LogConfig(flush_messages=1)
 BOTH = (LEADER, FOLLOWER)
 
 
 def sync(partition: Partition) -> None:
-    """Ends the sync that was asked for."""
+    """Completes the requested sync."""
     partition.log.flush(0)
     partition.flushed(int(partition.log.end_offset), 0)
 
 
-def batch_of(producer_id: int, sequence: int) -> Batch:
-    """One record of an idempotent producer."""
-    data = build_batch(
-        [(1_700_000_000_000, b"k", b"v", None)],
-        producer_id=producer_id,
-        producer_epoch=0,
-        base_sequence=sequence,
-    )
-    return parse_batch(data, 0, len(data))
+def produced(producer_id: int, sequence: int) -> Batch:
+    """Returns one record of an idempotent producer."""
+    return batch_of(b"v", producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
 
 
-def test_a_leader_that_is_alone_in_sync_while_it_syncs_commits_what_is_on_its_disk() -> None:
+def test_a_leader_that_becomes_the_only_in_sync_replica_commits_its_synced_records() -> None:
     broker = Broker(LEADER, config=EACH)
     (partition,) = broker.partitions
     partition.become(LEADER, 0, BOTH, BOTH, 0)
@@ -53,7 +45,7 @@ def test_a_leader_that_is_alone_in_sync_while_it_syncs_commits_what_is_on_its_di
     assert partition.high_watermark == 1
 
 
-def test_a_leader_that_syncs_alone_waits_for_who_it_has_asked_for_meanwhile() -> None:
+def test_a_sole_leader_waits_for_a_replica_with_a_pending_isr_change() -> None:
     broker = Broker(LEADER, config=EACH)
     (partition,) = broker.partitions
     partition.become(LEADER, 0, BOTH, (LEADER,), 0)
@@ -68,7 +60,7 @@ def test_a_leader_that_syncs_alone_waits_for_who_it_has_asked_for_meanwhile() ->
     assert partition.high_watermark == 2
 
 
-def test_a_follower_that_is_elected_alone_while_it_syncs_commits_what_is_on_its_disk() -> None:
+def test_a_follower_elected_alone_during_a_sync_commits_its_synced_records() -> None:
     pair = Pair(1, EACH)
     pair.start()
     pair.one.write(0, b"a")
@@ -81,31 +73,29 @@ def test_a_follower_that_is_elected_alone_while_it_syncs_commits_what_is_on_its_
     assert partition.high_watermark == 1
 
 
-def test_what_a_killed_process_left_unsynced_is_synced_before_a_retry_of_it_is_acknowledged() -> None:
+def test_unsynced_records_of_a_killed_process_are_synced_before_their_retry_is_acknowledged() -> None:
     broker = Broker(LEADER, config=EACH)
     (partition,) = broker.partitions
     partition.become(LEADER, 0, (LEADER,), (LEADER,))
-    partition.append([batch_of(7, 0)], -1, 0)
+    partition.append([produced(7, 0)], -1, 0)
     sync(partition)
     broker.logs.checkpoint_recovery_points()
-    broker.logs.loss_heeded()
-    partition.append([batch_of(7, 1)], -1, 0)
+    broker.logs.dirs.mark_losses_handled()
+    partition.append([produced(7, 1)], -1, 0)
     broker.files.kill()
-    logs = LogManager(broker.files, ["/d"])
-    logs.lock()
-    logs.load(0, lambda topic: EACH)
+    logs = start_logs(broker.files, ["/d"], EACH, now_ms=0)
     started = Partition("t", 0, logs.logs[TopicPartition("t", 0)], Limits(), LEADER, Quiet())
     started.high_watermark = 1
     started.become(LEADER, 1, (LEADER,), (LEADER,))
     assert (started.log.end_offset, started.log.recovery_point, started.high_watermark) == (2, 1, 1)
-    again = started.append([batch_of(7, 1)], -1, 0)
+    again = started.append([produced(7, 1)], -1, 0)
     assert again.duplicate
     assert started.holds_back(-1, again.last_offset + 1)
     sync(started)
     assert started.high_watermark == 2
 
 
-def test_records_that_wait_are_committed_when_flush_messages_is_set_meanwhile() -> None:
+def test_pending_records_are_committed_after_flush_messages_is_set() -> None:
     broker = Broker(LEADER)
     (partition,) = broker.partitions
     partition.become(LEADER, 0, BOTH, BOTH, 0)
@@ -118,7 +108,7 @@ def test_records_that_wait_are_committed_when_flush_messages_is_set_meanwhile() 
     assert partition.high_watermark == 1
 
 
-def test_a_follower_that_stores_a_part_of_an_answer_tells_of_it_once_it_is_synced() -> None:
+def test_a_follower_reports_partially_stored_records_after_their_sync() -> None:
     pair = Pair(1, EACH)
     pair.start()
     pair.round()
@@ -130,12 +120,10 @@ def test_a_follower_that_stores_a_part_of_an_answer_tells_of_it_once_it_is_synce
     pair.fetcher.follow(TOPIC, partition, 0)
     pair.one.write(0, b"b")
     pair.two.files.fail("append", "t-0/00000000000000000000.log", errno.ENOSPC, after=1)
-    request = pair.fetcher.request(pair.now_ms)
-    assert request is not None
-    troubles, _, _ = pair.fetcher.answer(pair.leader.answer(request), pair.now_ms)
+    troubles, _, _ = pair.fetch()
     assert len(troubles) == 1
     assert (partition.log.end_offset, partition.log.recovery_point) == (1, 0)
-    assert partition.is_settling
+    assert partition.has_pending_sync
     assert pair.fetcher.request(pair.now_ms + 10_000) is None
     sync(partition)
     assert pair.fetcher.request(pair.now_ms + 10_000) is not None

@@ -1,4 +1,4 @@
-"""Logs that lost records which checkpoints know of: what a start says, keeps, and gives out again."""
+"""Logs without records that their checkpoints cover: log lines, kept records and reused offsets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from replica_stage import batch_of
 
+from log_start import start_logs
 from tidemill.cli.log import command
-from tidemill.log.config import LogConfig
+from tidemill.log.file_names import BOOT, RECORDS_LOST
 from tidemill.log.files import SystemFiles
+from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.moves import begin_move
-from tidemill.log.names import BOOT, RECORDS_LOST
-from tidemill.log.verify import DirectoryCheck
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
+from tidemill.log_tools.verify import DirectoryCheck
 from tidemill.model.clock import SystemClock
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.replication.manager import ReplicaManager
+from tidemill.records.batch import Batch
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
+from tidemill.replication.replica_manager import ReplicaManager
 
 NODE = 1
 KEY = TopicPartition("t", 0)
@@ -38,20 +39,16 @@ WHOLE = 27
 
 
 def made() -> Batch:
-    data = build_batch([(1_700_000_000_000, b"k", b"v" * 40, None)] * 3)
-    return parse_batch(data, 0, len(data))
+    return batch_of(*[b"v" * 40] * 3)
 
 
 @contextmanager
 def started(*data: Path) -> Iterator[tuple[LogManager, ReplicaManager]]:
-    """A broker over the directories ``data``, which is stopped in order."""
-    logs = LogManager(SystemFiles(), list(map(str, data)))
-    logs.lock()
-    logs.claim("cluster", NODE)
-    logs.load(0, lambda topic: SMALL)
+    """A broker over the directories ``data``, with a clean shutdown."""
+    logs = start_logs(SystemFiles(), list(map(str, data)), SMALL, now_ms=0, node=NODE)
     with ThreadPoolExecutor(1) as pool:
         replicas = ReplicaManager(NODE, logs, SystemClock(), asyncio.get_running_loop(), pool, pool)
-        replicas.report_warnings()
+        replicas.full_disks.report_warnings()
         yield logs, replicas
         assert logs.close(0, replicas.high_watermarks()) == []
 
@@ -66,7 +63,7 @@ def served(replicas: ReplicaManager, others: tuple[int, ...] = ()) -> Partition:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data directory after a clean stop: a partition of nine batches, three records each."""
+    """A data directory after a clean shutdown: a partition of nine batches with three records each."""
     path = tmp_path / "data"
     path.mkdir()
 
@@ -85,7 +82,7 @@ def data(tmp_path: Path) -> Path:
 def restarted(
     data: Path, caplog: pytest.LogCaptureFixture, others: tuple[int, ...] = ()
 ) -> tuple[int, int, list[str]]:
-    """Start and end of the partition after a start, and the warnings of that."""
+    """Returns start and end of the partition after a start, and the logged warnings."""
     found = (0, 0)
 
     async def run() -> None:
@@ -117,25 +114,25 @@ def remove_directory(data: Path) -> None:
 
 
 @pytest.mark.parametrize("remove", [remove_segments, remove_directory])
-def test_a_partition_whose_files_are_gone_is_told_once_and_its_offsets_are_not_given_out_again(
+def test_a_partition_with_missing_files_is_reported_once_and_does_not_reuse_its_offsets(
     data: Path, caplog: pytest.LogCaptureFixture, remove: Callable[[Path], None]
 ) -> None:
     remove(data)
     start, end, warnings = restarted(data, caplog)
     assert (start, end) == (WHOLE, WHOLE)
-    (told,) = [text for text in warnings if "are lost" in text]
-    assert f"{data}/t-0: its segment files are gone" in told
-    assert f"knows of offset {WHOLE}: the records of offsets 0 to {WHOLE - 1} are lost" in told
-    assert f"t-0 goes on at offset {WHOLE}: none below it is given out again" in warnings
+    (reported,) = [text for text in warnings if "are lost" in text]
+    assert f"{data}/t-0: its segment files are missing" in reported
+    assert f"has offset {WHOLE}: the records of offsets 0 to {WHOLE - 1} are lost" in reported
+    assert f"t-0 continues at offset {WHOLE}: lower offsets are not assigned again" in warnings
     assert restarted(data, caplog) == (WHOLE, WHOLE, [])
 
 
-def test_a_rehearsal_tells_of_segments_that_are_gone(data: Path) -> None:
+def test_a_dry_run_reports_missing_segments(data: Path) -> None:
     remove_segments(data)
-    assert f"knows of offset {WHOLE}: the records of offsets 0 to {WHOLE - 1} are lost" in rehearsed(data)
+    assert f"has offset {WHOLE}: the records of offsets 0 to {WHOLE - 1} are lost" in rehearsed(data)
 
 
-def test_where_another_replica_may_have_the_records_the_log_begins_where_it_can_get_them(
+def test_a_log_with_missing_files_restarts_at_0_if_another_replica_may_have_the_records(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remove_segments(data)
@@ -144,7 +141,7 @@ def test_where_another_replica_may_have_the_records_the_log_begins_where_it_can_
     assert any("unless another replica has them" in text for text in warnings)
 
 
-def test_without_high_watermarks_the_recovery_point_tells_what_is_gone(
+def test_without_high_watermarks_the_recovery_point_shows_the_lost_records(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remove_segments(data)
@@ -152,11 +149,11 @@ def test_without_high_watermarks_the_recovery_point_tells_what_is_gone(
     for snapshot in (data / "t-0").glob("*.snapshot"):
         snapshot.unlink()
     start, end, warnings = restarted(data, caplog)
-    assert (start, end) == (0, 0)  # what is only on the disk was promised to nobody
-    assert any(f"recovery-point-offset-checkpoint knows of offset {WHOLE}" in text for text in warnings)
+    assert (start, end) == (0, 0)  # bytes on the disk alone were acknowledged to no client
+    assert any(f"recovery-point-offset-checkpoint has offset {WHOLE}" in text for text in warnings)
 
 
-def test_what_is_cut_after_a_clean_stop_is_kept_and_a_gap_follows(
+def test_records_lost_after_a_clean_shutdown_leave_a_gap(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     segments = sorted((data / "t-0").glob("*.log"))
@@ -169,24 +166,27 @@ def test_what_is_cut_after_a_clean_stop_is_kept_and_a_gap_follows(
     said = rehearsed(data)
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
     kept = Path(f"{last}.0.cut")
-    assert f"would cut {last} to 0 bytes ({len(damaged)} are lost)" in said
-    assert f"would keep what is cut in {kept}" in said
+    assert f"would truncate {last} to 0 bytes ({len(damaged)} are lost)" in said
+    assert f"would keep the truncated bytes in {kept}" in said
 
     start, end, warnings = restarted(data, caplog)
     assert (start, end) == (0, WHOLE)
-    (told,) = [text for text in warnings if " cut" in text or "lost" in text]
-    assert f"t-0: the records of offsets {base} to {WHOLE - 1} are cut, although the last stop was" in told
-    assert f"{len(damaged)} bytes are cut; they are kept in {kept}" in told
-    assert f"the records of offsets {base} to {WHOLE - 1} are lost" in told
+    (reported,) = [text for text in warnings if " cut" in text or "lost" in text]
+    assert (
+        f"t-0: the records of offsets {base} to {WHOLE - 1} are cut, although the last shutdown was"
+        in reported
+    )
+    assert f"{len(damaged)} bytes are cut; they are kept in {kept}" in reported
+    assert f"the records of offsets {base} to {WHOLE - 1} are lost" in reported
     assert kept.read_bytes() == damaged
     assert restarted(data, caplog) == (0, WHOLE, [])
     assert kept.read_bytes() == damaged
     checks = list(DirectoryCheck(SystemFiles(), str(data)).run())
     assert not any(check.damages for check in checks)
-    assert any("is what a start cut from a damaged log" in one.text for one in checks[0].findings)
+    assert any("was truncated from a damaged log by a start" in one.text for one in checks[0].findings)
 
 
-def test_what_was_written_after_a_gap_survives_a_power_cut(data: Path) -> None:
+def test_records_after_a_gap_survive_a_power_cut(data: Path) -> None:
     last = sorted((data / "t-0").glob("*.log"))[-1]
     last.write_bytes(b"\0" * last.stat().st_size)
     after = data.with_name("after")
@@ -208,7 +208,7 @@ def test_what_was_written_after_a_gap_survives_a_power_cut(data: Path) -> None:
     asyncio.run(read())
 
 
-def test_a_new_replica_comes_in_sync_although_the_log_ends_with_what_was_lost(data: Path) -> None:
+def test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap(data: Path) -> None:
     last = sorted((data / "t-0").glob("*.log"))[-1]
     last.write_bytes(b"\0" * last.stat().st_size)
 
@@ -228,10 +228,10 @@ def test_a_new_replica_comes_in_sync_although_the_log_ends_with_what_was_lost(da
     asyncio.run(follow())
 
 
-def test_a_partition_that_is_cut_to_nothing_begins_where_it_ended(
+def test_a_partition_that_lost_all_records_restarts_at_its_former_end(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As small as those of a trial: one segment, no index entries.
+    # A small partition: one segment without index entries.
     for path in (data / "t-0").iterdir():
         if path.suffix in (".log", ".index", ".timeindex", ".snapshot") and int(path.stem):
             path.unlink()
@@ -253,13 +253,13 @@ def cut_within_batch(last: Path, size: int) -> None:
 
 
 def cut_whole_segment(last: Path, size: int) -> None:
-    """Only the names of the indexes are left, as they have no entry."""
+    """The index files remain, and are empty."""
     os.truncate(last, 0)
 
 
 @pytest.mark.parametrize("cut", [cut_at_batch, cut_within_batch, cut_whole_segment])
 @pytest.mark.parametrize("committed", [0, 3])
-def test_a_follower_that_ends_before_its_clean_stop_reports_it_in_one_warning(
+def test_a_follower_shorter_than_at_its_clean_shutdown_logs_one_warning(
     data: Path, caplog: pytest.LogCaptureFixture, cut: Callable[[Path, int], None], committed: int
 ) -> None:
     (data / "replication-offset-checkpoint").write_text(f"0\n1\nt 0 {committed}\n")
@@ -268,37 +268,37 @@ def test_a_follower_that_ends_before_its_clean_stop_reports_it_in_one_warning(
     said = rehearsed(data)
     end = WHOLE - 3 if last.stat().st_size else int(last.stem)
     lost = (
-        f"the log ends at offset {end} after a clean stop, and recovery-point-offset-checkpoint knows of "
+        f"the log ends at offset {end} after a clean shutdown, but recovery-point-offset-checkpoint has "
         f"offset {WHOLE}: the records of offsets {end} to {WHOLE - 1} are lost"
     )
     assert lost in said
 
     async def report() -> None:
         with started(data) as (logs, replicas):
-            assert logs.damaged == {KEY}
+            assert logs.dirs.damaged == {KEY}
             assert served(replicas, others=(2,)).log.end_offset == end
-            logs.damaged.clear()  # As if killed before anybody has heeded it.
+            logs.dirs.damaged.clear()  # A kill before the loss is handled.
 
     caplog.clear()
     with caplog.at_level(logging.WARNING, "tidemill"):
         asyncio.run(report())
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert lost in told
-    assert "t-0" in told
+    (reported,) = [record.getMessage() for record in caplog.records]
+    assert lost in reported
+    assert "t-0" in reported
     assert (data / "t-0" / RECORDS_LOST).exists()
 
     async def again() -> None:
         with started(data) as (logs, _):
-            assert logs.damaged == {KEY}
-            logs.loss_heeded()
+            assert logs.dirs.damaged == {KEY}
+            logs.dirs.mark_losses_handled()
         with started(data) as (logs, _):
-            assert not logs.damaged
+            assert not logs.dirs.damaged
 
     asyncio.run(again())
 
 
-def test_what_lies_behind_the_end_of_a_clean_stop_is_no_lost_record(data: Path) -> None:
-    """A full disk refused a batch halfway, and what was written of it could not be cut."""
+def test_bytes_after_the_end_of_a_clean_shutdown_are_not_lost_records(data: Path) -> None:
+    """A full disk stopped an append, and the written part could not be truncated."""
     last = max((data / "t-0").glob("*.log"))
     with last.open("ab") as file:
         file.write(bytes(made().data)[:50])
@@ -306,12 +306,12 @@ def test_what_lies_behind_the_end_of_a_clean_stop_is_no_lost_record(data: Path) 
     async def run() -> None:
         with started(data) as (logs, replicas):
             assert served(replicas).log.end_offset == WHOLE
-            assert not logs.damaged
+            assert not logs.dirs.damaged
 
     asyncio.run(run())
 
 
-def test_a_log_that_is_damaged_after_a_clean_stop_without_checkpoints_is_reported(data: Path) -> None:
+def test_a_log_damaged_after_a_clean_shutdown_without_checkpoints_is_reported(data: Path) -> None:
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
         (data / name).unlink()
     last = max((data / "t-0").glob("*.log"))
@@ -319,7 +319,7 @@ def test_a_log_that_is_damaged_after_a_clean_stop_without_checkpoints_is_reporte
 
     async def run() -> None:
         with started(data) as (logs, _):
-            assert logs.damaged == {KEY}
+            assert logs.dirs.damaged == {KEY}
 
     asyncio.run(run())
 
@@ -357,26 +357,26 @@ def delete_records(logs: LogManager) -> int:
 
 
 def move_elsewhere(logs: LogManager) -> int:
-    move = begin_move(logs, KEY, logs.directories[1].path, 0)
+    move = begin_move(logs, KEY, logs.dirs.all[1].path, 0)
     assert move is not None
-    while (piece := move.next_piece(300, 0)) is not None:
-        move.store(piece, 0)
-    move.swap(0, flush=True)
-    move.retire(0)
+    while (piece := move.next_slice(300, 0)) is not None:
+        move.copy_slice(piece, 0)
+    move.replace_current(0, flush=True)
+    move.delete_source(0)
     return WHOLE + 13
 
 
 @pytest.mark.parametrize(
     "change", [cut_in_gap, cut_behind_gap, cut_before_gap, cut_all, delete_records, move_elsewhere]
 )
-def test_what_was_cut_or_moved_before_a_clean_stop_is_no_lost_record(
+def test_records_truncated_or_moved_before_a_clean_shutdown_are_not_lost_records(
     data: Path, caplog: pytest.LogCaptureFixture, change: Callable[[LogManager], int]
 ) -> None:
     (data / "replication-offset-checkpoint").write_text("0\n1\nt 0 4\n")
 
     async def run() -> None:
         with started(data, data.with_name("other")) as (logs, _):
-            # As a leader sends what compaction has left.
+            # A batch as a leader sends it after compaction.
             append_from_leader(logs.logs[KEY], WHOLE + 10)
             logs.logs[KEY].flush(0)
             logs.checkpoint_recovery_points()
@@ -384,7 +384,7 @@ def test_what_was_cut_or_moved_before_a_clean_stop_is_no_lost_record(
             assert logs.logs[KEY].end_offset == end
         with started(data, data.with_name("other")) as (logs, _):
             assert logs.logs[KEY].end_offset == end
-            assert not logs.damaged
+            assert not logs.dirs.damaged
             append_from_leader(logs.logs[KEY], end)
 
     with caplog.at_level(logging.WARNING, "tidemill"):
@@ -392,7 +392,7 @@ def test_what_was_cut_or_moved_before_a_clean_stop_is_no_lost_record(
     assert not caplog.records
 
 
-def test_after_an_unclean_stop_a_torn_end_is_cut_as_ever(
+def test_after_an_unclean_shutdown_an_incomplete_end_is_truncated(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (data / ".kafka_cleanshutdown").unlink()
@@ -404,10 +404,10 @@ def test_after_an_unclean_stop_a_torn_end_is_cut_as_ever(
     assert not list((data / "t-0").glob("*.cut"))
 
 
-def test_a_topic_made_anew_takes_nothing_over(data: Path) -> None:
+def test_a_recreated_topic_inherits_nothing(data: Path) -> None:
     async def run() -> None:
         with started(data) as (logs, replicas):
-            list(replicas.removing("t", bytes([1]) * 16))
+            list(replicas.deleting("t", bytes([1]) * 16))
             logs.create(KEY, bytes([2]) * 16, SMALL, 0)
             state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
             replicas.put_topic("t", bytes([2]) * 16, False, [state], SMALL)

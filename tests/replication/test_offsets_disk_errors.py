@@ -1,4 +1,4 @@
-"""Disks that fail under ``__consumer_offsets``: other brokers get to coordinate its groups."""
+"""Failing disks under ``__consumer_offsets``: other brokers become coordinators of its groups."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from test_cut_off import NODE, Stage
+from faulty_files import FaultyFiles
+from test_leader_isolation import NODE, Stage
 
+from record_builders import build_batch
 from tidemill.broker.broker import Broker
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
-from tidemill.groups.ports import OFFSETS_TOPIC
-from tidemill.log.config import LogConfig
+from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.builder import build_batch
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
-from tidemill.testing.files import FaultyFiles
 
 ALWAYS = 1 << 30
 
 
 class Coordinator(Stage):
-    """A broker that leads a partition of committed offsets, and what it says of its disk."""
+    """A broker that leads a partition of committed offsets, with its reports about the disk."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         super().__init__(pool)
@@ -76,12 +76,21 @@ def coordinating(test: Callable[[Coordinator], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
-def test_a_broker_whose_disk_refuses_commits_coordinates_their_groups_no_longer(number: int) -> None:
+@pytest.mark.parametrize(
+    ("work", "operation", "number"),
+    [
+        pytest.param(Coordinator.commit, "append", errno.EIO, id="write offset commits: EIO"),
+        pytest.param(Coordinator.commit, "append", errno.EROFS, id="write offset commits: EROFS"),
+        pytest.param(Coordinator.load, "read_at", errno.EIO, id="read committed offsets: EIO"),
+    ],
+)
+def test_a_broker_that_cannot_access_offsets_stops_coordinating_their_groups(
+    work: Callable[[Coordinator], Awaitable[None]], operation: str, number: int
+) -> None:
     async def test(one: Coordinator) -> None:
         await one.commit()
-        one.break_disk("append", number)
-        await one.fails(one.commit())
+        one.break_disk(operation, number)
+        await one.fails(work(one))
         await one.directory_failed.wait()
         assert one.stored.failed
         assert one.led[OFFSETS_TOPIC] is False
@@ -89,19 +98,7 @@ def test_a_broker_whose_disk_refuses_commits_coordinates_their_groups_no_longer(
     coordinating(test)
 
 
-def test_a_broker_that_cannot_read_committed_offsets_coordinates_their_groups_no_longer() -> None:
-    async def test(one: Coordinator) -> None:
-        await one.commit()
-        one.break_disk("read_at", errno.EIO)
-        await one.fails(one.load())
-        await one.directory_failed.wait()
-        assert one.stored.failed
-        assert one.led[OFFSETS_TOPIC] is False
-
-    coordinating(test)
-
-
-def test_a_disk_without_room_for_commits_is_told_of_as_full_and_takes_them_again_later() -> None:
+def test_a_full_disk_is_reported_for_offset_commits_and_accepts_them_later() -> None:
     async def test(one: Coordinator) -> None:
         await one.commit()
         one.break_disk("append", errno.ENOSPC)

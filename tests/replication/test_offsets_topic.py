@@ -1,4 +1,4 @@
-"""What a new coordinator reads of ``__consumer_offsets``: all that its log holds, once that is committed."""
+"""A new coordinator reads ``__consumer_offsets`` up to its log end offset, once that is committed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AFTER_ALL_TURNS = 50
 
 
 class Reading:
-    """A broker that took the lead with two records, of which its predecessor committed none here."""
+    """A broker that became leader of two records, none of them committed according to this broker."""
 
     def __init__(self, min_insync_replicas: int = 1) -> None:
         self.broker = Broker(LEADER)
@@ -45,7 +45,7 @@ class Reading:
         return reading
 
 
-def test_reading_ends_once_what_was_read_is_committed() -> None:
+def test_loading_completes_when_the_read_records_are_committed() -> None:
     async def story() -> None:
         stage = Reading()
         reading = await stage.start()
@@ -59,7 +59,7 @@ def test_reading_ends_once_what_was_read_is_committed() -> None:
     asyncio.run(story())
 
 
-def test_what_is_committed_already_is_not_waited_for() -> None:
+def test_loading_does_not_wait_for_committed_records() -> None:
     async def story() -> None:
         stage = Reading()
         stage.partition.fetched_by(FOLLOWER, 2, 0, 1)
@@ -69,7 +69,7 @@ def test_what_is_committed_already_is_not_waited_for() -> None:
     asyncio.run(story())
 
 
-def test_reading_fails_when_another_broker_leads_before() -> None:
+def test_loading_fails_when_another_broker_becomes_leader() -> None:
     async def story() -> None:
         stage = Reading()
         reading = await stage.start()
@@ -81,7 +81,7 @@ def test_reading_fails_when_another_broker_leads_before() -> None:
     asyncio.run(story())
 
 
-def test_nobody_hears_how_a_wait_ends_that_was_given_up() -> None:
+def test_a_cancelled_wait_reports_no_unhandled_exception() -> None:
     async def story() -> list[str]:
         problems: list[str] = []
         loop = asyncio.get_running_loop()
@@ -100,13 +100,13 @@ def test_nobody_hears_how_a_wait_ends_that_was_given_up() -> None:
     assert asyncio.run(story()) == []
 
 
-def test_operators_are_told_what_a_coordinator_waits_for(
+def test_a_waiting_coordinator_logs_the_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offsets_topic, "COMMIT_WARNING_S", 0.0)
-    told: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
+    reported: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
     handler = logging.Handler()
-    handler.emit = told.put_nowait  # type: ignore[method-assign]
+    handler.emit = reported.put_nowait  # type: ignore[method-assign]
     logger = logging.getLogger("tidemill.groups")
     monkeypatch.setattr(logger, "handlers", [handler])
 
@@ -114,11 +114,11 @@ def test_operators_are_told_what_a_coordinator_waits_for(
         stage = Reading(min_insync_replicas=2)
         stage.broker.become(LEADER, 4, (LEADER,))
         reading = await stage.start()
-        record = await asyncio.wait_for(told.get(), 5)
+        record = await asyncio.wait_for(reported.get(), 5)
         reading.cancel()
         return record
 
     assert asyncio.run(story()).getMessage() == (
-        "t-0: its groups wait for offsets 0 to 1 to be committed: brokers [1] are in sync, and"
+        "t-0: loading its groups waits for the commit of offsets 0 to 1: brokers [1] are in sync, and"
         " min.insync.replicas is 2; start the brokers that are down"
     )

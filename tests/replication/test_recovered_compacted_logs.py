@@ -1,4 +1,4 @@
-"""Followers of a compacted log that has lost committed records: what compaction removed comes back."""
+"""Followers of a compacted log that lost committed records: compacted records are fetched again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import pytest
 from message_fetcher import MessageFetcher
 from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Leader, content
 
-from tidemill.log.config import LogConfig
+from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
-from tidemill.records.builder import build_batch
-from tidemill.records.message_set import build_message_set
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.log.log_config import LogConfig
+from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 
 NOW = 1_700_000_000_000
 COMPACTED = LogConfig(cleanup_policy=("compact",))
@@ -20,16 +19,16 @@ LEFT = 3
 
 
 def receive(log: Log, offsets: list[int], epoch: int = 0) -> None:
-    """Appends the records of these offsets, as a leader sends them that has no others."""
+    """Appends the records of these offsets, as a leader without other records sends them."""
     for offset in offsets:
         row = (NOW, KEYS[offset], b"%d" % offset, None)
         log.append_as_follower(build_batch([row], base_offset=offset, leader_epoch=epoch), NOW)
 
 
 class Recovered:
-    """A leader that was elected with the records before ``LEFT``, and a follower that had them all.
+    """An elected leader with the records before ``LEFT``, and a follower that had all records.
 
-    The follower's log is compacted: it has no record of offset 0.
+    The follower's log is compacted and has no record of offset 0.
     """
 
     def __init__(self, config: LogConfig, offsets: list[int], isr: tuple[int, ...] = (LEADER,)) -> None:
@@ -38,11 +37,11 @@ class Recovered:
         receive(self.leading.log, list(range(LEFT)))
         receive(self.following.log, offsets)
         self.leader = Leader(self.one)
-        self.fetcher = MessageFetcher(LeaderFetcher(FOLLOWER, 7, FetchLimits()))
+        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, FetchLimits()))
         self.isr = isr
 
     def follow(self) -> None:
-        """Fetches until the follower has what the leader has."""
+        """Fetches until the follower has the log of its leader."""
         self.one.become(LEADER, 1, self.isr)
         self.two.become(LEADER, 1, self.isr)
         self.one.write(0, b"after the loss")
@@ -55,25 +54,25 @@ class Recovered:
             assert not out_of_range
 
 
-def test_a_record_that_was_compacted_because_of_a_lost_one_is_fetched_again() -> None:
+def test_a_record_compacted_because_of_a_lost_record_is_fetched_again() -> None:
     recovered = Recovered(COMPACTED, [1, 2, 3, 4])
     recovered.following.log.clean_end = 4
     recovered.follow()
     assert content(recovered.following.log) == content(recovered.leading.log)
     ((first, last, reason),) = recovered.two.events.cuts
     assert (first, last) == (0, 4)
-    assert "leader epoch 0 ends at offset 3; older ones that it has may have been compacted" in reason
+    assert "leader epoch 0 ends at offset 3; older records may have been compacted" in reason
 
 
-def test_a_record_that_the_former_leader_had_compacted_is_fetched_again() -> None:
-    """The follower has compacted nothing itself: it fetched what its leader had left."""
+def test_a_record_compacted_by_the_former_leader_is_fetched_again() -> None:
+    """The follower has not compacted its log. It fetched the compacted records of its leader."""
     recovered = Recovered(COMPACTED, [1, 2, 3, 4])
     recovered.following.high_watermark = 4
     recovered.follow()
     assert content(recovered.following.log) == content(recovered.leading.log)
 
 
-def test_a_record_that_retention_removed_before_the_loss_is_fetched_again() -> None:
+def test_a_record_removed_by_retention_before_the_loss_is_fetched_again() -> None:
     recovered = Recovered(LogConfig(), [0, 1, 2, 3, 4])
     recovered.following.log.advance_start(4)
     recovered.follow()
@@ -82,7 +81,7 @@ def test_a_record_that_retention_removed_before_the_loss_is_fetched_again() -> N
 
 
 @pytest.mark.parametrize("policy", ["compact", "delete"])
-def test_records_that_were_not_committed_are_cut_alone(policy: str) -> None:
+def test_only_uncommitted_records_are_truncated(policy: str) -> None:
     recovered = Recovered(LogConfig(cleanup_policy=(policy,)), [0, 1, 2, 3, 4])
     recovered.following.high_watermark = LEFT
     recovered.following.log.clean_end = LEFT
@@ -91,8 +90,8 @@ def test_records_that_were_not_committed_are_cut_alone(policy: str) -> None:
     assert [(first, last) for first, last, _ in recovered.two.events.cuts] == [(3, 4)]
 
 
-def test_messages_without_leader_epochs_are_kept_as_far_as_they_are_compacted() -> None:
-    """The high watermark that was written down last may lie before that."""
+def test_messages_without_leader_epochs_are_kept_up_to_the_cleaner_checkpoint() -> None:
+    """The checkpointed high watermark may be lower."""
     recovered = Recovered(COMPACTED, [])
     log = recovered.following.log
     log.append_as_follower(
@@ -104,8 +103,8 @@ def test_messages_without_leader_epochs_are_kept_as_far_as_they_are_compacted() 
     assert (log.end_offset, log.clean_end) == (3, 3)
 
 
-def test_a_replica_in_sync_keeps_the_committed_records_that_it_has() -> None:
-    """Nobody can have been elected then who lacks some; emptied, it could be elected with none."""
+def test_an_in_sync_replica_keeps_its_committed_records() -> None:
+    """No replica that lacks some can have been elected. An emptied replica could be elected without any."""
     recovered = Recovered(COMPACTED, [1, 2, 3, 4], (LEADER, FOLLOWER))
     recovered.following.high_watermark = recovered.following.log.clean_end = 4
     recovered.follow()

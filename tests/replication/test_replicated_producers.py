@@ -1,4 +1,4 @@
-"""Idempotent producers while leaders change: what is sent again is stored once, whatever was cut."""
+"""Idempotent producers during leader changes: retried batches are stored once after any truncation."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ from random import Random
 
 import pytest
 from message_fetcher import MessageFetcher
-from replica_stage import FOLLOWER, LEADER, TOPIC, Broker
-from test_fetcher import Leader
+from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Leader, batch_of, content
 
-from tidemill.log.config import LogConfig
+from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.reader import iter_records
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
+from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 
-NOW = 1_700_000_000_000
 UNDER_WAY_MAX = 5
 STEPS = 150
 
 
 class Writer:
-    """A producer: of what is under way, all from the first that is not acknowledged on is sent again."""
+    """A producer that retries all in-flight batches from the first unacknowledged one."""
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
@@ -31,18 +27,14 @@ class Writer:
         self.sent = 0
 
     def send(self, partition: Partition, number: int) -> int:
-        """Sends message ``number``: where it lies."""
-        data = build_batch(
-            [(NOW, None, b"%d %d" % (self.producer_id, number), None)],
-            producer_id=self.producer_id,
-            producer_epoch=0,
-            base_sequence=number,
-        )
-        return int(partition.append([parse_batch(data, 0, len(data))], -1, 0).last_offset)
+        """Sends message ``number``; returns its offset."""
+        value = b"%d %d" % (self.producer_id, number)
+        batch = batch_of(value, producer_id=self.producer_id, producer_epoch=0, base_sequence=number)
+        return int(partition.append([batch], -1, 0).last_offset)
 
 
 class Two:
-    """Two replicas that take turns in leading."""
+    """Two replicas that alternate as leader."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -60,11 +52,14 @@ class Two:
 
     @property
     def led(self) -> Partition:
-        """The one that leads."""
+        """Returns the leader."""
         return self.partition(self.leader)
 
     def failover(self) -> None:
-        """The other one leads; the old leader follows, and all that was not acknowledged is sent again."""
+        """The other replica becomes leader.
+
+        The old leader follows, and unacknowledged batches are retried.
+        """
         before, self.leader = self.leader, LEADER + FOLLOWER - self.leader
         self.epoch += 1
         self.led.become(self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
@@ -72,7 +67,7 @@ class Two:
         follower = self.partition(before)
         follower.become(self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
         self.answers = Leader(self.brokers[self.leader])
-        self.fetcher = MessageFetcher(LeaderFetcher(before, 7, FetchLimits(backoff_ms=0)))
+        self.fetcher = MessageFetcher(ReplicaFetcher(before, 7, FetchLimits(backoff_ms=0)))
         self.fetcher.follow(TOPIC, follower, 0)
         self.waiting = []
         for writer in self.writers:
@@ -80,11 +75,11 @@ class Two:
                 self.wait(writer, number)
 
     def wait(self, writer: Writer, number: int) -> None:
-        """Sends a message, and waits for its commit."""
+        """Sends a message and waits for its commit."""
         self.waiting.append((writer.send(self.led, number), writer, number))
 
     def write(self) -> None:
-        """Some producer sends what comes next."""
+        """Some producer sends its next message."""
         writer = self.random.choice(self.writers)
         if writer.sent - writer.acknowledged < UNDER_WAY_MAX:
             writer.sent += 1
@@ -98,7 +93,7 @@ class Two:
             assert writer.send(self.led, number) in known
 
     def fetch(self) -> None:
-        """The follower asks once, and takes the answer."""
+        """The follower sends one fetch and handles the response."""
         request = self.fetcher.request(0)
         assert request is not None
         end = int(self.partition(self.follower).log.end_offset)
@@ -116,18 +111,12 @@ class Two:
         self.waiting = [one for one in self.waiting if one[0] >= self.led.high_watermark]
 
     def held(self) -> list[bytes]:
-        """The values in the leader's log."""
-        log = self.led.log
-        values: list[bytes] = []
-        while len(values) < log.end_offset:
-            found = log.read(len(values), 1 << 20, log.end_offset, True)
-            assert found is not None
-            values += [one.value or b"" for one in iter_records(found.read(), len(values))]
-        return values
+        """Returns the values in the leader's log."""
+        return [one.value or b"" for one in iter_records(content(self.led.log))]
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_what_is_sent_again_after_any_change_of_leaders_is_there_once_and_in_order(seed: int) -> None:
+def test_retried_batches_are_stored_once_and_in_order_after_any_leader_changes(seed: int) -> None:
     random = Random(seed)
     two = Two(random)
     for _ in range(STEPS):
@@ -148,7 +137,7 @@ def test_what_is_sent_again_after_any_change_of_leaders_is_there_once_and_in_ord
         }
 
 
-def test_a_new_leader_refuses_a_gap_that_the_old_one_took_with_it() -> None:
+def test_a_new_leader_rejects_a_sequence_gap_after_a_lost_batch() -> None:
     two = Two(Random(0))
     (writer, *_) = two.writers
     for number in range(2):

@@ -1,4 +1,4 @@
-"""The checkpoints of high watermarks: what is written when few of many have moved, and what a start finds."""
+"""Checkpoints of high watermarks: writes after few of many changed, and the state after a start."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from test_replication_manager import DIRECTORIES, FLUSHED, NODE, Stage, made, staged
+from test_replica_manager import ALONE, DIRECTORIES, FLUSHED, Stage, made, staged
 
-from tidemill.log.checkpoints import read_offsets
-from tidemill.log.config import LogConfig
+from tidemill.log.checkpoint_files import read_offsets
+from tidemill.log.log_config import LogConfig
 from tidemill.model.types import TopicPartition
-from tidemill.replication.partition_state import PartitionState
 
 FILE = "replication-offset-checkpoint"
 
 
 def written(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The directories whose checkpoint is written from now on."""
+    """Returns the directories whose checkpoint is written from now on."""
     found: list[str] = []
     replace = stage.files.replace
 
@@ -32,7 +31,7 @@ def written(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def stored(stage: Stage) -> dict[str, int]:
-    """What the checkpoints say, by partition."""
+    """Returns the contents of the checkpoints by partition."""
     found: dict[TopicPartition, int] = {}
     for directory in DIRECTORIES:
         found |= read_offsets(stage.files, f"{directory}/{FILE}")
@@ -44,19 +43,19 @@ def append(stage: Stage, topic: str) -> None:
 
 
 def plain(stage: Stage, *names: str) -> None:
-    """Topics of one partition, in the directories by turns."""
+    """Creates topics of one partition, in alternating directories."""
     for number, name in enumerate(names):
         stage.topic(name, config=LogConfig(), number=number + 1)
 
 
-def test_only_directories_where_a_high_watermark_moved_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_directories_with_changed_high_watermarks_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
         checkpoint = stage.replicas.checkpoints.high_watermarks
         plain(stage, "first", "second")
         await checkpoint()
         found = written(stage, monkeypatch)
         await checkpoint()
-        assert found == [], "nothing has moved"
+        assert found == [], "no high watermark has changed"
         append(stage, "second")
         append(stage, "second")
         await checkpoint()
@@ -71,7 +70,7 @@ def test_only_directories_where_a_high_watermark_moved_are_written(monkeypatch: 
     staged(test)
 
 
-def test_the_cost_goes_by_those_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_high_watermarks_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
         topics = [f"t{number}" for number in range(40)]
         plain(stage, *topics)
@@ -87,8 +86,8 @@ def test_the_cost_goes_by_those_that_moved(monkeypatch: pytest.MonkeyPatch) -> N
     staged(test)
 
 
-def test_many_high_watermarks_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.replication.checkpoints.MOVED_A_TURN", 8)
+def test_many_high_watermarks_are_collected_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.replication.checkpoint_writer.MOVED_A_TURN", 8)
 
     async def test(stage: Stage) -> None:
         topics = [f"t{number}" for number in range(40)]
@@ -108,7 +107,7 @@ def test_many_high_watermarks_are_taken_some_at_a_time(monkeypatch: pytest.Monke
     staged(test)
 
 
-def test_what_was_cut_deleted_or_made_anew_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_deleted_and_recreated_partitions_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
         checkpoint = stage.replicas.checkpoints.high_watermarks
         plain(stage, "cut", "gone", "kept")
@@ -116,7 +115,7 @@ def test_what_was_cut_deleted_or_made_anew_is_written(monkeypatch: pytest.Monkey
             append(stage, topic)
         await checkpoint()
         stage.partition("cut").truncate_to(0, 0)
-        list(stage.replicas.removing("gone", bytes([2]) * 16))
+        list(stage.replicas.deleting("gone", bytes([2]) * 16))
         await checkpoint()
         assert stored(stage) == {"cut-0": 0, "kept-0": 1}
         stage.topic("gone", config=FLUSHED, number=9)
@@ -126,7 +125,7 @@ def test_what_was_cut_deleted_or_made_anew_is_written(monkeypatch: pytest.Monkey
     staged(test)
 
 
-def test_a_checkpoint_that_could_not_be_written_is_written_the_next_time() -> None:
+def test_a_failed_checkpoint_is_written_on_the_next_run() -> None:
     async def test(stage: Stage) -> None:
         checkpoint = stage.replicas.checkpoints.high_watermarks
         plain(stage, "t")
@@ -142,15 +141,14 @@ def test_a_checkpoint_that_could_not_be_written_is_written_the_next_time() -> No
     staged(test)
 
 
-def test_a_replica_that_is_let_go_keeps_its_high_watermark() -> None:
+def test_an_unassigned_replica_keeps_its_high_watermark() -> None:
     async def test(stage: Stage) -> None:
         plain(stage, "t")
         append(stage, "t")
-        stage.replicas.keep_replicas(list(stage.replicas.all()), ())
+        stage.replicas.stop_unassigned(list(stage.replicas.all()), ())
         await stage.replicas.checkpoints.high_watermarks()
         assert stored(stage) == {"t-0": 1}
-        state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
-        stage.replicas.put_topic("t", bytes([1]) * 16, False, [state], LogConfig())
+        stage.put("t", bytes([1]) * 16, ALONE)
         assert stage.partition("t").high_watermark == 1
 
     staged(test)

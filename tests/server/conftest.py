@@ -1,4 +1,4 @@
-"""What the tests of whole brokers borrow from those of clients: a connection that speaks every version."""
+"""Adds the helpers of ``tests/clients`` to the path: a connection that supports every version of an API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replicas a broker reports as lost, by what its start finds in its data directories."""
+"""The lost replicas that a broker reports, depending on the content of its data directories."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import shutil
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
 
+from record_builders import build_batch
+from tidemill.coordination.cluster_image import TOPIC, ClusterImage
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.image import TOPIC, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
-from tidemill.log.config import LogConfig
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.log.files import SystemFiles
-from tidemill.log.manager import LogManager
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import StorageError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
 from tidemill.server.lost_replicas import report_lost_replicas
-from tidemill.testing.files import FaultyFiles
 
 NODE = 1
 NOW = 1_700_000_000_000
@@ -34,14 +35,14 @@ def opened(*disks: Path) -> LogManager:
 
 def opened_on(files: Files, *paths: str) -> LogManager:
     manager = LogManager(files, paths or ["/d"])
-    manager.lock()
-    manager.claim("c" * 22, NODE)
+    manager.dirs.lock()
+    manager.dirs.claim("c" * 22, NODE)
     manager.load(NOW, lambda topic: LogConfig())
     return manager
 
 
 def image_of(*replicas: list[int], topic_id: bytes = TOPIC_ID) -> ClusterImage:
-    """Topic ``t``, whose partitions have these replicas."""
+    """An image with topic ``t`` and these replicas of its partitions."""
     partitions = [
         PartitionImage(number, brokers[0], 0, brokers, brokers, 0) for number, brokers in enumerate(replicas)
     ]
@@ -49,7 +50,7 @@ def image_of(*replicas: list[int], topic_id: bytes = TOPIC_ID) -> ClusterImage:
 
 
 def fill(disks: tuple[Path, Path], partitions: int = 4) -> list[list[int]]:
-    """Creates logs on both disks and stops in order; the partitions on each disk."""
+    """Creates logs on both disks, and shuts down cleanly. Returns the partitions on each disk."""
     manager = opened(*disks)
     for number in range(partitions):
         manager.create(TopicPartition("t", number), TOPIC_ID, LogConfig(), NOW)
@@ -63,24 +64,24 @@ def disks(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a", tmp_path / "b"
 
 
-def test_a_start_after_a_stop_in_order_has_lost_nothing(disks: tuple[Path, Path]) -> None:
+def test_a_start_after_a_clean_shutdown_reports_nothing(disks: tuple[Path, Path]) -> None:
     fill(disks)
     lost = report_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [1]), NODE, opened(*disks))
     assert lost.is_none
 
 
-def test_a_broker_without_any_log_has_lost_every_replica(
+def test_a_broker_without_logs_reports_all_replicas(
     disks: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = opened(*disks)
     assert report_lost_replicas(image_of([1, 2], [2, 3], [1]), NODE, manager) == LostReplicas(missing=True)
-    assert manager.reported_missing == {TopicPartition("t", 0), TopicPartition("t", 2)}
+    assert manager.dirs.reported_missing == {TopicPartition("t", 0), TopicPartition("t", 2)}
     shared, only = caplog.messages
-    assert "(t-0): they are reported as lost, and rebuilt from the leaders" in shared
-    assert "(t-2): no other broker has a replica of them, and they begin empty" in only
+    assert "(t-0): they are reported as lost, and rebuilt from their leaders" in shared
+    assert "(t-2): no other broker has a replica of them, and they start empty" in only
 
 
-def test_a_replaced_disk_costs_its_own_replicas(
+def test_a_replaced_disk_reports_only_its_own_replicas(
     disks: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, gone = fill(disks)
@@ -89,13 +90,13 @@ def test_a_replaced_disk_costs_its_own_replicas(
     lost = report_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [2, 1]), NODE, manager)
     assert lost == LostReplicas({}, {"t": frozenset(gone)})
     assert f"2 replicas of this broker are in no data directory (t-{gone[0]}, t-{gone[1]})" in caplog.text
-    # Only what was reported is made anew: the controller does not count on it.
+    # Only reported replicas are created again: the controller does not rely on them.
     for number in gone:
         log = manager.create(TopicPartition("t", number), TOPIC_ID, LogConfig(), NOW, is_new=False)
         assert log.end_offset == 0
 
 
-def test_the_only_replica_on_a_disk_that_may_not_be_mounted_is_not_given_up(
+def test_does_not_report_the_only_replica_if_a_disk_may_be_unmounted(
     disks: tuple[Path, Path],
 ) -> None:
     _, gone = fill(disks)
@@ -107,50 +108,50 @@ def test_the_only_replica_on_a_disk_that_may_not_be_mounted_is_not_given_up(
     assert lost.missing == {"t": frozenset(gone[:1])}
 
 
-def test_nothing_is_missing_while_a_disk_has_failed(disks: tuple[Path, Path]) -> None:
+def test_reports_no_missing_replicas_while_a_disk_has_failed(disks: tuple[Path, Path]) -> None:
     fill(disks)
     manager = opened(*disks)
-    manager.directories[1].failure = "an error of the disk"
+    manager.dirs.all[1].failure = "an error of the disk"
     manager.logs.clear()
     assert report_lost_replicas(image_of([1, 2], [1, 2]), NODE, manager).missing == {}
 
 
-def test_the_log_of_a_deleted_topic_of_this_name_is_not_the_replica(disks: tuple[Path, Path]) -> None:
+def test_the_log_of_a_deleted_topic_with_the_same_name_is_a_missing_replica(disks: tuple[Path, Path]) -> None:
     fill(disks)
     anew = image_of([1, 2], [1, 2], [2, 3], [2, 3], topic_id=bytes(range(50, 66)))
     lost = report_lost_replicas(anew, NODE, opened(*disks))
     assert lost.missing == {"t": frozenset({0, 1})}
 
 
-def test_logs_of_deleted_topics_are_known_for_what_they_are(disks: tuple[Path, Path]) -> None:
+def test_finds_the_logs_of_deleted_topics(disks: tuple[Path, Path]) -> None:
     fill(disks)
     manager = opened(*disks)
     problem = NodeFormatError("/brokers/topics/t", b"{", "no JSON")
     for image in (image_of([1, 2], [1, 2]), ClusterImage(unreadable={(TOPIC, "t"): problem})):
         report_lost_replicas(image, NODE, manager)
-        assert manager.of_deleted_topics == frozenset()
+        assert manager.dirs.of_deleted_topics == frozenset()
     report_lost_replicas(ClusterImage(), NODE, manager)
-    assert manager.of_deleted_topics == {TopicPartition("t", number) for number in range(4)}
+    assert manager.dirs.of_deleted_topics == {TopicPartition("t", number) for number in range(4)}
 
 
-def test_a_topic_made_anew_while_a_former_disk_comes_back_begins_empty_there(
+def test_a_topic_created_again_starts_empty_on_a_returned_disk(
     disks: tuple[Path, Path],
 ) -> None:
-    """It is made after the broker has looked at the store, and before that has the report of losses."""
+    """The topic is created after the broker reads the store, and before the store has the report."""
     _, former = fill(disks)
     manager = opened(*disks)
-    manager.directories[1].is_outdated = True
+    manager.dirs.all[1].is_outdated = True
     lost = report_lost_replicas(image_of([1], [1], [1], [1]), NODE, manager)
     assert lost.missing == {"t": frozenset(former)}
-    assert all(manager.may_rebuild(TopicPartition("t", number)) for number in former)
+    assert all(manager.dirs.may_rebuild(TopicPartition("t", number)) for number in former)
 
 
-def test_what_was_not_synced_is_lost_on_the_disk_that_was_not_closed(
+def test_reports_unsynced_replicas_only_of_the_disk_without_a_clean_shutdown(
     disks: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, unsynced = fill(disks)
     manager = opened(*disks)
-    manager.directories[1].may_have_lost = True
+    manager.dirs.all[1].may_have_lost = True
     lost = report_lost_replicas(image_of([1, 2], [1, 2], [1, 2], [1, 2]), NODE, manager)
     assert lost == LostReplicas({"t": frozenset(unsynced)}, {})
     assert not any(lost.is_lost("t", number) for number in kept)
@@ -158,14 +159,14 @@ def test_what_was_not_synced_is_lost_on_the_disk_that_was_not_closed(
 
 
 def killed_after(path: Path, count: int) -> Path:
-    """Appends batches to partition 0, and is killed; the log file."""
+    """Appends batches to partition 0, and kills the process. Returns the log file."""
     manager = opened(path)
     log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
-    manager.loss_heeded()
+    manager.dirs.mark_losses_handled()
     data = build_batch([(NOW, b"k", b"v" * 50, None)])
     for _ in range(count):
         log.append([parse_batch(data, 0, len(data))], 0, NOW)
-    manager.unlock()
+    manager.dirs.unlock()
     return path / "t-0" / f"{0:020}.log"
 
 
@@ -173,17 +174,15 @@ def reported_after(path: Path) -> bool:
     return report_lost_replicas(image_of([1, 2]), NODE, opened(path)).is_lost("t", 0)
 
 
-def test_a_kill_costs_the_end_of_the_last_write_at_most(tmp_path: Path) -> None:
+def test_a_partial_last_write_after_a_kill_is_not_reported(tmp_path: Path) -> None:
     file = killed_after(tmp_path / "d", 3)
     os.truncate(file, file.stat().st_size - 7)
     assert not reported_after(tmp_path / "d")
 
 
 @pytest.mark.parametrize("where", ["in the middle", "at the end"])
-def test_a_log_whose_pages_were_dropped_is_reported_as_lost_although_the_machine_went_on(
-    tmp_path: Path, where: str
-) -> None:
-    """A sync failed, and the process was killed before it could note that."""
+def test_reports_a_log_with_dropped_pages_without_a_reboot(tmp_path: Path, where: str) -> None:
+    """A sync failed, and the process was killed before it recorded that."""
     file = killed_after(tmp_path / "d", 3)
     size = file.stat().st_size // 3
     with file.open("r+b") as opened_file:
@@ -192,7 +191,7 @@ def test_a_log_whose_pages_were_dropped_is_reported_as_lost_although_the_machine
     assert reported_after(tmp_path / "d")
 
 
-def test_a_log_that_ends_before_what_was_committed_is_reported_as_lost(tmp_path: Path) -> None:
+def test_reports_a_log_that_ends_before_the_high_watermark(tmp_path: Path) -> None:
     file = killed_after(tmp_path / "d", 3)
     (tmp_path / "d" / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
     os.truncate(file, file.stat().st_size // 3)
@@ -201,10 +200,10 @@ def test_a_log_that_ends_before_what_was_committed_is_reported_as_lost(tmp_path:
 
 @pytest.mark.parametrize("stop", ["killed", "in order"])
 @pytest.mark.parametrize("damage", ["dropped pages", "an end before what was committed", "no segment"])
-def test_a_loss_is_reported_by_later_starts_until_it_was_heeded(
+def test_later_starts_report_a_loss_until_the_controller_has_processed_it(
     tmp_path: Path, damage: str, stop: str
 ) -> None:
-    """A start cuts what is damaged, and ends before the controller has heard of it."""
+    """A start truncates the damaged log, and ends before the controller reads the report."""
     file = killed_after(tmp_path / "d", 3)
     (tmp_path / "d" / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
     if damage == "dropped pages":
@@ -222,22 +221,22 @@ def test_a_loss_is_reported_by_later_starts_until_it_was_heeded(
             assert manager.close(NOW, {TopicPartition("t", 0): 0}) == []
         else:
             manager.set_high_watermark(TopicPartition("t", 0), 0)
-            checkpoint = manager.directories[0].high_watermarks
-            assert checkpoint.take()
+            checkpoint = manager.dirs.all[0].high_watermarks
+            assert checkpoint.collect()
             checkpoint.write()
-            manager.unlock()
+            manager.dirs.unlock()
     manager = opened(tmp_path / "d")
-    manager.loss_heeded()
-    manager.unlock()
+    manager.dirs.mark_losses_handled()
+    manager.dirs.unlock()
     assert not reported_after(tmp_path / "d")
 
 
 @pytest.mark.parametrize("damage", ["dropped pages", "no segment"])
-def test_a_start_that_cannot_note_a_loss_changes_nothing(damage: str) -> None:
-    """The directory is put aside, and the next start finds the damage."""
+def test_a_start_that_cannot_record_a_loss_changes_nothing(damage: str) -> None:
+    """The directory goes offline, and the next start finds the damage."""
     files = FaultyFiles()
     manager = opened_on(files)
-    manager.loss_heeded()
+    manager.dirs.mark_losses_handled()
     log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
     data = build_batch([(NOW, b"k", b"v" * 50, None)])
     log.append([parse_batch(data, 0, len(data))], 0, NOW)

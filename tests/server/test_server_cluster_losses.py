@@ -1,4 +1,4 @@
-"""Replicas that come back empty, or after a power cut: real brokers, real ZooKeeper, real clients."""
+"""Replicas that return empty or after a power cut, with broker processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, cut_power, produce, stored, until
+from broker_cluster import Brokers, cut_power, produce, start_cluster, stored, until
 
 from tidemill.cli.main import run
 from tidemill.client import TopicPartition
@@ -31,17 +31,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def brokers(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+def brokers(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
     """Three brokers for the tests of this module."""
-    with cluster(f"{zookeeper_server.address}/test-cluster-losses", **SETTINGS) as found:
+    with start_cluster(f"{zookeeper_server.address}/test-cluster-losses", **SETTINGS) as found:
         yield found
         for broker in found.brokers.values():
             broker.kill()
 
 
 @pytest.fixture
-def stage(brokers: Stage) -> Stage:
-    """All of them running, also after a test that failed."""
+def cluster(brokers: Brokers) -> Brokers:
+    """The brokers, all running, also after a failed test."""
     for broker in brokers.brokers.values():
         broker.start()
     return brokers
@@ -49,160 +49,162 @@ def stage(brokers: Stage) -> Stage:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name of this try's own."""
+    """A topic name for one run of a test."""
     return f"{request.node.originalname.removeprefix('test_')[:60]}-{next(_numbers)}"
 
 
 def empty(broker: Broker) -> None:
-    """The broker's disk is replaced by an empty one."""
+    """Replaces the broker's disk by an empty one."""
     assert not broker.running
     shutil.rmtree(broker.data_dir)
     Path(broker.data_dir).mkdir()
 
 
-def make(stage: Stage, topic: str, replicas: list[int], minimum: int) -> None:
-    """Creates a topic of one partition."""
+def make(cluster: Brokers, topic: str, replicas: list[int], minimum: int) -> None:
+    """Creates a topic with one partition."""
     configs = {"min.insync.replicas": str(minimum), "unclean.leader.election.enable": "false"}
-    with stage.admin() as admin:
+    with cluster.admin() as admin:
         admin.create_topic(topic, assignments={0: replicas}, configs=configs)
 
 
-def is_told(stage: Stage, topic: str, leader: int) -> bool:
-    """Whether a WARNING says that the leader of the topic may lack records."""
-    lines = [line for broker in stage.brokers.values() for line in broker.log.splitlines()]
-    told = f"{topic}-0: broker {leader} leads"
+def is_logged(cluster: Brokers, topic: str, leader: int) -> bool:
+    """Whether a WARNING contains that the leader of the topic may lack records."""
+    lines = [line for broker in cluster.brokers.values() for line in broker.log.splitlines()]
+    elected = f"{topic}-0: broker {leader} was elected in leader epoch "
     return any(
-        " WARNING " in line and told in line and "may lack committed records" in line for line in lines
+        " WARNING " in line and elected in line and "may lack committed records" in line for line in lines
     )
 
 
 def is_emptied(broker: Broker, topic: str, end: int) -> bool:
-    """Whether no file with records of the topic is left."""
+    """Whether the broker has no file with records of the topic."""
     names = {path.name for path in Path(broker.data_dir, f"{topic}-0").iterdir()}
     return {name for name in names if ".log" in name} == {f"{end:020d}.log"}
 
 
-def test_replicas_whose_records_were_all_deleted_count_more_than_one_that_missed_that(
-    stage: Stage, topic: str
+def test_prefers_replicas_without_records_to_one_that_missed_delete_records(
+    cluster: Brokers, topic: str
 ) -> None:
-    """Broker 3 has records that were deleted while it was down. The others, without any, lost their power."""
-    make(stage, topic, [1, 2, 3], 2)
-    produce(stage, topic, range(300))
-    stage.until_in_sync(topic, [1, 2, 3])
-    stage.brokers[3].kill()
-    stage.until_in_sync(topic, [1, 2])
-    produce(stage, topic, range(300, 500))
-    with stage.admin(1, 2) as admin:
+    """Broker 3 has records that were deleted while it was down. The other brokers had a power cut."""
+    make(cluster, topic, [1, 2, 3], 2)
+    produce(cluster, topic, range(300))
+    cluster.until_in_sync(topic, [1, 2, 3])
+    cluster.brokers[3].kill()
+    cluster.until_in_sync(topic, [1, 2])
+    produce(cluster, topic, range(300, 500))
+    with cluster.admin(1, 2) as admin:
         assert admin.delete_records({TopicPartition(topic, 0): 500}) == {TopicPartition(topic, 0): 500}
     for number in (1, 2):
-        until(lambda number=number: is_emptied(stage.brokers[number], topic, 500), "the files of records go")
-        cut_power(stage.brokers[number])
+        until(
+            lambda number=number: is_emptied(cluster.brokers[number], topic, 500), "the files of records go"
+        )
+        cut_power(cluster.brokers[number])
     for number in (3, 2, 1):
-        stage.brokers[number].start()
-    stage.until_in_sync(topic, [1, 2, 3])
-    assert stored(stage, topic) == []
-    assert produce(stage, topic, range(1)) == [500], "no offset is given out twice"
+        cluster.brokers[number].start()
+    cluster.until_in_sync(topic, [1, 2, 3])
+    assert stored(cluster, topic) == []
+    assert produce(cluster, topic, range(1)) == [500], "no offset is given out twice"
 
 
-def test_the_last_in_sync_replica_comes_back_empty_and_nothing_is_lost(stage: Stage, topic: str) -> None:
-    make(stage, topic, [1, 2, 3], 2)
-    assert len(produce(stage, topic, range(MESSAGES), linger__ms=20)) == MESSAGES
-    stage.until_in_sync(topic, [1, 2, 3])
-    leader = stage.described(topic).leader
-    followers = [number for number in stage.brokers if number != leader]
+def test_no_records_are_lost_if_the_last_in_sync_replica_returns_empty(cluster: Brokers, topic: str) -> None:
+    make(cluster, topic, [1, 2, 3], 2)
+    assert len(produce(cluster, topic, range(MESSAGES), linger__ms=20)) == MESSAGES
+    cluster.until_in_sync(topic, [1, 2, 3])
+    leader = cluster.described(topic).leader
+    followers = [number for number in cluster.brokers if number != leader]
     for number in followers:
-        stage.brokers[number].kill()
-    stage.until_in_sync(topic, [leader])
-    stage.brokers[leader].kill()
-    empty(stage.brokers[leader])
+        cluster.brokers[number].kill()
+    cluster.until_in_sync(topic, [leader])
+    cluster.brokers[leader].kill()
+    empty(cluster.brokers[leader])
     for number in [*followers, leader]:
-        stage.brokers[number].start()
-    stage.until_in_sync(topic, [1, 2, 3])
-    assert stored(stage, topic) == list(range(MESSAGES))
-    assert produce(stage, topic, range(MESSAGES, MESSAGES + 1)) == [MESSAGES]
+        cluster.brokers[number].start()
+    cluster.until_in_sync(topic, [1, 2, 3])
+    assert stored(cluster, topic) == list(range(MESSAGES))
+    assert produce(cluster, topic, range(MESSAGES, MESSAGES + 1)) == [MESSAGES]
 
 
-def test_the_last_in_sync_replica_loses_its_power_and_nothing_is_lost(stage: Stage, topic: str) -> None:
-    make(stage, topic, [1, 2, 3], 2)
-    assert len(produce(stage, topic, range(MESSAGES), linger__ms=20)) == MESSAGES
-    stage.until_in_sync(topic, [1, 2, 3])
-    leader = stage.described(topic).leader
-    followers = [number for number in stage.brokers if number != leader]
+def test_no_records_are_lost_after_a_power_cut_of_the_last_in_sync_replica(
+    cluster: Brokers, topic: str
+) -> None:
+    make(cluster, topic, [1, 2, 3], 2)
+    assert len(produce(cluster, topic, range(MESSAGES), linger__ms=20)) == MESSAGES
+    cluster.until_in_sync(topic, [1, 2, 3])
+    leader = cluster.described(topic).leader
+    followers = [number for number in cluster.brokers if number != leader]
     for number in followers:
-        stage.brokers[number].kill()
-    stage.until_in_sync(topic, [leader])
-    cut_power(stage.brokers[leader])
-    lose_the_end(stage.brokers[leader], topic)
+        cluster.brokers[number].kill()
+    cluster.until_in_sync(topic, [leader])
+    cut_power(cluster.brokers[leader])
+    lose_the_end(cluster.brokers[leader], topic)
     for number in [*followers, leader]:
-        stage.brokers[number].start()
-    stage.until_in_sync(topic, [1, 2, 3])
-    assert stored(stage, topic) == list(range(MESSAGES))
+        cluster.brokers[number].start()
+    cluster.until_in_sync(topic, [1, 2, 3])
+    assert stored(cluster, topic) == list(range(MESSAGES))
 
 
 def lose_the_end(broker: Broker, topic: str) -> None:
-    """What had not been synced is gone: the second half of the only segment."""
+    """Removes unsynced data: the second half of the only segment."""
     (segment,) = Path(broker.data_dir, f"{topic}-0").glob("*.log")
     with segment.open("r+b") as file:
         file.truncate(segment.stat().st_size // 2)
 
 
 @pytest.mark.parametrize("has_power", [True, False])
-def test_a_topic_of_one_replica_comes_back_after_a_kill_and_after_a_power_cut(
-    stage: Stage, topic: str, has_power: bool
+def test_a_topic_with_one_replica_returns_after_a_kill_and_a_power_cut(
+    cluster: Brokers, topic: str, has_power: bool
 ) -> None:
-    make(stage, topic, [2], 1)
-    produce(stage, topic, range(500), batch__num__messages=10)
+    make(cluster, topic, [2], 1)
+    produce(cluster, topic, range(500), batch__num__messages=10)
     if has_power:
-        stage.brokers[2].kill()
+        cluster.brokers[2].kill()
     else:
-        cut_power(stage.brokers[2])
-        lose_the_end(stage.brokers[2], topic)
-    stage.brokers[2].start()
-    stage.until_in_sync(topic, [2])
-    left = stored(stage, topic)
+        cut_power(cluster.brokers[2])
+        lose_the_end(cluster.brokers[2], topic)
+    cluster.brokers[2].start()
+    cluster.until_in_sync(topic, [2])
+    left = stored(cluster, topic)
     assert left == list(range(len(left)))
     if has_power:
         assert len(left) == 500
     else:
         assert 200 < len(left) < 300
-        assert is_told(stage, topic, 2)
-    assert produce(stage, topic, range(1)) == [len(left)]
+        assert is_logged(cluster, topic, 2)
+    assert produce(cluster, topic, range(1)) == [len(left)]
 
 
-def diverge(stage: Stage, topic: str) -> None:
-    """Broker 2 is in sync alone, and then down; broker 3 has the first 100 messages of 200."""
-    make(stage, topic, [2, 3], 1)
-    produce(stage, topic, range(100))
-    stage.until_in_sync(topic, [2, 3])
-    stage.brokers[3].kill()
-    stage.until_in_sync(topic, [2])
-    produce(stage, topic, range(100, 200))
-    cut_power(stage.brokers[2])
-    stage.brokers[3].start()
-    until(lambda: stage.described(topic).leader < 0, f"{topic} has no leader")
+def diverge(cluster: Brokers, topic: str) -> None:
+    """Stops broker 2 as the only in-sync replica. Broker 3 has the first 100 of 200 messages."""
+    make(cluster, topic, [2, 3], 1)
+    produce(cluster, topic, range(100))
+    cluster.until_in_sync(topic, [2, 3])
+    cluster.brokers[3].kill()
+    cluster.until_in_sync(topic, [2])
+    produce(cluster, topic, range(100, 200))
+    cut_power(cluster.brokers[2])
+    cluster.brokers[3].start()
+    until(lambda: cluster.described(topic).leader < 0, f"{topic} has no leader")
 
 
-def test_a_partition_whose_last_replica_came_back_empty_waits_for_an_unclean_election(
-    stage: Stage, topic: str
+def test_a_partition_waits_for_an_unclean_election_if_its_last_replica_returns_empty(
+    cluster: Brokers, topic: str
 ) -> None:
-    diverge(stage, topic)
-    empty(stage.brokers[2])
-    stage.brokers[2].start()
-    with pytest.raises(AssertionError, match="never came about"):
-        until(lambda: stage.described(topic).leader > 0, "it is led", 3)
+    diverge(cluster, topic)
+    empty(cluster.brokers[2])
+    cluster.brokers[2].start()
+    with pytest.raises(AssertionError, match="not true within"):
+        until(lambda: cluster.described(topic).leader > 0, "it is led", 3)
     elect = ["topic", "elect", topic, "-p", "0", "--unclean", "--yes"]
-    assert run([*elect, "--bootstrap-server", stage.bootstrap]) == 0
-    stage.until_in_sync(topic, [2, 3])
-    assert stored(stage, topic) == list(range(100))
-    assert is_told(stage, topic, 3)
+    assert run([*elect, "--bootstrap-server", cluster.bootstrap]) == 0
+    cluster.until_in_sync(topic, [2, 3])
+    assert stored(cluster, topic) == list(range(100))
+    assert is_logged(cluster, topic, 3)
 
 
-def test_a_partition_whose_last_replica_lost_its_power_is_led_again_once_that_is_back(
-    stage: Stage, topic: str
-) -> None:
-    diverge(stage, topic)
-    assert not is_told(stage, topic, 2)
-    stage.brokers[2].start()
-    stage.until_in_sync(topic, [2, 3])
-    assert stored(stage, topic) == list(range(200))
-    assert is_told(stage, topic, 2)
+def test_the_last_in_sync_replica_leads_again_after_a_power_cut(cluster: Brokers, topic: str) -> None:
+    diverge(cluster, topic)
+    assert not is_logged(cluster, topic, 2)
+    cluster.brokers[2].start()
+    cluster.until_in_sync(topic, [2, 3])
+    assert stored(cluster, topic) == list(range(200))
+    assert is_logged(cluster, topic, 2)

@@ -1,4 +1,4 @@
-"""Partitions and leaderships move between three brokers while clients write: real processes and ZooKeeper."""
+"""Reassignments and leader changes between three broker processes while clients write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from broker_cluster import Brokers, start_cluster, until
 from confluent_kafka import Consumer, ElectionType, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.client import ConfigResource, ResourceType
 from tidemill.client.admin_types import PartitionDescription
+from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.nodes import ReassignmentNode
-from tidemill.coordination.port import Create
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.model.types import TopicPartition
@@ -34,21 +34,21 @@ FETCH_BYTES_MAX = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    """Three brokers for the tests of this module; each leaves all of them running."""
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
+    """Three brokers for all tests of this module. Each test leaves them running."""
     quiet = {"auto__leader__rebalance__enable": "false", "tidemill__metrics__port": "0"}
-    with cluster(f"{zookeeper_server.address}{CHROOT}", **quiet) as found:
+    with start_cluster(f"{zookeeper_server.address}{CHROOT}", **quiet) as found:
         yield found
 
 
 class Writer:
-    """Writes 0, 1, 2 ... to one partition in a thread, without duplicates, until it is told to stop."""
+    """Writes 0, 1, 2 ... to one partition in a thread with an idempotent producer."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    def __init__(self, cluster: Brokers, topic: str) -> None:
         self.topic = topic
         self.errors: list[object] = []
         self.acknowledged = 0
-        self._bootstrap = stage.bootstrap
+        self._bootstrap = cluster.bootstrap
         self._producer = Producer(
             {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
         )
@@ -60,24 +60,24 @@ class Writer:
     def _run(self) -> None:
         while not self._stopped.wait(0.002):
             self._producer.produce(
-                self.topic, str(self._written).encode(), partition=0, on_delivery=self._told
+                self.topic, str(self._written).encode(), partition=0, on_delivery=self._delivered
             )
             self._written += 1
             self._producer.poll(0)
         self._producer.flush(60)
 
-    def _told(self, error: object, message: object) -> None:
+    def _delivered(self, error: object, message: object) -> None:
         if error is not None:
             self.errors.append(error)
         self.acknowledged += 1
 
     def some(self) -> None:
-        """Waits until a few more are acknowledged."""
+        """Waits until some more messages are acknowledged."""
         wanted = self.acknowledged + 50
         until(lambda: self.acknowledged >= wanted, "more is acknowledged")
 
     def check(self) -> None:
-        """Stops; everything was acknowledged, and is there, once and in order."""
+        """Stops, and checks that all messages were acknowledged and are in the log once and in order."""
         self._stopped.set()
         self._thread.join()
         assert self.errors == []
@@ -95,27 +95,27 @@ class Writer:
         assert values == list(range(self._written))
 
 
-def described(stage: Stage, topic: str) -> PartitionDescription:
-    """The topic's first partition, as any broker tells it."""
-    with stage.admin() as admin:
+def described(cluster: Brokers, topic: str) -> PartitionDescription:
+    """The first partition of the topic, from any broker."""
+    with cluster.admin() as admin:
         return admin.describe_topic(topic).partitions[0]
 
 
-def moved(stage: Stage, topic: str, replicas: list[int]) -> None:
-    """Waits until the brokers tell of these replicas, all in sync: they hear of it one after the other."""
+def moved(cluster: Brokers, topic: str, replicas: list[int]) -> None:
+    """Waits until all brokers report these replicas as in sync."""
 
-    def told() -> bool:
-        found = described(stage, topic)
+    def is_reported() -> bool:
+        found = described(cluster, topic)
         return list(found.replicas) == replicas and sorted(found.isr) == sorted(replicas)
 
-    until(told, f"{topic} is on {replicas}")
+    until(is_reported, f"{topic} is on {replicas}")
 
 
-def wish(stage: Stage, topic: str, replicas: list[int]) -> None:
-    """Writes what an administrator wishes, and waits until it is done."""
+def reassign(cluster: Brokers, topic: str, replicas: list[int]) -> None:
+    """Writes a reassignment to ZooKeeper, and waits until it is complete."""
 
-    async def story() -> None:
-        address = stage.address.removesuffix(CHROOT)
+    async def scenario() -> None:
+        address = cluster.address.removesuffix(CHROOT)
         store = await ZooKeeperStore.open(ZooKeeperSettings(address, CHROOT))
         try:
             data = ReassignmentNode.encode({TopicPartition(topic, 0): replicas})
@@ -130,13 +130,13 @@ def wish(stage: Stage, topic: str, replicas: list[int]) -> None:
         finally:
             await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def metric(stage: Stage, name: str, **labels: str) -> float:
+def metric(cluster: Brokers, name: str, **labels: str) -> float:
     """The sum over all brokers."""
     total = 0.0
-    for broker in stage.brokers.values():
+    for broker in cluster.brokers.values():
         with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=30) as answer:
             body = answer.read().decode()
         for family in text_string_to_metric_families(body):
@@ -144,25 +144,25 @@ def metric(stage: Stage, name: str, **labels: str) -> float:
     return total
 
 
-def test_a_partition_moves_while_it_is_written(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_reassigns_a_partition_during_writes(cluster: Brokers) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("moved", assignments={0: [1, 2]})
-    writer = Writer(stage, "moved")
+    writer = Writer(cluster, "moved")
     writer.some()
     for replicas in ([3, 2], [2, 3, 1], [1, 3]):
-        wish(stage, "moved", replicas)
+        reassign(cluster, "moved", replicas)
         writer.some()
-        moved(stage, "moved", replicas)
+        moved(cluster, "moved", replicas)
     writer.check()
-    left = Path(stage.brokers[2].data_dir, "moved-0")
+    left = Path(cluster.brokers[2].data_dir, "moved-0")
     until(lambda: not left.exists(), "broker 2 keeps nothing")
 
 
 @contextlib.contextmanager
-def throttled(stage: Stage, key: str) -> Iterator[None]:
-    """Limits one side's rate on each broker; altering settings does not wait until brokers apply them."""
-    with stage.admin() as admin:
-        resources = {number: ConfigResource(ResourceType.BROKER, str(number)) for number in stage.brokers}
+def throttled(cluster: Brokers, key: str) -> Iterator[None]:
+    """Sets a throttle on each broker, and waits until the brokers apply it."""
+    with cluster.admin() as admin:
+        resources = {number: ConfigResource(ResourceType.BROKER, str(number)) for number in cluster.brokers}
 
         def applied(number: int) -> bool:
             entries = admin.describe_configs(resources[number], [key], broker=number)
@@ -177,78 +177,80 @@ def throttled(stage: Stage, key: str) -> Iterator[None]:
             admin.alter_configs(resource, remove=[key])
 
 
-def test_a_throttled_follower_keeps_to_its_rate(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_a_throttled_follower_respects_its_rate(cluster: Brokers) -> None:
+    with cluster.admin() as admin:
         admin.create_topic(
             "slow", assignments={0: [1, 2]}, configs={"follower.replication.throttled.replicas": "0:3"}
         )
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "log_level": 0})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
     for _ in range(THROTTLED_BYTES // 1000):
         producer.produce("slow", bytes(1000), partition=0)
     assert producer.flush(30) == 0
-    with throttled(stage, "follower.replication.throttled.rate"):
+    with throttled(cluster, "follower.replication.throttled.rate"):
         began = time.monotonic()
-        wish(stage, "slow", [1, 3])
+        reassign(cluster, "slow", [1, 3])
         took_s = time.monotonic() - began
-    moved(stage, "slow", [1, 3])
-    # The last fetch, of a megabyte at most, waits for those before it.
+    moved(cluster, "slow", [1, 3])
+    # The last fetch of at most 1 MB waits for the earlier ones.
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
 
 
-def test_a_throttled_leader_keeps_to_its_rate_and_others_are_served(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_a_throttled_leader_respects_its_rate_and_serves_other_replicas(cluster: Brokers) -> None:
+    with cluster.admin() as admin:
         admin.create_topic(
             "held", assignments={0: [1, 2]}, configs={"leader.replication.throttled.replicas": "0:1"}
         )
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "log_level": 0})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
     for _ in range(THROTTLED_BYTES // 1000):
         producer.produce("held", bytes(1000), partition=0)
     assert producer.flush(30) == 0
-    assert metric(stage, "tidemill_moving_partitions") == 0
-    with throttled(stage, "leader.replication.throttled.rate"):
+    assert metric(cluster, "tidemill_moving_partitions") == 0
+    with throttled(cluster, "leader.replication.throttled.rate"):
         began = time.monotonic()
-        moving = threading.Thread(target=wish, args=(stage, "held", [1, 2, 3]))
+        moving = threading.Thread(target=reassign, args=(cluster, "held", [1, 2, 3]))
         moving.start()
-        # Broker 2 is in sync, and gets what is written meanwhile at once.
+        # Broker 2 is in sync, and receives new messages at once.
         meanwhile = 0
         while moving.is_alive():
             producer.produce("held", b"meanwhile", partition=0)
             assert producer.flush(30) == 0
             meanwhile += 1
             if meanwhile == 5:
-                until(lambda: metric(stage, "tidemill_moving_partitions") == 1, "it is counted")
-            time.sleep(0.02)  # Written as fast as can be, it would be more than the rate lets through.
+                until(lambda: metric(cluster, "tidemill_moving_partitions") == 1, "it is counted")
+            time.sleep(0.02)  # Without pauses the writes would exceed the rate.
         moving.join()
         took_s = time.monotonic() - began
-    moved(stage, "held", [1, 2, 3])
-    assert metric(stage, "tidemill_moving_partitions") == 0
-    sent = metric(stage, "tidemill_throttled_replication_bytes_total", side="leader")
+    moved(cluster, "held", [1, 2, 3])
+    assert metric(cluster, "tidemill_moving_partitions") == 0
+    sent = metric(cluster, "tidemill_throttled_replication_bytes_total", side="leader")
     assert sent > 2 * THROTTLED_BYTES, "also what went to broker 2 counts"
-    before = metric(stage, "tidemill_preferred_leader_imbalance")
-    wish(stage, "held", [2, 1, 3])
-    assert metric(stage, "tidemill_preferred_leader_imbalance") == before + 1, "broker 1 leads on"
+    before = metric(cluster, "tidemill_preferred_leader_imbalance")
+    reassign(cluster, "held", [2, 1, 3])
+    assert metric(cluster, "tidemill_preferred_leader_imbalance") == before + 1, "broker 1 leads on"
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
     assert meanwhile > 10, "no write waited for the follower that is held back"
 
 
-def test_brokers_stop_in_turn_without_a_write_that_fails_and_lead_again_when_asked(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_a_rolling_restart_fails_no_write_and_preferred_leaders_return(
+    cluster: Brokers,
+) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("rolled", assignments={0: [1, 2, 3]})
-    writer = Writer(stage, "rolled")
+    writer = Writer(cluster, "rolled")
     for number in (2, 3, 1):
-        broker = stage.brokers[number]
+        broker = cluster.brokers[number]
         writer.some()
         broker.stop()
-        assert "what this broker led is led by others" in broker.log
+        assert "other brokers lead all partitions that this broker led" in broker.log
         writer.some()
         broker.start()
-        until(lambda: len(described(stage, "rolled").isr) == 3, f"broker {number} is in sync again")
+        until(lambda: len(described(cluster, "rolled").isr) == 3, f"broker {number} is in sync again")
     writer.some()
-    assert described(stage, "rolled").leader != 1
-    asked = AdminClient({"bootstrap.servers": stage.bootstrap, "log_level": 0})
+    assert described(cluster, "rolled").leader != 1
+    asked = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     results = asked.elect_leaders(ElectionType.PREFERRED, None).result(30)
     assert results[ClientPartition("rolled", 0)] is None
-    until(lambda: described(stage, "rolled").leader == 1, "every broker has heard of it")
+    until(lambda: described(cluster, "rolled").leader == 1, "every broker has heard of it")
     (again,) = asked.elect_leaders(ElectionType.PREFERRED, [ClientPartition("rolled", 0)]).result(30).values()
     assert again.name() == "ELECTION_NOT_NEEDED"
     writer.check()

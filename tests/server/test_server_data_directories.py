@@ -1,4 +1,4 @@
-"""Brokers on several data directories, one of which is not there at the next start."""
+"""Brokers with several data directories, one of which is missing at the next start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_stage import cut_power
+from broker_cluster import cut_power
 
 from tidemill.client import Admin, ClientError, Producer
 from tidemill.testing import Broker
@@ -16,8 +16,8 @@ PARTITIONS = 4
 
 
 def send(broker: Broker, topic: str) -> dict[int, int]:
-    """Sends a record to each partition of a topic; the offsets of those that were taken, by partition."""
-    # A storage error is retriable, since disks can come back.
+    """Sends a record to each partition of a topic. Returns the acknowledged offsets by partition."""
+    # KAFKA_STORAGE_ERROR is retriable.
     options = {"request.timeout.ms": 500, "delivery.timeout.ms": 1000, "linger.ms": 0}
     taken = {}
     with Producer(broker.bootstrap, options) as producer:
@@ -29,18 +29,18 @@ def send(broker: Broker, topic: str) -> dict[int, int]:
 
 
 def unmount(disk: Path) -> None:
-    """The mount point is there, and nothing is in it."""
+    """Leaves an empty mount point."""
     disk.mkdir()
 
 
 def break_disk(disk: Path) -> None:
-    """Nothing can be read there."""
+    """Makes the directory unreadable."""
     disk.write_text("no directory")
 
 
-@pytest.mark.parametrize(("happens", "told"), [(unmount, "was new at the start"), (break_disk, "may lie in")])
-def test_partitions_of_a_disk_that_is_away_stay_offline_and_come_back_with_it(
-    tmp_path: Path, happens: Callable[[Path], None], told: str
+@pytest.mark.parametrize(("fail", "text"), [(unmount, "was new at the start"), (break_disk, "may be in")])
+def test_partitions_of_a_missing_disk_are_offline_until_it_returns(
+    tmp_path: Path, fail: Callable[[Path], None], text: str
 ) -> None:
     here, away, kept = tmp_path / "here", tmp_path / "away", tmp_path / "kept"
     with Broker({"log.dirs": f"{here},{away}"}, data_dir=tmp_path / "broker") as broker:
@@ -52,18 +52,18 @@ def test_partitions_of_a_disk_that_is_away_stay_offline_and_come_back_with_it(
 
         broker.stop()
         away.rename(kept)
-        happens(away)
+        fail(away)
         broker.start()
         assert send(broker, "old") == dict.fromkeys(left, 1)
-        assert told in broker.log
+        assert text in broker.log
         assert str(away) in broker.log
-        # A topic that is new was not on the disk that is away.
+        # A new topic cannot be on the missing disk.
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("new", PARTITIONS)
         assert send(broker, "new") == dict.fromkeys(range(PARTITIONS), 0)
         assert len(list(here.glob("new-*"))) == PARTITIONS
 
-        # As long as it is away, every start leaves its partitions alone.
+        # Every start keeps its partitions offline while the disk is missing.
         broker.restart()
         assert send(broker, "old") == dict.fromkeys(left, 2)
 
@@ -74,7 +74,7 @@ def test_partitions_of_a_disk_that_is_away_stay_offline_and_come_back_with_it(
         assert send(broker, "old") == {number: 3 if number in left else 1 for number in range(PARTITIONS)}
 
 
-def test_a_broker_alone_leads_its_partitions_again_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_standalone_broker_leads_its_partitions_after_a_power_cut(tmp_path: Path) -> None:
     with Broker({}, data_dir=tmp_path / "broker") as broker:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("old", PARTITIONS)

@@ -1,4 +1,4 @@
-"""The settings by which a server's controller elects, and its leaders commit, as they are in the store."""
+"""Stored settings of leader elections and of min.insync.replicas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.controller.configs import Alteration, AlterOperation, ResourceType
-from tidemill.controller.shell import ConfigCommand
+from tidemill.controller.admin_manager import ConfigCommand
+from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
 from tidemill.controller.topics import NewTopic
+from tidemill.coordination.coordination_store import Create, SetData
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,
@@ -18,17 +19,16 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Create, SetData
 from tidemill.model.configs import BrokerConfig
-from tidemill.server.app import running
+from tidemill.server.broker_server import running
 
 
-def test_the_first_elections_of_a_controller_go_by_the_stored_settings(tmp_path: Path) -> None:
+def test_the_first_elections_of_a_controller_use_the_stored_settings(tmp_path: Path) -> None:
     async def run() -> None:
         sets = ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}"]
         async with running(BrokerConfig.from_sources(None, sets, {})) as server:
             controller, own = server.broker.controller, server.broker.node_id
-            await controller.create_topics([NewTopic("t")])
+            await controller.admin_manager.create_topics([NewTopic("t")])
             eligible = PartitionState(own, 1, [own, 8, 9], 1)
             assignment = TopicAssignment(None, {0: [own, 8, 9]})
             settings = ConfigNode.encode({"min.insync.replicas": "2"})
@@ -39,8 +39,8 @@ def test_the_first_elections_of_a_controller_go_by_the_stored_settings(tmp_path:
                     Create(ConfigNode.path("brokers", DEFAULT_ENTITY), settings),
                 ]
             )
-            controller.resign()
-            assert await controller.activate()
+            controller.context.resign()
+            assert await controller.context.activate()
             found = controller.image.topics["t"].partitions[0]
             assert (found.leader, found.isr, list(found.elr)) == (own, [own], [8, 9])
             assert server.broker.config.int("min.insync.replicas") == 2
@@ -49,7 +49,7 @@ def test_the_first_elections_of_a_controller_go_by_the_stored_settings(tmp_path:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_a_leader_takes_writes_by_the_clusters_minimum_as_a_client_has_changed_it(
+def test_a_leader_applies_the_changed_min_insync_replicas_of_the_cluster(
     tmp_path: Path, before: int, after: int
 ) -> None:
     async def run() -> None:
@@ -57,17 +57,17 @@ def test_a_leader_takes_writes_by_the_clusters_minimum_as_a_client_has_changed_i
         sets += [f"min.insync.replicas={before}"]
         async with running(BrokerConfig.from_sources(None, sets, {})) as server:
             controller, own = server.broker.controller, server.broker.node_id
-            await controller.create_topics([NewTopic("t", assignments={0: [own]})])
+            await controller.admin_manager.create_topics([NewTopic("t", assignments={0: [own]})])
             assignment = TopicNode.encode(TopicAssignment(None, {0: [own, 8]}))
             await server.broker.store.transact([SetData(TopicNode.path("t"), assignment)])
-            controller.resign()
-            assert await controller.activate()
+            controller.context.resign()
+            assert await controller.context.activate()
             partition = server.broker.partitions.find("t", 0)
             assert partition is not None
             assert partition.is_under_min_isr == (before > 1)
             alteration = Alteration("min.insync.replicas", AlterOperation.SET, str(after))
             command = ConfigCommand(ResourceType.BROKER, "", [alteration])
-            assert await controller.alter_configs([command]) == [None]
+            assert await controller.admin_manager.alter_configs([command]) == [None]
             assert partition.is_under_min_isr == (after > 1)
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -1,4 +1,4 @@
-"""What the controller does about data directories that brokers lost, while its store is away now and then."""
+"""How the controller handles failed data directories, also during outages of the store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from tidemill.controller.shell import Controller
-from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import Delta
-from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
-from tidemill.coordination.port import (
+from tidemill.controller.controller import KafkaController
+from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.coordination_store import (
     Create,
     Operation,
     Result,
@@ -23,17 +21,19 @@ from tidemill.coordination.port import (
     StoreUnavailable,
     ensure_paths,
 )
-from tidemill.log.directories import DataDirectories
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
 from tidemill.log.files import SystemFiles
+from tidemill.log.log_directories import DataDirectories
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.server.cluster import Cluster
+from tidemill.server.cluster_member import ClusterMember
 from tidemill.server.failed_sync_store import DistrustedDirectories
 
 
 class Failover:
-    """Meets faults first."""
+    """Raises the faults first, and then records the calls."""
 
     def __init__(self, *faults: KafkaError) -> None:
         self.faults = list(faults)
@@ -47,30 +47,30 @@ class Failover:
         self.relieved.append(broker_id)
 
 
-def relieve(*faults: KafkaError) -> Failover:
+def replicas_failed_with(*faults: KafkaError) -> Failover:
     failover = Failover(*faults)
-    begun: list[Coroutine[Any, Any, None]] = []
-    cluster: Any = SimpleNamespace(_broker=SimpleNamespace(failover=failover), begin=begun.append)
-    Cluster.replicas_failed(cluster, 2, 7, [(b"t" * 16, 0)])
-    (work,) = begun
+    started: list[Coroutine[Any, Any, None]] = []
+    cluster: Any = SimpleNamespace(
+        _broker=SimpleNamespace(failover=failover), _tasks=SimpleNamespace(start=started.append)
+    )
+    ClusterMember.replicas_failed(cluster, 2, 7, [(b"t" * 16, 0)])
+    (work,) = started
     asyncio.run(work)
     return failover
 
 
-def test_a_store_that_is_away_is_asked_until_others_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.server.cluster.TELL_AGAIN_S", 0.0)
-    assert relieve(StoreUnavailable("away"), StoreUnavailable("still")).relieved == [2]
+def test_retries_the_election_until_the_store_responds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.server.cluster_member.RETRY_S", 0.0)
+    assert replicas_failed_with(StoreUnavailable("away"), StoreUnavailable("still")).relieved == [2]
 
 
-def test_who_is_not_the_controller_any_more_leaves_it_to_the_next() -> None:
-    failover = relieve(KafkaError("another is", ErrorCode.NOT_CONTROLLER))
+def test_a_former_controller_does_not_retry() -> None:
+    failover = replicas_failed_with(KafkaError("another is", ErrorCode.NOT_CONTROLLER))
     assert (failover.asked, failover.relieved) == (1, [])
 
 
-def test_the_store_knows_of_directories_where_syncs_failed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story() -> None:
+def test_stores_directories_with_failed_syncs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
 
         async def started() -> tuple[DataDirectories, DistrustedDirectories]:
@@ -83,11 +83,11 @@ def test_the_store_knows_of_directories_where_syncs_failed(
         await known.save()
         assert not await store.exists("/tidemill")
         logs.distrusted |= {"one", "two"}
-        await known.save_for_sure()
+        await known.save_with_retries()
         logs, known = await started()
         assert logs.distrusted == {"one", "two"}
         logs.distrusted -= {"one", "two"}
-        await known.save_last()
+        await known.save_at_shutdown()
         logs, _ = await started()
         assert logs.distrusted == set()
         await store.transact([SetData("/tidemill/distrusted_directories/1", b"{")])
@@ -96,13 +96,13 @@ def test_the_store_knows_of_directories_where_syncs_failed(
         assert "/tidemill/distrusted_directories/1" in caplog.text
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_the_store_knows_of_a_sync_that_failed_while_the_end_of_a_former_one_was_not_answered(
+def test_stores_a_failed_sync_after_an_unanswered_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         logs = DataDirectories(SystemFiles(), [str(tmp_path)])
         known = DistrustedDirectories(store, 1, logs)
@@ -126,44 +126,44 @@ def test_the_store_knows_of_a_sync_that_failed_while_the_end_of_a_former_one_was
         assert logs.distrusted == {"one"}
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def heed_notes(directory: Path, *, is_replaced: bool) -> tuple[list[int], int]:
-    """The brokers that a controller asks on account of two notes, and how many notes it leaves."""
+def process_notifications(directory: Path, *, is_replaced: bool) -> tuple[list[int], int]:
+    """Returns the brokers that a controller queries for two notifications, and the number of nodes left."""
 
     async def announce(delta: Delta) -> None:
         pass
 
-    async def story() -> tuple[list[int], int]:
+    async def scenario() -> tuple[list[int], int]:
         store = EmbeddedStore.open(str(directory / "coordination.db"))
-        controller = Controller(store, 1, BrokerConfig.of, announce, SystemClock())
-        await controller.load()
-        assert await controller.activate()
+        controller = KafkaController(store, 1, BrokerConfig.of, announce, SystemClock())
+        await controller.context.load()
+        assert await controller.context.activate()
         await ensure_paths(store, [LOG_DIR_EVENTS])
         for note in (b"{", LogDirEventNode.encode(2)):
             await store.transact([Create(LogDirEventNode.prefix, note, sequential=True)])
         if is_replaced:
-            other = Controller(store.join(), 3, BrokerConfig.of, announce, SystemClock())
-            assert await other.activate(dead=1)
+            other = KafkaController(store.join(), 3, BrokerConfig.of, announce, SystemClock())
+            assert await other.context.activate(dead=1)
         asked: list[int] = []
         cluster: Any = SimpleNamespace(
             _broker=SimpleNamespace(store=store, node_id=1, controller=controller),
-            _channels=SimpleNamespace(repeat=lambda image, broker_id: asked.append(broker_id)),
+            _channels=SimpleNamespace(resend_full_state=lambda image, broker_id: asked.append(broker_id)),
         )
         with pytest.raises(KafkaError, match="controller") if is_replaced else contextlib.nullcontext():
-            await Cluster._directories_failed(cluster)
+            await ClusterMember._directories_failed(cluster)
         left = len(await store.children(LOG_DIR_EVENTS))
         await store.close()
         return asked, left
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
-def test_a_note_that_makes_no_sense_goes_with_the_others(tmp_path: Path) -> None:
-    assert heed_notes(tmp_path, is_replaced=False) == ([2], 0)
+def test_deletes_an_invalid_notification(tmp_path: Path) -> None:
+    assert process_notifications(tmp_path, is_replaced=False) == ([2], 0)
 
 
-def test_a_controller_that_was_replaced_leaves_the_notes_to_the_next_one(tmp_path: Path) -> None:
-    """The broker answers it nothing, and would not be asked any more."""
-    assert heed_notes(tmp_path, is_replaced=True) == ([2], 2)
+def test_a_fenced_controller_leaves_the_notifications(tmp_path: Path) -> None:
+    """The broker does not respond to it, and the next controller must query the broker."""
+    assert process_notifications(tmp_path, is_replaced=True) == ([2], 2)

@@ -1,4 +1,4 @@
-"""The lags of groups while leaders change, are away, and topics are made again."""
+"""Group lags while leaders change or are unreachable, and after a topic is created again."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.net.link import LinkError
-from tidemill.server.group_lags import GroupLags, Place
+from tidemill.server.group_lags import GroupLags, PartitionKey
 
-HERE, ELSEWHERE, NOBODY = 1, 2, -1
+HERE, ELSEWHERE, NO_LEADER = 1, 2, -1
 COMMITTED = 10
 
 
 class Cluster:
-    """A broker that coordinates a group, which has read two partitions, and the leaders of those."""
+    """A coordinator of a group with committed offsets in two partitions, and the leaders of these."""
 
     def __init__(self) -> None:
         self.commits = [("group", "t", 0, COMMITTED), ("group", "t", 1, COMMITTED)]
         self.held: dict[int, Any] = {}
         self.ends: dict[int, int] = {}
-        """By partition, what the leader elsewhere tells; none where it cannot be reached."""
+        """End offsets by partition from the other leader; empty if it is unreachable."""
         self.metadata = SimpleNamespace(image=ClusterImage())
         broker: Any = SimpleNamespace(
             node_id=HERE,
@@ -32,8 +33,8 @@ class Cluster:
         )
         self.broker = broker
         self.lags = GroupLags(broker)
-        asking: Any = self.lags
-        asking._ask = self.ask
+        group_lags: Any = self.lags
+        group_lags._list_offsets = self.list_offsets
         self.leads(ELSEWHERE, ELSEWHERE)
 
     def leads(self, *leaders: int, topic_id: bytes = b"1" * 16) -> None:
@@ -44,56 +45,62 @@ class Cluster:
         self.broker.metadata.topics = self.image.topics
 
     def holds(
-        self, partition: int, high_watermark: int, *, is_leader: bool, is_unsettled: bool = False
+        self,
+        partition: int,
+        high_watermark: int,
+        *,
+        is_leader: bool,
+        awaits_high_watermark: bool = False,
     ) -> None:
         self.held[partition] = SimpleNamespace(
-            high_watermark=high_watermark, is_leader=is_leader, is_unsettled=is_unsettled, failed=""
+            high_watermark=high_watermark,
+            is_leader=is_leader,
+            awaits_high_watermark=awaits_high_watermark,
+            failed="",
         )
 
-    async def ask(self, leader: int, places: Collection[Place]) -> dict[tuple[str, int], int]:
+    async def list_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[tuple[str, int], int]:
         assert leader == ELSEWHERE
         if not self.ends:
-            raise LinkError("it is away")
-        return {
-            ("t", partition): self.ends[partition] for _, _, partition in places if partition in self.ends
-        }
+            raise LinkError("unreachable")
+        return {("t", partition): self.ends[partition] for _, _, partition in keys if partition in self.ends}
 
     def lag(self) -> int | None:
-        """After the leaders were asked."""
-        asyncio.run(self.lags.look())
-        return self.told()
+        """Updates the end offsets, and returns the lag."""
+        asyncio.run(self.lags.update())
+        return self.current()
 
-    def told(self) -> int | None:
+    def current(self) -> int | None:
         lags = {(group, topic): lag for group, topic, lag in self.lags.lags()}
         return lags.get(("group", "t"))
 
 
-def test_a_lag_is_summed_over_partitions_whoever_leads() -> None:
+def test_sums_the_lag_over_partitions_of_all_leaders() -> None:
     cluster = Cluster()
-    assert cluster.lag() is None, "nobody has told"
+    assert cluster.lag() is None, "no leader has responded"
     cluster.ends = {0: 13, 1: 14}
     assert cluster.lag() == 7
     cluster.leads(HERE, ELSEWHERE)
     cluster.holds(0, 15, is_leader=True)
-    assert cluster.told() == 9
+    assert cluster.current() == 9
     cluster.holds(1, 2, is_leader=False)
     assert cluster.lag() == 9
 
 
-def test_a_lag_stays_while_nobody_can_be_asked() -> None:
+def test_keeps_the_lag_while_leaders_are_unreachable() -> None:
     cluster = Cluster()
     cluster.ends = {0: 13, 1: 14}
     assert cluster.lag() == 7
     cluster.ends = {}
     assert cluster.lag() == 7, "the leader cannot be reached"
-    cluster.leads(NOBODY, NOBODY)
+    cluster.leads(NO_LEADER, NO_LEADER)
     assert cluster.lag() == 7
     cluster.leads(ELSEWHERE, ELSEWHERE)
     cluster.ends = {1: 20}
-    assert cluster.lag() == 13, "one of them has told"
+    assert cluster.lag() == 13, "one leader has responded"
 
 
-def test_a_lag_does_not_fall_for_a_moment_when_leaders_change() -> None:
+def test_a_lag_does_not_decrease_during_a_leader_change() -> None:
     cluster = Cluster()
     cluster.leads(HERE, HERE)
     for partition in (0, 1):
@@ -102,24 +109,24 @@ def test_a_lag_does_not_fall_for_a_moment_when_leaders_change() -> None:
     cluster.leads(ELSEWHERE, ELSEWHERE)
     for partition in (0, 1):
         cluster.holds(partition, 20, is_leader=False)
-    assert cluster.told() == 20, "before its new leader has been asked"
+    assert cluster.current() == 20, "before the new leader has responded"
     cluster.leads(HERE, HERE)
     for partition in (0, 1):
-        cluster.holds(partition, 15, is_leader=True, is_unsettled=True)
+        cluster.holds(partition, 15, is_leader=True, awaits_high_watermark=True)
     assert cluster.lag() == 20, "before it knows how far the leader before had committed"
     for partition in (0, 1):
         cluster.holds(partition, 15, is_leader=True)
     assert cluster.lag() == 10
 
 
-def test_a_topic_that_is_made_again_begins_anew() -> None:
+def test_a_topic_created_again_has_a_new_lag() -> None:
     cluster = Cluster()
     cluster.ends = {0: 1000, 1: 1000}
     assert cluster.lag() == 1980
     cluster.leads(ELSEWHERE, ELSEWHERE, topic_id=b"2" * 16)
     cluster.commits = [("group", "t", 0, 0)]
-    assert cluster.told() is None
+    assert cluster.current() is None
     cluster.ends = {0: 3, 1: 4}
     assert cluster.lag() == 3
     cluster.image = ClusterImage()
-    assert cluster.told() is None, "nor is a series left of a topic that is deleted"
+    assert cluster.current() is None, "a deleted topic has no series"

@@ -1,4 +1,4 @@
-"""/metrics and /healthz: what they answer, and what they bear."""
+"""The responses of /metrics and /healthz, and their limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.model.counters import TimeHistogram
-from tidemill.server import http
-from tidemill.server.http import MetricsEndpoint
+from tidemill.server import http_endpoint
+from tidemill.server.http_endpoint import MetricsEndpoint
 from tidemill.server.metrics import (
     HISTOGRAM,
     Family,
@@ -34,7 +34,7 @@ def parsed(body: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return found
 
 
-def test_a_histogram_counts_into_the_right_buckets() -> None:
+def test_a_histogram_counts_in_the_right_buckets() -> None:
     histogram = TimeHistogram((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 7.0):
         histogram.note(seconds)
@@ -43,7 +43,7 @@ def test_a_histogram_counts_into_the_right_buckets() -> None:
     assert histogram.sum == pytest.approx(7.65)
 
 
-def test_families_are_rendered_in_the_fields_format() -> None:
+def test_renders_families_in_the_prometheus_format() -> None:
     histogram = TimeHistogram((0.1,))
     histogram.note(0.05)
     content_type, body = render(
@@ -61,13 +61,13 @@ def test_families_are_rendered_in_the_fields_format() -> None:
     assert found["x_seconds_bucket"][(("api", "Fetch"), ("le", "0.1"))] == 1.0
 
 
-def test_open_metrics_is_spoken_to_who_asks_for_it() -> None:
+def test_renders_open_metrics_if_accepted() -> None:
     content_type, body = render([gauge("x", "X.", 1)], "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
-def test_the_process_tells_version_mode_and_memory() -> None:
+def test_the_process_reports_version_mode_and_memory() -> None:
     found = parsed(render(ProcessMetrics().families())[1])
     (labels,) = found["tidemill_info"]
     assert dict(labels)["mode"] in ("compiled", "plain")
@@ -92,14 +92,14 @@ async def ask(made: MetricsEndpoint, request: bytes) -> tuple[int, dict[str, str
     reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
     try:
         writer.write(request)
-        return read_answer(await reader.read())
+        return parse_response(await reader.read())
     finally:
         writer.close()
         await writer.wait_closed()
 
 
-def read_answer(answer: bytes) -> tuple[int, dict[str, str], bytes]:
-    head, _, body = answer.partition(b"\r\n\r\n")
+def parse_response(response: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = response.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines[1:])
     return int(lines[0].split()[1]), headers, body
@@ -117,7 +117,7 @@ def with_endpoint(do: Callable[[MetricsEndpoint], Awaitable[None]], **keywords: 
     run(whole())
 
 
-def test_metrics_and_health_answer() -> None:
+def test_responds_to_metrics_and_health_requests() -> None:
     async def do(made: MetricsEndpoint) -> None:
         status, headers, body = await ask(made, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status == 200
@@ -133,7 +133,7 @@ def test_metrics_and_health_answer() -> None:
     with_endpoint(do)
 
 
-def test_others_have_their_turn_while_metrics_are_gathered() -> None:
+def test_other_tasks_run_while_metrics_are_gathered() -> None:
     turns: list[str] = []
 
     def gather() -> Iterator[Family | None]:
@@ -157,7 +157,7 @@ def test_others_have_their_turn_while_metrics_are_gathered() -> None:
     assert turns[first : first + 5] == ["gather", "other", "gather", "other", "gather"]
 
 
-def test_an_unwell_broker_answers_503() -> None:
+def test_an_unhealthy_broker_responds_with_503() -> None:
     async def do(made: MetricsEndpoint) -> None:
         status, _, body = await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n")
         assert (status, json.loads(body)["status"]) == (503, "unwell")
@@ -176,15 +176,15 @@ def test_an_unwell_broker_answers_503() -> None:
         (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_what_is_no_request_is_answered_so(request_bytes: bytes, status: int) -> None:
+def test_responds_to_invalid_requests(request_bytes: bytes, status: int) -> None:
     async def do(made: MetricsEndpoint) -> None:
         assert (await ask(made, request_bytes))[0] == status
 
     with_endpoint(do)
 
 
-def test_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "HEAD_SECONDS_MAX", 0.05)
+def test_closes_a_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoint, "HEAD_SECONDS_MAX", 0.05)
 
     async def do(made: MetricsEndpoint) -> None:
         assert (await ask(made, b"GET /metr"))[0] == 408
@@ -192,7 +192,7 @@ def test_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     with_endpoint(do)
 
 
-def test_who_hangs_up_in_the_middle_leaves_no_trace() -> None:
+def test_a_closed_connection_is_not_logged() -> None:
     async def do(made: MetricsEndpoint) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", made.port)
         writer.write(b"GET /metr")
@@ -203,8 +203,8 @@ def test_who_hangs_up_in_the_middle_leaves_no_trace() -> None:
     with_endpoint(do)
 
 
-def test_too_many_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "CONNECTIONS_MAX", 1)
+def test_closes_connections_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoint, "CONNECTIONS_MAX", 1)
 
     async def do(made: MetricsEndpoint) -> None:
         _, idle = await asyncio.open_connection("127.0.0.1", made.port)
@@ -219,7 +219,7 @@ def test_too_many_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None
     with_endpoint(do)
 
 
-def test_a_fault_in_gathering_is_answered_500() -> None:
+def test_an_exception_is_a_500_response() -> None:
     def gather() -> Any:
         raise RuntimeError("a fault")
 

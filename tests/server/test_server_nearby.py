@@ -1,4 +1,4 @@
-"""Consumers that read from a follower in their rack: real processes, a real ZooKeeper, real clients."""
+"""Consumers that fetch from a follower in their rack, with broker processes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from cluster_stage import Stage, until
+from broker_cluster import Brokers, until
 from confluent_kafka import Consumer, Producer
 
-from tidemill.broker.replica_selection import RACK_AWARE
+from tidemill.broker.replica_selector import RACK_AWARE
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 
 
 @pytest.fixture(scope="module")
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    """Two brokers, each in a rack of its own."""
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
+    """Two brokers in different racks."""
     address = f"{zookeeper_server.address}/test-nearby"
     common = {
         "zookeeper.connect": address,
@@ -26,7 +26,7 @@ def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
         "replica.selector.class": RACK_AWARE,
     }
     with ExitStack() as stack:
-        yield Stage(
+        yield Brokers(
             address,
             {
                 number: stack.enter_context(
@@ -38,15 +38,15 @@ def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
 
 
 class Reader:
-    """A consumer in a rack, and the broker that it reads from."""
+    """A consumer in a rack, and the broker that it fetches from."""
 
-    def __init__(self, stage: Stage, topic: str, rack: str) -> None:
+    def __init__(self, cluster: Brokers, topic: str, rack: str) -> None:
         self.topic = topic
         self.reads_from = -1
         self.values: list[int] = []
         self.consumer = Consumer(
             {
-                "bootstrap.servers": stage.bootstrap,
+                "bootstrap.servers": cluster.bootstrap,
                 "group.id": f"{topic}-{rack}",
                 "auto.offset.reset": "earliest",
                 "client.rack": rack,
@@ -72,34 +72,38 @@ class Reader:
         return len(self.values)
 
 
-def produce(stage: Stage, topic: str, values: range) -> None:
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0})
+def produce(cluster: Brokers, topic: str, values: range) -> None:
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0}
+    )
     for value in values:
         producer.produce(topic, str(value).encode(), partition=0)
     assert producer.flush(30) == 0
 
 
 @pytest.mark.slow
-def test_a_consumer_reads_from_the_follower_in_its_rack_and_goes_back_when_it_is_gone(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_a_consumer_fetches_from_the_follower_in_its_rack_until_it_is_gone(
+    cluster: Brokers,
+) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("nearby", 1, 2)
-    (leader,) = stage.leaders("nearby")
+    (leader,) = cluster.leaders("nearby")
     follower = 3 - leader
-    produce(stage, "nearby", range(100))
-    near, far = Reader(stage, "nearby", f"rack-{follower}"), Reader(stage, "nearby", f"rack-{leader}")
+    produce(cluster, "nearby", range(100))
+    near, far = Reader(cluster, "nearby", f"rack-{follower}"), Reader(cluster, "nearby", f"rack-{leader}")
     try:
         for reader, broker in ((near, follower), (far, leader)):
             assert reader.read(100) == list(range(100))
             until(lambda r=reader, b=broker: r._poll() >= 0 and r.reads_from == b, f"reading from {broker}")  # type: ignore[misc]
-        # What comes is read there, too.
+        # New messages are fetched there, too.
         for number in range(100, 105):
-            produce(stage, "nearby", range(number, number + 1))
+            produce(cluster, "nearby", range(number, number + 1))
             assert near.read(number + 1)[-1] == number
         assert near.reads_from == follower
-        stage.brokers[follower].kill()
-        produce(stage, "nearby", range(105, 110))
+        cluster.brokers[follower].kill()
+        produce(cluster, "nearby", range(105, 110))
         assert near.read(110) == list(range(110))
-        stage.brokers[follower].start()
+        cluster.brokers[follower].start()
     finally:
         near.consumer.close()
         far.consumer.close()

@@ -1,4 +1,4 @@
-"""The command line while the coordinator of a group is unavailable: real brokers, ZooKeeper and processes."""
+"""The command line while the coordinator of a group is unavailable, with broker processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, produce, until
+from broker_cluster import Brokers, produce, start_cluster, until
 
 from tidemill.client import Admin
-from tidemill.groups.placement import partition_for
+from tidemill.groups.coordinator_partition import partition_for
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
@@ -23,15 +23,15 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    """Two brokers, and a single replica of the offsets topic, on a broker that is down."""
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
+    """Two brokers. The only replica of the offsets topic is on a broker that is down."""
     address = f"{zookeeper_server.address}/test-offsets-offline-{next(_numbers)}"
     settings = {
         "offsets__topic__replication__factor": "1",
         "offsets__topic__num__partitions": "1",
         "min__insync__replicas": "1",
     }
-    with cluster(address, 2, **settings) as found:
+    with start_cluster(address, 2, **settings) as found:
         with found.admin() as admin:
             admin.create_topic("t", 1, 2)
         produce(found, "t", range(5))
@@ -43,9 +43,9 @@ def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
         yield found
 
 
-def tidemill(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs one command line against the brokers that live."""
-    living = [broker.bootstrap for broker in stage.brokers.values() if broker.running]
+def tidemill(cluster: Brokers, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command line with the running brokers as bootstrap servers."""
+    living = [broker.bootstrap for broker in cluster.brokers.values() if broker.running]
     return subprocess.run(
         [sys.executable, "-m", "tidemill", *arguments, "-b", ",".join(living)],
         capture_output=True,
@@ -57,11 +57,11 @@ def tidemill(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
 STEP = "start the brokers of the group's partition of __consumer_offsets"
 
 
-def test_a_consumer_whose_coordinator_is_down_says_what_it_waits_for_and_goes_on_when_it_is_back(
-    stage: Stage,
+def test_a_consumer_reports_a_missing_coordinator_and_continues_when_it_returns(
+    cluster: Brokers,
 ) -> None:
-    living = next(broker for broker in stage.brokers.values() if broker.running)
-    dead = next(broker for broker in stage.brokers.values() if not broker.running)
+    living = next(broker for broker in cluster.brokers.values() if broker.running)
+    dead = next(broker for broker in cluster.brokers.values() if not broker.running)
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "tidemill", "consume", "t", "-g", "g2", "--from-beginning", "-n", "5"),
@@ -74,7 +74,7 @@ def test_a_consumer_whose_coordinator_is_down_says_what_it_waits_for_and_goes_on
         began = time.monotonic()
         assert consumer.stderr is not None
         said = consumer.stderr.readline()
-        assert re.search(r"group g2 waits for its coordinator for \d s, and tried again: ", said)
+        assert re.search(r"group g2 waits for its coordinator for \d s, retried: ", said)
         assert "__consumer_offsets-0 has no leader" in said
         assert STEP in said
         assert time.monotonic() - began < 10
@@ -84,16 +84,18 @@ def test_a_consumer_whose_coordinator_is_down_says_what_it_waits_for_and_goes_on
         assert consumer.returncode == 0
 
 
-def test_the_description_of_a_group_whose_coordinator_is_down_fails_with_the_next_step(stage: Stage) -> None:
-    outcome = tidemill(stage, "group", "describe", "g")
+def test_group_describe_without_a_coordinator_fails_with_the_next_step(
+    cluster: Brokers,
+) -> None:
+    outcome = tidemill(cluster, "group", "describe", "g")
     assert outcome.returncode == 1
     waiting, failed = outcome.stderr.splitlines()
-    assert re.match(r"warning: group g waits for its coordinator for \d s, and tried again: ", waiting)
+    assert re.match(r"warning: group g waits for its coordinator for \d s, retried: ", waiting)
     assert failed.startswith("tidemill: cannot find the coordinator of group 'g': COORDINATOR_NOT_AVAILABLE")
     assert STEP in failed
 
 
-def test_a_coordinator_whose_disk_is_away_is_named_with_the_next_step(tmp_path: Path) -> None:
+def test_a_coordinator_with_a_missing_disk_is_named_with_the_next_step(tmp_path: Path) -> None:
     first, away = tmp_path / "first", tmp_path / "away"
     config = {"log.dirs": f"{first},{away}", "offsets.topic.num.partitions": "4"}
     with Broker(config, data_dir=tmp_path / "broker") as broker:
@@ -109,9 +111,9 @@ def test_a_coordinator_whose_disk_is_away_is_named_with_the_next_step(tmp_path: 
         command = [sys.executable, "-m", "tidemill", "consume", "t", "-g", group, "-b", broker.bootstrap]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as consumer:
             with pytest.raises(subprocess.TimeoutExpired):
-                consumer.communicate(timeout=8)  # It waits.
+                consumer.communicate(timeout=8)  # It is waiting.
             consumer.kill()
             _, said = consumer.communicate()
-    assert re.search(rf"group {group} waits for its coordinator for \d s, and tried again: ", said)
+    assert re.search(rf"group {group} waits for its coordinator for \d s, retried: ", said)
     assert "NOT_COORDINATOR" in said
     assert STEP in said

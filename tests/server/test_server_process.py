@@ -1,4 +1,4 @@
-"""The process around a broker, as an operator meets it: real processes, real signals."""
+"""The broker process: errors of the start, signals, notifications, with real processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 
 from tidemill.model.configs import Listener
-from tidemill.server.announce import hints, loopback_warning
 from tidemill.server.process import STOP_SIGNALS, Signals, StoppedWhileStarting
+from tidemill.server.startup_report import hints, loopback_warning
 from tidemill.testing import Broker
 
 Serve = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def serve_once(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a broker that must fail to start."""
+    """Runs a broker whose start must fail."""
     return subprocess.run(
         [sys.executable, "-m", "tidemill", "serve", *arguments],
         capture_output=True,
@@ -52,26 +52,26 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path) -> None:
+def test_an_invalid_value_is_reported_with_the_allowed_values(tmp_path: Path) -> None:
     outcome = serve_once("--set", "num.partitions=many", "-d", str(tmp_path / "d"))
     assert_one_clear_line(outcome, "num.partitions=many", "a whole number, 1 or more", "--set num.partitions")
     assert not (tmp_path / "d").exists()
 
 
-def test_a_configuration_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_configuration_file_is_reported(tmp_path: Path) -> None:
     outcome = serve_once("--config", str(tmp_path / "x"))
     assert outcome.returncode == 2
-    assert f"{tmp_path / 'x'} is not there: name a properties file" in outcome.stderr
+    assert f"{tmp_path / 'x'} does not exist: name a properties file" in outcome.stderr
 
 
-def test_a_port_in_use_is_named(tmp_path: Path, broker: Broker) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path, broker: Broker) -> None:
     outcome = serve_once(
         "--set", f"listeners=PLAINTEXT://127.0.0.1:{broker.port}", "-d", str(tmp_path / "other")
     )
     assert_one_clear_line(outcome, f"127.0.0.1:{broker.port}", "in use", "--port PORT")
 
 
-def test_a_metrics_port_in_use_is_named(tmp_path: Path, broker: Broker) -> None:
+def test_a_metrics_port_in_use_is_reported(tmp_path: Path, broker: Broker) -> None:
     outcome = serve_once(
         "--set",
         "listeners=PLAINTEXT://127.0.0.1:0",
@@ -83,27 +83,27 @@ def test_a_metrics_port_in_use_is_named(tmp_path: Path, broker: Broker) -> None:
     assert_one_clear_line(outcome, f"tidemill.metrics.port={broker.port}", "cannot be bound")
 
 
-def test_a_locked_data_directory_is_named(broker: Broker) -> None:
+def test_a_locked_data_directory_is_reported(broker: Broker) -> None:
     outcome = serve_once("--set", "listeners=PLAINTEXT://127.0.0.1:0", "-d", broker.data_dir)
     assert_one_clear_line(outcome, broker.data_dir, "another")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_rights_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_permissions_is_reported(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     outcome = serve_once("--set", "listeners=PLAINTEXT://127.0.0.1:0", "-d", str(closed / "data"))
     assert_one_clear_line(outcome, str(closed), "ermission")
 
 
-def test_a_file_in_the_place_of_the_data_directory_is_named(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_data_directory_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     outcome = serve_once("--set", "listeners=PLAINTEXT://127.0.0.1:0", "-d", str(file))
     assert_one_clear_line(outcome, str(file))
 
 
-def test_the_data_of_another_broker_is_refused(tmp_path: Path) -> None:
+def test_rejects_the_data_of_another_broker(tmp_path: Path) -> None:
     with Broker({"broker.id": 5}, data_dir=tmp_path / "data") as first:
         directory = first.data_dir
     outcome = serve_once(
@@ -112,7 +112,7 @@ def test_the_data_of_another_broker_is_refused(tmp_path: Path) -> None:
     assert_one_clear_line(outcome, directory, "5", "6")
 
 
-def test_the_data_of_another_cluster_is_refused(tmp_path: Path) -> None:
+def test_rejects_the_data_of_another_cluster(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with Broker({"broker.id": 1}, data_dir=tmp_path / name):
             pass
@@ -123,8 +123,8 @@ def test_the_data_of_another_cluster_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_in_order_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
-    # What the tests ignore (``nohup``), the broker would ignore as well.
+def test_a_signal_causes_a_clean_shutdown_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
+    # The broker inherits ignored signals (``nohup``).
     before = signal.signal(number, signal.SIG_DFL)
     try:
         broker = Broker(data_dir=tmp_path / "data").start()
@@ -139,29 +139,29 @@ def test_a_signal_stops_in_order_with_exit_code_0(tmp_path: Path, number: signal
     broker.close()
 
 
-def test_a_broker_whose_last_data_directory_is_gone_ends(tmp_path: Path) -> None:
+def test_a_broker_stops_when_all_data_directories_have_failed(tmp_path: Path) -> None:
     directories = [tmp_path / "a", tmp_path / "b"]
     with Broker({"log.dirs": ",".join(map(str, directories))}) as running:
         directories[1].rename(tmp_path / "away")
-        until_it_says(running, "is gone: something other than the broker removed or unmounted it")
+        until_logged(running, "does not exist: another program has removed or unmounted it")
         assert running.running
         directories[0].rename(tmp_path / "too")
         process = running._process
         assert process is not None
         assert process.wait(30) == 74
-        assert "no data directory works any more" in running.log
+        assert "all data directories have failed" in running.log
         assert "Traceback" not in running.log
-        assert "what was acknowledged is on the disk" not in running.log
+        assert "all acknowledged records are on disk" not in running.log
 
 
-def until_it_says(broker: Broker, text: str) -> None:
+def until_logged(broker: Broker, text: str) -> None:
     deadline = time.monotonic() + 30
     while text not in broker.log:
         assert time.monotonic() < deadline, broker.log
         time.sleep(0.02)
 
 
-def test_the_end_of_standard_input_stops_it_when_asked(broker: Broker) -> None:
+def test_the_end_of_standard_input_stops_the_broker_with_until_eof(broker: Broker) -> None:
     process = broker._process
     assert process is not None
     assert process.stdin is not None
@@ -170,7 +170,7 @@ def test_the_end_of_standard_input_stops_it_when_asked(broker: Broker) -> None:
     assert "end of standard input" in broker.log
 
 
-def test_ready_is_told_in_a_file_and_to_systemd(tmp_path: Path) -> None:
+def test_notifies_readiness_in_a_file_and_to_systemd(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(str(tmp_path / "notify"))
         notify.settimeout(20)
@@ -209,7 +209,7 @@ def test_ready_is_told_in_a_file_and_to_systemd(tmp_path: Path) -> None:
     assert f"tidemill topic create hello -b 127.0.0.1:{port}" in errors
 
 
-def test_data_directories_that_contradict_each_other_stop_the_start(tmp_path: Path) -> None:
+def test_inconsistent_data_directories_fail_the_start(tmp_path: Path) -> None:
     here = tmp_path / "d"
     outcome = serve_once("-d", str(here), "--set", "cordoned.log.dirs=/nowhere")
     assert outcome.returncode == 1
@@ -220,7 +220,7 @@ def test_data_directories_that_contradict_each_other_stop_the_start(tmp_path: Pa
     assert not here.exists()
 
 
-def test_options_that_come_twice_are_named_as_they_were_given(tmp_path: Path) -> None:
+def test_duplicate_options_are_reported_as_given(tmp_path: Path) -> None:
     outcome = subprocess.run(
         [
             *(sys.executable, "-m", "tidemill", "serve", "--until-eof", "-d", str(tmp_path / "a"), "-p", "0"),
@@ -232,24 +232,24 @@ def test_options_that_come_twice_are_named_as_they_were_given(tmp_path: Path) ->
         timeout=30,
     )
     assert outcome.returncode == 0
-    assert "log.dirs is given twice (-d/--data, --set log.dirs): the last one holds" in outcome.stderr
-    assert "listeners is given twice (-p/--port, --set listeners): the last one holds" in outcome.stderr
+    assert "log.dirs is given twice (-d/--data, --set log.dirs): the last value applies" in outcome.stderr
+    assert "listeners is given twice (-p/--port, --set listeners): the last value applies" in outcome.stderr
 
 
-def test_unknown_keys_are_warned_of_and_idle_ones_noted(tmp_path: Path) -> None:
+def test_logs_unknown_keys_and_keys_without_effect(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partition=3\n")
     environment = {"TIDEMILL_CONFIG": str(file)}
     with Broker({"num.io.threads": 3}, data_dir=tmp_path / "data", environment=environment) as broker:
         log = broker.log
     assert (
-        f"WARNING server: num.partition is no key of the broker, and without effect ({file}:1); "
+        f"WARNING server: num.partition is not a broker key, and has no effect ({file}:1); "
         "did you mean num.partitions?"
     ) in log
     assert "INFO    server: num.io.threads is accepted; no effect: one event loop" in log
 
 
-def test_a_low_limit_of_open_files_is_told(tmp_path: Path) -> None:
+def test_warns_of_a_low_limit_of_open_files(tmp_path: Path) -> None:
     outcome = subprocess.run(
         ["bash", "-c", f"ulimit -n 512; exec {sys.executable} -m tidemill serve --until-eof -d {tmp_path}/d"
          " --set listeners=PLAINTEXT://127.0.0.1:0 < /dev/null"],
@@ -259,7 +259,7 @@ def test_a_low_limit_of_open_files_is_told(tmp_path: Path) -> None:
     assert "may open only 512 files" in outcome.stderr
 
 
-def test_hints_can_be_pasted() -> None:
+def test_hints_are_complete_commands() -> None:
     everywhere = Listener("PLAINTEXT", "PLAINTEXT", "localhost", 9092)
     text = "\n".join(hints([("PLAINTEXT", "", 9092)], [everywhere]))
     assert "tidemill topic create hello\n" in text
@@ -270,7 +270,7 @@ def test_hints_can_be_pasted() -> None:
     assert "advertised.listeners" not in text
 
 
-def test_a_client_from_elsewhere_that_is_sent_to_loopback_is_warned_of() -> None:
+def test_warns_if_a_remote_client_receives_a_loopback_address() -> None:
     warning = loopback_warning("PLAINTEXT", "localhost", 9092, "10.0.0.7", "10.0.0.1")
     assert warning is not None
     assert "10.0.0.7" in warning
@@ -280,7 +280,7 @@ def test_a_client_from_elsewhere_that_is_sent_to_loopback_is_warned_of() -> None
     assert loopback_warning("PLAINTEXT", "example.org", 9092, "10.0.0.7", "10.0.0.1") is None
 
 
-def test_ctrl_c_that_python_loses_while_it_loads_ends_the_start_too(tmp_path: Path) -> None:
+def test_ctrl_c_during_the_imports_of_python_ends_the_start(tmp_path: Path) -> None:
     code = """if True:
         import os, signal, sys, tidemill.__main__ as command
 
@@ -311,9 +311,9 @@ def test_ctrl_c_that_python_loses_while_it_loads_ends_the_start_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.5])
-def test_ctrl_c_ends_a_start_quietly_whenever_it_comes(tmp_path: Path, delay_s: float) -> None:
-    # The moment is by chance; whichever it is, the end is the same.
-    # Shells start what runs in the background with SIGINT ignored, and so would be the tests' children.
+def test_ctrl_c_ends_a_start_without_traceback_at_any_time(tmp_path: Path, delay_s: float) -> None:
+    # The time is random, and the result always the same.
+    # Shells start background processes with SIGINT ignored, which child processes inherit.
     code = """if True:
         import os, signal, tidemill.__main__ as command
 
@@ -339,8 +339,8 @@ def test_ctrl_c_ends_a_start_quietly_whenever_it_comes(tmp_path: Path, delay_s: 
     assert b"Traceback" not in errors
 
 
-def test_a_signal_while_a_start_waits_breaks_no_callback_off() -> None:
-    """Others may wait for what the callback does at its end: the start is cancelled where it waits."""
+def test_a_signal_during_a_wait_interrupts_no_callback() -> None:
+    """Other tasks may wait for the callback. The signal cancels the task of the start instead."""
     done: list[str] = []
 
     def callback() -> None:
@@ -369,7 +369,7 @@ def test_a_signal_while_a_start_waits_breaks_no_callback_off() -> None:
     assert signals.name == "SIGINT"
 
 
-def test_a_signal_raises_where_a_start_holds_the_loop() -> None:
+def test_a_signal_raises_while_the_start_blocks_the_event_loop() -> None:
     async def start(signals: Signals) -> None:
         signals.cancel_start(asyncio.get_running_loop())
         with signals.interrupting():
@@ -386,3 +386,17 @@ def test_a_signal_raises_where_a_start_holds_the_loop() -> None:
         for number, handler in before:
             signal.signal(number, handler)
     assert signals.name == "SIGTERM"
+
+
+def test_a_start_imports_only_the_modules_that_an_idle_broker_uses() -> None:
+    script = """
+import sys, types, tidemill.server.process, tidemill.server.broker_server
+# A module that is executed with its first use has another type until then.
+print(*(name for name, module in sys.modules.items() if type(module) is types.ModuleType))
+"""
+    out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    imported = set(out.split())
+    messages = {name.rpartition(".")[2] for name in imported if name.startswith("tidemill.wire.messages.")}
+    assert messages == {"api_versions", "leader_and_isr", "stop_replica", "update_metadata"}
+    # Each takes up to a megabyte.
+    assert not imported & {"dataclasses", "hashlib", "pickle", "secrets", "tempfile", "tidemill.wire.codegen"}

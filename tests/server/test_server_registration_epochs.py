@@ -1,4 +1,4 @@
-"""Three brokers on ZooKeeper, asked in words of another codec: whose fetch counts, and who may be in sync."""
+"""Broker epochs in Fetch and AlterPartition, with requests of the codec kio to three broker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from broker_cluster import Brokers, start_cluster, until
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 from kio.index import load_request_schema, load_response_schema
@@ -33,16 +33,18 @@ COUNT = 200
 
 
 @pytest.fixture(scope="module")
-def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    """Three brokers; each test leaves all of them running."""
-    with cluster(f"{zookeeper_server.address}/test-epochs") as found:
+def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
+    """Three brokers. Each test leaves them running."""
+    with start_cluster(f"{zookeeper_server.address}/test-epochs") as found:
         yield found
 
 
-def produce(stage: Stage, topic: str, count: int) -> None:
-    """Writes so many messages, which all replicas in sync have then."""
+def produce(cluster: Brokers, topic: str, count: int) -> None:
+    """Writes ``count`` messages with ``acks=all``."""
     failures: list[Any] = []
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0}
+    )
     for number in range(count):
         producer.produce(
             topic,
@@ -55,18 +57,18 @@ def produce(stage: Stage, topic: str, count: int) -> None:
 
 
 class Sink(bytearray):
-    """What kio writes to."""
+    """A buffer that kio writes to."""
 
     def write(self, data: bytes) -> None:
         self.extend(data)
 
 
-def ask(stage: Stage, broker: int, key: int, version: int, message: Any) -> Any:
-    """Sends a message of kio's; the answer, read by kio. Both have headers with tagged fields."""
+def ask(cluster: Brokers, broker: int, key: int, version: int, message: Any) -> Any:
+    """Sends a message of kio, and returns the response, parsed by kio. Both have flexible headers."""
     sink = Sink()
     entity_writer(type(message))(sink, message)
     frame = struct.pack(">hhih", key, version, 7, 4) + b"test" + b"\0" + bytes(sink)
-    host, _, port = stage.brokers[broker].bootstrap.rpartition(":")
+    host, _, port = cluster.brokers[broker].bootstrap.rpartition(":")
     with socket.create_connection((host, int(port)), WAIT_S) as connection:
         connection.sendall(struct.pack(">i", len(frame)) + frame)
         with connection.makefile("rb") as stream:
@@ -79,7 +81,7 @@ def ask(stage: Stage, broker: int, key: int, version: int, message: Any) -> Any:
 
 
 class Known(NamedTuple):
-    """A partition 0 as the nodes of ZooKeeper have it."""
+    """The state of partition 0 in ZooKeeper."""
 
     topic_id: uuid.UUID
     controller: int
@@ -88,18 +90,18 @@ class Known(NamedTuple):
     isr: list[int]
     version: int
     epochs: dict[int, int]
-    """Of registrations: the ids of the transactions that made their nodes."""
+    """Broker epochs: the ids of the transactions that created the registrations."""
 
     @property
     def follower(self) -> int:
-        """A follower that is in sync."""
+        """An in-sync follower."""
         return next(one for one in self.isr if one != self.leader)
 
 
 @contextmanager
-def client(stage: Stage) -> Iterator[KazooClient]:
-    """A client of ZooKeeper in the cluster's path."""
-    zookeeper = KazooClient(stage.address)
+def client(cluster: Brokers) -> Iterator[KazooClient]:
+    """A ZooKeeper client with the chroot of the cluster."""
+    zookeeper = KazooClient(cluster.address)
     zookeeper.start()
     try:
         yield zookeeper
@@ -108,13 +110,13 @@ def client(stage: Stage) -> Iterator[KazooClient]:
         zookeeper.close()
 
 
-def known(stage: Stage, topic: str) -> Known:
-    """What the nodes hold now."""
-    with client(stage) as zookeeper:
+def known(cluster: Brokers, topic: str) -> Known:
+    """The current content of the nodes."""
+    with client(cluster) as zookeeper:
         data, _ = zookeeper.get(f"/brokers/topics/{topic}")
         state, stat = zookeeper.get(f"/brokers/topics/{topic}/partitions/0/state")
         controller, _ = zookeeper.get("/controller")
-        epochs = {number: zookeeper.get(f"/brokers/ids/{number}")[1].czxid for number in stage.brokers}
+        epochs = {number: zookeeper.get(f"/brokers/ids/{number}")[1].czxid for number in cluster.brokers}
     fields = json.loads(state)
     topic_id = uuid.UUID(bytes=urlsafe_b64decode(json.loads(data)["topic_id"] + "=="))
     return Known(
@@ -129,12 +131,12 @@ def known(stage: Stage, topic: str) -> Known:
 
 
 def entity(name: str, schema: Any) -> Any:
-    """A class that stands beside that of a request of kio's."""
+    """A class from the module of a request class of kio."""
     return getattr(importlib.import_module(schema.__module__), name)
 
 
-def fetched(stage: Stage, now: Known, epoch: int, offset: int) -> int:
-    """The error with which the leader answers a fetch of the follower in an epoch."""
+def fetched(cluster: Brokers, now: Known, epoch: int, offset: int) -> int:
+    """The error in the leader's response to a fetch of the follower with a broker epoch."""
     schema = load_request_schema(FETCH, FETCH_VERSION)
     part = entity("FetchPartition", schema)(partition=0, fetch_offset=offset, partition_max_bytes=1000)
     message = schema(
@@ -144,12 +146,12 @@ def fetched(stage: Stage, now: Known, epoch: int, offset: int) -> int:
         topics=(entity("FetchTopic", schema)(topic_id=now.topic_id, partitions=(part,)),),
         forgotten_topics_data=(),
     )
-    answer = ask(stage, now.leader, FETCH, FETCH_VERSION, message)
+    answer = ask(cluster, now.leader, FETCH, FETCH_VERSION, message)
     return int(answer.responses[0].partitions[0].error_code.value)
 
 
-def altered(stage: Stage, now: Known, isr: list[int], epochs: dict[int, int]) -> Any:
-    """What the controller answers the leader that asks for an in-sync set."""
+def altered(cluster: Brokers, now: Known, isr: list[int], epochs: dict[int, int]) -> Any:
+    """The response of the controller to an AlterPartition request of the leader."""
     schema = load_request_schema(ALTER_PARTITION, ALTER_PARTITION_VERSION)
     state = entity("BrokerState", schema)
     part = entity("PartitionData", schema)(
@@ -163,42 +165,42 @@ def altered(stage: Stage, now: Known, isr: list[int], epochs: dict[int, int]) ->
         broker_epoch=now.epochs[now.leader],
         topics=(entity("TopicData", schema)(topic_id=now.topic_id, partitions=(part,)),),
     )
-    answer = ask(stage, now.controller, ALTER_PARTITION, ALTER_PARTITION_VERSION, message)
+    answer = ask(cluster, now.controller, ALTER_PARTITION, ALTER_PARTITION_VERSION, message)
     assert answer.error_code.value == 0
     return answer.topics[0].partitions[0]
 
 
-def test_a_fetch_and_a_member_of_a_former_registration_are_refused(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_rejects_fetches_and_isr_members_with_a_former_broker_epoch(cluster: Brokers) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("epochs", 1, 3)
-    produce(stage, "epochs", 5)
-    now = known(stage, "epochs")
+    produce(cluster, "epochs", 5)
+    now = known(cluster, "epochs")
     follower = now.follower
-    # The leader knows the follower by the epoch with which that fetches itself.
-    assert fetched(stage, now, now.epochs[follower] - 1, 5) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert fetched(stage, now, now.epochs[follower], 5) == 0
+    # The leader knows the broker epoch of the follower from its own fetches.
+    assert fetched(cluster, now, now.epochs[follower] - 1, 5) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert fetched(cluster, now, now.epochs[follower], 5) == 0
 
     turned = now.isr[::-1]
     former = {**now.epochs, follower: now.epochs[follower] - 1}
-    assert altered(stage, now, turned, former).error_code.value == ErrorCode.INELIGIBLE_REPLICA
-    assert known(stage, "epochs") == now
-    written = altered(stage, now, turned, now.epochs)
+    assert altered(cluster, now, turned, former).error_code.value == ErrorCode.INELIGIBLE_REPLICA
+    assert known(cluster, "epochs") == now
+    written = altered(cluster, now, turned, now.epochs)
     assert (written.error_code.value, list(written.isr)) == (0, turned)
-    after = known(stage, "epochs")
+    after = known(cluster, "epochs")
     assert (after.isr, after.version) == (turned, now.version + 1)
-    # Where an epoch is not known it is not held against anybody.
+    # An unknown epoch is not checked.
     unknown = dict.fromkeys(now.epochs, -1)
-    assert altered(stage, after, now.isr, unknown).error_code.value == 0
-    produce(stage, "epochs", 5)
+    assert altered(cluster, after, now.isr, unknown).error_code.value == 0
+    produce(cluster, "epochs", 5)
 
 
-def test_a_broker_with_an_empty_disk_has_it_all_before_it_is_in_sync(stage: Stage) -> None:
-    with stage.admin() as admin:
+def test_a_broker_with_an_empty_disk_joins_the_isr_with_all_records(cluster: Brokers) -> None:
+    with cluster.admin() as admin:
         admin.create_topic("disk", 1, 3)
-    produce(stage, "disk", COUNT)
-    before = known(stage, "disk")
+    produce(cluster, "disk", COUNT)
+    before = known(cluster, "disk")
     number = before.follower
-    broker = stage.brokers[number]
+    broker = cluster.brokers[number]
     broker.kill()
     for path in Path(broker.data_dir).iterdir():
         if path.is_dir():
@@ -206,41 +208,41 @@ def test_a_broker_with_an_empty_disk_has_it_all_before_it_is_in_sync(stage: Stag
         else:
             path.unlink()
     broker.start()
-    until(lambda: number in known(stage, "disk").isr, "the broker is in sync again")
-    assert known(stage, "disk").epochs[number] > before.epochs[number]
-    others = [one for one in stage.brokers if one != number]
+    until(lambda: number in known(cluster, "disk").isr, "the broker is in sync again")
+    assert known(cluster, "disk").epochs[number] > before.epochs[number]
+    others = [one for one in cluster.brokers if one != number]
     for other in others:
-        stage.brokers[other].kill()
+        cluster.brokers[other].kill()
     try:
-        until(lambda: stage.leaders("disk") == [number], "it leads, being all there is")
-        assert read(stage, number, "disk") == list(range(COUNT))
+        until(lambda: cluster.leaders("disk") == [number], "it leads, being all there is")
+        assert read(cluster, number, "disk") == list(range(COUNT))
     finally:
         for other in others:
-            stage.brokers[other].start()
+            cluster.brokers[other].start()
 
     def in_sync() -> bool:
-        with stage.admin() as admin:
+        with cluster.admin() as admin:
             return len(admin.describe_topic("disk").partitions[0].isr) == 3
 
     until(in_sync, "all are in sync")
 
 
-def read(stage: Stage, number: int, topic: str) -> list[int]:
-    """All messages, as one broker has them."""
+def read(cluster: Brokers, number: int, topic: str) -> list[int]:
+    """All messages of the replica of one broker."""
     consumer = Consumer(
-        {"bootstrap.servers": stage.brokers[number].bootstrap, "group.id": "none", "log_level": 0}
+        {"bootstrap.servers": cluster.brokers[number].bootstrap, "group.id": "none", "log_level": 0}
     )
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     values: list[int] = []
 
-    def enough() -> bool:
+    def is_complete() -> bool:
         message = consumer.poll(0.2)
         if message is not None and message.error() is None:
             values.append(int(message.value() or b""))
         return len(values) >= COUNT
 
     try:
-        until(enough, f"{COUNT} messages of {topic}")
+        until(is_complete, f"{COUNT} messages of {topic}")
     finally:
         consumer.close()
     return values

@@ -1,4 +1,4 @@
-"""Real brokers beside nodes of ZooKeeper that somebody has spoilt: what is served, and what comes back."""
+"""Brokers with unreadable nodes in ZooKeeper, with broker processes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from cluster_stage import Stage, cluster, nodes, until
+from broker_cluster import Brokers, start_cluster, until, zookeeper_client
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tidemill.client import ClientError
 from tidemill.testing.zookeeper import ZooKeeper
 
 
-def produce(stage: Stage, topic: str, values: range) -> None:
-    living = ",".join(one.bootstrap for one in stage.brokers.values() if one.running)
+def produce(cluster: Brokers, topic: str, values: range) -> None:
+    living = ",".join(one.bootstrap for one in cluster.brokers.values() if one.running)
     producer = Producer({"bootstrap.servers": living, "acks": "all", "linger.ms": 0, "log_level": 0})
     for value in values:
         producer.produce(topic, str(value).encode(), partition=0)
     assert producer.flush(30) == 0
 
 
-def consumed(stage: Stage, topic: str, count: int) -> list[int]:
+def consumed(cluster: Brokers, topic: str, count: int) -> list[int]:
     consumer = Consumer(
-        {"bootstrap.servers": stage.bootstrap, "group.id": "g", "enable.auto.commit": False, "log_level": 0}
+        {"bootstrap.servers": cluster.bootstrap, "group.id": "g", "enable.auto.commit": False, "log_level": 0}
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     values: list[int] = []
@@ -43,8 +43,8 @@ def consumed(stage: Stage, topic: str, count: int) -> list[int]:
     return values
 
 
-def committed(stage: Stage, topic: str) -> int:
-    consumer = Consumer({"bootstrap.servers": stage.bootstrap, "group.id": "g", "log_level": 0})
+def committed(cluster: Brokers, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g", "log_level": 0})
     try:
         (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=10)
     finally:
@@ -53,10 +53,10 @@ def committed(stage: Stage, topic: str) -> int:
     return offset
 
 
-def log_files(stage: Stage, topic: str) -> dict[str, bytes]:
+def log_files(cluster: Brokers, topic: str) -> dict[str, bytes]:
     return {
         str(path): path.read_bytes()
-        for broker in stage.brokers.values()
+        for broker in cluster.brokers.values()
         for path in Path(broker.data_dir).glob(f"{topic}-0/*.log")
     }
 
@@ -64,7 +64,7 @@ def log_files(stage: Stage, topic: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "path", ["/brokers/topics/bad", "/brokers/topics/bad/partitions/0/state", "/config/topics/bad"]
 )
-def test_a_spoilt_node_costs_its_topic_until_it_is_mended_and_nothing_of_any_other(
+def test_an_unreadable_node_affects_only_its_topic_until_it_is_corrected(
     zookeeper_server: ZooKeeper, path: str
 ) -> None:
     address = f"{zookeeper_server.address}/test-unreadable-{abs(hash(path))}"
@@ -73,52 +73,52 @@ def test_a_spoilt_node_costs_its_topic_until_it_is_mended_and_nothing_of_any_oth
         "auto.create.topics.enable": "false",
         "tidemill.metrics.port": "0",
     }
-    with cluster(address, 2, **settings) as stage, nodes(stage.address) as zookeeper:
-        with stage.admin() as admin:
+    with start_cluster(address, 2, **settings) as cluster, zookeeper_client(cluster.address) as zookeeper:
+        with cluster.admin() as admin:
             admin.create_topic("bad", 1, 2)
             admin.create_topic("good", 1, 2)
         for topic in ("bad", "good"):
-            produce(stage, topic, range(20))
-            assert consumed(stage, topic, 20) == list(range(20))
-        files = log_files(stage, "bad")
+            produce(cluster, topic, range(20))
+            assert consumed(cluster, topic, 20) == list(range(20))
+        files = log_files(cluster, "bad")
         assert len(files) == 2
 
         good, _ = zookeeper.get(path)
         zookeeper.set(path, b'{"version":-5')
-        for number in (1, 2):  # Each is the controller once, and each starts beside the spoilt node.
-            stage.brokers[number].kill()
-            with stage.admin(3 - number) as admin:
+        for number in (1, 2):  # Each broker becomes the controller once, and starts with the unreadable node.
+            cluster.brokers[number].kill()
+            with cluster.admin(3 - number) as admin:
                 until(lambda admin=admin: "bad" not in topics_of(admin), "a new controller sets it aside")  # type: ignore[misc]
-                produce(stage, "good", range(20))
-            stage.brokers[number].start()
-            until(lambda: len(in_sync(stage, "good")) == 2, "both replicas of the other are in sync")
-        assert unreadable(stage) == 1
-        with stage.admin() as admin, pytest.raises(ClientError, match=path):
+                produce(cluster, "good", range(20))
+            cluster.brokers[number].start()
+            until(lambda: len(in_sync(cluster, "good")) == 2, "both replicas of the other are in sync")
+        assert unreadable(cluster) == 1
+        with cluster.admin() as admin, pytest.raises(ClientError, match=path):
             admin.create_topic("bad", 1, 2)
-        with stage.admin() as admin, pytest.raises(ClientError, match="is set aside"):
+        with cluster.admin() as admin, pytest.raises(ClientError, match="is set aside"):
             admin.delete_topic("bad")
         assert zookeeper.get(path)[0] == b'{"version":-5'
-        assert log_files(stage, "bad") == files
+        assert log_files(cluster, "bad") == files
         lines = [
-            line for one in stage.brokers.values() for line in one.log.splitlines() if "set aside" in line
+            line for one in cluster.brokers.values() for line in one.log.splitlines() if "set aside" in line
         ]
         assert lines
         assert all(f"{path} holds" in line and "Correct" in line for line in lines if "ERROR" in line)
 
         zookeeper.set(path, good)
-        until(lambda: len(in_sync(stage, "bad")) == 2, "the mended topic is served again")
-        assert unreadable(stage) == 0
-        assert committed(stage, "bad") == 20
-        assert consumed(stage, "bad", 20) == list(range(20))
-        produce(stage, "bad", range(20, 30))
-        assert consumed(stage, "bad", 30) == list(range(30))
-        assert consumed(stage, "good", 60) == list(range(20)) * 3
+        until(lambda: len(in_sync(cluster, "bad")) == 2, "the mended topic is served again")
+        assert unreadable(cluster) == 0
+        assert committed(cluster, "bad") == 20
+        assert consumed(cluster, "bad", 20) == list(range(20))
+        produce(cluster, "bad", range(20, 30))
+        assert consumed(cluster, "bad", 30) == list(range(30))
+        assert consumed(cluster, "good", 60) == list(range(20)) * 3
 
 
-def unreadable(stage: Stage) -> float:
-    """How many nodes the controller cannot read, by the brokers' metrics."""
+def unreadable(cluster: Brokers) -> float:
+    """The number of unreadable nodes in the metrics of the controller."""
     total = 0.0
-    for broker in stage.brokers.values():
+    for broker in cluster.brokers.values():
         with urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         total += sum(
@@ -131,9 +131,9 @@ def topics_of(admin: Any) -> set[str]:
     return {topic.name for topic in admin.list_topics()}
 
 
-def in_sync(stage: Stage, topic: str) -> list[int]:
+def in_sync(cluster: Brokers, topic: str) -> list[int]:
     try:
-        with stage.admin() as admin:
+        with cluster.admin() as admin:
             found: list[int] = admin.describe_topic(topic).partitions[0].isr
             return found
     except ClientError:

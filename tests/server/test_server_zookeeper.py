@@ -1,4 +1,4 @@
-"""A broker whose cluster's state is in ZooKeeper: a real server, real processes."""
+"""Broker processes on a ZooKeeper server: nodes, registration, sessions, errors of the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_stage import nodes
+from broker_cluster import zookeeper_client
 from kazoo.client import KazooClient
 
 from tidemill.client import Admin, Producer
@@ -23,7 +23,7 @@ from tidemill.controller.topics import NewTopic
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.model.configs import BrokerConfig
-from tidemill.server.app import running
+from tidemill.server.broker_server import running
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -32,14 +32,14 @@ WAIT_S = 30
 
 @pytest.fixture
 def address(zookeeper: Callable[..., ZooKeeperSettings]) -> str:
-    """A path of ZooKeeper that nothing is at yet."""
+    """An unused path of ZooKeeper."""
     return zookeeper().shown
 
 
 @pytest.fixture
 def kazoo(address: str) -> Iterator[Any]:
-    """Another client, from the root of the cluster's path."""
-    with nodes(address) as client:
+    """A ZooKeeper client with the chroot of the cluster."""
+    with zookeeper_client(address) as client:
         yield client
 
 
@@ -48,7 +48,7 @@ def settings(address: str, **others: str) -> dict[str, str]:
 
 
 def refused(address: str, directory: Path, *sets: str) -> str:
-    """The line with which a broker ends that cannot start."""
+    """The error line of a broker that cannot start."""
     arguments = [argument for one in (f"zookeeper.connect={address}", *sets) for argument in ("--set", one)]
     outcome = subprocess.run(
         [sys.executable, "-m", "tidemill", "serve", "--port", "0", "-d", str(directory), *arguments],
@@ -64,15 +64,15 @@ def refused(address: str, directory: Path, *sets: str) -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once it holds."""
+    """Waits until ``condition`` is true."""
     for _ in range(WAIT_S * 50):
         if condition():
             return
         await asyncio.sleep(0.02)
-    raise AssertionError("it never came about")
+    raise AssertionError("not true in time")
 
 
-def test_topics_live_in_zookeeper_where_kafka_has_them(address: str, kazoo: Any) -> None:
+def test_topics_are_in_the_nodes_of_kafka(address: str, kazoo: Any) -> None:
     with Broker(settings(address)) as broker, Admin(broker.bootstrap) as admin:
         admin.create_topic("orders", 2, configs={"retention.ms": "1000"})
         registered = json.loads(kazoo.get("/brokers/ids/3")[0])
@@ -90,14 +90,14 @@ def test_topics_live_in_zookeeper_where_kafka_has_them(address: str, kazoo: Any)
         assert kazoo.exists("/controller") is None
 
 
-def test_names_that_no_node_can_have_are_refused_in_words(address: str) -> None:
+def test_rejects_topic_names_that_no_node_can_have(address: str) -> None:
     with Broker(settings(address)) as broker, Admin(broker.bootstrap) as admin:
         for name in ("", ".", "..", "/", "a/../b"):
             with pytest.raises(ClientError, match="INVALID_TOPIC_EXCEPTION"):
                 admin.create_topic(name, 1)
 
 
-def test_a_broker_without_a_number_gets_one_as_from_kafka(address: str, kazoo: Any, tmp_path: Path) -> None:
+def test_generates_a_broker_id_like_kafka(address: str, kazoo: Any, tmp_path: Path) -> None:
     keys = settings(address)
     del keys["broker.id"]
     with Broker(keys, data_dir=tmp_path / "data") as broker:
@@ -106,8 +106,8 @@ def test_a_broker_without_a_number_gets_one_as_from_kafka(address: str, kazoo: A
         assert kazoo.get_children("/brokers/ids") == ["1001"]
 
 
-def test_a_killed_broker_comes_back_when_its_session_has_ended(address: str) -> None:
-    # The session has to live until a new process registers, which takes its time on a busy machine.
+def test_a_killed_broker_registers_when_its_former_session_has_expired(address: str) -> None:
+    # The session must exist until the new process registers, which takes some time on a busy machine.
     with Broker(settings(address, **{"zookeeper.session.timeout.ms": "8000"})) as broker:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("kept", 3)
@@ -121,7 +121,7 @@ def test_a_killed_broker_comes_back_when_its_session_has_ended(address: str) -> 
 def test_a_broker_registers_again_when_its_session_has_expired(
     address: str, kazoo: Any, tmp_path: Path, expire: Callable[[ZooKeeperStore], None]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         listeners = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
         async with running(BrokerConfig.of(settings(address, **listeners))) as server:
             _, before = kazoo.get("/brokers/ids/3")
@@ -131,14 +131,14 @@ def test_a_broker_registers_again_when_its_session_has_expired(
             _, after = kazoo.get("/brokers/ids/3")
             assert after.czxid > before.czxid
             assert after.ephemeralOwner == server.broker.store.session_id
-            (outcome,) = await server.broker.controller.create_topics([NewTopic("still", 1)])
+            (outcome,) = await server.broker.controller.admin_manager.create_topics([NewTopic("still", 1)])
             assert outcome.error is None
             assert kazoo.exists("/brokers/topics/still") is not None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_broker_that_stood_still_for_too_long_registers_again(address: str, kazoo: Any) -> None:
+def test_a_broker_registers_again_after_a_long_pause(address: str, kazoo: Any) -> None:
     with Broker(settings(address, **{"zookeeper.session.timeout.ms": "1000"})) as broker:
         _, before = kazoo.get("/brokers/ids/3")
         os.kill(broker.pid, signal.SIGSTOP)
@@ -154,7 +154,7 @@ def test_a_broker_that_stood_still_for_too_long_registers_again(address: str, ka
         assert kazoo.exists("/brokers/topics/afterwards") is not None
 
 
-def test_records_are_served_while_zookeeper_is_away() -> None:
+def test_serves_records_without_zookeeper() -> None:
     with ZooKeeper() as server, Broker(settings(server.address)) as broker:
         producer = Producer(broker.bootstrap)
         with Admin(broker.bootstrap) as admin, producer:
@@ -165,13 +165,13 @@ def test_records_are_served_while_zookeeper_is_away() -> None:
             with pytest.raises(ClientError, match="KAFKA_STORAGE_ERROR"):
                 admin.create_topic("no", 1)
             server.start()
-            asyncio.run(until(lambda: "answers again" in broker.log))
+            asyncio.run(until(lambda: "the coordination store responds again" in broker.log))
             admin.create_topic("yes", 1)
             assert sorted(topic.name for topic in admin.list_topics()) == ["t", "yes"]
             producer.send("t", b"after").result(WAIT_S)
 
 
-def test_new_producers_get_ids_while_zookeeper_is_away() -> None:
+def test_new_producers_receive_ids_without_zookeeper() -> None:
     with ZooKeeper() as server, Broker(settings(server.address)) as broker:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("t", 1)
@@ -185,24 +185,24 @@ def test_new_producers_get_ids_while_zookeeper_is_away() -> None:
             assert producer.send("t", b"first").result(WAIT_S).offset == 0
 
 
-def test_a_second_broker_of_an_id_is_refused_with_the_next_step(address: str, tmp_path: Path) -> None:
+def test_rejects_a_second_broker_with_an_id_and_names_the_next_step(address: str, tmp_path: Path) -> None:
     with Broker({**settings(address), "broker.id": 4}):
         line = refused(address, tmp_path, "zookeeper.session.timeout.ms=800", "broker.id=4")
     assert "/brokers/ids/4 exists" in line
-    assert "a broker.id of its own" in line
+    assert "its own broker.id" in line
 
 
-def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_zookeeper_is_reported_in_one_line(tmp_path: Path) -> None:
     began = time.monotonic()
     line = refused("127.0.0.1:1", tmp_path, "zookeeper.connection.timeout.ms=500")
-    assert "127.0.0.1:1 does not answer" in line
+    assert "127.0.0.1:1 does not respond" in line
     assert "refused" in line
     assert "correct zookeeper.connect" in line
     assert time.monotonic() - began < WAIT_S
 
 
 @pytest.mark.parametrize("connect", ["host:port", "a b:2181", "h:2181//x", ":2181", "h:99999"])
-def test_an_address_that_is_none_is_said_in_one_line(connect: str, tmp_path: Path) -> None:
+def test_an_invalid_address_is_reported_in_one_line(connect: str, tmp_path: Path) -> None:
     line = refused(connect, tmp_path)
     assert f"zookeeper.connect={connect}" in line
     assert "host:port" in line

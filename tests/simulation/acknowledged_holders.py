@@ -1,13 +1,13 @@
-"""Which replicas still hold what was acknowledged: decides whether a partition may have lost a record.
+"""Tracks which replicas still hold acknowledged records: decides whether a partition may have lost a record.
 
-A replica of the in-sync set holds every committed record. So does an *eligible* one, that left the in-sync
-set while it fell below ``min.insync.replicas``: nothing is committed below that (KIP-966). It is computed
-here from the in-sync sets that are in the store, not from what the controller believes.
+A replica of the ISR holds every committed record. An *eligible* replica does too: it left the ISR when that
+fell below ``min.insync.replicas``, and nothing is committed below that (KIP-966). The eligible replicas are
+computed here from the in-sync sets in the store, not from the state of the controller.
 
-A replica that lost its disk, or lost its power before it synced, holds nothing that was acknowledged before.
-A follower that joins the in-sync set holds what its leader holds. Where the leader lost that before the store
-has the set, the follower holds what the leader had: a process that starts after a loss reports it before it
-leads anything, so the process before it asked for the follower.
+A replica that lost its disk, or lost its power before a sync, holds none of the records acknowledged before.
+A follower that joins the ISR holds the records of its leader. If the leader loses them before the store has
+the new set, the follower holds the records that the leader had: a process that starts after a loss reports it
+before it leads, so the process before it requested the follower.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEVER = float("inf")
 
 
 class Holders:
-    """The replicas of one partition, each with the time since which it holds all that was acknowledged."""
+    """The replicas of one partition, each with the time since which it holds all acknowledged records."""
 
     def __init__(self, min_isr: int) -> None:
         self.min_isr = min_isr
@@ -47,13 +47,13 @@ class Holders:
     ) -> None:
         """The store has another state.
 
-        ``is_enough_for_leader``: the leader may count by a lower ``min.insync.replicas`` of before, by which
-        so many in sync are enough.
+        ``is_enough_for_leader``: the leader may still apply a former, lower ``min.insync.replicas``, for
+        which the ISR is large enough.
         """
         before, after = set(self.isr), set(isr)
         if leader not in self.since and leader not in before and leader in after and self.is_hopeless:
-            # The partition recovers without those that are not trusted. One of which nothing may be expected
-            # is elected as an eligible one, and the others stay eligible.
+            # The partition recovers without the untrusted replicas. A hopeless replica is elected as an
+            # eligible one, and the others stay eligible.
             others = self.unsure - {leader} if leader in self.unsure else set()
             self.forget()
             self.unsure, self.eligible = others, set(others)
@@ -82,11 +82,12 @@ class Holders:
             self.since.pop(broker, None)
 
     def min_isr_changed(self, min_isr: int, *, is_led: bool, has_ended: bool = False) -> None:
-        """The store has another ``min.insync.replicas``: by it a leader may commit without the eligible.
+        """The store has another ``min.insync.replicas``: a leader may commit by it without the eligible
+        replicas.
 
-        Nothing is committed without a leader. Where the leader's process or its session has ended
-        (``has_ended``) the eligible may be elected all the same, by a controller that has not read the value
-        yet: nor has this leader.
+        Nothing is committed without a leader. If the leader's process or its session has ended
+        (``has_ended``), a controller that has not read the value yet may still elect an eligible replica:
+        that leader has not read the value either.
         """
         self.min_isr = min_isr
         if is_led:
@@ -99,7 +100,7 @@ class Holders:
     def _join(self, broker: int, leader: int) -> None:
         since = self.since.get(leader, self.unreported.get(leader, NEVER))
         if broker in self.unreported:
-            # Its process goes on with what its disk has lost, and others get it from there.
+            # Its process continues although its disk has lost records, and others fetch them from it.
             self.unreported[broker] = since
         elif since < NEVER:
             self.since[broker] = since
@@ -107,57 +108,59 @@ class Holders:
             self.since.pop(broker, None)
 
     def forget(self) -> None:
-        """No replica counts any more: the partition goes on with what its next leader has."""
+        """Removes all replicas: the partition continues with the records of its next leader."""
         self.since.clear()
         self.eligible.clear()
         self.unsure.clear()
 
     def forget_before(self, now: float) -> None:
-        """What was acknowledged before may be lost. What comes is held by those who held that, as ever."""
+        """Records acknowledged before may be lost. The same replicas hold later records."""
         self.since = dict.fromkeys(self.since, now)
 
     def keep(self, brokers: Iterable[int]) -> None:
-        """All other replicas do not count any more."""
+        """Removes all other replicas."""
         kept = set(brokers)
         self.since = {broker: since for broker, since in self.since.items() if broker in kept}
         self.eligible &= kept
         self.unsure &= kept
 
     def lost(self, broker: int) -> None:
-        """A replica lost what it had not synced, or all."""
+        """A replica lost its unsynced records, or all."""
         self.unreported[broker] = self.since.pop(broker, self.unreported.get(broker, NEVER))
 
     def cut(self, broker: int) -> None:
-        """A replica that was reported as lost follows another, and has cut what it may lack."""
+        """A replica that was reported as lost follows another, and has truncated the records that it may
+        lack.
+        """
         self.since.pop(broker, None)
 
     def reported(self, broker: int) -> None:
-        """A controller has read that this replica is lost; it may hold everything all the same."""
+        """A controller has read that this replica is lost; the replica may hold all records nevertheless."""
         self.unreported.pop(broker, None)
         self.distrusted.add(broker)
 
     def better_than(self, leader: int) -> list[int]:
-        """The replicas that hold what a leader lacks, and that no controller distrusts."""
+        """Returns the replicas that hold records that a leader lacks, and that no controller excludes."""
         if leader in self.unreported:
-            return []  # No controller has read that it lacks something.
+            return []  # No controller has read that it lacks records.
         own = self.since.get(leader, NEVER)
         return [one for one, since in self.since.items() if since < own and one not in self.distrusted]
 
     def holds(self, acknowledged_s: float) -> bool:
-        """Whether a replica must still have what was committed at this time."""
+        """Whether a replica must still have the records committed at this time."""
         return any(since <= acknowledged_s for since in self.since.values())
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether records that were acknowledged at some time may be lost."""
+        """Whether records acknowledged at some time may be lost."""
         return not self.holds(ALWAYS)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no replica that may be elected is known to hold anything: an operator has to decide."""
+        """Whether no electable replica is known to hold records: an operator has to decide."""
         return not self.trusted
 
     @property
     def trusted(self) -> set[int]:
-        """The replicas that hold something, and that no controller distrusts."""
+        """Returns the replicas that hold records, and that no controller excludes."""
         return set(self.since) - self.distrusted

@@ -1,7 +1,7 @@
-"""Which topics somebody wanted to be deleted: promise ``deletion``.
+"""The requested topic deletions: promise ``deletion``.
 
-Whoever deletes by id, or marks a topic in the store, means that topic, and none that is made under its name
-meanwhile. Whoever deletes by name means whichever has the name.
+A deletion by id, or by a mark in the store, applies to that topic, and to none created later under its name.
+A deletion by name applies to any topic of the name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ ADMIN_MARK = b"an administrator"
 
 
 class AskedDeletions:
-    """The ids of topics that are to be deleted, and names of which any may be."""
+    """The ids of topics to be deleted, and names of which any topic may be deleted."""
 
     def __init__(self) -> None:
         self._ids: set[bytes] = set()
@@ -22,9 +22,9 @@ class AskedDeletions:
         self._ids.add(topic_id)
 
     def by_name(self, topic: str) -> None:
-        """Whichever topic has this name is to be deleted."""
+        """Any topic of this name is to be deleted."""
         self._names.add(topic)
 
     def is_asked(self, topic: str, topic_id: bytes) -> bool:
-        """Whether somebody wanted the deletion of a topic."""
+        """Whether the deletion of a topic was requested."""
         return topic_id in self._ids or topic in self._names

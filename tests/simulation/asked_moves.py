@@ -1,8 +1,7 @@
-"""Which replicas somebody wanted partitions to have: promise ``reassignment``.
+"""The requested replica assignments of partitions: promise ``reassignment``.
 
-A partition that moves has the replicas that were asked for as its target, and ends with them; or it goes back
-to those that it had before the move, where somebody has stopped it. A request without an answer may be
-carried out at any time.
+A reassigned partition has the requested replicas as its target, and ends with them; or it returns to its
+original replicas if the reassignment is cancelled. A request without a response may be applied at any time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ STOP = None
 
 
 class Assignment(NamedTuple):
-    """The replicas of a partition that are in the store."""
+    """The replicas of a partition in the store."""
 
     topic_id: bytes
     replicas: Replicas
@@ -31,17 +30,17 @@ class Assignment(NamedTuple):
 
     @property
     def target(self) -> Replicas:
-        """Those that it is to have."""
+        """The target replicas."""
         return self.replicas - self.removing
 
     @property
     def origin(self) -> Replicas:
-        """Those that it had before the move."""
+        """The original replicas."""
         return self.replicas - self.adding
 
 
 class AskedMoves:
-    """Follows the assignments in the store, and what administrators ask for."""
+    """Tracks the assignments in the store, and the requests of administrators."""
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
@@ -52,13 +51,13 @@ class AskedMoves:
         """The target by the last request that was answered without an error."""
 
     def asking(self, place: Place, replicas: Collection[int] | None) -> None:
-        """Somebody asks for these replicas, or to stop the move (None)."""
+        """A client requests these replicas, or the cancellation (None)."""
         wish = _wish(replicas)
         self._asked[place].add(wish)
         self._unanswered[place].append(wish)
 
     def granted(self, place: Place, replicas: Collection[int] | None) -> None:
-        """It was answered without an error."""
+        """The request was successful."""
         wish = _wish(replicas)
         if wish in self._unanswered[place]:
             self._unanswered[place].remove(wish)
@@ -91,7 +90,9 @@ class AskedMoves:
         return target in asked or (STOP in asked and before.is_moving and target == before.origin)
 
     def at_rest(self) -> None:
-        """Nothing changes any more: what was granted last is so, but for requests without an answer."""
+        """The cluster is at rest: the last successful request is applied, except for requests without a
+        response.
+        """
         for place, wish in self._granted.items():
             found = self._assigned[place].replicas
             if found != wish and not self._unanswered[place]:

@@ -1,7 +1,7 @@
-"""Thousands of seeds of all kinds, on all processors; a campaign that is stopped resumes where it was.
+"""Runs thousands of seeds of all kinds on all processors; an interrupted campaign resumes.
 
-What was done is kept in ``build/simulation/DIGEST.json``, by the digest of the source. Another source has
-other seeds, so that each campaign tries fresh ones.
+Results are stored in ``build/simulation/DIGEST.json``, by the digest of the source. Another source has other
+seeds, so that each campaign runs new ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IDLE_SHARE_MAX = 0.01
 
 
 class Progress:
-    """What a campaign has done, in a file."""
+    """The results of a campaign, in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class Progress:
             self.shares = {kind: Counter(counts) for kind, counts in known["shares"].items()}
 
     def add(self, kind: str, first: int, chunk: dict[str, Any]) -> None:
-        """Notes a chunk, and writes all down."""
+        """Adds a chunk, and writes the file."""
         self.done.setdefault(kind, []).append(first)
         self.counts.setdefault(kind, Counter()).update(chunk["counts"])
         self.shares.setdefault(kind, Counter()).update(chunk["shares"])
@@ -69,7 +69,7 @@ class Progress:
 
 
 def run_chunk(job: tuple[str, type[Simulation], int]) -> tuple[str, int, dict[str, Any]]:
-    """Runs some seeds, in a process of its own."""
+    """Runs some seeds in a separate process."""
     kind, simulation, first = job
     counts: Counter[str] = Counter()
     shares: Counter[str] = Counter()
@@ -101,7 +101,7 @@ def _too_long(number: int, frame: FrameType | None) -> None:
 def chunks(
     kinds: dict[str, type[Simulation]], seeds: int, digest: str
 ) -> Iterator[tuple[str, type[Simulation], int]]:
-    """The chunks of a campaign, the kinds in turn."""
+    """Returns the chunks of a campaign, the kinds in turn."""
     base = int(digest[:5], 16) * 10_000
     for place in range(0, -(-seeds // len(kinds)), CHUNK_SEEDS):
         for kind, simulation in kinds.items():
@@ -109,7 +109,9 @@ def chunks(
 
 
 def run(kinds: dict[str, type[Simulation]], seeds: int, jobs: int) -> int:
-    """Runs so many seeds of all kinds together; 1 when a promise was broken or something was never tried."""
+    """Runs that many seeds of all kinds together; returns 1 if a promise was broken or an event never
+    occurred.
+    """
     digest = digest_of(SIMULATED)
     progress = Progress(ROOT / "build" / "simulation" / f"{digest}.json")
     left = [job for job in chunks(kinds, seeds, digest) if job[2] not in progress.done.get(job[0], ())]
@@ -132,7 +134,7 @@ def run(kinds: dict[str, type[Simulation]], seeds: int, jobs: int) -> int:
 
 
 def report(progress: Progress) -> int:
-    """Prints what happened how often; 1 when the campaign has failed."""
+    """Prints the counts of all events; returns 1 if the campaign has failed."""
     seeds = sum(map(len, progress.done.values())) * CHUNK_SEEDS
     problems = list(progress.failures)
     for kind, counts in sorted(progress.counts.items()):
@@ -157,7 +159,7 @@ def report(progress: Progress) -> int:
 
 
 def too_little(kind: str, batches: list[int], shares: Counter[str]) -> list[str]:
-    """What happened too rarely."""
+    """Returns the events that occurred too rarely."""
     problems = []
     if statistics.median(batches) < BATCHES_MIN:
         problems.append(

@@ -1,7 +1,7 @@
-"""The phases of changes that a cluster goes through: faults are aimed at them, and each meeting is counted.
+"""The phases of the changes of a cluster: faults are timed to them, and each coincidence is counted.
 
-A phase is open from its begin to its end, as a request that is not answered yet; or, where a change has only
-a moment, for a short time after it.
+A phase lasts from its begin to its end, as for a request without a response; or, for an instantaneous change,
+for a short time after it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ALL_PHASES = (*CLUSTER_PHASES, *COMPACTION_PHASES, *MIN_INSYNC_PHASES)
 
 
 class ChangePhases:
-    """What is under way in a cluster."""
+    """The current changes of a cluster."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
@@ -54,7 +54,7 @@ class ChangePhases:
         self._until: dict[str, float] = {}
 
     def begin(self, phase: str) -> None:
-        """A phase begins that :meth:`end` ends."""
+        """A phase begins, until :meth:`end`."""
         self._open[phase] += 1
         self._report(phase)
 
@@ -63,7 +63,7 @@ class ChangePhases:
         self._open[phase] = max(0, self._open[phase] - 1)
 
     def moment(self, phase: str) -> None:
-        """A change happens that has no end."""
+        """An instantaneous change occurs."""
         self._until[phase] = self.now() + MOMENT_S
         self._report(phase)
 
@@ -74,6 +74,6 @@ class ChangePhases:
         self.on_begin(phase)
 
     def under_way(self) -> list[str]:
-        """The phases that are open now."""
+        """Returns the current phases."""
         now = self.now()
         return [phase for phase in ALL_PHASES if self._open[phase] > 0 or self._until.get(phase, 0.0) >= now]

@@ -1,10 +1,9 @@
-"""What brokers carry out, and what controllers repeat: the promises ``commands`` and ``leader-epoch``.
+"""The requests that brokers apply, and that controllers repeat: the promises ``commands`` and
+``leader-epoch``.
 
-A command that is obeyed and should not be does harm only when another one does not come after it, which few
-runs meet. So each command that a broker has confirmed is looked at, as are the queues of controllers: what
-a broker has not answered is in them, and nothing that it has answered.
-
-Nothing here draws from the random stream, or changes anything.
+A request that is applied wrongly does harm only if no other request follows it, which is rare in a run. So
+each request that a broker has acknowledged is checked, and the queues of controllers: they contain the
+requests without a response, and no others. Nothing here uses the random stream, or changes anything.
 """
 
 from __future__ import annotations
@@ -16,57 +15,73 @@ from unittest import mock
 from log_inspection import has_line
 from simulated_disk import SimulatedFiles
 
-from tidemill.broker.channels import Channel
-from tidemill.broker.commanding import Command, Stop
-from tidemill.broker.commands import DURING_DELETION, UNNUMBERED, WHOLE_IMAGE, Commands, Key
+from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
+from tidemill.broker.controller_channel_manager import ControllerChannel
+from tidemill.broker.controller_request_batch import ControllerRequestBatch, ReplicaStop
+from tidemill.broker.controller_request_handler import (
+    DURING_DELETION,
+    FULL_REQUEST,
+    UNKNOWN_CONNECTION,
+    ControllerRequests,
+    TopicKey,
+)
 from tidemill.broker.handlers import list_offsets
-from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.stop_replica import StopReplicaResponse
 
 if TYPE_CHECKING:
-    from tidemill.broker.metadata import Delta
+    from tidemill.broker.metadata_cache import Delta
     from tidemill.net.link import Link
     from tidemill.replication.partition import Partition
 
-LEADER_AND_ISR, UPDATE_METADATA = Commands.leader_and_isr, Commands.update_metadata
-STOP_REPLICA, STOP, CARRY_OUT = Commands.stop_replica, Commands._stop, Commands.carry_out
-TELL, SEND, TAKE, END = Channel.tell, Channel._send, Channel._take, Channel.stop
-STOP_AGAIN = Channel._stop_again
+LEADER_AND_ISR, UPDATE_METADATA = ControllerRequests.leader_and_isr, ControllerRequests.update_metadata
+STOP_REPLICA, STOP, CARRY_OUT = (
+    ControllerRequests.stop_replica,
+    ControllerRequests._stop,
+    LeaderAndIsrApplier.apply_delta,
+)
+TELL, SEND, TAKE, END = (
+    ControllerChannel.enqueue,
+    ControllerChannel._send,
+    ControllerChannel._handle_response,
+    ControllerChannel.stop,
+)
+STOP_AGAIN = ControllerChannel._retry_stops
 LOOK_UP = list_offsets.look_up
 
-Replica = tuple[Key, int]
+Replica = tuple[TopicKey, int]
 
 
 class Heard(NamedTuple):
-    """The latest command that a process has carried out."""
+    """The latest request that a process has applied."""
 
     controller_epoch: int = 0
-    connection: int = UNNUMBERED
+    connection: int = UNKNOWN_CONNECTION
 
 
 class Owed:
-    """What a broker was told, and has not answered."""
+    """The requests to a broker without a response."""
 
     def __init__(self) -> None:
         self.states: dict[Replica, PartitionImage] = {}
         self.metadata: dict[Replica, PartitionImage] = {}
-        self.stops: dict[Replica, Stop] = {}
-        self.gone: dict[Key, None] = {}
+        self.stops: dict[Replica, ReplicaStop] = {}
+        self.gone: dict[TopicKey, None] = {}
 
-    def tell(self, command: Command) -> None:
-        """A command comes to what is owed."""
+    def tell(self, command: ControllerRequestBatch) -> None:
+        """Adds a request."""
         self._tell(
-            command.whole,
+            command.is_full,
             dict(_items(command.states)),
             dict(_items(command.metadata)),
             dict(_items(command.stops)),
-            command.gone,
+            command.deleted_topics,
         )
 
     def add(self, newer: Owed, *, whole: bool) -> None:
-        """What was told later. ``whole``: a full state was among it."""
+        """Adds later requests. ``whole``: one of them was a full state."""
         self._tell(whole, newer.states, newer.metadata, newer.stops, newer.gone)
 
     def _tell(
@@ -74,8 +89,8 @@ class Owed:
         whole: bool,
         states: dict[Replica, PartitionImage],
         metadata: dict[Replica, PartitionImage],
-        stops: dict[Replica, Stop],
-        gone: Iterable[Key],
+        stops: dict[Replica, ReplicaStop],
+        gone: Iterable[TopicKey],
     ) -> None:
         if whole:
             self.states.clear()
@@ -91,32 +106,34 @@ class Owed:
 
 
 class Queue:
-    """A channel of a controller, and what is owed over it."""
+    """A channel of a controller, and its unacknowledged requests."""
 
     def __init__(self) -> None:
         self.owed = Owed()
         self.has_whole = False
         """A full state is among what was told since the last request was sent."""
         self.sending: Owed | None = None
-        self.refused: dict[Replica, Stop] = {}
+        self.refused: dict[Replica, ReplicaStop] = {}
         """Replicas that the broker could not stop: it is told once more after a pause, also where it was told
         by another command meanwhile. Nothing of the name has been made since."""
 
-    def refuse(self, stops: dict[Replica, Stop]) -> None:
+    def refuse(self, stops: dict[Replica, ReplicaStop]) -> None:
         """The broker could not stop these replicas."""
         self.refused.update(stops)
         for later in (self.sending, self.owed):
             if later is not None:
                 self._forget_refused(later.states, later.metadata)
 
-    def tell(self, command: Command) -> None:
-        """The broker has to know of a command."""
+    def tell(self, command: ControllerRequestBatch) -> None:
+        """The broker has to receive a request."""
         self.owed.tell(command)
-        self.has_whole = self.has_whole or command.whole
+        self.has_whole = self.has_whole or command.is_full
         self._forget_refused(dict(_items(command.states)), dict(_items(command.metadata)))
 
     def _forget_refused(self, states: Iterable[Replica], metadata: Iterable[Replica]) -> None:
-        """What the broker is given again is not to be stopped, nor what another topic of the name has."""
+        """Replicas that the broker receives again are not to be stopped, nor those of another topic of the
+        name.
+        """
         ids = {name: topic_id for (name, topic_id), _ in metadata}
         for replica in [*self.refused]:
             (name, topic_id), _ = replica
@@ -125,7 +142,7 @@ class Queue:
 
 
 class CommandsPromise:
-    """Looks at what brokers carry out, and at what controllers repeat."""
+    """Checks the requests that brokers apply and controllers repeat."""
 
     def __init__(
         self, broken: Callable[[str, str], None], excused: Callable[[str], bool] = lambda name: True
@@ -134,29 +151,31 @@ class CommandsPromise:
         self._excused = excused
         self.topic_gone: Callable[[Any, str, bytes], None] = lambda broker, topic, topic_id: None
         """Told of deletions that a broker has confirmed."""
-        self._heard: dict[Commands, Heard] = {}
-        self._queues: dict[Channel, Queue] = {}
+        self._heard: dict[LeaderAndIsrApplier, Heard] = {}
+        self._queues: dict[ControllerChannel, Queue] = {}
 
     def patches(self) -> list[Any]:
-        """What has to be replaced in the program, so that this hears of it."""
+        """Returns the patches of the program by which the checker is notified."""
         return [
-            mock.patch.object(Commands, "leader_and_isr", lambda *of: self._leader_and_isr(*of)),
-            mock.patch.object(Commands, "update_metadata", lambda *of: self._update_metadata(*of)),
-            mock.patch.object(Commands, "stop_replica", lambda *of: self._stop_replica(*of)),
-            mock.patch.object(Commands, "_stop", lambda *of: self._stop(*of)),
-            mock.patch.object(Commands, "carry_out", lambda *of: self._carry_out(*of)),
-            mock.patch.object(Channel, "tell", lambda *of: self._tell(*of)),
-            mock.patch.object(Channel, "_send", lambda *of: self._send(*of)),
-            mock.patch.object(Channel, "_take", lambda *of: self._take(*of)),
-            mock.patch.object(Channel, "_stop_again", lambda *of: self._stop_again(*of)),
-            mock.patch.object(Channel, "stop", lambda *of: self._end(*of)),
+            mock.patch.object(ControllerRequests, "leader_and_isr", lambda *of: self._leader_and_isr(*of)),
+            mock.patch.object(ControllerRequests, "update_metadata", lambda *of: self._update_metadata(*of)),
+            mock.patch.object(ControllerRequests, "stop_replica", lambda *of: self._stop_replica(*of)),
+            mock.patch.object(ControllerRequests, "_stop", lambda *of: self._stop(*of)),
+            mock.patch.object(LeaderAndIsrApplier, "apply_delta", lambda *of: self._carry_out(*of)),
+            mock.patch.object(ControllerChannel, "enqueue", lambda *of: self._tell(*of)),
+            mock.patch.object(ControllerChannel, "_send", lambda *of: self._send(*of)),
+            mock.patch.object(ControllerChannel, "_handle_response", lambda *of: self._take(*of)),
+            mock.patch.object(ControllerChannel, "_retry_stops", lambda *of: self._stop_again(*of)),
+            mock.patch.object(ControllerChannel, "stop", lambda *of: self._end(*of)),
             mock.patch.object(list_offsets, "look_up", lambda *of: self._look_up(*of)),
         ]
 
     # -- brokers
 
-    async def _leader_and_isr(self, commands: Commands, request: Any, connection: int = UNNUMBERED) -> Any:
-        registered = commands.broker_epoch
+    async def _leader_and_isr(
+        self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
+    ) -> Any:
+        registered = commands._applier.broker_epoch
         answer = await LEADER_AND_ISR(commands, request, connection)
         if answer.error_code == ErrorCode.NONE:
             self._accepted(commands, request, connection, registered)
@@ -164,8 +183,10 @@ class CommandsPromise:
             self._check_taken(commands, request, answer)
         return answer
 
-    async def _update_metadata(self, commands: Commands, request: Any, connection: int = UNNUMBERED) -> Any:
-        registered, before = commands.broker_epoch, commands._broker.metadata.image.topics
+    async def _update_metadata(
+        self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
+    ) -> Any:
+        registered, before = commands._applier.broker_epoch, commands._broker.metadata.image.topics
         answer = await UPDATE_METADATA(commands, request, connection)
         if answer.error_code == ErrorCode.NONE:
             self._accepted(commands, request, connection, registered)
@@ -174,23 +195,25 @@ class CommandsPromise:
             self._tell_gone(commands, request, before)
         return answer
 
-    async def _stop_replica(self, commands: Commands, request: Any, connection: int = UNNUMBERED) -> Any:
-        registered = commands.broker_epoch
+    async def _stop_replica(
+        self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
+    ) -> Any:
+        registered = commands._applier.broker_epoch
         answer = await STOP_REPLICA(commands, request, connection)
         if answer.error_code == ErrorCode.NONE:
             self._accepted(commands, request, connection, registered)
             self._check_stopped(commands, request, answer)
         return answer
 
-    async def _carry_out(self, commands: Commands, delta: Delta, *others: Any) -> None:
-        await CARRY_OUT(commands, delta, *others)
-        epoch, heard = delta.image.controller_epoch, self._heard.get(commands, Heard())
-        if epoch == commands.controller_epoch > heard.controller_epoch:
-            self._heard[commands] = Heard(epoch)
+    async def _carry_out(self, applier: LeaderAndIsrApplier, delta: Delta, *others: Any) -> None:
+        await CARRY_OUT(applier, delta, *others)
+        epoch, heard = delta.image.controller_epoch, self._heard.get(applier, Heard())
+        if epoch == applier.controller_epoch > heard.controller_epoch:
+            self._heard[applier] = Heard(epoch)
 
-    def _accepted(self, commands: Commands, request: Any, connection: int, registered: int) -> None:
-        """A broker has carried a command out. It was registered with this epoch when that came."""
-        heard = self._heard.get(commands, Heard())
+    def _accepted(self, commands: ControllerRequests, request: Any, connection: int, registered: int) -> None:
+        """A broker has applied a request. It was registered with this epoch on arrival."""
+        heard = self._heard.get(commands._applier, Heard())
         if request.controller_epoch < heard.controller_epoch:
             self._tell_of(
                 commands,
@@ -205,15 +228,15 @@ class CommandsPromise:
             )
         elif request.controller_epoch > heard.controller_epoch:
             heard = Heard(request.controller_epoch)
-        elif UNNUMBERED < connection < heard.connection:
+        elif UNKNOWN_CONNECTION < connection < heard.connection:
             self._tell_of(
                 commands, f"obeys what comes over connection {connection}, after {heard.connection}"
             )
-        self._heard[commands] = heard._replace(connection=max(connection, heard.connection))
+        self._heard[commands._applier] = heard._replace(connection=max(connection, heard.connection))
 
-    def _check_led(self, commands: Commands, request: Any) -> None:
-        """After a full LeaderAndIsr request a broker has no replica that is not assigned to it."""
-        if request.type != WHOLE_IMAGE:
+    def _check_led(self, commands: ControllerRequests, request: Any) -> None:
+        """After a full LeaderAndIsr request a broker has only replicas that are assigned to it."""
+        if request.type != FULL_REQUEST:
             return
         node = commands._broker.node_id
         told = {
@@ -236,8 +259,8 @@ class CommandsPromise:
                     f" told that {one.leader} does in epoch {one.leader_epoch}",
                 )
 
-    def _check_taken(self, commands: Commands, request: Any, answer: Any) -> None:
-        """A broker leads and follows what it has confirmed, as it was told or as it was told later."""
+    def _check_taken(self, commands: ControllerRequests, request: Any, answer: Any) -> None:
+        """A broker leads and follows the acknowledged partitions, as in the request or a later one."""
         for topic, result in zip(request.topic_states, answer.topics, strict=True):
             for state, code in zip(topic.partition_states, result.partition_errors, strict=True):
                 if code.error_code != ErrorCode.NONE:
@@ -249,11 +272,11 @@ class CommandsPromise:
                 ):
                     self._tell_of(commands, f"confirms {state} of {topic.topic_name}, and has not taken it")
 
-    def _check_metadata(self, commands: Commands, request: Any) -> None:
-        """A broker tells clients what it was told."""
+    def _check_metadata(self, commands: ControllerRequests, request: Any) -> None:
+        """A broker returns the metadata that it received."""
         image = commands._broker.metadata.image
         names = {topic.topic_name for topic in request.topic_states}
-        if request.type == WHOLE_IMAGE and (others := sorted(image.topics.keys() - names)):
+        if request.type == FULL_REQUEST and (others := sorted(image.topics.keys() - names)):
             self._tell_of(
                 commands, f"tells of {others}, and was told that there are none but {sorted(names)}"
             )
@@ -270,7 +293,7 @@ class CommandsPromise:
                 if now is None or (now.leader, now.leader_epoch) != (one.leader, one.leader_epoch):
                     self._tell_of(commands, f"confirms {one} of {topic.topic_name}, and tells {now}")
 
-    def _tell_gone(self, commands: Commands, request: Any, before: Mapping[str, Any]) -> None:
+    def _tell_gone(self, commands: ControllerRequests, request: Any, before: Mapping[str, Any]) -> None:
         """Notifies the coordinator checker of a topic deletion that the broker has applied, if the broker had
         the topic.
         """
@@ -280,8 +303,8 @@ class CommandsPromise:
             if is_gone and known is not None and known.topic_id == topic.topic_id:
                 self.topic_gone(commands._broker, topic.topic_name, topic.topic_id)
 
-    def _check_stopped(self, commands: Commands, request: Any, answer: Any) -> None:
-        """A broker has no replica that it has confirmed to have let go."""
+    def _check_stopped(self, commands: ControllerRequests, request: Any, answer: Any) -> None:
+        """A broker has no replica whose stop it has acknowledged."""
         broker = commands._broker
         deletes = {
             (topic.topic_name, one.partition_index)
@@ -299,15 +322,15 @@ class CommandsPromise:
             elif (name, index) in deletes:
                 self._check_checkpoints(commands, TopicPartition(name, index))
 
-    def _check_checkpoints(self, commands: Commands, key: TopicPartition) -> None:
-        """No checkpoint on the disk has a line of a replica whose deletion a broker has confirmed.
+    def _check_checkpoints(self, commands: ControllerRequests, key: TopicPartition) -> None:
+        """No checkpoint on the disk has a line of a replica whose deletion a broker has acknowledged.
 
-        After a crash it would count for the next partition of the name.
+        After a crash the line would apply to the next partition of the name.
         """
         logs = commands._broker.logs
         if not isinstance(logs.files, SimulatedFiles):
             return
-        for directory in logs.working:
+        for directory in logs.dirs.working:
             for one in (directory.recovery_points, directory.start_offsets, directory.high_watermarks):
                 if not has_line(logs.files, one.path, key):
                     continue
@@ -316,7 +339,7 @@ class CommandsPromise:
                     continue
                 self._tell_of(commands, f"confirms that {key} is deleted, and {one.path} has a line of it")
 
-    def _stop(self, commands: Commands, topic: str, state: Any) -> ErrorCode:
+    def _stop(self, commands: ControllerRequests, topic: str, state: Any) -> ErrorCode:
         known = commands._broker.partitions.find(topic, state.partition_index)
         epoch = int(known.leader_epoch) if known is not None else -1
         code = STOP(commands, topic, state)
@@ -328,11 +351,11 @@ class CommandsPromise:
             )
         return code
 
-    def _tell_of(self, commands: Commands, text: str) -> None:
+    def _tell_of(self, commands: ControllerRequests, text: str) -> None:
         self._broken("commands", f"broker-{commands._broker.node_id} {text}")
 
     def _look_up(self, partition: Partition, wanted: Any, request: Any, *others: Any) -> Any:
-        """A leader answers where its log begins or ends."""
+        """A leader returns its log start or end offset."""
         found = LOOK_UP(partition, wanted, request, *others)
         if request.replica_id >= 0 and wanted.current_leader_epoch != partition.leader_epoch:
             self._broken(
@@ -345,12 +368,12 @@ class CommandsPromise:
 
     # -- controllers
 
-    def _tell(self, channel: Channel, command: Command) -> Any:
+    def _tell(self, channel: ControllerChannel, command: ControllerRequestBatch) -> Any:
         self._queues.setdefault(channel, Queue()).tell(command)
         return TELL(channel, command)
 
-    async def _send(self, channel: Channel, link: Link) -> None:
-        if link.closed or not channel._pending.has_news:
+    async def _send(self, channel: ControllerChannel, link: Link) -> None:
+        if link.closed or not channel._pending.has_changes:
             await SEND(channel, link)
             return
         queue = self._queues.setdefault(channel, Queue())
@@ -359,16 +382,16 @@ class CommandsPromise:
         try:
             await SEND(channel, link)
         except Exception:
-            # Nothing was answered but what has to be stopped.
+            # Only replicas to be stopped have a response.
             queue.sending.add(queue.owed, whole=queue.has_whole)
             queue.owed, queue.sending = queue.sending, None
             self.check(channel, queue)
             raise
         queue.sending = None
 
-    def _take(self, channel: Channel, command: Command, key: ApiKey, answer: Any) -> None:
+    def _take(self, channel: ControllerChannel, command: ControllerRequestBatch, answer: Any) -> None:
         queue = self._queues.get(channel)
-        if key == ApiKey.STOP_REPLICA and queue is not None and queue.sending is not None:
+        if isinstance(answer, StopReplicaResponse) and queue is not None and queue.sending is not None:
             bad = {
                 (one.topic_name, one.partition_index)
                 for one in answer.partition_errors
@@ -377,38 +400,38 @@ class CommandsPromise:
             told = dict(_items(command.stops))
             queue.refuse({one: stop for one, stop in told.items() if (one[0][0], one[1]) in bad})
             queue.sending.stops.clear()
-        TAKE(channel, command, key, answer)
-        if key == ApiKey.STOP_REPLICA and queue is not None:
-            # The rest of the command may be lost: all that is in it then is sent again.
+        TAKE(channel, command, answer)
+        if isinstance(answer, StopReplicaResponse) and queue is not None:
+            # The rest of the request may be lost: all its content is sent again.
             again = [one for one, _ in _items(command.stops)]
             if again:
                 self._broken(
                     "commands",
-                    f"broker {channel.to.broker_id} has stopped {again}, and would be told so again",
+                    f"broker {channel.broker.broker_id} has stopped {again}, and would be told so again",
                 )
 
-    def _stop_again(self, channel: Channel) -> None:
+    def _stop_again(self, channel: ControllerChannel) -> None:
         queue = self._queues.setdefault(channel, Queue())
-        for replica, _ in _items(channel._refused.stops):
+        for replica, _ in _items(channel._refused_stops.stops):
             if replica in queue.refused:
                 queue.owed.stops.setdefault(replica, queue.refused[replica])
         STOP_AGAIN(channel)
 
-    def _end(self, channel: Channel) -> None:
+    def _end(self, channel: ControllerChannel) -> None:
         self._queues.pop(channel, None)
         END(channel)
 
-    def check(self, channel: Channel, queue: Queue) -> None:
-        """What waits to be sent is what was told and not answered."""
+    def check(self, channel: ControllerChannel, queue: Queue) -> None:
+        """The queue contains the unacknowledged requests."""
         pending, owed = channel._pending, queue.owed
-        about = f"broker {channel.to.broker_id}"
+        about = f"broker {channel.broker.broker_id}"
         stops = dict(_items(pending.stops))
         for replica in stops:
             if replica not in owed.stops:
                 self._broken("commands", f"{about} is told again to stop {replica}, which it has answered")
                 return
         lost: list[Any] = [one for one in owed.stops if one not in stops]
-        lost += [one for one in owed.gone if one not in pending.gone]
+        lost += [one for one in owed.gone if one not in pending.deleted_topics]
         for told, waiting in ((owed.states, pending.states), (owed.metadata, pending.metadata)):
             there = dict(_items(waiting))
             lost += [one for one, image in told.items() if there.get(one) is not image]

@@ -1,8 +1,8 @@
-"""What leaders commit, whether a client is told of it or not: the promise ``committed``.
+"""The commits of leaders, whether a client learns of them or not: the promise ``committed``.
 
-The high watermarks of all brokers are looked at every few steps. One that a leader moves has to be covered by
-the in-sync set, and with ``flush.messages=1`` by its disks. No other replica takes more for committed than
-some leader has committed, and none takes for committed what it does not hold.
+The high watermarks of all brokers are checked every few steps. If a leader advances its high watermark, the
+ISR has to hold the records below it, and with ``flush.messages=1`` the disks of the ISR. No other replica has
+a higher high watermark than some leader had, and none has a high watermark above its log end offset.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from log_inspection import log_directory, whole_batches
 
-from tidemill.log.names import LOG, offset_of
+from tidemill.log.file_names import LOG, offset_of
 from tidemill.replication.partition import Partition
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DOUBT_S = 0.05
 
 
 class Marks(NamedTuple):
-    """How a replica was when it was looked at last."""
+    """The state of a replica at the last check."""
 
     high_watermark: int
     start: int
@@ -42,7 +42,7 @@ class Looked(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A replica that is not as it was when it was looked at last."""
+    """A replica with a changed state."""
 
     marks: Marks
     led: bool
@@ -52,7 +52,7 @@ class Change(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """A replica takes for committed what nobody has, since some time. ``leader``: a broker and its epoch."""
+    """A replica has a high watermark that no leader had, since some time. ``leader``: broker and epoch."""
 
     high_watermark: int
     since_s: float
@@ -60,7 +60,7 @@ class Doubt(NamedTuple):
 
 
 class CommittedPromise:
-    """Follows the high watermarks of all replicas."""
+    """Tracks the high watermarks of all replicas."""
 
     def __init__(self, promises: Promises) -> None:
         self._promises = promises
@@ -73,7 +73,7 @@ class CommittedPromise:
         self._looked_s = 0.0
 
     def look(self, brokers: Sequence[Looked]) -> None:
-        """Looks at the replicas of all running brokers."""
+        """Checks the replicas of all running brokers."""
         replicas = [(one.broker, partition) for one in brokers for partition in one.partitions]
         leaders: dict[tuple[Place, bytes], tuple[int, int]] = {}
         for broker, partition in replicas:
@@ -82,7 +82,7 @@ class CommittedPromise:
                 epoch = int(partition.leader_epoch)
                 if epoch > leaders.get(key, (0, -1))[1]:
                     leaders[key] = (broker, epoch)
-        # One that leads no more may have committed something before it was looked at.
+        # A former leader may have committed records before the check.
         changed = [
             (broker, *of) for broker, partition in replicas if (of := self._changed(broker, partition))
         ]
@@ -93,11 +93,11 @@ class CommittedPromise:
         self._looked_s = self._promises.now()
 
     def most(self, place: Place, topic_id: bytes) -> int:
-        """Up to where some leader has committed a partition."""
+        """Returns the highest high watermark of the partition's leaders."""
         return self._most.get((place, topic_id), 0)
 
     def _changed(self, broker: int, partition: Partition) -> tuple[tuple[Place, bytes], Change] | None:
-        """How a replica is, if that is new."""
+        """Returns the state of a replica if it has changed."""
         log = partition.log
         place, topic_id = _place(partition), log.topic_id
         marks = Marks(
@@ -136,7 +136,7 @@ class CommittedPromise:
         for (broker, place, topic_id), doubt in list(self._doubts.items()):
             most, mark = self.most(place, topic_id), doubt.high_watermark
             if most >= mark or leaders.get((place, topic_id)) != doubt.leader:
-                # One leader may have told it, and not be there any more.
+                # A leader that has ended may have reported it.
                 del self._doubts[broker, place, topic_id]
             elif self._promises.now() - doubt.since_s > DOUBT_S:
                 self._broken(f"{broker} takes {place} up to {mark} for committed, and {most} is")
@@ -151,7 +151,7 @@ def _place(partition: Partition) -> Place:
 
 
 def synced_end(files: SimulatedFiles, partition: str) -> int:
-    """Where the whole batches of a partition's log end that a power cut would leave; -1 without any."""
+    """Returns the end of the whole batches of a log that survive a power cut; -1 without any."""
     directory = log_directory(files.durable_names, partition)
     for name in reversed(files.durable_names(directory)):
         if offset_of(name, LOG) >= 0:

@@ -1,12 +1,12 @@
-"""What holds for compacted topics: what compaction may take, and what of other promises that excuses.
+"""The rules for compacted topics: records that compaction may remove, and deviations from other promises that
+this excuses.
 
-A compacted log has holes. A record that was acknowledged or read may be gone once a newer record of its key
-is there (excuse ``compacted``), or once a tombstone of its key is older than ``delete.retention.ms`` (excuse
-``tombstone-over``). What is gone does not come back (promise ``compaction``), with one exception, that
-Apache Kafka has too: a replica that had not fetched a tombstone before it was removed elsewhere keeps the
-records for which the tombstone stood (excuse ``tombstone-missed``).
-
-What each single cleaning takes is checked when it ends: :mod:`simulated_compaction`.
+A compacted log has holes. An acknowledged or read record may be missing once a newer record of its key exists
+(excuse ``compacted``), or once a tombstone of its key is older than ``delete.retention.ms`` (excuse
+``tombstone-over``). A removed record does not return (promise ``compaction``), with one exception, which
+Apache Kafka has too: a replica that had not fetched a tombstone before other replicas removed it keeps the
+records that the tombstone deletes (excuse ``tombstone-missed``). Each compaction is checked when it ends:
+:mod:`simulated_compaction`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOPIC = "t"
 
 
 class Skip(NamedTuple):
-    """A consumer asked for one offset, and was given a later one."""
+    """A consumer requested one offset, and received a later one."""
 
     consumer: str
     position: int
@@ -34,7 +34,7 @@ class Skip(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A record as it lies in a log."""
+    """A record as stored in a log."""
 
     offset: int
     timestamp: int
@@ -44,13 +44,13 @@ class Raw(NamedTuple):
 
     @staticmethod
     def of(record: Any) -> Raw:
-        """From a record that was read."""
+        """Creates the record from a read record."""
         headers = tuple((name, value) for name, value in record.headers)
         return Raw(int(record.offset), int(record.timestamp), record.key, record.value, headers)
 
 
 class CompactionPromise:
-    """Explains the holes of compacted logs, and finds those that nothing explains."""
+    """Explains the holes of compacted logs, and detects unexplained holes."""
 
     def __init__(self, promises: Promises) -> None:
         self.promises = promises
@@ -67,7 +67,7 @@ class CompactionPromise:
     # -- what the world reports
 
     def skipped(self, consumer: str, place: Place, topic_id: bytes, position: int, found: int) -> None:
-        """A consumer met a hole. Whether something explains it is known in the end: see check_skips()."""
+        """A consumer met a hole. check_skips() decides at the end whether it is explained."""
         self._skips[*place, topic_id].append(Skip(consumer, position, found))
 
     def tombstones_removed(self, place: Place, keys: Mapping[int, bytes], ends: Mapping[int, int]) -> None:
@@ -78,13 +78,13 @@ class CompactionPromise:
                 self._missed[place].add(offset)
 
     def replica_lost(self, place: Place) -> None:
-        """A replica has lost records: it fetches them again, where tombstones may be gone by now."""
+        """A replica has lost records: it fetches them again, possibly without removed tombstones."""
         self._missed[place].update(self._removed[place])
 
     # -- tombstones
 
     def _newest(self, place: Place, topic_id: bytes) -> dict[bytes, tuple[int, Message]]:
-        """The newest record of each key that clients know of, and that was not lost."""
+        """Returns the newest record of each key that clients know, and that was not lost."""
         history: LogHistory = self.promises.logs[*place, topic_id]
         holders = self.promises.partitions[place].holders
         newest: dict[bytes, tuple[int, Message]] = {}
@@ -96,7 +96,7 @@ class CompactionPromise:
         return newest
 
     def _is_over(self, place: Place, message: Message) -> bool:
-        """Whether a message is a tombstone that may be gone by now."""
+        """Whether a message is a tombstone that may have been removed by now."""
         if not is_tombstone(message):
             return False
         sent = self.promises.sent.get(message)
@@ -110,7 +110,7 @@ class CompactionPromise:
     def explains(
         self, place: Place, topic_id: bytes, log: Mapping[int, Message], missing: Mapping[int, Message]
     ) -> set[int]:
-        """The offsets of ``missing`` records that compaction may have taken from ``log``."""
+        """Returns the offsets of ``missing`` records that compaction may have removed from ``log``."""
         if not missing or not self.is_compacted(place):
             return set()
         there: dict[bytes, int] = {}
@@ -126,7 +126,7 @@ class CompactionPromise:
                 self.promises.excused("compacted")
                 explained.add(offset)
                 continue
-            # Nobody may have met a tombstone before it was removed.
+            # No client may have read a tombstone before its removal.
             last, tombstone = max(newest.get(key, (-1, message)), (offset, message))
             is_over = self._is_over(place, tombstone) or last < removed.get(key, -1)
             if is_over or self._was_replaced_by_unknown(place, topic_id, message):
@@ -135,7 +135,7 @@ class CompactionPromise:
         return explained
 
     def _was_replaced_by_unknown(self, place: Place, topic_id: bytes, message: Message) -> bool:
-        """Whether a tombstone came after a message of which no client knows where it was, and is over."""
+        """Whether an expired tombstone followed a message of unknown offset."""
         sent = self.promises.sent.get(message)
         if sent is None:
             return False
@@ -152,7 +152,7 @@ class CompactionPromise:
         )
 
     def was_taken(self, place: Place, topic_id: bytes, offset: int, message: Message) -> bool:
-        """Whether compaction may have taken a record before retention removed what was around it."""
+        """Whether compaction may have removed a record before retention removed its segment."""
         if not self.is_compacted(place):
             return False
         key = key_of(message)
@@ -163,7 +163,7 @@ class CompactionPromise:
         log |= {at: led.message for at, led in history.led.items()}
         if self.explains(place, topic_id, log, {offset: message}):
             return True
-        # Nobody may have been told where a newer one is.
+        # No client may know the offset of a newer one.
         since_s, known = self.promises.sent[message].first_s, set(log.values())
         is_newer = any(
             sent.place == place and sent.first_s >= since_s and one not in known and key_of(one) == key
@@ -175,7 +175,7 @@ class CompactionPromise:
     def check_replica(
         self, place: Place, topic_id: bytes, broker: int, start: int, log: Mapping[int, Message]
     ) -> None:
-        """No record of a key is there whose newest record is a tombstone that is gone."""
+        """No record of a key exists if its newest record is a removed tombstone."""
         history = self.promises.logs[*place, topic_id]
         for key, (offset, message) in self._newest(place, topic_id).items():
             if offset < start or offset in log or not is_tombstone(message):
@@ -184,7 +184,7 @@ class CompactionPromise:
             if not older:
                 continue
             if any(at > offset and key_of(other) == key for at, other in log.items()):
-                self.promises.excused("compacted")  # Nobody may have been told of the newer one.
+                self.promises.excused("compacted")  # No client may know of the newer one.
                 continue
             _, at_s = history.acknowledged.get(offset) or history.read[offset]
             if self._has_missed(place, key, older[-1]):
@@ -200,7 +200,7 @@ class CompactionPromise:
                 return
 
     def check_skips(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
-        """Each record that a consumer did not meet was replaced by a newer one, or by a tombstone."""
+        """Each record that a consumer did not receive was replaced by a newer one, or by a tombstone."""
         history = self.promises.logs[*place, topic_id]
         holders = self.promises.partitions[place].holders
         known = {
@@ -238,7 +238,7 @@ class CompactionPromise:
         producer: tuple[str, int],
         sequences: tuple[int, int],
     ) -> bool:
-        """Whether all records may be gone that a producer, in one session, stored right before ``end``.
+        """Whether all records may be missing that a producer, in one session, stored right before ``end``.
 
         ``sequences`` are the first of them and the one after the last.
         """
@@ -253,7 +253,7 @@ class CompactionPromise:
         }
         if len(gone) < sequences[1] - sequences[0]:
             return False
-        # Nobody may have been told their offsets; a newer record of a key is behind the gap, or in it.
+        # No client may know their offsets; a newer record of a key is after the gap, or in it.
         before = [offset for offset, message in log if offset < end and self._is_of(message, producer)]
         first = max(before, default=-1) + 1
         missing = {first + place: gone[sequence] for place, sequence in enumerate(sorted(gone))}
@@ -263,14 +263,14 @@ class CompactionPromise:
         return (message.producer, self.promises.sent[message].session) == producer
 
     def _has_missed(self, place: Place, key: bytes | None, offset: int) -> bool:
-        """Whether a replica may lack a tombstone of a key that came after ``offset``."""
+        """Whether a replica may lack a tombstone of a key after ``offset``."""
         removed = self._removed[place]
         return any(at > offset and removed[at] == key for at in self._missed[place])
 
     def _was_replaced(self, place: Place, record: Raw) -> bool:
-        """Whether there may have been a newer record of the key, by which a replica was compacted."""
+        """Whether a newer record of the key, by which a replica was compacted, may have existed."""
         if place[0] != TOPIC:
-            return True  # What brokers write themselves is not known here.
+            return True  # Records that brokers write themselves are not known here.
         topic_id = self.promises.partitions[place].topic_id
         history = self.promises.logs[*place, topic_id]
         known: dict[Message, int] = {led.message: at for at, led in history.led.items()}
@@ -285,7 +285,7 @@ class CompactionPromise:
         )
 
     def difference(self, place: Place, logs: Sequence[Sequence[Raw]]) -> str:
-        """What replicas differ in that compaction does not explain; empty when nothing is."""
+        """Returns the differences of replicas that compaction does not explain; empty if there are none."""
         held = [{record.offset: record for record in log} for log in logs]
         newest: dict[bytes | None, Raw] = {}
         for log in logs:

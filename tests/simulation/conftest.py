@@ -1,4 +1,4 @@
-"""What the simulator's tests borrow from those of other layers: what every coordination store does."""
+"""Fixtures that the simulator's tests use from other layers: the behaviour of every coordination store."""
 
 from __future__ import annotations
 

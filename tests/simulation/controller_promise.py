@@ -1,9 +1,9 @@
-"""What controllers decide and what they know: the promises ``decision``, ``image`` and ``one-controller``.
+"""The decisions of controllers and their images: the promises ``decision``, ``image`` and ``one-controller``.
 
-Each state that a controller writes is judged by what this controller knew then (:mod:`state_decisions`). What
-it knows of topics is compared with the store whenever it is idle and knows something new. What it reads of
-brokers, asks of replicas, and is asked by leaders goes through the methods that
-:meth:`ControllerPromise.patches` replaces: these only look.
+Each state that a controller writes is judged by the facts that it knew then (:mod:`state_decisions`). Its
+image of topics is compared with the store whenever it is idle and has changed. The methods that
+:meth:`ControllerPromise.patches` replaces record the facts that it reads of brokers, requests from replicas,
+and receives from leaders.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from simulated_loop import PROCESS, Process
 from state_decisions import NOBODY, Answers, Known, faults_of, faults_of_first
 
 from tidemill.controller import failover
+from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange, plan_isr_change
+from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.election_settings import UNCLEAN
-from tidemill.controller.elections import LogEnd, planning_failed_replicas
 from tidemill.controller.failover import Failover
-from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
-from tidemill.controller.office import Office
-from tidemill.controller.unclean_recovery import AnsweredLogEnds, UncleanRecovery
-from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.controller.leader_election import LogEnd, planning_failed_replicas
+from tidemill.controller.unclean_recovery import ReceivedLogEnds, UncleanRecovery
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.coordination_store import Check, Create, Operation, SetData
+from tidemill.coordination.coordination_store import Node as StoreNode
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     BROKER_IDS,
@@ -40,8 +42,7 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create, Operation, SetData
-from tidemill.coordination.port import Node as StoreNode
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
 from tidemill.coordination.tree import Tree
 from tidemill.model.configs import MIN_INSYNC
@@ -58,23 +59,23 @@ ANSWERS_KEPT = 6
 SETTINGS = (ConfigNode.path("topics", ""), ConfigNode.path("brokers", ""))
 """What the paths of settings begin with."""
 DEFAULTS = ConfigNode.path("brokers", DEFAULT_ENTITY)
-LOOK = Failover.look
-CHANGING = Office.changing
-ASK = UncleanRecovery._ask
-TAKE_SETTINGS = Office._take_settings
+REFRESH_BROKERS = Failover.refresh_brokers
+CHANGING = ControllerContext.changing
+ASK = UncleanRecovery._request_log_ends
+APPLY_SETTINGS = ControllerContext._apply_settings
 PLAN_ISR_CHANGE = plan_isr_change
 PLANNING_FAILED = planning_failed_replicas
 
 
 class Asked(NamedTuple):
-    """What a controller was told of log ends, and when."""
+    """The log ends that a controller received, and when."""
 
-    answered: AnsweredLogEnds
+    answered: ReceivedLogEnds
     at_s: float
 
 
 class Written(NamedTuple):
-    """What a transaction has written, and what was there before."""
+    """The writes of a transaction, and the previous nodes."""
 
     session: int
     operations: Sequence[Operation]
@@ -82,7 +83,7 @@ class Written(NamedTuple):
 
 
 class Mind:
-    """What one process has read and was told as the controller."""
+    """The facts that one process has read and received as the controller."""
 
     def __init__(self) -> None:
         self.registrations: dict[int, int] = {}
@@ -103,7 +104,7 @@ class Mind:
 
 
 class ControllerPromise:
-    """Looks at what controllers read, know and write."""
+    """Checks the reads, the images and the writes of controllers."""
 
     def __init__(self, promises: Promises, tree: Callable[[], Tree]) -> None:
         self._promises = promises
@@ -128,12 +129,12 @@ class ControllerPromise:
     # -- what the world reports
 
     def patches(self) -> list[Any]:
-        """What is replaced in the program: each calls what it replaces, at the same steps of the loop."""
+        """Returns the patches of the program: each calls the replaced method at the same loop steps."""
         promise = self
 
         @contextlib.asynccontextmanager
-        async def changing(office: Office) -> AsyncIterator[None]:
-            async with CHANGING(office):
+        async def changing(context: ControllerContext) -> AsyncIterator[None]:
+            async with CHANGING(context):
                 mind = promise._mind()
                 mind.changing_since_s, mind.changes = promise._promises.now(), mind.changes + 1
                 yield
@@ -141,25 +142,25 @@ class ControllerPromise:
         async def look(self: Failover) -> None:
             dead = dict(self._dead)
             promise._mind().registrations.clear()
-            await LOOK(self)
-            if self._office.is_active:  # Else it has forgotten whom it found dead meanwhile.
+            await REFRESH_BROKERS(self)
+            if self._context.is_active:  # Otherwise it has dropped its dead brokers meanwhile.
                 promise._looked(self, {**dead, **self._dead})
 
         async def ask(
             self: UncleanRecovery, wanted: Mapping[TopicPartition, Sequence[int]]
-        ) -> AnsweredLogEnds:
+        ) -> ReceivedLogEnds:
             answered = await ASK(self, wanted)
             promise._mind().asked.append(Asked(answered, promise._promises.now()))
             promise._check_answers(answered)
             return answered
 
-        async def take_settings(
-            self: Office, settings: Mapping[tuple[str, str], Mapping[str, str]]
+        async def apply_settings(
+            self: ControllerContext, settings: Mapping[tuple[str, str], Mapping[str, str]]
         ) -> Delta | None:
             mind = promise._mind()
             mind.minimum_changed = _with_another_minimum(self.image, settings)
             try:
-                return await TAKE_SETTINGS(self, settings)
+                return await APPLY_SETTINGS(self, settings)
             finally:
                 mind.minimum_changed = set()
 
@@ -189,16 +190,16 @@ class ControllerPromise:
             return PLANNING_FAILED(image, broker, failed, *others)
 
         return [
-            mock.patch.object(Office, "changing", changing),
-            mock.patch.object(Failover, "look", look),
-            mock.patch.object(Office, "_take_settings", take_settings),
-            mock.patch.object(UncleanRecovery, "_ask", ask),
+            mock.patch.object(ControllerContext, "changing", changing),
+            mock.patch.object(Failover, "refresh_brokers", look),
+            mock.patch.object(ControllerContext, "_apply_settings", apply_settings),
+            mock.patch.object(UncleanRecovery, "_request_log_ends", ask),
             mock.patch.object(failover, "plan_isr_change", plan_change),
             mock.patch.object(failover, "planning_failed_replicas", planning_failed),
         ]
 
     def controller_begins(self) -> None:
-        """The store has a new controller, which has heard of no failed replica yet."""
+        """The store has a new controller, which knows of no failed replica yet."""
         for mind in self._minds.values():
             mind.failed.clear()
         tree = self._tree()
@@ -209,7 +210,7 @@ class ControllerPromise:
                 self._marked[name] = mark.creation_id
 
     def disk_changed(self, broker: int) -> None:
-        """The machine of a broker has another disk: an empty one, or one that it had before."""
+        """The machine of a broker has another disk: an empty one, or a former one."""
         self._gone[broker] = {
             place: known.topic_id
             for place, known in self._promises.partitions.items()
@@ -229,12 +230,12 @@ class ControllerPromise:
                 self._broken("losses", f"{broker} has another disk, and reports {lost}: {place} is {state}")
 
     def _heeded(self, place: Place, before: PartitionState | None, after: PartitionState) -> None:
-        """Who gets in sync anew, or is noted as lost, has nothing to report any more."""
+        """A replica that joins the ISR, or is recorded as lost, has nothing more to report."""
         for broker in {*after.isr} - {*(before.isr if before is not None else ())} | {*after.lost_replicas}:
             self._gone.get(broker, {}).pop(place, None)
 
     def read(self, path: str, node: StoreNode) -> None:
-        """The process at work has read one of many nodes."""
+        """The running process has read one of many nodes."""
         if path.startswith(f"{BROKER_IDS}/") and PROCESS.get() is not None:
             mind = self._mind()
             if mind.read_s != self._promises.now():
@@ -242,10 +243,10 @@ class ControllerPromise:
                 mind.registrations.clear()
             mind.registrations[int(path.rpartition("/")[2])] = node.creation_id
 
-    def wrote(self, written: Written, process: Process | None, office: Office | None) -> None:
+    def wrote(self, written: Written, process: Process | None, context: ControllerContext | None) -> None:
         """A broker's transaction is in the store.
 
-        ``office``: that of the process that sent it, unless that is gone, or does not wait for the answer.
+        ``context``: that of the sending process, unless it has ended, or does not wait for the response.
         """
         self._check_fence(written)
         for operation in written.operations:
@@ -264,13 +265,13 @@ class ControllerPromise:
                     old = written.before.get(operation.path)
                     state = PartitionStateNode.decode(*place, old.data) if old is not None else None
                     self._heeded(place, state, PartitionStateNode.decode(*place, operation.data))
-                    if process is not None and office is not None:
-                        self._check_state(written, place, operation, process, office)
+                    if process is not None and context is not None:
+                        self._check_state(written, place, operation, process, context)
                     else:
                         self._promises.excused("in-transition")
 
     def look_at_index(self, broker: int, process: Process, image: ClusterImage) -> None:
-        """Compares the index of the topics that a broker knows with one that is made of them at once."""
+        """Compares a broker's topic index with an index rebuilt from the same topics."""
         index = image.topic_index
         if self._indexes.get(process) is index:
             return
@@ -280,9 +281,9 @@ class ControllerPromise:
     def look_at_leader(
         self, broker: int, process: Process, image: ClusterImage, partition: Partition
     ) -> None:
-        """Looks at what a broker leads, and at the cluster as that broker knows it.
+        """Checks the partitions that a broker leads, and its image of the cluster.
 
-        What it has read it puts into effect a little later.
+        It applies changes shortly after it has read them.
         """
         topic = image.topics.get(partition.topic)
         if topic is None or topic.topic_id != partition.log.topic_id:
@@ -305,17 +306,17 @@ class ControllerPromise:
         settings = {**image.default_broker_config(), **topic.config}
         return int(settings.get(MIN_INSYNC, self.min_insync_default))
 
-    def look(self, office: Office, process: Process) -> None:
-        """Looks at a broker that may be the controller."""
-        if not office.is_active or office.is_changing or office._is_stale:
+    def look(self, context: ControllerContext, process: Process) -> None:
+        """Checks a broker that may be the controller."""
+        if not context.is_active or context.is_changing or context._is_stale:
             return
         mind = self._minds.setdefault(process, Mind())
-        if office.image is not mind.compared:
+        if context.image is not mind.compared:
             node = self._tree().get(CONTROLLER_EPOCH)
-            if node is not None and ControllerEpochNode.decode(node.data) == office._epoch:
-                mind.compared = office.image
-                self._compare_index("the controller", office.image.topic_index)
-                self._compare(office, process)
+            if node is not None and ControllerEpochNode.decode(node.data) == context._epoch:
+                mind.compared = context.image
+                self._compare_index("the controller", context.image.topic_index)
+                self._compare(context, process)
 
     # -- what follows from it
 
@@ -339,24 +340,24 @@ class ControllerPromise:
             self._broken("one-controller", f"{paths[0]} is written without a check of the controller epoch")
 
     def _check_assignment(self, topic: str) -> None:
-        """No replica is in sync or eligible that a partition does not have."""
+        """No partition has an in-sync or eligible replica that is not assigned."""
         node = self._tree().get(TopicNode.path(topic))
         if node is None:
             return
         for number, replicas in TopicNode.decode(topic, node.data).replicas.items():
             state = self._state((topic, number))
             others = {*state.isr, *state.elr} - set(replicas) if state is not None else ()
-            # An operator lets a deletion go on without a broker.
+            # An operator lets a deletion continue without a broker.
             if others and not self._is_deletion_excused(topic):
                 self._broken("decision", f"{topic}-{number} is {state}, and its replicas are {replicas}")
 
     def _is_deletion_excused(self, topic: str) -> bool:
-        """Whether a topic is to be deleted: it leads nowhere any more."""
+        """Whether a topic is being deleted: its partitions have no leaders."""
         is_marked = self._tree().get(DeleteTopicNode.path(topic)) is not None
         return is_marked and self._promises.excused("being-deleted")
 
     def _check_min_insync_change(self, written: Written, operation: Create | SetData) -> None:
-        """With another value no replica of a partition that is led is eligible."""
+        """After a change of the value, no partition with a leader has eligible replicas."""
         path = operation.path
         old = written.before.get(path)
         before = _minimum_in(path, old.data) if old is not None else None
@@ -369,7 +370,7 @@ class ControllerPromise:
             return
         name = path.rpartition("/")[2]
         if path == DEFAULTS and before is None:
-            return  # The first controller writes what holds anyway.
+            return  # The first controller writes the value that is in effect anyway.
         for place in self._promises.partitions:
             if not self._is_setting_of(place[0], path):
                 continue
@@ -379,7 +380,7 @@ class ControllerPromise:
                 self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {place} is {state}")
 
     def _is_setting_of(self, topic: str, path: str) -> bool:
-        """Whether ``min.insync.replicas`` in this node counts for a topic."""
+        """Whether ``min.insync.replicas`` in this node applies to a topic."""
         is_default = path == DEFAULTS and not self._promises.min_insync.has_own(topic)
         return is_default or path == ConfigNode.path("topics", topic)
 
@@ -403,9 +404,9 @@ class ControllerPromise:
         place: Place,
         operation: Create | SetData,
         process: Process,
-        office: Office,
+        context: ControllerContext,
     ) -> None:
-        image, mind = office.image, self._minds.setdefault(process, Mind())
+        image, mind = context.image, self._minds.setdefault(process, Mind())
         topic = image.topics.get(place[0])
         node = self._tree().get(TopicNode.path(place[0]))
         if node is None:
@@ -424,8 +425,8 @@ class ControllerPromise:
             return
         before = PartitionStateNode.decode(*place, old.data)
         self._compare_state(place, partition, before)
-        self._check_policy(office, topic)
-        known = self._known(written, place, office, mind, topic, partition, old, now)
+        self._check_policy(context, topic)
+        known = self._known(written, place, context, mind, topic, partition, old, now)
         known = known._replace(joined=granted)
         operator = self._promises.partitions[place].unclean if place in self._promises.partitions else None
         if operator is not None and (operator.leader, operator.epoch) == (after.leader, after.leader_epoch):
@@ -450,14 +451,14 @@ class ControllerPromise:
         self,
         written: Written,
         place: Place,
-        office: Office,
+        context: ControllerContext,
         mind: Mind,
         topic: TopicImage,
         partition: PartitionImage,
         state: StoreNode,
         now: TopicAssignment,
     ) -> Known:
-        image = office.image
+        image = context.image
         replicas, adding = now.replicas[place[1]], now.adding.get(place[1], [])
         old = written.before.get(TopicNode.path(place[0]))
         was = TopicNode.decode(place[0], old.data) if old is not None else now
@@ -465,7 +466,7 @@ class ControllerPromise:
             broker
             for broker in partition.offline
             if broker not in image.brokers
-            # With another registration the replica may be readable again.
+            # After another registration the replica may be readable again.
             or mind.failed_in.get((topic.topic_id, place[1], broker)) in (None, image.brokers[broker].epoch)
         }
         failed = mind.failed.get((topic.topic_id, place[1]))
@@ -473,7 +474,7 @@ class ControllerPromise:
             offline.add(failed[0])
         reports = {one.broker_id: one for one in image.brokers.values() if not one.lost.is_none}
         named = {broker for broker, one in reports.items() if one.lost.is_lost(*place)}
-        # A report says nothing of what was made since.
+        # A report does not apply to replicas created since.
         lost = {
             broker
             for broker in named
@@ -486,7 +487,7 @@ class ControllerPromise:
             min(self._min_insync(image, topic), len(replicas) - len(adding)),
             {broker: one.epoch for broker, one in image.brokers.items()},
             frozenset(offline),
-            office.stopping(),
+            context.stopping(),
             frozenset(lost),
             frozenset(named),
             frozenset(one for one in lost if reports[one].lost.is_missing(*place)),
@@ -520,7 +521,7 @@ class ControllerPromise:
         after: PartitionImage,
         stopping: frozenset[int],
     ) -> None:
-        """A leader was granted another in-sync set."""
+        """A leader's request for another ISR was granted."""
         place = (topic, partition.partition)
         asked = (change.broker, change.leader_epoch, change.partition_epoch)
         present = (partition.leader, partition.leader_epoch, partition.partition_epoch)
@@ -544,11 +545,11 @@ class ControllerPromise:
         self._mind().granted.setdefault(place, set()).add(frozenset(after.isr))
 
     def _looked(self, of: Failover, dead: Mapping[int, int]) -> None:
-        """A controller has looked at the brokers: it knows those that it has read, but the dead.
+        """A controller has read the brokers: it knows those that it has read, except the dead.
 
-        A registration that it cannot decode it has read as well: the broker stays as it was known.
+        A registration that it cannot decode counts as read: the known broker stays.
         """
-        image, registrations = of._office.image, self._mind().registrations
+        image, registrations = of._context.image, self._mind().registrations
         if gone := sorted(image.brokers.keys() - registrations.keys()):
             self._broken("image", f"{gone} are known to live, and {sorted(registrations)} are registered")
         for broker, epoch in registrations.items():
@@ -556,10 +557,11 @@ class ControllerPromise:
             if (known is None or known.epoch != epoch) and dead.get(broker) != epoch:
                 self._broken("image", f"{broker} is registered with {epoch}, and is known as {known}, {dead}")
 
-    def _check_answers(self, answered: AnsweredLogEnds) -> None:
-        """No replica of a partition without a leader has less than it says.
+    def _check_answers(self, answered: ReceivedLogEnds) -> None:
+        """No replica of a leaderless partition has less than it reports.
 
-        Another controller may have had a leader elected since, which the replica follows and cuts for.
+        Another controller may have elected a leader since, which the replica follows and for which it
+        truncates its log.
         """
         for key, ends in answered.ends.items():
             place = (key.topic, key.partition)
@@ -572,9 +574,9 @@ class ControllerPromise:
                 if end > has and partition.leader == NOBODY:
                     self._broken("decision", f"{broker} says that {place} ends at {end}, and has {has}")
 
-    def _compare(self, office: Office, process: Process) -> None:
-        """What a controller knows of topics is what the store has."""
-        image, tree = office.image, self._tree()
+    def _compare(self, context: ControllerContext, process: Process) -> None:
+        """The controller's image of topics equals the store."""
+        image, tree = context.image, self._tree()
         names = set(tree.children(TOPICS)) if tree.get(TOPICS) is not None else set()
         if names - {*image.topics, *image.deleting} or set(image.topics) - names:
             self._broken("image", f"the store has {sorted(names)}, and the controller {sorted(image.topics)}")
@@ -586,24 +588,24 @@ class ControllerPromise:
             node = tree.get(TopicNode.path(name))
             if node is not None:
                 self._compare_topic(topic, node)
-            self._compare_settings(ConfigNode.path("topics", name), topic.config, office)
-            self._check_policy(office, topic)
+            self._compare_settings(ConfigNode.path("topics", name), topic.config, context)
+            self._check_policy(context, topic)
             for partition in topic.partitions:
-                self._check_led(office, topic, partition, process)
+                self._check_led(context, topic, partition, process)
         for name, config in image.broker_configs.items():
-            self._compare_settings(ConfigNode.path("brokers", name), config, office)
+            self._compare_settings(ConfigNode.path("brokers", name), config, context)
 
     def _compare_index(self, whose: str, index: TopicIndex) -> None:
-        """An index that was changed topic by topic is what one made anew of them would be."""
+        """An incrementally changed index equals a rebuilt one."""
         for fault in _faults_of_index(index):
             self._broken("image", f"{whose} knows {sorted(index.by_name)}, and {fault}")
             return
 
     def _check_led(
-        self, office: Office, topic: TopicImage, partition: PartitionImage, process: Process
+        self, context: ControllerContext, topic: TopicImage, partition: PartitionImage, process: Process
     ) -> None:
         """The leader and the ISR are live and online; a partition with a candidate has a leader."""
-        living, offline = office.image.brokers.keys(), partition.offline
+        living, offline = context.image.brokers.keys(), partition.offline
         unfit = ({*partition.isr, partition.leader} - {NOBODY}) - (living - offline)
         place = (topic.name, partition.partition)
         if unfit:
@@ -614,9 +616,9 @@ class ControllerPromise:
         if partition.leader != NOBODY or partition.partition_epoch < 0:
             return
         read = self._minds[process].registrations
-        able = living - offline - office.stopping()
-        # Who has registered anew may have lost something: that is heeded first.
-        able = {one for one in able if read.get(one) == office.image.brokers[one].epoch}
+        able = living - offline - context.stopping()
+        # A newly registered broker may have lost records: the report is handled first.
+        able = {one for one in able if read.get(one) == context.image.brokers[one].epoch}
         could = able & {*partition.isr, *partition.elr} & set(partition.replicas)
         if could:
             self._broken("decision", f"{place} is {partition}, and {sorted(could)} could lead")
@@ -661,22 +663,22 @@ class ControllerPromise:
         if known != state:
             self._broken("image", f"{place} is {state} in the store, and is known as {known}")
 
-    def _compare_settings(self, path: str, config: Mapping[str, str], office: Office) -> None:
-        """What others have written since a controller began it may learn later."""
+    def _compare_settings(self, path: str, config: Mapping[str, str], context: ControllerContext) -> None:
+        """A controller may learn later of settings that other clients have written since it was elected."""
         node = self._tree().get(path)
         writer, version = self._configs.get(path, (0, -1))
-        if node is None or writer != office.store.session_id or version != node.version:
+        if node is None or writer != context.store.session_id or version != node.version:
             return
         if ConfigNode.decode(path, node.data) != dict(config):
             self._broken("image", f"{path} is {node.data!r}, and is known as {config}")
 
-    def _check_policy(self, office: Office, topic: TopicImage) -> None:
-        """A controller counts by the settings that it knows."""
-        wanted = self._min_insync(office.image, topic)
-        if office.policies.of(topic).min_insync_replicas != wanted:
+    def _check_policy(self, context: ControllerContext, topic: TopicImage) -> None:
+        """A controller uses the settings that it knows."""
+        wanted = self._min_insync(context.image, topic)
+        if context.policies.of(topic).min_insync_replicas != wanted:
             self._broken(
                 "image",
-                f"{topic.name} is counted by {office.policies.of(topic)}, and has {MIN_INSYNC} {wanted}",
+                f"{topic.name} is counted by {context.policies.of(topic)}, and has {MIN_INSYNC} {wanted}",
             )
 
 
@@ -685,14 +687,14 @@ def _minimum_in(path: str, data: bytes) -> str | None:
 
 
 def _faults_of_index(index: TopicIndex) -> Iterator[str]:
-    """What differs in an index from one that is made anew of the same topics."""
+    """Returns the differences of an index from one rebuilt from the same topics."""
     anew = TopicIndex(index.by_name)
     for what in ("by_id", "moving", "leaderless", "eligible"):
         known, right = getattr(index, what), getattr(anew, what)
         if dict(known) != dict(right):
             yield f"{what} has {list(known)}, and should have {list(right)}"
     for broker in sorted({*index.by_broker, *anew.by_broker}):
-        # Nothing may be left of the topics of a broker.
+        # A broker may have no topics left.
         has, should = sorted(index.by_broker.get(broker, ())), sorted(anew.by_broker.get(broker, ()))
         if has != should:
             yield f"by_broker has {has} on {broker}, and should have {should}"
@@ -701,7 +703,7 @@ def _faults_of_index(index: TopicIndex) -> Iterator[str]:
 def _with_another_minimum(
     image: ClusterImage, settings: Mapping[tuple[str, str], Mapping[str, str]]
 ) -> set[str]:
-    """The topics that have another ``min.insync.replicas`` by these settings than a controller knows."""
+    """Returns the topics whose ``min.insync.replicas`` in these settings differs from the controller's."""
     known = image.default_broker_config()
     default = settings.get(("brokers", DEFAULT_ENTITY), known)
     is_other = default.get(MIN_INSYNC) != known.get(MIN_INSYNC)
@@ -720,8 +722,8 @@ def _moved(before: TopicAssignment, after: TopicAssignment, number: int) -> bool
     )
 
 
-def _answers(answered: AnsweredLogEnds, place: Place) -> Answers:
+def _answers(answered: ReceivedLogEnds, place: Place) -> Answers:
     key = TopicPartition(*place)
-    asked = answered.asked.get(key, ())
+    asked = answered.requested.get(key, ())
     registrations = {broker: answered.registrations[broker] for broker in asked}
     return Answers(answered.ends.get(key, {}), registrations)

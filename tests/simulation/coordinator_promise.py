@@ -1,11 +1,9 @@
-"""What group coordinators know, show and answer: the promise ``coordinator``.
+"""The state and the responses of group coordinators: the promise ``coordinator``.
 
-Each coordinator is compared with a replay of its own log, which is made from the batches and not from what
-the coordinator takes for written: when it has loaded a partition, whenever a write of it has ended, and
-whenever it shows positions or gives answers. Of its members is checked that nobody stays without a session,
-and that a generation has those members who joined it.
-
-Nothing here draws from the random stream, or writes anything.
+Each coordinator is compared with a replay of its log, computed from the batches and not from the
+coordinator's state: when it has loaded a partition, whenever a write has ended, and whenever it returns
+offsets or other responses. Every member has a session, and a generation has the members that joined it.
+Nothing here uses the random stream, or writes anything.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from unittest import mock
 from log_inspection import records_of
 
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
-from tidemill.groups.coordinator import Coordinator
-from tidemill.groups.effects import (
+from tidemill.groups.coordinator_effects import (
     JOIN_TIMER,
     MEMBER_TIMER,
     SYNC_TIMER,
@@ -29,32 +26,41 @@ from tidemill.groups.effects import (
     CommitResult,
     Effect,
     JoinResult,
-    Moved,
     Now,
     OffsetsStored,
     Reply,
+    StateChanged,
     SyncRequest,
     SyncResult,
     TimerKey,
     Waiter,
 )
-from tidemill.groups.offsets import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
-from tidemill.groups.ports import OFFSETS_TOPIC
-from tidemill.groups.shard import Shard, ShardState, Write
-from tidemill.groups.state import Group, GroupState
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, Write
+from tidemill.groups.group_metadata import GroupMetadata, GroupState
+from tidemill.groups.group_metadata_manager import GroupMetadataManager
+from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
 from tidemill.model.errors import ErrorCode
-from tidemill.records.reader import iter_records
+from tidemill.records.record_reader import iter_records
 
 if TYPE_CHECKING:
-    from tidemill.groups.service import GroupService
-    from tidemill.replication.manager import ReplicaManager
+    from tidemill.groups.group_coordinator import GroupCoordinator
     from tidemill.replication.partition import Partition
+    from tidemill.replication.replica_manager import ReplicaManager
 
 APPEND = PartitionOffsetsLog.append
-FINISH, ACTIVATE, CLOSE = Shard._finish, Shard.activate, Shard.close
-TIMER_FIRED, TOPICS_DELETED = Shard.timer_fired, Shard.topics_deleted
-TAKE_EFFECTS, OFFSETS, SYNC = Coordinator.take_effects, Coordinator.offsets, Coordinator.sync
-HEARTBEAT = Coordinator.heartbeat
+FINISH, ACTIVATE, CLOSE = (
+    GroupCoordinatorShard._finish,
+    GroupCoordinatorShard.activate,
+    GroupCoordinatorShard.close,
+)
+TIMER_FIRED, TOPICS_DELETED = GroupCoordinatorShard.timer_fired, GroupCoordinatorShard.topics_deleted
+TAKE_EFFECTS, OFFSETS, SYNC = (
+    GroupMetadataManager.take_effects,
+    GroupMetadataManager.offsets,
+    GroupMetadataManager.sync,
+)
+HEARTBEAT = GroupMetadataManager.heartbeat
 ALIVE = (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)
 """How a heartbeat of a member is answered."""
 SYNCED = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
@@ -66,7 +72,7 @@ decode = lru_cache(maxsize=4096)(decode_record)
 
 
 class Gone(NamedTuple):
-    """A position of a deleted topic, which goes with one of the next writes."""
+    """An offset of a deleted topic, which one of the next writes removes."""
 
     group: str
     topic: str
@@ -79,15 +85,14 @@ class Gone(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What its tombstone names."""
+        """The key of its tombstone."""
         return self.group, self.topic, self.partition
 
 
 class Replayed:
-    """What the committed part of a log says.
+    """The content of the committed part of a log.
 
-    A write that was answered with an error may be in the log all the same: for the next coordinator it
-    counts.
+    A write with an error response may be in the log nevertheless: the next coordinator reads it.
     """
 
     def __init__(self) -> None:
@@ -122,9 +127,9 @@ class Replayed:
 
 
 class Watched:
-    """A coordinator that answers, and what is expected of it."""
+    """An active coordinator, and its expected state."""
 
-    def __init__(self, shard: Shard, partition: Partition) -> None:
+    def __init__(self, shard: GroupCoordinatorShard, partition: Partition) -> None:
         self.shard = shard
         self.partition = partition
         self.replayed = Replayed()
@@ -134,7 +139,7 @@ class Watched:
         self.gone: list[Gone] = []
 
     @property
-    def core(self) -> Coordinator:
+    def core(self) -> GroupMetadataManager:
         """The coordinator."""
         return self.shard.core
 
@@ -145,30 +150,30 @@ class CoordinatorPromise:
     def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
         self._excused = excused
-        self._watched: dict[Shard, Watched] = {}
-        self._by_core: dict[Coordinator, Watched] = {}
-        self._former: set[Coordinator] = set()
+        self._watched: dict[GroupCoordinatorShard, Watched] = {}
+        self._by_core: dict[GroupMetadataManager, Watched] = {}
+        self._former: set[GroupMetadataManager] = set()
         """Coordinators that were closed: a request may still reach them."""
         self._ends: dict[int, tuple[bytes, int]] = {}
         """Where batches that were appended end, by their ids; and the batches, so that these last."""
 
     def patches(self) -> list[Any]:
-        """What has to be replaced in the program, so that this hears of it."""
+        """Returns the patches of the program by which the checker is notified."""
         return [
             mock.patch.object(PartitionOffsetsLog, "append", lambda *of: self._append(*of)),
-            mock.patch.object(Shard, "_finish", lambda *of: self._finish(*of)),
-            mock.patch.object(Shard, "activate", lambda *of: self._activate(*of)),
-            mock.patch.object(Shard, "close", lambda *of: self._close(*of)),
-            mock.patch.object(Shard, "timer_fired", lambda *of: self._timer_fired(*of)),
-            mock.patch.object(Shard, "topics_deleted", lambda *of: self._topics_deleted(*of)),
-            mock.patch.object(Coordinator, "take_effects", lambda *of: self._take_effects(*of)),
-            mock.patch.object(Coordinator, "offsets", lambda *of: self._offsets(*of)),
-            mock.patch.object(Coordinator, "sync", lambda *of: self._sync(*of)),
-            mock.patch.object(Coordinator, "heartbeat", lambda *of: self._heartbeat(*of)),
+            mock.patch.object(GroupCoordinatorShard, "_finish", lambda *of: self._finish(*of)),
+            mock.patch.object(GroupCoordinatorShard, "activate", lambda *of: self._activate(*of)),
+            mock.patch.object(GroupCoordinatorShard, "close", lambda *of: self._close(*of)),
+            mock.patch.object(GroupCoordinatorShard, "timer_fired", lambda *of: self._timer_fired(*of)),
+            mock.patch.object(GroupCoordinatorShard, "topics_deleted", lambda *of: self._topics_deleted(*of)),
+            mock.patch.object(GroupMetadataManager, "take_effects", lambda *of: self._take_effects(*of)),
+            mock.patch.object(GroupMetadataManager, "offsets", lambda *of: self._offsets(*of)),
+            mock.patch.object(GroupMetadataManager, "sync", lambda *of: self._sync(*of)),
+            mock.patch.object(GroupMetadataManager, "heartbeat", lambda *of: self._heartbeat(*of)),
         ]
 
-    def look(self, broker: str, service: GroupService, partitions: ReplicaManager) -> None:
-        """A running broker coordinates the groups of those partitions that it leads."""
+    def look(self, broker: str, service: GroupCoordinator, partitions: ReplicaManager) -> None:
+        """A running broker coordinates the groups of the partitions that it leads."""
         shards = service._shards
         if not shards and partitions.topics.by_name.get(OFFSETS_TOPIC.encode()) is None:
             return
@@ -195,8 +200,8 @@ class CoordinatorPromise:
             self._ends[id(batch)] = (batch, int(found.log.end_offset))
         return result
 
-    def _activate(self, shard: Shard) -> None:
-        """A coordinator has loaded its log, and is about to answer."""
+    def _activate(self, shard: GroupCoordinatorShard) -> None:
+        """A coordinator has loaded its log, and starts to respond."""
         log = shard._log
         if isinstance(log, PartitionOffsetsLog):
             partition = log._broker.partitions.find(OFFSETS_TOPIC, shard.partition)
@@ -208,7 +213,7 @@ class CoordinatorPromise:
         ACTIVATE(shard)
 
     def check_loaded(self, watched: Watched) -> None:
-        """A new coordinator knows what its log says, and all of that is committed."""
+        """A new coordinator has the state of its log, and the whole log is committed."""
         partition, known = watched.partition, watched.core.groups
         if int(partition.high_watermark) < int(partition.log.end_offset):
             self._tell(
@@ -224,7 +229,7 @@ class CoordinatorPromise:
             elif value is not None and not _is_as_written(group, value):
                 self._tell(watched, f"has not loaded group {group_id} as its log has it: {value}")
 
-    def _finish(self, shard: Shard, write: Write) -> None:
+    def _finish(self, shard: GroupCoordinatorShard, write: Write) -> None:
         """A write has ended."""
         watched = self._watched.get(shard)
         batch, end = self._ends.pop(id(write.batch), (b"", -1))
@@ -244,7 +249,7 @@ class CoordinatorPromise:
             self._tell(watched, f"takes what ends at {end} for written, and {mark} is committed")
         watched.replayed.take(batch)
 
-    def _close(self, shard: Shard) -> None:
+    def _close(self, shard: GroupCoordinatorShard) -> None:
         watched = self._watched.pop(shard, None)
         if watched is not None:
             del self._by_core[watched.core]
@@ -253,24 +258,24 @@ class CoordinatorPromise:
 
     # -- what it shows and answers
 
-    def _offsets(self, core: Coordinator, group_id: str) -> Any:
+    def _offsets(self, core: GroupMetadataManager, group_id: str) -> Any:
         shown = OFFSETS(core, group_id)
         watched = self._asked(core)
         if watched is not None and shown != watched.replayed.offsets.get(group_id, {}):
             self._check_offsets(watched)
         return shown
 
-    def _asked(self, core: Coordinator) -> Watched | None:
-        """A client asks a coordinator, which has to have loaded its log."""
+    def _asked(self, core: GroupMetadataManager) -> Watched | None:
+        """A client sends a request to a coordinator, which must have loaded its log."""
         watched = self._by_core.get(core)
         if watched is None and core not in self._former:
             self._broken("coordinator", f"one is asked that has not loaded its log: {sorted(core.groups)}")
         return watched
 
-    def _heartbeat(self, core: Coordinator, group_id: str, member_id: str, *of: Any) -> ErrorCode:
-        """A member is alive: its session begins anew."""
+    def _heartbeat(self, core: GroupMetadataManager, group_id: str, member_id: str, *of: Any) -> ErrorCode:
+        """A heartbeat of a member arrives: its session starts again."""
         watched = self._asked(core)
-        # Before the call: outside of simulated time the clock goes on meanwhile.
+        # Before the call: the real clock advances during it.
         now_ms = watched.shard.now().steady_ms if watched is not None else 0
         code = HEARTBEAT(core, group_id, member_id, *of)
         if watched is not None and code in ALIVE:
@@ -279,7 +284,7 @@ class CoordinatorPromise:
                 self._tell(watched, f"has heard of {member_id}, and its session goes on as before")
         return code
 
-    def _take_effects(self, core: Coordinator) -> list[Effect]:
+    def _take_effects(self, core: GroupMetadataManager) -> list[Effect]:
         effects = TAKE_EFFECTS(core)
         watched = self._by_core.get(core)
         if watched is not None:
@@ -289,7 +294,9 @@ class CoordinatorPromise:
                     self._begun(watched, effect)
                 elif isinstance(effect, Reply):
                     self._answered(watched, effect)
-                elif isinstance(effect, Moved) and effect.after == GroupState.COMPLETING_REBALANCE.value:
+                elif (
+                    isinstance(effect, StateChanged) and effect.after == GroupState.COMPLETING_REBALANCE.value
+                ):
                     self._joined(watched, effect, effects[index + 1 :])
         return effects
 
@@ -313,7 +320,7 @@ class CoordinatorPromise:
                 self._assigned(watched, request, response)
 
     def _assigned(self, watched: Watched, request: SyncRequest, response: SyncResult) -> None:
-        """A member is given the assignment that was written for its generation."""
+        """A member receives the assignment that was written for its generation."""
         value = watched.replayed.groups.get(request.group_id)
         given = _assignments(value)
         if value is None or value.generation != request.generation:
@@ -329,8 +336,8 @@ class CoordinatorPromise:
                 f" has {given.get(request.member_id)!r}",
             )
 
-    def _sync(self, core: Coordinator, request: SyncRequest, waiter: Waiter, now: Now) -> None:
-        """A member asks for its assignment; only the leader's are taken."""
+    def _sync(self, core: GroupMetadataManager, request: SyncRequest, waiter: Waiter, now: Now) -> None:
+        """A member requests its assignment; only the leader's assignments are used."""
         watched = self._asked(core)
         if watched is None:
             SYNC(core, request, waiter, now)
@@ -348,8 +355,8 @@ class CoordinatorPromise:
             if not is_leaders or effect.then.assignment != wanted:
                 self._tell(watched, f"takes {effect.then} of {request}, led by {group and group.leader}")
 
-    def _joined(self, watched: Watched, effect: Moved, then: Iterable[Effect]) -> None:
-        """A generation has those members who have joined it; static ones may be away."""
+    def _joined(self, watched: Watched, effect: StateChanged, then: Iterable[Effect]) -> None:
+        """A generation has the members that have joined it; static members may be absent."""
         group = watched.core.groups.get(effect.group_id)
         if group is None or group.generation != effect.generation:
             return
@@ -371,14 +378,14 @@ class CoordinatorPromise:
 
     # -- what it knows
 
-    def _timer_fired(self, shard: Shard, key: Any) -> None:
+    def _timer_fired(self, shard: GroupCoordinatorShard, key: Any) -> None:
         TIMER_FIRED(shard, key)
         watched = self._watched.get(shard)
         if watched is not None and key != "append":
             self._check_group(watched, key.group_id)
 
     def topic_gone(self, broker: Any, topic: str, topic_id: bytes) -> None:
-        """A broker has confirmed that it knows of the deletion of a topic."""
+        """A broker has applied the deletion of a topic."""
         for shard, watched in self._watched.items():
             if getattr(shard._log, "_broker", None) is broker:
                 self._expect_gone(watched, {topic: topic_id})
@@ -386,7 +393,7 @@ class CoordinatorPromise:
 
     @staticmethod
     def _expect_gone(watched: Watched, topics: Mapping[str, bytes]) -> None:
-        """The positions of deleted topics go with what the coordinator has begun to write by now."""
+        """The offsets of deleted topics are removed with the writes that have begun by now."""
         watched.gone += [
             Gone(group_id, topic, partition, topics[topic], watched.shard._accepted)
             for group_id, of_group in watched.replayed.offsets.items()
@@ -395,7 +402,7 @@ class CoordinatorPromise:
             if value.topic_id == topics[topic]
         ]
 
-    def _topics_deleted(self, shard: Shard, topics: Mapping[str, bytes]) -> None:
+    def _topics_deleted(self, shard: GroupCoordinatorShard, topics: Mapping[str, bytes]) -> None:
         watched = self._watched.get(shard)
         if watched is None or shard.state is not ShardState.ACTIVE:
             TOPICS_DELETED(shard, topics)
@@ -405,7 +412,7 @@ class CoordinatorPromise:
         self._check_gone(watched)
 
     def check(self, watched: Watched) -> None:
-        """Compares all that a coordinator knows with its log."""
+        """Compares the whole state of a coordinator with its log."""
         self._check_offsets(watched)
         self._check_gone(watched)
         self._check_in_flight(watched)
@@ -425,7 +432,7 @@ class CoordinatorPromise:
             )
 
     def _check_gone(self, watched: Watched) -> None:
-        """Positions of topics that were deleted go with the writes that were begun then."""
+        """Offsets of deleted topics are removed with the writes that had begun then."""
         waiting = []
         for one in watched.gone:
             value = watched.replayed.offsets.get(one.group, {}).get(one.topic, {}).get(one.partition)
@@ -438,7 +445,7 @@ class CoordinatorPromise:
         watched.gone = waiting
 
     def _check_in_flight(self, watched: Watched) -> None:
-        """What a coordinator takes for being on its way to the log is."""
+        """The pending writes of a coordinator are those in flight."""
         shard = watched.shard
         under_way: dict[str, Counter[tuple[str, int, bytes]]] = {}
         for effect in (*shard._outgoing, *(one for write in shard._writes for one in write.ending)):
@@ -464,15 +471,15 @@ class CoordinatorPromise:
             self._tell(watched, f"group {group_id} is {group.state.value}, and {problem}")
 
     @staticmethod
-    def _missing_timer(shard: Shard, group: Group) -> str:
-        """The first timer that should be running and is not."""
-        timers, now_ms = shard._timers._current, shard.now().steady_ms
+    def _missing_timer(shard: GroupCoordinatorShard, group: GroupMetadata) -> str:
+        """Returns the first missing timer."""
+        timers, now_ms = shard._timers.current, shard.now().steady_ms
         for member in group.members.values():
-            waits = member.is_new or member.excused
+            waits = member.is_new or member.awaits_response
             if not waits and member.deadline_ms > now_ms + member.session_timeout_ms:
                 return f"the session of {member.member_id} is longer than it asked for"
             key = TimerKey(MEMBER_TIMER, group.group_id, member.member_id)
-            if member.timer_ms is None and not member.excused:
+            if member.timer_ms is None and not member.awaits_response:
                 return f"the session of {member.member_id} has ended, or never ends"
             if member.timer_ms is not None and (shard.number, key) not in timers:
                 return f"the session of {member.member_id} never ends"
@@ -494,8 +501,8 @@ def _assignments(value: GroupMetadataValue | None) -> dict[str, bytes]:
     return {one.member_id: one.assignment for one in value.members} if value is not None else {}
 
 
-def _is_as_written(group: Group, value: GroupMetadataValue | None) -> bool:
-    """Whether a group has the generation, the leader and the assignments that were written last."""
+def _is_as_written(group: GroupMetadata, value: GroupMetadataValue | None) -> bool:
+    """Whether a group has the last written generation, leader and assignments."""
     return (
         value is not None
         and group.generation == value.generation
@@ -505,10 +512,10 @@ def _is_as_written(group: Group, value: GroupMetadataValue | None) -> bool:
     )
 
 
-def _is_as_written_but_for_ids(group: Group, value: GroupMetadataValue) -> bool:
+def _is_as_written_but_for_ids(group: GroupMetadata, value: GroupMetadataValue) -> bool:
     """As :func:`_is_as_written`, with static members compared by their instance ids.
 
-    Left out are the member ids of static members: one that comes back gets another at once, and the write of
+    The member ids of static members are omitted: a returning member gets another id at once, and the write of
     that may fail.
     """
     known = {one.member_id: one.instance_id or one.member_id for one in group.members.values()}
@@ -523,9 +530,9 @@ def _is_as_written_but_for_ids(group: Group, value: GroupMetadataValue) -> bool:
 
 
 def _tombstones_failed(watched: Watched, write: Write) -> None:
-    """Tombstones that could not be written are not written again."""
+    """Failed writes of tombstones are not repeated."""
     records = [decode(one.key, one.value) for one in iter_records(write.batch)]
-    # What cannot be encoded has no batch.
+    # An unencodable record has no batch.
     records += [one for effect in write.ending if not write.batch for one in effect.records]
     failed = {
         (one.group, one.topic, one.partition)
@@ -535,8 +542,8 @@ def _tombstones_failed(watched: Watched, write: Write) -> None:
     watched.gone = [one._replace(has_failed=one.has_failed or one.key in failed) for one in watched.gone]
 
 
-def _amiss(group: Group) -> str:
-    """What contradicts itself in a group."""
+def _amiss(group: GroupMetadata) -> str:
+    """Returns the contradictions within a group."""
     members = group.members
     waiting = sum(one.joining is not None for one in members.values())
     if waiting != group.awaiting:

@@ -1,7 +1,8 @@
-"""How long a leader takes writes whose session has ended: promise ``session``.
+"""How long a leader accepts writes after the end of its session: promise ``session``.
 
-With acks=1 a leader asks nobody. One that reaches neither the store nor a replica cannot be told that another
-leads, and what it acknowledges is lost: so it has to stop by itself (``docs/decisions/cut-off-leaders.md``).
+With acks=1 a leader needs no replica. A leader that reaches neither the store nor a replica cannot learn of
+its successor, and its acknowledged records are lost: it has to stop by itself
+(``docs/decisions/isolated-leaders.md``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ NEVER = float("inf")
 
 
 class DeposedLeaders:
-    """Of each broker and partition the last time at which it had to do with the rest of the cluster."""
+    """For each broker and partition, the last time of a contact with the rest of the cluster."""
 
     def __init__(self) -> None:
         self.session_s = NEVER
@@ -38,19 +39,21 @@ class DeposedLeaders:
         self._late_s = {key: at_s for key, at_s in self._late_s.items() if key[1] != broker}
 
     def woken(self, broker: int, now: float) -> None:
-        """A process goes on that stood still."""
+        """A suspended process resumes."""
         self._woken_s[broker] = now
 
     def store_troubled(self, broker: int, now: float) -> None:
-        """A broker's connection to the store breaks: it reads the cluster anew. NEVER: it is slow for now."""
+        """A broker's connection to the store breaks: the broker reads the cluster again. NEVER: the
+        connection is slow.
+        """
         self._troubled_s[broker] = now
 
     def store_troubled_s(self, broker: int) -> float:
-        """When the connection of a broker to the store broke last, or was slow; NEVER while it is."""
+        """When the connection of a broker to the store last broke, or was slow; NEVER while it is."""
         return self._troubled_s.get(broker, 0.0)
 
     def in_touch_s(self, broker: int) -> float:
-        """Since when a broker has a session and does not stand still; NEVER where it has none."""
+        """Since when a broker has a session and is not suspended; NEVER without a session."""
         if broker in self._ended_s:
             return NEVER
         return max(self._registered_s.get(broker, 0.0), self._woken_s.get(broker, 0.0))
@@ -62,9 +65,9 @@ class DeposedLeaders:
     def overdue_s(
         self, place: Place, broker: int, deposed_s: float, answered_s: float, started_s: float
     ) -> float:
-        """For how many seconds a broker should have taken no writes; 0 when it may.
+        """For how many seconds a broker should have refused writes; 0 if it may accept them.
 
-        ``deposed_s``: since when another leads; ``started_s``: since when the broker's process runs.
+        ``deposed_s``: since when another broker leads; ``started_s``: since when the broker's process runs.
         """
         ended_s = self._ended_s.get(broker, NEVER)
         key = (place, broker)

@@ -1,7 +1,7 @@
-"""What disks hold of logs: ``cut``, ``told-start``, ``loss-told``, and how retention works.
+"""The logs on disks: ``cut``, ``told-start``, ``loss-told``, and the work of retention.
 
-What a power cut would leave is compared with what a broker has told others, or believes itself, at the moment
-at which it does: a power cut at just that moment is rare.
+The state after a power cut is compared with the state that a broker reports, or has in memory, at the time of
+the report: a power cut at exactly that time is rare.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from log_inspection import log_directory
 from log_state_promise import headers_of, segments_of
 from simulated_disk import SimulatedFiles
 
-from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
-from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.names import (
+from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
+from tidemill.log.file_names import (
     BOOT,
     CLEAN_SHUTDOWN,
     LOG,
@@ -26,7 +24,9 @@ from tidemill.log.names import (
     parse_future_directory,
     parse_partition_directory,
 )
-from tidemill.log.recovery import Opening
+from tidemill.log.log import Log
+from tidemill.log.log_loader import LogLoader
+from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 
@@ -34,7 +34,7 @@ DATA = "/data"
 
 
 def durable_start(files: SimulatedFiles, partition: str) -> int:
-    """Where the log of a partition, such as ``t-0``, would start after a power cut; -1 without one."""
+    """Returns the start offset of a partition's log, such as ``t-0``, after a power cut; -1 without a log."""
     directory = log_directory(files.durable_names, partition)
     bases = [base for name in files.durable_names(directory) if (base := offset_of(name, LOG)) >= 0]
     if not bases:
@@ -43,7 +43,7 @@ def durable_start(files: SimulatedFiles, partition: str) -> int:
 
 
 def written_offset(files: SimulatedFiles, checkpoint: str, partition: str, data: str = DATA) -> int:
-    """The offset of a partition, such as ``t-0``, in a checkpoint on the disk; 0 without one."""
+    """Returns the offset of a partition, such as ``t-0``, in a checkpoint on the disk; 0 without one."""
     path = f"{data}/{checkpoint}"
     if checkpoint not in files.durable_names(data):
         return 0
@@ -55,16 +55,16 @@ def written_offset(files: SimulatedFiles, checkpoint: str, partition: str, data:
 
 
 def last_ms_of(log: Log, base_offset: int) -> int:
-    """The largest timestamp in a segment, or when its file was written."""
-    assert isinstance(log.files, SimulatedFiles)
+    """Returns the largest timestamp in a segment, or the modification time of its file."""
+    assert isinstance(log.segment_list.files, SimulatedFiles)
     name = offset_name(base_offset, LOG)
-    data = log.files.stored(log.directory, lambda one: one == name).get(name, b"")
+    data = log.segment_list.files.stored(log.directory, lambda one: one == name).get(name, b"")
     last_ms = max((header.max_ms for header in headers_of(data)), default=-1)
-    return last_ms if last_ms >= 0 else log.files.modified_ms(f"{log.directory}/{name}")
+    return last_ms if last_ms >= 0 else log.segment_list.files.modified_ms(f"{log.directory}/{name}")
 
 
 class DiskStatePromise:
-    """Compares disks with what brokers say of them."""
+    """Compares disks with the reports of brokers."""
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
@@ -76,7 +76,7 @@ class DiskStatePromise:
     # -- cuts
 
     def shrunk(self, broker: str, files: SimulatedFiles, path: str) -> None:
-        """A segment has become shorter on the disk."""
+        """A segment was truncated on the disk."""
         directory, _, name = path.rpartition("/")
         self._check_gone(broker, files, directory, offset_of(name, LOG))
 
@@ -92,7 +92,7 @@ class DiskStatePromise:
 
     # -- starts of processes
 
-    def opened(self, broker: str, opening: Opening, log: Log, segments: Iterable[str]) -> None:
+    def opened(self, broker: str, opening: LogLoader, log: Log, segments: Iterable[str]) -> None:
         """A process has opened a log that had these ``segments`` before."""
         files = opening.files
         assert isinstance(files, SimulatedFiles)
@@ -106,7 +106,7 @@ class DiskStatePromise:
         last = int(log.active.base_offset)
         if any(offset_of(name, LOG) > last and not files.exists(f"{directory}/{name}") for name in segments):
             self._check_gone(broker, files, directory, last)
-        # A future replica makes no promise.
+        # Future replicas have no promise.
         if opening.has_lost and parse_partition_directory(directory.rpartition("/")[2]):
             self._has_lost.setdefault(files, set()).add(opening.topic_partition)
             if RECORDS_LOST not in files.durable_names(directory):
@@ -125,15 +125,15 @@ class DiskStatePromise:
     def loaded(self, broker: str, files: SimulatedFiles, logs: LogManager, blank: Collection[str]) -> None:
         """A process has opened all its logs; these data directories were ``blank``."""
         damaged = self._has_lost.pop(files, set())
-        for directory in logs.working:
+        for directory in logs.dirs.working:
             if files.exists(directory.file(CLEAN_SHUTDOWN)):
                 self._broken("restart", f"{broker} runs, and its disk says that it has stopped in order")
             if directory.path in blank and not directory.is_blank:
                 self._broken("loss-told", f"{broker} does not notice that {directory.path} is empty")
-            is_distrusted = directory.meta is not None and directory.meta.directory_id in logs.distrusted
+            is_distrusted = directory.meta is not None and directory.meta.directory_id in logs.dirs.distrusted
             if is_distrusted and not (directory.may_have_lost or directory.is_blank):
                 self._broken("loss-told", f"{broker} trusts {directory.path}, where a sync has failed")
-            missing = {key for key in damaged if key in directory.logs} - logs.damaged
+            missing = {key for key in damaged if key in directory.logs} - logs.dirs.damaged
             if missing:
                 self._broken(
                     "loss-told", f"{broker} takes {sorted(missing)[0]} for whole, which lost records"
@@ -144,7 +144,7 @@ class DiskStatePromise:
     def look(
         self, leader: str, partition: Partition, files_of: Callable[[int], SimulatedFiles | None]
     ) -> None:
-        """Checks the starts that a leader knows of its followers."""
+        """Checks the log start offsets that a leader knows of its followers."""
         if partition.replication is None:
             return
         for broker, follower in partition.replication.followers.items():
@@ -167,7 +167,7 @@ class DiskStatePromise:
     # -- retention
 
     def expired(self, broker: str, log: Log, count: int, high_watermark: int, now_ms: int) -> None:
-        """Retention has chosen the first ``count`` segments of a log to go."""
+        """Retention has selected the first ``count`` segments of a log for removal."""
         config = log.config
         left = _committed_bytes(log, high_watermark)
         for at in range(count):
@@ -191,8 +191,8 @@ class DiskStatePromise:
 
 
 def _committed_bytes(log: Log, high_watermark: int) -> int:
-    """How many bytes the batches before the high watermark take."""
+    """Returns the size of the batches before the high watermark."""
     count = 0
-    for _, data in segments_of(log.files, log.directory):
+    for _, data in segments_of(log.segment_list.files, log.directory):
         count += max((one.end for one in headers_of(data) if one.last < high_watermark), default=0)
     return count

@@ -1,9 +1,9 @@
-"""Simulated stories: a broker that lost its disk is back while others still count on what it had.
+"""Simulated scenarios: a broker that lost its disk returns while others still rely on its former records.
 
-It had caught up, and was about to be in sync again. Now its disk is empty, and either what it fetched last
-comes to the leader, or what the leader asked for on account of that comes to the controller. Or it was in
-sync, and the controller has not missed it. As soon as the store has it in sync, both others are gone: what
-was acknowledged must be there all the same.
+The broker had caught up, and was about to join the ISR. Now its disk is empty, and either its last fetch
+arrives at the leader, or the leader's request based on that fetch arrives at the controller. Or it was in
+sync, and the controller has not noticed its absence. As soon as the store has it in sync, both other brokers
+fail: the acknowledged records must still exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FETCH, WISH, NOTHING = "fetch", "wish", "nothing"
 
 
 class EmptyDiskScenario(FullCluster):
-    """Three whole brokers, of which one returns with nothing."""
+    """Three whole brokers, one of which returns without records."""
 
     def __init__(self, seed: int, on_its_way: str) -> None:
         super().__init__(seed, 0)
@@ -66,7 +66,7 @@ class EmptyDiskScenario(FullCluster):
         return made
 
     def broker(self, node: Node) -> Broker:
-        """The broker of the last process on ``node``, as soon as that has begun."""
+        """The broker of the last process on ``node``, once it has started."""
         return self.brokers[node.name].server.broker
 
     def replica(self, node: Node) -> Partition | None:
@@ -81,23 +81,23 @@ class EmptyDiskScenario(FullCluster):
         return found
 
     def pending(self) -> tuple[int, ...]:
-        """The in-sync set that the leader has asked for."""
+        """The in-sync set that the leader has requested."""
         replication = self.led().replication
         return () if replication is None else replication.pending
 
     def epoch(self) -> int | None:
-        """Of the follower's registration, as the controller knows it."""
+        """The epoch of the follower's registration, as the controller knows it."""
         known = self.broker(self.controller).controller.image.brokers.get(self.follower.node_id)
         return None if known is None else known.epoch
 
     def is_in_sync(self) -> bool:
-        """Whether the leader counts on the follower."""
+        """Whether the leader has the follower in the ISR."""
         return self.follower.node_id in self.led().isr
 
     # -- what happens
 
     async def at(self, condition: Callable[[], bool], action: Callable[[], None] = lambda: None) -> None:
-        """Does something in the moment in which something is so."""
+        """Calls a function as soon as a condition holds."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._moments.append((condition, action, future))
         try:
@@ -125,20 +125,20 @@ class EmptyDiskScenario(FullCluster):
                 self.joined.set_result(None)
 
     def kill(self, node: Node) -> None:
-        """The process is gone."""
+        """Ends the process."""
         self.events.add(f"*** {node.name} is killed", "the world")
         node.stop()
         node.files.kill()
         self.network.process_ended(node.machine)
 
     def wipe(self, node: Node) -> None:
-        """Another disk is put in, on which nothing is."""
+        """Replaces the disk by an empty one."""
         self.events.add(f"*** {node.name} gets another disk", "the world")
         node.put_in_disk()
-        # Both others have all that it had: nothing may be forgotten.
+        # Both others have all its records: no record may be lost.
 
     def cut(self, one: Node, other: Node) -> None:
-        """What ``one`` sends to ``other`` is on its way until it is mended."""
+        """Delays packets from ``one`` to ``other`` until the connection is restored."""
         self.events.add(f"*** nothing arrives from {one.name} at {other.name}", "the world")
         self.network.cut_off(one.name, other.name)
 
@@ -151,7 +151,7 @@ class EmptyDiskScenario(FullCluster):
             producer.acks = ALL
         await self.at(lambda: all(self._serves(node) for node in self.nodes))
         self._cast()
-        # Once without any trouble: from then on the leader has a connection to the controller.
+        # First without any fault: from then on the leader has a connection to the controller.
         await self._dies()
         await self._returns(lambda: None, self.is_in_sync)
         if self.on_its_way == NOTHING:
@@ -172,7 +172,7 @@ class EmptyDiskScenario(FullCluster):
         return len(parts) == self.partition_count and all(len(one.isr) == len(self.nodes) for one in parts)
 
     def _cast(self) -> None:
-        """Who is who: the leader of the partition is not the controller, nor is the follower."""
+        """Chooses the brokers: the leader of the partition is not the controller, nor is the follower."""
         (self.controller,) = [node for node in self.nodes if self.broker(node).controller.is_active]
         others = [node for node in self.nodes if node is not self.controller]
         for index, leader in itertools.product(range(self.partition_count), others):
@@ -183,7 +183,7 @@ class EmptyDiskScenario(FullCluster):
         raise AssertionError("the controller leads it all")
 
     async def _dies(self) -> None:
-        """The follower is killed, and taken out."""
+        """The follower is killed, and removed from the ISR."""
         self.kill(self.follower)
         await self.at(lambda: self.epoch() is None and not self.is_in_sync())
         await asyncio.sleep(1.0)
@@ -193,14 +193,14 @@ class EmptyDiskScenario(FullCluster):
         await self.at(condition, action)
 
     async def _writers_rest(self) -> None:
-        """What has been acknowledged until now is all that there is."""
+        """The writers stop: the acknowledged records are complete."""
         for producer in self.producers:
             producer.ended = True
         await self.at(lambda: all(producer.is_settled for producer in self.producers))
         await self.at(lambda: self.led().high_watermark == self.led().log.end_offset > 0)
 
     async def _loses_its_disk(self) -> None:
-        """The follower catches up, is about to be in sync, and is another one."""
+        """The follower catches up, is about to join the ISR, and loses its disk."""
         leader, follower, controller = self.leader, self.follower, self.controller
         if self.on_its_way == WISH:
             self.cut(leader, controller)
@@ -222,7 +222,7 @@ class EmptyDiskScenario(FullCluster):
         return mine is not None and mine.log.end_offset == self.led().log.end_offset
 
     async def _is_counted_on(self) -> None:
-        """All arrives; once the follower is in sync it is all that there is."""
+        """All packets arrive; once the follower is in sync, both other brokers fail."""
         self.joined = self.loop.create_future()
         self.events.add("*** all arrives, before the follower does anything more", "the world")
         self.follower.process.paused = True
@@ -237,7 +237,7 @@ class EmptyDiskScenario(FullCluster):
         self.events.add(f"in sync with {there} of {self.led().log.end_offset} records", self.follower.name)
 
     async def _is_not_missed(self) -> None:
-        """The controller hears that the follower was gone when it is back already."""
+        """The controller learns that the follower had failed when it has already returned."""
         former = self.epoch()
         store = self.store.machine.name
         session = self.broker(self.follower).store.session_id
@@ -256,7 +256,7 @@ class EmptyDiskScenario(FullCluster):
         self.loop.resume(self.follower.process)
 
     async def _is_alone(self) -> None:
-        """The others are gone for a while."""
+        """The other brokers are stopped for a while."""
         for node in (self.leader, self.controller):
             self.kill(node)
         await asyncio.sleep(ALONE_S)

@@ -1,4 +1,6 @@
-"""The event log of a simulated run: network, program log lines and answers to clients. Shown on failure."""
+"""The event log of a simulated run: network, log lines of the program and responses to clients. Shown on
+failure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class Violation(AssertionError):
 
 
 class EventLog(logging.Handler):
-    """Collects what the world does, what the program logs, and what clients are told."""
+    """Collects the events of the world, the log lines of the program, and the responses to clients."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__(logging.INFO)
@@ -30,18 +32,18 @@ class EventLog(logging.Handler):
         self.counts: dict[str, int] = {}
 
     def add(self, text: str | Callable[[], str], who: str | None = None) -> None:
-        """One line; a function is called only when the line is shown."""
+        """Adds a line; a function is called only if the line is shown."""
         if who is None:
             process = PROCESS.get()
             who = process.name if process is not None else "the world"
         if isinstance(text, str):
             if self._last.get(who) == text:
-                return  # It says so over and over.
+                return  # The line is repeated.
             self._last[who] = text
         self._lines.append((self._loop.time() - START_S, who, text))
 
     def count(self, what: str, times: int = 1) -> None:
-        """Counts how often something happened."""
+        """Counts an event."""
         self.counts[what] = self.counts.get(what, 0) + times
 
     def violate(self, text: str) -> None:
@@ -52,7 +54,7 @@ class EventLog(logging.Handler):
             self.on_violation()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of the program's log. One with a traceback is a fault of the program."""
+        """Adds a log line of the program. A line with a traceback is a fault of the program."""
         self.add(lambda: f"log: {record.levelname} {record.getMessage()}")
         if record.exc_info is not None and record.levelno >= logging.ERROR:
             problem = record.exc_info[1]
@@ -61,11 +63,11 @@ class EventLog(logging.Handler):
             self.violate(f"the program reports a fault of its own: {record.getMessage()} ({problem!r})")
 
     def fingerprint(self) -> str:
-        """A short text that differs when any line does."""
+        """Returns a short text that differs if any line differs."""
         return hashlib.sha256(self.last_lines(LINES_KEPT).encode()).hexdigest()[:16]
 
     def last_lines(self, lines: int = LINES_SHOWN) -> str:
-        """The last lines, oldest first."""
+        """Returns the last lines, oldest first."""
         shown = list(self._lines)[-lines:]
         return "\n".join(
             f"{at:9.4f} s  {who:<12} {text() if callable(text) else text}" for at, who, text in shown

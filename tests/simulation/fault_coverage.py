@@ -1,4 +1,4 @@
-"""What simulated seeds have to meet: a counter that stays zero means that something is never tried."""
+"""The required events of simulated seeds: a counter that stays zero shows an untested event."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ _PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: ALL_PHASES}
 
 
 def required(kind: str) -> list[str]:
-    """The counters that seeds of a kind have to raise: events, faults, and each fault during each phase."""
+    """Returns the counters that seeds of a kind must raise: events, faults, each fault in each phase."""
     pairs = [f"{fault} during {phase}" for fault in _FAULTS[kind] for phase in _PHASES[kind]]
     return [*_EVENTS[kind], *(f"fault {fault}" for fault in _FAULTS[kind]), *pairs]
 
 
 def missing(kind: str, counts: Mapping[str, int]) -> list[str]:
-    """The counters that are zero."""
+    """Returns the counters that are zero."""
     return [what for what in required(kind) if not counts.get(what)]

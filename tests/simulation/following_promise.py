@@ -1,12 +1,12 @@
-"""What leaders count, and how others follow: ``counted``, ``follows``, ``told`` and ``stops-leading``.
+"""The facts that leaders use, and how followers follow: ``counted``, ``follows``, ``told`` and
+``stops-leading``.
 
-A leader that counts too much, or a follower that has another history than its leader, does harm only when
-something breaks at the right moment. So what is decided is looked at where it is decided: when a fetch is
-noted, when a state of the controller is taken, when a follower asks, takes an answer, or cuts its log.
-
-Histories are compared by leader epochs: a leader and a follower that have the same epoch at an offset have
-the same records up to there, as ``one-batch`` and ``epochs`` promise. A follower of a compacted log may lack
-the first batches of an epoch: where such a log begins an epoch elsewhere, and the batches that both have are
+A leader that counts too much, or a follower with another history than its leader, does harm only if a fault
+occurs at the right moment. So each decision is checked when it is made: when a fetch is recorded, when a
+state of the controller is applied, when a follower fetches, receives a response, or truncates its log.
+Histories are compared by leader epochs: a leader and a follower with the same epoch at an offset have the
+same records up to it, as ``one-batch`` and ``epochs`` promise. A follower of a compacted log may lack the
+first batches of an epoch: if such a log begins an epoch at another offset, and the batches in both logs are
 of the same epochs, the excuse is ``compacted``.
 """
 
@@ -21,17 +21,17 @@ from log_inspection import log_directory
 from log_state_promise import end_of_batches, headers_of, segments_of
 from simulated_disk import SimulatedFiles
 
-from tidemill.broker.fetch import FetchPath, FetchRequest
-from tidemill.broker.fetch_sessions import FetchPart
-from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
+from tidemill.broker.delayed_fetch import DelayedFetch
+from tidemill.broker.fetch_partition_data import FetchPartitionData
+from tidemill.broker.fetch_reader import FetchReader
+from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
+from tidemill.log.file_names import LOG, LOG_STARTS, offset_of
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, LOG_STARTS, offset_of
-from tidemill.replication.fetch_frames import Found
-from tidemill.replication.fetcher import Followed, LeaderFetcher
-from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.waiting import Awaited
-from tidemill.server.silence import LOOK_S, Silence
+from tidemill.replication.replica_fetcher import Followed, ReplicaFetcher
+from tidemill.replication.replica_manager import ReplicaManager
+from tidemill.server.store_outage import CHECK_INTERVAL_S, StoreOutage
+from tidemill.wire.fetch_layout import FetchedPartition
 
 if TYPE_CHECKING:
     from promises import Place, Promises
@@ -43,22 +43,22 @@ Registered = Callable[[int, int], int]
 
 
 class Told(NamedTuple):
-    """What a follower said of its log with the last fetch that was noted."""
+    """The state of a follower's log in its last recorded fetch."""
 
     end: int
     start: int
 
 
 class Silent(NamedTuple):
-    """A broker that hears nothing of the store. ``is_paused``: its process stands still, or is gone."""
+    """A broker that receives nothing from the store. ``is_paused``: its process is suspended or ended."""
 
-    silence: Silence
+    silence: StoreOutage
     since_s: float
     is_paused: Callable[[], bool]
 
 
 class FollowingPromise:
-    """Looks at what leaders and followers decide."""
+    """Checks the decisions of leaders and followers."""
 
     def __init__(
         self, promises: Promises, find: Find, registered: Registered = lambda node, broker: -1
@@ -81,7 +81,7 @@ class FollowingPromise:
         self._cut_before: dict[Log, set[str]] = {}
         """The segments of which the disk had more as their log was opened: a killed process had cut them."""
         self._starts: dict[Log, int] = {}
-        self._silent: dict[Silence, Silent] = {}
+        self._silent: dict[StoreOutage, Silent] = {}
         self._deserted_s: dict[Partition, float] = {}
 
     def _broken(self, promise: str, partition: Partition, text: str) -> None:
@@ -92,13 +92,13 @@ class FollowingPromise:
     # -- leaders
 
     def became(self, partition: Partition, led_in: int, isr: tuple[int, ...]) -> None:
-        """A state was taken; before it ``partition`` was led in the epoch ``led_in`` (-1: not at all)."""
+        """A state was applied; before it ``partition`` was led in the epoch ``led_in`` (-1: not at all)."""
         if partition.failed:
             return
         if not partition.is_leader:
             self._told.pop(partition, None)
             self._epochs.pop(partition, None)
-            waiting = [*partition._append_waiters, *partition._sync_waiters, *partition._deletion_waiters]
+            waiting = [*partition.delayed.appends, *partition.delayed.syncs, *partition.delayed.deletions]
             if led_in >= 0 and waiting:
                 self._broken(
                     "stops-leading",
@@ -119,7 +119,7 @@ class FollowingPromise:
     def fetched(
         self, partition: Partition, broker: int, offset: int, start: int, now_ms: int, epoch: int
     ) -> None:
-        """A leader has noted the fetch of a follower."""
+        """A leader has recorded the fetch of a follower."""
         if partition.replication is None:
             return
         epochs = self._epochs.setdefault(partition, {})
@@ -143,7 +143,7 @@ class FollowingPromise:
             )
 
     def _check_counted(self, partition: Partition) -> None:
-        """Nothing counts for a follower but what its last fetch has said."""
+        """A leader uses only the last fetch of a follower."""
         replication = partition.replication
         if replication is None:
             return
@@ -164,7 +164,7 @@ class FollowingPromise:
             )
 
     def _check_has(self, partition: Partition, broker: int, offset: int, epoch: int) -> None:
-        """The follower has what counts for it, and its leader has the same."""
+        """The follower has the records that its leader counts, and they are the leader's."""
         there = self._find(broker, partition.topic, int(partition.index))
         if there is None or there.failed or there.log.topic_id != partition.log.topic_id:
             return
@@ -178,14 +178,14 @@ class FollowingPromise:
             self._broken("counted", there, fault)
 
     def _may_be_late(self, there: Partition, leader: Partition, epoch: int) -> bool:
-        """Whether a fetch is one of a process that is gone, and its leader cannot know that."""
+        """Whether a fetch is of an ended process, and its leader cannot know that."""
         broker, node = int(there.node_id), int(leader.node_id)
         is_gone = there not in self._asked or 0 <= epoch < self._registrations.get(broker, -1)
         is_known = 0 <= epoch < self._registered(node, broker)
         return is_gone and not is_known and self._promises.excused("late-fetch")
 
     def committing(self, partition: Partition, offset: int) -> None:
-        """The high watermark of a replica moves."""
+        """The high watermark of a replica advances."""
         if partition.is_leader and partition.replication is not None:
             replication = partition.replication
             for broker, follower in replication.followers.items():
@@ -212,7 +212,7 @@ class FollowingPromise:
             )
 
     def answering(self, partition: Partition, end: int) -> None:
-        """A produce with acks=1 is answered."""
+        """A produce with acks=1 is acknowledged."""
         if self._flushes_each(partition) and not self._is_synced(partition, end):
             self._broken(
                 "flush",
@@ -221,7 +221,7 @@ class FollowingPromise:
             )
 
     def check_synced(self, partition: Partition) -> None:
-        """What the broker counts for itself as synced is on its disk."""
+        """The records that a broker counts as synced are on its disk."""
         log, end = partition.log, int(partition._flushed_end)
         if log.closed or end <= log.recovery_point:
             return
@@ -232,7 +232,7 @@ class FollowingPromise:
 
     def _is_synced(self, partition: Partition, end: int) -> bool:
         log = partition.log
-        # Of what lies below the recovery point there is a promise of its own.
+        # Another promise covers the records below the recovery point.
         if log.recovery_point >= end or end <= log.start_offset:
             return True
         synced = self._synced_end(partition)
@@ -242,22 +242,22 @@ class FollowingPromise:
         place: Place = (partition.topic, int(partition.index))
         return self._promises.synced_end(place, int(partition.node_id))
 
-    def looked_up(self, part: FetchPart) -> None:
-        """A fetch was looked up: a part without error is answered, or waits."""
-        partition = part.partition
-        if partition is None or part.error != 0 or part.leader_epoch < 0:
+    def looked_up(self, data: FetchPartitionData) -> None:
+        """A fetch was looked up: a partition without error is returned, or waits."""
+        partition, epoch = data.partition, int(data.requested.leader_epoch)
+        if partition is None or data.error != 0 or epoch < 0:
             return
-        if part.leader_epoch != partition.leader_epoch:
+        if epoch != partition.leader_epoch:
             self._broken(
                 "counted",
                 partition,
-                f"a fetch in leader epoch {part.leader_epoch} is served in {partition.leader_epoch}",
+                f"a fetch in leader epoch {epoch} is served in {partition.leader_epoch}",
             )
 
     # -- followers
 
-    def asked(self, fetcher: LeaderFetcher, followed: list[Followed]) -> None:
-        """A follower tells its leader of these partitions."""
+    def asked(self, fetcher: ReplicaFetcher, followed: list[Followed]) -> None:
+        """A follower fetches these partitions from its leader."""
         broker = int(fetcher.node_id)
         self._registrations[broker] = max(self._registrations.get(broker, -1), int(fetcher.node_epoch))
         for one in followed:
@@ -266,7 +266,7 @@ class FollowingPromise:
             if log.closed or partition.failed:
                 continue
             events: Any = partition.events
-            if isinstance(events, ReplicaManager) and log.topic_partition in events.doubtful:
+            if isinstance(events, ReplicaManager) and log.topic_partition in events.unsynced_logs:
                 self._broken("told", partition, "nobody has cut what the machine may not have synced")
             end, start = int(one.fetch_offset), int(one.log_start_offset)
             if self._flushes_each(partition) and not self._is_synced(partition, end):
@@ -280,12 +280,12 @@ class FollowingPromise:
                 self._check_start(partition, start)
 
     def has_asked(self, partition: Partition) -> None:
-        """A replica tells its leader what it has."""
+        """A replica reports its log to its leader."""
         self._asked.add(partition)
 
     def _check_start(self, partition: Partition, start: int) -> None:
         log = partition.log
-        files = log.files
+        files = log.segment_list.files
         if start <= 0 or not isinstance(files, SimulatedFiles) or not files.exists(log.directory):
             return
         written = _start_on_disk(files, log)
@@ -295,16 +295,16 @@ class FollowingPromise:
             )
 
     def takes(self, partition: Partition, followed: Followed) -> None:
-        """A follower is about to take an answer of its leader."""
+        """A follower processes a response of its leader."""
         asked = (int(followed.fetch_offset), int(followed.leader_epoch))
         now = (int(partition.log.end_offset), int(partition.leader_epoch))
         if asked != now:
             self._broken("follows", partition, f"an answer is taken to {asked}, and it is at {now}")
 
-    def cut(self, partition: Partition, common: int, found: Found | None) -> None:
-        """A follower had so much in common with its leader (-1: not known), and may have been cut.
+    def cut(self, partition: Partition, common: int, found: FetchedPartition | None) -> None:
+        """A follower had this common end with its leader (-1: unknown), and may have truncated its log.
 
-        ``found`` is the answer of the leader that says that they differ.
+        ``found`` is the response of the leader with the divergence.
         """
         log = partition.log
         is_less = log.end_offset < common and log.end_offset > log.start_offset
@@ -322,9 +322,10 @@ class FollowingPromise:
             )
 
     def cut_doubtful(self, partition: Partition, end: int) -> None:
-        """A follower has cut what the machine may not have synced; before that it ended at ``end``.
+        """A follower has truncated records that the machine may not have synced; its log ended at ``end``
+        before.
 
-        Once its process has led, the others follow its log as it is: only what differs is cut.
+        Once its process has led, the others follow its log unchanged: only differing records are truncated.
         """
         if partition in self._has_led:
             self._broken(
@@ -335,7 +336,7 @@ class FollowingPromise:
             )
 
     def begins(self, partition: Partition, offset: int) -> None:
-        """A follower forgets what it has, and begins at ``offset``."""
+        """A follower discards its log, and starts at ``offset``."""
         leader = self._leader_of(partition)
         if int(partition.node_id) in partition.isr and offset < partition.high_watermark:
             self._broken("follows", partition, f"it is in sync {partition.isr}, and begins at {offset}")
@@ -345,7 +346,7 @@ class FollowingPromise:
             )
 
     def appended(self, partition: Partition) -> None:
-        """A follower has appended what its leader sent."""
+        """A follower has appended the records of its leader."""
         leader = self._leader_of(partition)
         if leader is None:
             return
@@ -354,13 +355,13 @@ class FollowingPromise:
             self._broken("follows", partition, fault)
 
     def appends(self, partition: Partition) -> None:
-        """Something is about to be appended: the disk has what was cut before."""
+        """Records are about to be appended: the truncation before is on the disk."""
         log = partition.log
         truncations = int(log.truncations)
         if self._truncations.get(log, 0) == truncations:
             return
         self._truncations[log] = truncations
-        files = log.files
+        files = log.segment_list.files
         if not isinstance(files, SimulatedFiles) or not files.exists(log.directory):
             return
         name = _name(log)
@@ -374,15 +375,15 @@ class FollowingPromise:
             self._broken("follows", partition, f"it was cut, and the disk has more of {min(left - before)}")
 
     def opened(self, log: Log) -> None:
-        """A process has opened a log: one that was killed may have cut it, and not have synced that."""
-        files = log.files
+        """A process has opened a log: a killed process may have truncated it without a sync."""
+        files = log.segment_list.files
         if isinstance(files, SimulatedFiles) and files.exists(log.directory):
-            # A sync of the directory brings the names of files to the disk, and not that they were cut.
+            # A sync of the directory makes file names durable, but not truncations.
             unnamed = {name: files.written(f"{log.directory}/{name}") for name in _segment_names(files, log)}
             self._cut_before[log] = _cut_off(files, log, _on_disk(files, log)) | _cut_off(files, log, unnamed)
 
     def common_end(self, partition: Partition) -> int:
-        """Up to where a follower and its leader have the same; -1 where that is nothing, or not known."""
+        """Returns the common end of a follower and its leader; -1 if there is none or it is unknown."""
         leader = self._leader_of(partition)
         if leader is None:
             return -1
@@ -408,7 +409,9 @@ class FollowingPromise:
         return leader
 
     def _difference(self, follower: Partition, leader: Partition, end: int) -> str:
-        """What differs in the epochs of a follower's and its leader's log up to ``end``; empty: nothing."""
+        """Returns the difference of the epochs of a follower's and its leader's log up to ``end``; empty
+        without one.
+        """
         own, other = follower.log, leader.log
         start = max(int(own.start_offset), int(other.start_offset))
         end = min(end, int(own.end_offset))
@@ -431,16 +434,16 @@ class FollowingPromise:
             if len(partition.replicas) > 1 and partition.is_leader and not partition.failed:
                 self._broken("stops-leading", partition, "it is led, and the session of its leader has ended")
 
-    def silence_begins(self, silence: Silence, is_paused: Callable[[], bool]) -> None:
-        """A broker hears nothing of the store."""
+    def silence_begins(self, silence: StoreOutage, is_paused: Callable[[], bool]) -> None:
+        """A broker receives nothing from the store from now on."""
         self._silent[silence] = Silent(silence, self._promises.now(), is_paused)
 
-    def silence_ends(self, silence: Silence) -> None:
-        """It hears of it again, or has stopped."""
+    def silence_ends(self, silence: StoreOutage) -> None:
+        """A broker receives events of the store again, or has stopped."""
         self._silent.pop(silence, None)
 
     def look(self) -> None:
-        """Looks at brokers that hear nothing of the store."""
+        """Checks brokers that receive nothing from the store."""
         if not self._silent:
             self._deserted_s.clear()
             return
@@ -453,7 +456,7 @@ class FollowingPromise:
                 is_alone = now - silent.since_s >= session_s and _is_deserted(partition, since_ms)
                 if not is_alone or silent.is_paused():
                     self._deserted_s.pop(partition, None)
-                elif now - self._deserted_s.setdefault(partition, now) > 2 * LOOK_S:
+                elif now - self._deserted_s.setdefault(partition, now) > 2 * CHECK_INTERVAL_S:
                     self._broken(
                         "stops-leading",
                         partition,
@@ -463,9 +466,9 @@ class FollowingPromise:
     # -- where it is looked
 
     def watch(self, stack: ExitStack, is_paused: Callable[[], Callable[[], bool]]) -> None:
-        """Looks at whatever is decided until ``stack`` ends. ``is_paused``: for the process that runs.
+        """Checks all decisions until ``stack`` ends. ``is_paused``: for the running process.
 
-        Compiled classes call their own methods directly: what they do among themselves is not seen.
+        Compiled classes call their own methods directly: these calls are not observed.
         """
         for owner, name, wrapped in (
             (Partition, "become", self._becoming),
@@ -474,27 +477,27 @@ class FollowingPromise:
             (Partition, "flushed", self._flushing),
             (Partition, "append", self._appending),
             (Partition, "append_from_leader", self._appending_as_follower),
-            (Partition, "begin_at", self._beginning),
-            (Awaited, "_advance", self._advancing),
-            (FetchPath, "look_up_part", self._looking_up),
-            (LeaderFetcher, "request", self._asking),
-            (LeaderFetcher, "follow", self._following),
-            (LeaderFetcher, "_take", self._taking),
+            (Partition, "restart_at", self._beginning),
+            (Partition, "_advance", self._advancing),
+            (FetchReader, "read_partition", self._looking_up),
+            (ReplicaFetcher, "request", self._asking),
+            (ReplicaFetcher, "follow", self._following),
+            (ReplicaFetcher, "_take", self._taking),
             (ReplicaManager, "step_down", self._stepping_down),
         ):
             stack.enter_context(mock.patch.object(owner, name, wrapped(getattr(owner, name))))
-        begins, stop = Silence.begins, Silence.stop
+        begins, stop = StoreOutage.store_disconnected, StoreOutage.stop
 
-        def silence_begins(silence: Silence) -> None:
+        def silence_begins(silence: StoreOutage) -> None:
             begins(silence)
             self.silence_begins(silence, is_paused())
 
-        def silence_stops(silence: Silence) -> None:
+        def silence_stops(silence: StoreOutage) -> None:
             stop(silence)
             self.silence_ends(silence)
 
-        stack.enter_context(mock.patch.object(Silence, "begins", silence_begins))
-        stack.enter_context(mock.patch.object(Silence, "stop", silence_stops))
+        stack.enter_context(mock.patch.object(StoreOutage, "store_disconnected", silence_begins))
+        stack.enter_context(mock.patch.object(StoreOutage, "stop", silence_stops))
 
     def _becoming(self, become: Any) -> Any:
         def wrapped(partition: Partition, *state: Any) -> None:
@@ -552,30 +555,30 @@ class FollowingPromise:
 
         return wrapped
 
-    def _beginning(self, begin_at: Any) -> Any:
+    def _beginning(self, restart_at: Any) -> Any:
         def wrapped(partition: Partition, offset: int, *of: Any) -> None:
             self.begins(partition, int(offset))
-            begin_at(partition, offset, *of)
+            restart_at(partition, offset, *of)
 
         return wrapped
 
     def _advancing(self, advance: Any) -> Any:
-        def wrapped(awaited: Awaited, offset: int, added_bytes: int) -> None:
-            if offset > awaited.high_watermark and isinstance(awaited, Partition):
-                self.committing(awaited, int(offset))
-            advance(awaited, offset, added_bytes)
+        def wrapped(partition: Partition, offset: int, added_bytes: int) -> None:
+            if offset > partition.high_watermark:
+                self.committing(partition, int(offset))
+            advance(partition, offset, added_bytes)
 
         return wrapped
 
-    def _looking_up(self, look_up_part: Any) -> Any:
-        def wrapped(path: FetchPath, request: FetchRequest, part: FetchPart, *of: Any) -> None:
-            look_up_part(path, request, part, *of)
-            self.looked_up(part)
+    def _looking_up(self, read_partition: Any) -> Any:
+        def wrapped(reader: FetchReader, fetch: DelayedFetch, data: FetchPartitionData, *of: Any) -> None:
+            read_partition(reader, fetch, data, *of)
+            self.looked_up(data)
 
         return wrapped
 
     def _asking(self, request: Any) -> Any:
-        def wrapped(fetcher: LeaderFetcher, *of: Any) -> Any:
+        def wrapped(fetcher: ReplicaFetcher, *of: Any) -> Any:
             body = request(fetcher, *of)
             if body is not None:
                 number = fetcher._number
@@ -586,7 +589,7 @@ class FollowingPromise:
         return wrapped
 
     def _following(self, follow: Any) -> Any:
-        def wrapped(fetcher: LeaderFetcher, topic_id: bytes, partition: Partition, *of: Any) -> None:
+        def wrapped(fetcher: ReplicaFetcher, topic_id: bytes, partition: Partition, *of: Any) -> None:
             has_epochs = partition.log.leader_epochs.latest >= 0
             common = self.common_end(partition) if has_epochs else -1
             follow(fetcher, topic_id, partition, *of)
@@ -595,7 +598,7 @@ class FollowingPromise:
         return wrapped
 
     def _taking(self, take: Any) -> Any:
-        def wrapped(fetcher: LeaderFetcher, followed: Followed, found: Found, *of: Any) -> Any:
+        def wrapped(fetcher: ReplicaFetcher, followed: Followed, found: FetchedPartition, *of: Any) -> Any:
             partition = followed.partition
             self.takes(partition, followed)
             if found.diverging_end < 0:
@@ -621,7 +624,7 @@ def _name(log: Log) -> str:
 
 
 def _runs(log: Log, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The epochs of a log between two offsets: each with its first offset, and its end."""
+    """Returns the epochs of a log between two offsets: each with its first offset, and its end."""
     known = log.leader_epochs
     ends = [*known.starts[1:], int(log.end_offset)]
     for epoch, first, last in zip(known.epochs, known.starts, ends, strict=False):
@@ -634,18 +637,18 @@ def _agree(own: Log, other: Log, start: int, end: int) -> bool:
     mine, its = (
         {
             batch.base: batch.epoch
-            for _, data in segments_of(log.files, log.directory)
+            for _, data in segments_of(log.segment_list.files, log.directory)
             for batch in headers_of(data)
             if start <= batch.base < end
         }
         for log in (own, other)
-        if isinstance(log.files, SimulatedFiles)
+        if isinstance(log.segment_list.files, SimulatedFiles)
     )
     return all(mine[base] == its[base] for base in mine.keys() & its.keys())
 
 
 def _start_on_disk(files: SimulatedFiles, log: Log) -> int:
-    """Where the log would start after a power cut."""
+    """Returns the log start offset after a power cut."""
     parent = log.directory.rpartition("/")[0]
     written = 0
     if LOG_STARTS in files.durable_names(parent):
@@ -662,7 +665,7 @@ def _start_on_disk(files: SimulatedFiles, log: Log) -> int:
 
 
 def _is_deserted(partition: Partition, since_ms: int) -> bool:
-    """Whether a leader has something that is not committed, and no replica in sync was heard since then."""
+    """Whether a leader has uncommitted records, and no in-sync replica has fetched since then."""
     replication = partition.replication
     if not partition.is_leader or partition.failed or replication is None:
         return False
@@ -679,15 +682,15 @@ def _segment_names(files: SimulatedFiles, log: Log) -> list[str]:
 
 
 def _on_disk(files: SimulatedFiles, log: Log) -> dict[str, bytes]:
-    """The segments of a log, as a power cut would leave them."""
+    """Returns the segments of a log that survive a power cut."""
     names = files.durable_names(log.directory)
     return {name: files.durable(f"{log.directory}/{name}") for name in names if offset_of(name, LOG) >= 0}
 
 
 def _cut_off(files: SimulatedFiles, log: Log, on_disk: Mapping[str, bytes]) -> set[str]:
-    """The segments of a log of which the disk has more than a process reads.
+    """Returns the segments of a log with more bytes on the disk than a process reads.
 
-    Compaction exchanges segments: of a compacted log those that have batches behind its end.
+    Compaction replaces segments: of a compacted log, those with batches after its end.
     """
     if log.config.compact:
         end = int(log.end_offset)

@@ -1,6 +1,6 @@
-"""Simulations of whole brokers: :class:`~tidemill.server.app.BrokerServer` as ``tidemill serve`` runs it.
+"""Simulates whole brokers: :class:`~tidemill.server.broker_server.BrokerServer` as in ``tidemill serve``.
 
-Replaced are only its sockets, its files, its clock, and the coordination store.
+Only sockets, files, clock and coordination store are replaced.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ from simulated_network import WORLD, Listening
 from simulated_store import STORE_MACHINE, SimulatedStore, StoreServer
 
 from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
-from tidemill.broker import compaction
-from tidemill.broker.compaction import Compaction
+from tidemill.broker import log_cleaner
 from tidemill.broker.handlers import common
-from tidemill.controller import leading, office
-from tidemill.controller.preferred import plan_elections
+from tidemill.broker.log_cleaner import LogCleaner
+from tidemill.controller import controller_context, leader_election_requests
+from tidemill.controller.controller_context import ControllerContext
+from tidemill.controller.preferred_leader_election import plan_elections
 from tidemill.controller.reassignment import Decisions
-from tidemill.controller.shell import Controller
-from tidemill.coordination.image import ClusterImage
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.coordination_store import Check, Create, Operation, SetData
+from tidemill.coordination.coordination_store import Node as StoreNode
 from tidemill.coordination.nodes import (
     BROKER_IDS,
     CONTROLLER,
@@ -78,19 +80,17 @@ from tidemill.coordination.nodes import (
     PartitionStateNode,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create, Operation, SetData
-from tidemill.coordination.port import Node as StoreNode
-from tidemill.log.clean_job import STORAGE, Failure
+from tidemill.log.cleaner_messages import STORAGE, Failure
+from tidemill.log.file_names import CLEAN_SHUTDOWN, LOG, parse_partition_directory
 from tidemill.log.log import Log
-from tidemill.log.names import CLEAN_SHUTDOWN, LOG, parse_partition_directory
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
-from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.server import app
-from tidemill.server.app import BrokerServer
-from tidemill.server.listeners import Acceptor
+from tidemill.replication.replica_manager import ReplicaManager
+from tidemill.server import broker_server
+from tidemill.server.broker_server import BrokerServer
+from tidemill.server.socket_server import SocketServer
 
 SETTINGS = {
     "zookeeper.connect": "store:2181",
@@ -114,7 +114,7 @@ SETTINGS = {
     "group.min.session.timeout.ms": "100",
     "group.initial.rebalance.delay.ms": "50",
 }
-CLEAN_FAILED = Compaction._failed
+CLEAN_FAILED = LogCleaner._failed
 CLEAN_AGAIN_MS = 300
 """How long a log is left alone that could not be cleaned."""
 NEAR_PRODUCER = "near-producer"
@@ -130,18 +130,18 @@ STOP_S_MAX = 8.0
 
 
 class InOrder(dict[Any, None]):
-    """A set that is walked in the order in which things came."""
+    """A set that iterates in insertion order."""
 
     def add(self, one: Any) -> None:
-        """Puts one in."""
+        """Adds an element."""
         self[one] = None
 
     def discard(self, one: Any) -> None:
-        """Takes one out, if it is there."""
+        """Removes an element, if it is present."""
         self.pop(one, None)
 
 
-class OrderedAcceptor(Acceptor):
+class OrderedAcceptor(SocketServer):
     """An acceptor that closes its connections in order: sets of objects have none."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -151,7 +151,7 @@ class OrderedAcceptor(Acceptor):
 
 
 class Whole:
-    """A whole broker, for the time of one process."""
+    """A whole broker, for the lifetime of one process."""
 
     def __init__(self, node: Node, config: BrokerConfig) -> None:
         self.server = BrokerServer(config)
@@ -160,21 +160,21 @@ class Whole:
 
     @property
     def partitions(self) -> ReplicaManager:
-        """What it leads and follows."""
+        """The partitions that the broker leads and follows."""
         return self.server.broker.partitions
 
     @property
     def image(self) -> ClusterImage:
-        """What it knows of the cluster."""
+        """The broker's image of the cluster."""
         return self.server.broker.metadata.image
 
     @property
     def store(self) -> SimulatedStore:
-        """Its session."""
+        """The broker's session."""
         return cast(SimulatedStore, self.server.broker.store)
 
     async def start(self) -> None:
-        """Returns when it serves."""
+        """Starts the broker; returns when it serves."""
         await self.server.start()
 
 
@@ -255,7 +255,7 @@ class FullCluster(Simulation):
 
     def _make_deleters(self) -> list[RecordDeleter]:
         deleters = super()._make_deleters()
-        # Records of a topic that is compacted only cannot be deleted.
+        # Records of a topic that is only compacted cannot be deleted.
         return [] if self.compacted.is_compacted and not self.compacted.deletes else deleters
 
     def _client(self, kind: Any, name: str, topic: str, **options: Any) -> Any:
@@ -293,7 +293,7 @@ class FullCluster(Simulation):
         return replacer
 
     async def _mark_for_deletion(self, topic: str) -> None:
-        """As Kafka's old tools delete topics. Raises StoreError, NoNode where there is no topic."""
+        """Deletes a topic as Kafka's old tools do. Raises StoreError, NoNode without a topic."""
         store = await SimulatedStore.open(self.store, self.session_s)
         try:
             mark = Create(DeleteTopicNode.path(topic), ADMIN_MARK)
@@ -345,7 +345,7 @@ class FullCluster(Simulation):
         return [admin]
 
     async def _write_min_insync(self, value: str | None) -> None:
-        """As old tools of Kafka change settings of a topic. Raises StoreError."""
+        """Changes settings of a topic as Kafka's old tools do. Raises StoreError."""
         store = await SimulatedStore.open(self.store, self.session_s)
         try:
             path = ConfigNode.path("topics", TOPIC)
@@ -374,7 +374,7 @@ class FullCluster(Simulation):
                 self._unheeded_states[state_path] = node.version
 
     def _is_unheeded(self) -> bool:
-        """Whether no controller has heeded yet what was written past all brokers."""
+        """Whether no controller has applied a direct write to the store yet."""
         for path, version in list(self._unheeded_states.items()):
             node = self.store.tree.get(path)
             if node is None or node.version != version:
@@ -382,7 +382,7 @@ class FullCluster(Simulation):
         return bool(self._unread_settings or self._unheeded_states) or not self._is_known_to_controller()
 
     def _is_known_to_controller(self) -> bool:
-        """Whether the controller counts by what the store has. The rest of its broker may know it before."""
+        """Whether the controller uses the stored value. The rest of its broker may know it before."""
         node = self._controller()
         controller = cast(Whole, node.server).server.broker.controller if node is not None else None
         topic = controller.image.topics.get(TOPIC) if controller is not None else None
@@ -413,16 +413,16 @@ class FullCluster(Simulation):
     def patches(self) -> list[Any]:
         return [
             *self.controllers.patches(),
-            mock.patch.object(app, "bind", self._bind),
-            mock.patch.object(app, "Acceptor", OrderedAcceptor),
-            mock.patch.object(app, "open_store", self._open_store),
-            mock.patch.object(app, "CleanerProcess", self._new_cleaner),
-            mock.patch.object(compaction, "AGAIN_MS", CLEAN_AGAIN_MS),
-            mock.patch.object(Compaction, "_failed", lambda *of: self._clean_failed(*of)),
-            mock.patch.object(office, "Random", self._new_random),
-            mock.patch.object(leading, "plan_elections", self._plan_elections),
-            # Calls of processes that were killed never end, and would be kept.
-            mock.patch.object(common, "_going_on", set()),
+            mock.patch.object(broker_server, "bind", self._bind),
+            mock.patch.object(broker_server, "SocketServer", OrderedAcceptor),
+            mock.patch.object(broker_server, "open_store", self._open_store),
+            mock.patch.object(broker_server, "CleanerProcess", self._new_cleaner),
+            mock.patch.object(log_cleaner, "RETRY_MS", CLEAN_AGAIN_MS),
+            mock.patch.object(LogCleaner, "_failed", lambda *of: self._clean_failed(*of)),
+            mock.patch.object(controller_context, "Random", self._new_random),
+            mock.patch.object(leader_election_requests, "plan_elections", self._plan_elections),
+            # Calls of killed processes never end, and would be kept.
+            mock.patch.object(common, "_unfinished_work", set()),
             *self.promises.commands.patches(),
             *self.promises.coordinators.patches(),
         ]
@@ -434,9 +434,11 @@ class FullCluster(Simulation):
                 broker = node.server.server.broker
                 self.promises.coordinators.look(node.name, broker.groups, broker.partitions)
 
-    def _clean_failed(self, cleaning: Compaction, log: Log, failure: Failure) -> None:
-        """A broker sets a log aside for a while: its disk has to be at fault, or was during the cleaning."""
-        files = log.files
+    def _clean_failed(self, cleaning: LogCleaner, log: Log, failure: Failure) -> None:
+        """A broker excludes a log from compaction for a while: its disk must have a fault, or had one during
+        the compaction.
+        """
+        files = log.segment_list.files
         is_failing = isinstance(files, SimulatedFiles) and files.is_failing
         is_explained = is_failing or any(one is failure for one in self.failures_of_disks)
         if failure.kind == STORAGE and not is_explained:
@@ -460,7 +462,7 @@ class FullCluster(Simulation):
         *others: Any,
         **named: Any,
     ) -> Decisions:
-        """A controller decides on elections that somebody asked for."""
+        """A controller plans requested elections."""
         decisions = plan_elections(image, partitions, election_type, stopping, *others, **named)
         if election_type == UNCLEAN:
             for plan in decisions.plans:
@@ -480,19 +482,19 @@ class FullCluster(Simulation):
         return await SimulatedStore.open(self.store, self.session_s)
 
     def _written(self, path: str, data: bytes) -> None:
-        """Somebody wrote to the store."""
+        """The store was written."""
         parts = path.split("/")
         if path.startswith("/brokers/ids/"):
             if not data:
-                return  # The controller has looked whether the broker is registered.
+                return  # The controller has checked whether the broker is registered.
             broker_id = int(parts[3])
             lost = BrokerNode.decode(broker_id, data).lost
             node = self.store.tree.get(path)
             machine = self.node(broker_id)
             is_created = node is not None and node.version == 0
-            # What a process that was killed has sent may come to the store when the next one runs.
+            # Writes of a killed process may reach the store when the next one runs.
             is_its_own = node is not None and self._process_of(node.owner) is machine.process
-            # Nor does it say anything of the disk that has been put in meanwhile.
+            # Nor do they concern a disk that was inserted meanwhile.
             has_started = machine.stopping is None and machine.started_s >= machine.disk_since_s
             is_new = is_created and is_its_own and has_started
             self.promises.registered(broker_id, lost, is_new=is_new)
@@ -532,34 +534,35 @@ class FullCluster(Simulation):
                 self.promises.eligible_written(place, state.elr)
 
     def _process_of(self, session: int) -> Process | None:
-        """The process that began a session, while the session lasts."""
+        """Returns the process that began a session, while the session lasts."""
         known = self.store.sessions.get(session)
         return known.connection.store.context.get(PROCESS) if known and known.connection else None
 
     def _transacted(
         self, session: int, operations: Sequence[Operation], before: dict[str, StoreNode | None]
     ) -> None:
-        """Somebody has written to the store, all at once."""
+        """A transaction was written."""
         process = self._process_of(session)
         node = next((one for one in self.nodes if process is not None and one.name == process.name), None)
         if node is None:
-            return  # An administrator's tool.
+            return  # A tool of an administrator.
         controller = self._controller_of(node) if node.process is process else None
         if controller is not None:
             is_known = controller.is_changing and not controller._is_stale
             if not is_known or controller.store.session_id != session:
-                controller = None  # It has given up waiting for the answer, or begins another session.
+                controller = None  # It does not wait any more, or begins another session.
         try:
             self.controllers.wrote(Written(session, operations, before), process, controller)
         except Exception as problem:
-            # The store would answer the broker with it.
+            # The store would send it to the broker.
             self.events.violate(f"a checker has failed: {problem!r}")
             raise
 
-    def _controller_of(self, node: Node) -> Controller | None:
-        """What may be the controller in the process of a broker, also while that starts and stops."""
+    def _controller_of(self, node: Node) -> ControllerContext | None:
+        """Returns the controller context of a broker, also while its process starts and stops."""
         whole = node.server or node.starting or node.stopping
-        return getattr(whole.server.broker, "controller", None) if isinstance(whole, Whole) else None
+        controller = getattr(whole.server.broker, "controller", None) if isinstance(whole, Whole) else None
+        return controller.context if controller is not None else None
 
     def _log_of(self, broker: int, epoch: int, place: Place) -> Partition | None:
         node, registration = self.node(broker), self.store.tree.get(BrokerNode.path(broker))
@@ -589,16 +592,16 @@ class FullCluster(Simulation):
                         self.controllers.look_at_leader(node.node_id, node.process, image, partition)
 
     def _lose_answer(self, session: int) -> None:
-        """The store has taken a write, and ends the session before the answer comes."""
+        """The store commits a write, and ends the session before the response arrives."""
         if self._begun_s is None or self.faults.ended or self.random.random() >= LOST_ANSWERS:
             return
         self.events.count("sessions that ended with the removal of losses")
         self.faults.later(lambda: self.store.end(session, "is ended"), 0.0001)
 
     def _lose_isr_answer(self, place: Place, leader: int, isr: set[int]) -> None:
-        """The controller does not hear that it has written a larger set, nor the leader what it finds then.
+        """The controller does not learn that it has written a larger set, nor the leader its later result.
 
-        What has joined stands still meanwhile.
+        The joined replica is suspended meanwhile.
         """
         controller, before = self._controller(), self.promises.partitions[place].holders.isr
         if controller is None or leader not in before or not set(before) < isr:
@@ -614,11 +617,11 @@ class FullCluster(Simulation):
             for broker in sorted(isr - set(before)):
                 self.faults.pause(self.node(broker))
 
-        # First the leader is told that the controller had no answer.
+        # First the leader learns that the controller had no response.
         self.network.world_timer(self.loop.time() + AT_ONCE_S / 3, silence)
 
     def _refuse_deletion(self, topic: str) -> None:
-        """Disks have no room at first to rename what they have of a topic."""
+        """Disks have no space at first to rename the logs of a topic."""
         for node in self.nodes:
             if self.random.random() < 0.5:
                 self.events.add(f"*** the disk of {node.name} refuses to rename {topic}", "the world")
@@ -631,13 +634,13 @@ class FullCluster(Simulation):
             self.phases.moment("min.insync.replicas changed")
 
     def _session_ended(self, paths: list[str]) -> None:
-        """The store has ended the session that these nodes were of."""
+        """The store has ended the session of these nodes."""
         for path in paths:
             if path.startswith(f"{BROKER_IDS}/"):
                 self.promises.deposed.session_ended(int(path.rpartition("/")[2]), self.loop.time())
 
     def _read(self, session: int, path: str, node: StoreNode) -> None:
-        """Somebody has read one of many nodes: the controller registrations, and brokers settings."""
+        """One of many nodes was read: registrations by a controller, or settings by a broker."""
         process = PROCESS.get()
         self.controllers.read(path, node)
         if path.startswith("/config/") and process is not None:
@@ -675,7 +678,7 @@ class FullCluster(Simulation):
         self.phases.moment("move ended")
 
     def _removed(self, path: str) -> None:
-        """Somebody deleted a node of the store."""
+        """A node of the store was deleted."""
         parts = path.split("/")
         if path.startswith("/admin/delete_topics/"):
             self.phases.end("topic deletion written")
@@ -687,9 +690,9 @@ class FullCluster(Simulation):
             self._check_directories(parts[3])
 
     def _check_replicas_are_gone(self, topic: str) -> None:
-        """The nodes of a topic go once every broker has deleted its replicas.
+        """The nodes of a topic are deleted after every broker has deleted its replicas.
 
-        An operator may have had one forgotten that is not registered.
+        An operator may have unregistered a broker that does not return.
         """
         for place, known in self.promises.partitions.items():
             for broker in known.replicas if place[0] == topic else ():
@@ -701,16 +704,18 @@ class FullCluster(Simulation):
                     self.promises.broken("deletion", f"{topic} is gone, and {broker} has {place}")
 
     def _check_directories(self, topic: str) -> None:
-        """Whoever confirmed that a topic is deleted has no records of it, or knows what it has."""
+        """A broker that acknowledged the deletion of a topic has no records of it, or knows its remaining
+        directories.
+        """
         for node in self.nodes:
             logs = node.server.partitions.logs if node.server is not None else None
-            if logs is None or not logs.working:
-                continue  # What was put aside is out of reach: a later start tells it by its topic's id.
+            if logs is None or not logs.dirs.working:
+                continue  # A log set aside is recognised by its topic id at a later start.
             for name in node.files.directories("/data"):
                 key = parse_partition_directory(name)
                 if key is None or key.topic != topic or key in logs.logs:
                     continue
-                # A disk without room leaves a directory of which no log was made.
+                # A full disk leaves a directory without a log.
                 files = [f"/data/{name}/{one}" for one in node.files.list(f"/data/{name}")]
                 if any(one.endswith(LOG) and node.files.size(one) for one in files):
                     self.promises.broken("new-topic", f"{node.name} has forgotten that {name} is there")
@@ -726,7 +731,7 @@ class FullCluster(Simulation):
         ]
 
     def _make_near_producer(self) -> Client:
-        """Writes to one partition, and is cut off together with its leader."""
+        """Creates a producer that writes to one partition, and is disconnected together with its leader."""
         producer: Producer = self._client(
             Producer,
             NEAR_PRODUCER,
@@ -740,7 +745,7 @@ class FullCluster(Simulation):
         return producer
 
     def elect_unclean(self, place: Place) -> bool:
-        """An operator asks for the election every few seconds, as long as it is needed."""
+        """An operator requests the election every few seconds, as long as it is needed."""
         now = self.loop.time()
         if now - self._operator_s.get(place, 0.0) < 3.0:
             return False
@@ -751,7 +756,7 @@ class FullCluster(Simulation):
         async def elect() -> None:
             for address in self.addresses:  # One of them is the controller.
                 try:
-                    await operator.link(address)  # It may take until the broker starts.
+                    await operator.link(address)  # The request may take until the broker starts.
                     if not self.promises.needs_election(place):
                         return
                     await operator.elect(place[0], [place[1]], UNCLEAN, address)
@@ -797,12 +802,12 @@ class FullCluster(Simulation):
         }
 
     def stop_in_exchange(self, node: Node) -> None:
-        """The process ends in the exchange of several segments that is about to begin."""
+        """The process ends during the next exchange of several segments."""
         stop = self.random.choice((self.faults.kill, self.faults.kill, self.faults.cut_power))
         self._stop_in_cleaning(node, stop, OLD_SEGMENTS)
 
     def _stop_in_cleaning(self, node: Node, stop: Callable[[Node], bool], stops_at: str = "") -> bool:
-        """The process ends between two operations of a cleaning, once there is one."""
+        """The process ends between two operations of the next compaction."""
         if not node.is_running:
             return False
         process = node.process
@@ -841,7 +846,7 @@ class FullCluster(Simulation):
         return True
 
     def end_controller_session(self, node: Node) -> bool:
-        """The store ends the session of the controller: another broker takes over."""
+        """The store ends the session of the controller: another broker is elected."""
         controller = self._controller()
         return controller is not None and self.end_session(controller)
 
@@ -853,19 +858,20 @@ class FullCluster(Simulation):
         return None
 
     def kill_leader_and_controller(self, node: Node) -> bool:
-        """Whoever leads the topic's first partition, and who commands, are gone at once."""
+        """The leader of the topic's first partition and the controller fail at the same time."""
         known = self.promises.partitions.get((TOPIC, 0))
         leader = node if known is None or known.leader <= 0 else self.node(known.leader)
         controller = self._controller()
-        # The leader stays away for a while: others lead, if they may.
+        # The leader stays stopped for a while: others lead, if possible.
         done = self.faults.kill(leader, back_s_mean=LONG_S)
         return (controller is not None and controller is not leader and self.faults.kill(controller)) or done
 
     def delay_store(self, node: Node) -> bool:
-        """What the store sends to a broker comes late for a while, best to the controller.
+        """Packets from the store to a broker are delayed for a while, preferably to the controller.
 
-        What it is sent does not: then another broker is registered, best with losses, while the controller
-        does not know. Or an operator removes its node, as Apache Kafka's do to have another controller.
+        Packets to the store are not: then another broker registers, preferably with losses, while the
+        controller does not know. Or an operator removes its node, as operators of Apache Kafka do to replace
+        the controller.
         """
         if self.random.random() < 0.7:
             node = self._controller() or node
@@ -892,9 +898,9 @@ class FullCluster(Simulation):
         return True
 
     def cut_from_store(self, node: Node) -> bool:
-        """A broker reaches the store no more, or nobody but clients, for longer than its session lives.
+        """A broker reaches no store, or only clients, for longer than its session timeout.
 
-        One client that asks for no replicas is on its side, and is not told of another leader.
+        One client without replicas stays on its side, and does not learn of another leader.
         """
         if not node.is_running:
             return False
@@ -915,7 +921,7 @@ class FullCluster(Simulation):
         return True
 
     def shut_down(self, node: Node) -> bool:
-        """The broker is told to stop, does so in order, and is started again."""
+        """The broker gets a stop signal, shuts down cleanly, and is started again."""
         server, process = node.server, node.process
         if not node.is_running or not isinstance(server, Whole) or process.paused:
             return False
@@ -927,7 +933,7 @@ class FullCluster(Simulation):
         return True
 
     def stop_in_failing_sync(self, node: Node) -> bool:
-        """A sync hangs, the broker is told to stop meanwhile, and the sync fails: its data are dropped."""
+        """A sync hangs, the broker gets a stop signal meanwhile, and the sync fails: its data are dropped."""
         if not node.is_running or not self.faults.may_lose(node):
             return False
         self.events.add(f"*** the next sync of {node.name} hangs, and fails", "the world")
@@ -949,7 +955,7 @@ class FullCluster(Simulation):
         self.loop.call_soon(node.end, process, context=WORLD)
 
     def _check_clean_stop(self, node: Node) -> None:
-        """A stop that is marked as a clean one has left everything on the disk."""
+        """After a stop with a clean shutdown file, all data are on the disk."""
         if not node.files.exists(f"/data/{CLEAN_SHUTDOWN}"):
             return
         self.events.count("clean stops")

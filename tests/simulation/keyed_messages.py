@@ -1,7 +1,7 @@
-"""Records with keys: which key a message has in a compacted topic, and whether it is a tombstone.
+"""Records with keys: the key of a message in a compacted topic, and whether it is a tombstone.
 
-Both follow from the message, so that checkers know them of records that are gone. A tombstone has no value:
-a header says which message it is.
+Both follow from the message, so that checkers know them for removed records. A tombstone has no value: a
+header identifies the message.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def _luck(producer: str, number: int) -> int:
 
 
 def key_of(message: tuple[str, int]) -> bytes:
-    """The key of a producer's message of this number."""
+    """Returns the key of a producer's message with this number."""
     return b"key-%d" % (_luck(*message) % KEYS)
 
 
 def is_tombstone(message: tuple[str, int]) -> bool:
-    """Whether it is sent without a value."""
+    """Whether the message is sent without a value."""
     return (_luck(*message) >> 8) % TOMBSTONES == 0

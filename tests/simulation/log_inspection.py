@@ -1,4 +1,4 @@
-"""Reads the logs of simulated brokers: what they hold, what is on their disks, and what happens to them."""
+"""Reads the logs of simulated brokers: their content, their state on disk, and their changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from simulated_disk import SimulatedFiles
 
-from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
-from tidemill.log.names import MOVED_TO
+from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
+from tidemill.log.file_names import MOVED_TO
 from tidemill.model.types import TopicPartition
 from tidemill.records.checksum import crc32c
-from tidemill.records.reader import iter_stored
+from tidemill.records.record_reader import iter_stored
 from tidemill.replication.partition import Partition
 
 DATA_DIRECTORIES = ("/data", "/data2")
@@ -24,7 +24,7 @@ CRC_AT, CHECKED_FROM, LAST_DELTA_AT = 17, 21, 23
 
 
 def records_of(partition: Partition) -> bytes:
-    """All batches of a log, byte for byte."""
+    """Returns all batches of a log, byte for byte."""
     log = partition.log
     found = b""
     offset = int(log.start_offset)
@@ -41,9 +41,9 @@ def records_of(partition: Partition) -> bytes:
 
 
 def log_directory(names_in: Callable[[str], Collection[str]], partition: str) -> str:
-    """The directory with the log of a partition, such as ``t-0``, where it was moved from one to another.
+    """Returns the directory of a partition's log, such as ``t-0``, also during a move to another directory.
 
-    Once the copy is there under its name, a broker that starts takes it instead of the one that was copied.
+    Once the copy has the final name, a starting broker uses it instead of the original.
     """
     there = [path for one in DATA_DIRECTORIES if names_in(path := f"{one}/{partition}")]
     left = [path for path in there if MOVED_TO not in names_in(path)]
@@ -51,7 +51,7 @@ def log_directory(names_in: Callable[[str], Collection[str]], partition: str) ->
 
 
 def has_line(files: SimulatedFiles, path: str, topic_partition: TopicPartition) -> bool:
-    """Whether the checkpoint that a power cut would leave at ``path`` has a line of a partition."""
+    """Whether the checkpoint at ``path`` after a power cut has a line of a partition."""
     directory, _, name = path.rpartition("/")
     if name not in files.durable_names(directory):
         return False
@@ -63,7 +63,7 @@ def has_line(files: SimulatedFiles, path: str, topic_partition: TopicPartition) 
 
 
 def end_on_disk(files: SimulatedFiles, partition: str) -> int:
-    """Where the whole batches end that are in the segments of a partition's log; -1 when it has none."""
+    """Returns the end of the whole batches in the segments of a partition's log; -1 without a log."""
 
     def names_in(path: str) -> list[str]:
         return files.list(path) if files.exists(path) else []
@@ -79,7 +79,7 @@ def end_on_disk(files: SimulatedFiles, partition: str) -> int:
 
 
 def whole_batches(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The batches at the beginning of a file that are whole: their first and last offset, and their bytes."""
+    """Returns the whole batches at the start of a file: first and last offset, and bytes."""
     position = 0
     while position + CHECKED_FROM + LAST_DELTA_AT <= len(data):
         base, length = _BASE_AND_LENGTH.unpack_from(data, position)
@@ -96,14 +96,14 @@ def whole_batches(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 class LogWatch:
-    """Notices what happens to the logs of running brokers: truncation, new segments, moved starts."""
+    """Detects changes of the logs of running brokers: truncation, new segments, moved start offsets."""
 
     def __init__(self, happened: Callable[[str], None]) -> None:
         self._happened = happened
         self._seen: dict[Any, tuple[int, int, int]] = {}
 
     def look(self, node_id: int, partitions: Iterable[Partition]) -> None:
-        """Compares the logs of a broker with how they were when they were looked at last."""
+        """Compares the logs of a broker with their state at the last call."""
         for partition in partitions:
             log = partition.log
             key = (node_id, log.topic_id, int(partition.index))

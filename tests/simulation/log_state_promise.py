@@ -1,11 +1,10 @@
-"""What brokers know of logs: ``no-hole``, ``epochs``, ``producers``, ``recovery-point``, ``checkpoints``.
+"""The state of logs in memory: ``no-hole``, ``epochs``, ``producers``, ``recovery-point``, ``checkpoints``.
 
-A fault in what is known does harm only when a leader dies, a producer sends again or a machine loses its
-power at the right moment, which few runs meet. So what is known is compared with the segments themselves:
-when a log was opened or cut, when its recovery point has moved, when its process ends, and at rest.
-
-Compaction takes batches that would tell where an epoch began, and how far a log reached: where that may
-explain a difference, the excuse is ``compacted``.
+A fault in this state does harm only if a leader fails, a producer retries or a machine loses its power at the
+right moment, which is rare in a run. So the state is compared with the segments: when a log was opened or
+truncated, when its recovery point has moved, when its process ends, and at rest. Compaction removes batches
+that show the start of an epoch, and the end of a log: if that may explain a difference, the excuse is
+``compacted``.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any, NamedTuple
 from log_inspection import log_directory
 from simulated_disk import SimulatedFiles
 
-from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
-from tidemill.log.directories import DataDirectories
+from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
+from tidemill.log.file_names import LOG, RECOVERY_POINTS, SWAP, offset_name, offset_of
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, RECOVERY_POINTS, SWAP, offset_name, offset_of
+from tidemill.log.log_directories import DataDirectories
 from tidemill.replication.partition import Partition
 
 DATA = "/data"
@@ -37,7 +36,7 @@ SEQUENCES = 1 << 31
 
 
 class BatchHeader(NamedTuple):
-    """What is compared of a batch; ``end`` is where it ends in its file."""
+    """The compared fields of a batch; ``end`` is its end position in its file."""
 
     base: int
     last: int
@@ -55,7 +54,7 @@ class BatchHeader(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A log as it was when it was looked at last."""
+    """A log at the last check."""
 
     log: Log
     end: int
@@ -67,7 +66,7 @@ class Seen(NamedTuple):
 
     @staticmethod
     def of(log: Log) -> Seen:
-        """As it is now."""
+        """Returns the current state."""
         return Seen(
             log,
             int(log.end_offset),
@@ -79,7 +78,7 @@ class Seen(NamedTuple):
 
 
 def headers_of(data: bytes) -> Iterator[BatchHeader]:
-    """The headers of the batches of a segment."""
+    """Returns the headers of the batches of a segment."""
     position = 0
     while position + _HEADER.size <= len(data):
         (
@@ -117,12 +116,12 @@ def headers_of(data: bytes) -> Iterator[BatchHeader]:
 
 
 def segments_of(files: SimulatedFiles, directory: str) -> list[tuple[str, bytes]]:
-    """The names and contents of a log's segments, in their order."""
+    """Returns the names and contents of a log's segments, in order."""
     return sorted(files.stored(directory, lambda name: offset_of(name, LOG) >= 0).items())
 
 
 class LogStatePromise:
-    """Compares what brokers know of their logs with what is in these."""
+    """Compares the state of logs in brokers with their segments."""
 
     def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
@@ -142,7 +141,7 @@ class LogStatePromise:
         self.check(broker, log)
 
     def look(self, broker: str, partitions: Iterable[Partition], directories: DataDirectories) -> None:
-        """Checks the logs of a running broker that have changed since the last look."""
+        """Checks the logs of a running broker that have changed since the last call."""
         for partition in partitions:
             log = partition.log
             seen = self._seen.get(id(log))
@@ -156,10 +155,10 @@ class LogStatePromise:
             self._check_last_epoch(broker, log)
             if seen is None:
                 continue
-            # A log that begins anew goes on with its first record.
+            # A log that starts again continues with its first record.
             if now.end > seen.end and now.end > now.start:
                 self._check_checkpoints(broker, log, directories)
-            # Where an earlier epoch is the latest again, compaction may have taken what was before it.
+            # If an earlier epoch is the latest again, compaction may have removed the batches before it.
             if now.epoch > seen.epoch and log.config.compact:
                 self._check_begin(broker, log)
             if now.end < seen.end:
@@ -168,10 +167,10 @@ class LogStatePromise:
                 self._check_recovery_point(broker, log)
 
     def cut(self, broker: str, log: Log) -> None:
-        """Checks a log that was just cut, or was to be cut where it ends."""
+        """Checks a log after a truncation, or after one without effect."""
         self._ends.setdefault(log, set()).add(int(log.end_offset))
         self.forget_last_epoch(broker, log.directory)
-        if log.closed or log.has_unfinished_cut:
+        if log.closed or log.has_unfinished_truncation:
             return
         self._check_order(broker, Seen.of(log))
         epochs = log.leader_epochs
@@ -184,17 +183,17 @@ class LogStatePromise:
         self.check(broker, log)
 
     def forget_last_epoch(self, broker: str, directory: str) -> None:
-        """A log begins anew, or ends elsewhere: its last record is not what it was. Or the disk may have lost
-        the file of its epochs.
+        """A log starts again, or has another end: its last record has changed. Or the disk may have lost its
+        epoch file.
         """
         self._last_epochs.get(broker, {}).pop(directory, None)
 
     def disk_lost(self, broker: str) -> None:
-        """A disk has lost what was not synced, or all: that may be the file of the epochs."""
+        """A disk has lost its unsynced data, or all: the epoch file may be among them."""
         self._last_epochs.pop(broker, None)
 
     def _check_order(self, broker: str, now: Seen) -> None:
-        """Nothing is known of what lies behind the end of a log."""
+        """No state refers to offsets beyond the end of a log."""
         for what, offset in (
             ("has its recovery point at", now.recovery_point),
             ("is clean up to", now.clean_end),
@@ -207,7 +206,7 @@ class LogStatePromise:
                 return
 
     def _check_leads(self, broker: str, partition: Partition) -> None:
-        """A leader knows its own epoch, also before it has written in it."""
+        """A leader knows its own epoch, also before its first write in it."""
         log = partition.log
         if partition.failed or log.closed or log.leader_epochs.latest == int(partition.leader_epoch):
             return
@@ -217,38 +216,38 @@ class LogStatePromise:
         )
 
     def _check_checkpoints(self, broker: str, log: Log, directories: DataDirectories) -> None:
-        """Of a log that goes on no checkpoint calls more synced, deleted or clean than is."""
+        """No checkpoint of an existing log has a larger offset than is synced, deleted or compacted."""
         if log.closed:
             return
         directory = directories.directory_of(log)
         key = log.topic_partition
         for checkpoint, offset in (
-            # A log whose records were all deleted takes a batch that begins before its start.
+            # A log whose records were all deleted appends a batch that begins before its start.
             (directory.recovery_points, max(int(log.recovery_point), int(log.start_offset))),
             (directory.start_offsets, int(log.start_offset)),
             (directory.cleaner_offsets, max(int(log.clean_end), 0)),
         ):
-            if checkpoint.said(key) > offset:
+            if checkpoint.max_offset(key) > offset:
                 if not getattr(checkpoint, "_is_known", True):
                     self._excused("full-disk")
                     continue
                 self._broken(
                     "checkpoints",
-                    f"{broker}: {_name(log)} goes on, and {checkpoint.path} may say {checkpoint.said(key)},"
-                    f" not {offset}",
+                    f"{broker}: {_name(log)} goes on, and {checkpoint.path} may have "
+                    f"{checkpoint.max_offset(key)}, not {offset}",
                 )
                 return
 
     def check(self, broker: str, log: Log) -> None:
-        """Checks everything that is known of a log."""
-        if log.closed or not isinstance(log.files, SimulatedFiles):
+        """Checks the whole state of a log."""
+        if log.closed or not isinstance(log.segment_list.files, SimulatedFiles):
             return
-        # A cut that a full disk has stopped half way is finished before anybody reads or writes.
-        if getattr(log, "_cut", None) is not None or not log.files.exists(log.directory):
+        # A truncation that a full disk interrupted is completed before any read or write.
+        if log.has_unfinished_truncation or not log.segment_list.files.exists(log.directory):
             return
         batches = [
             header
-            for _, data in segments_of(log.files, log.directory)
+            for _, data in segments_of(log.segment_list.files, log.directory)
             for header in headers_of(data)
             if header.base < int(log.end_offset)
         ]
@@ -261,7 +260,7 @@ class LogStatePromise:
         self._check_recovery_point(broker, log)
 
     def _check_holes(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
-        """Each batch begins where the one before it ends, and the log ends with the last."""
+        """Each batch begins at the end of the previous one, and the log ends with the last."""
         end = batches[0].base if batches else int(log.end_offset)
         for batch in batches:
             if batch.base < end or (batch.base > end and not self._is_compacted(log)):
@@ -274,11 +273,11 @@ class LogStatePromise:
             )
 
     def _is_compacted(self, log: Log) -> bool:
-        """Whether compaction may explain a difference that was found."""
+        """Whether compaction may explain a difference."""
         return bool(log.config.compact) and self._excused("compacted")
 
     def _check_same(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
-        """Nobody has another batch of the same leader epoch at the same offset."""
+        """No two replicas have different batches of the same leader epoch at the same offset."""
         name = _name(log)
         known = self._batches.setdefault((name, log.topic_id), {})
         for batch in batches:
@@ -294,7 +293,7 @@ class LogStatePromise:
                 return
 
     def _check_epochs(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
-        """Each batch has the epoch that is known for its offset, and each epoch begins with a batch of it."""
+        """Each batch has the recorded epoch of its offset, and each epoch begins with a batch of it."""
         known = log.leader_epochs
         begins: dict[int, int] = {}
         for batch in batches:
@@ -326,7 +325,7 @@ class LogStatePromise:
                 return
 
     def _check_last_epoch(self, broker: str, log: Log) -> None:
-        """Also when it is deleted the epoch of the last record is known: elections compare logs by it."""
+        """The epoch of the last record is known, also after its deletion: elections compare logs by it."""
         ends = self._last_epochs.setdefault(broker, {})
         end = int(log.end_offset)
         epoch = log.leader_epochs.epoch_of(end - 1)
@@ -342,11 +341,15 @@ class LogStatePromise:
             )
 
     def _check_begin(self, broker: str, log: Log) -> None:
-        """Also in a copy of a compacted log an epoch begins where the log ended before."""
-        if not isinstance(log.files, SimulatedFiles) or log.closed or not log.leader_epochs.epochs:
+        """In a copy of a compacted log too, an epoch begins at the former end of the log."""
+        if (
+            not isinstance(log.segment_list.files, SimulatedFiles)
+            or log.closed
+            or not log.leader_epochs.epochs
+        ):
             return
         name = offset_name(int(log.active.base_offset), LOG)
-        data = log.files.stored(log.directory, lambda one: one == name).get(name, b"")
+        data = log.segment_list.files.stored(log.directory, lambda one: one == name).get(name, b"")
         latest, start = log.leader_epochs.epochs[-1], log.leader_epochs.starts[-1]
         for before, batch in pairwise(headers_of(data)):
             if before.epoch < latest == batch.epoch and start > before.last + 1:
@@ -361,7 +364,7 @@ class LogStatePromise:
                 return
 
     def _check_producers(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
-        """The last batch that is known of each producer is the last that the log has of it."""
+        """The recorded last batch of each producer is its last in the log."""
         last: dict[int, tuple[int, int, int]] = {}
         for batch in batches:
             if batch.producer_id >= 0 and not batch.attributes & CONTROL:
@@ -385,7 +388,7 @@ class LogStatePromise:
             there = last.get(producer_id)
             start = int(log.start_offset)
             if there is None and found is not None and found[2] < start:
-                continue  # Its batches are gone with the start of the log.
+                continue  # Its batches are removed with the start of the log.
             if there is not None and there[2] < start:
                 continue
             if found != there and not self._is_compacted(log):
@@ -400,13 +403,15 @@ class LogStatePromise:
         self.check_synced(broker, log, int(log.recovery_point), "its recovery point")
 
     def check_synced(self, broker: str, log: Log, point: int, what: str) -> None:
-        """Checks that a log is on the disk up to ``point``, as ``what`` says."""
-        if log.closed or not isinstance(log.files, SimulatedFiles):
+        """Checks that a log is on the disk up to ``point``; ``what`` is for the message."""
+        if log.closed or not isinstance(log.segment_list.files, SimulatedFiles):
             return
-        self._check_synced(broker, log.files, log.directory, point, what, bool(log.config.compact))
+        self._check_synced(
+            broker, log.segment_list.files, log.directory, point, what, bool(log.config.compact)
+        )
 
     def process_ends(self, broker: str, files: SimulatedFiles, is_compacted: Callable[[str], bool]) -> None:
-        """What the recovery points say that a power cut would leave is on the disk."""
+        """The data below the recovery points are on the disk."""
         path = f"{DATA}/{RECOVERY_POINTS}"
         if RECOVERY_POINTS not in files.durable_names(DATA):
             return
@@ -432,9 +437,9 @@ class LogStatePromise:
         what: str,
         is_compacted: bool,
     ) -> None:
-        """The disk has each batch that ends before ``point``; of a compacted log also as it was before."""
+        """The disk has each batch that ends before ``point``; of a compacted log also its former batches."""
         if log_directory(files.durable_names, directory.rpartition("/")[2]) != directory:
-            return  # A copy whose name is not on the disk: a power cut brings back what was copied.
+            return  # A copy without a durable name: a power cut restores the original.
         durable = set(files.durable_names(directory))
 
         def is_unsynced(name: str) -> bool:
@@ -457,10 +462,12 @@ class LogStatePromise:
 
 
 def end_of_batches(log: Log, end: int) -> int:
-    """Where the last batch before ``end`` ends that a process reads of a log; its start where it has none."""
-    if not isinstance(log.files, SimulatedFiles):
+    """Returns the end of the last batch before ``end`` that a process reads; the log start offset without
+    one.
+    """
+    if not isinstance(log.segment_list.files, SimulatedFiles):
         return end
-    for _, data in reversed(segments_of(log.files, log.directory)):
+    for _, data in reversed(segments_of(log.segment_list.files, log.directory)):
         lasts = [header.last for header in headers_of(data) if header.last < end]
         if lasts:
             return max(lasts) + 1
@@ -468,9 +475,9 @@ def end_of_batches(log: Log, end: int) -> int:
 
 
 def _missing(files: SimulatedFiles, directory: str, data: bytes, point: int) -> set[int]:
-    """The offsets of the batches of a segment before ``point`` that a power cut would leave nowhere.
+    """Returns the offsets of the batches of a segment before ``point`` that a power cut would lose.
 
-    While compaction exchanges segments, their batches are in those that go.
+    While compaction replaces segments, the batches are in the replaced ones.
     """
     kept: set[int] = set()
     for name in files.durable_names(directory):

@@ -1,8 +1,8 @@
-"""``min.insync.replicas`` as the store has it: what it is for a topic, and which brokers have read it.
+"""``min.insync.replicas`` in the store: its value for a topic, and the brokers that have read it.
 
-It is the topic's own value, else the default for the cluster. A change of either counts for the checkers
-from the moment at which the store has it. A leader learns of it a little later: until then it counts by the
-value before, which is excused (``not-learnt``) for no longer than a broker needs to read it.
+It is the topic's own value, else the default of the cluster. A change of either counts for the checkers from
+the commit in the store on. A leader learns of it a little later: until then it uses the former value, which
+is excused (``not-learnt``) for no longer than a broker needs to read it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ APPLY_S = 2.0
 
 
 class Since(NamedTuple):
-    """A value that a node has since some time; None where it has none."""
+    """A value of a node and its time; None without a value."""
 
     value: int | None
     at_s: float
@@ -42,7 +42,7 @@ class Read(NamedTuple):
 
 
 class MinInsyncSetting:
-    """Follows the value of each topic through the store, and through what brokers read there."""
+    """Tracks the value of each topic in the store, and the reads of brokers."""
 
     def __init__(self, promises: Promises) -> None:
         self.promises = promises
@@ -57,7 +57,7 @@ class MinInsyncSetting:
     # -- what the world reports
 
     def written(self, path: str, data: bytes) -> None:
-        """Somebody has written a node."""
+        """A node was written."""
         if path != DEFAULT_PATH and not path.startswith(TOPICS):
             return
         value = _value_in(path, data)
@@ -74,7 +74,7 @@ class MinInsyncSetting:
             self._reads[broker, path].append(Read(max(found, default=0), self.promises.now()))
 
     def topic_removed(self, topic: str) -> None:
-        """The store has the topic no more."""
+        """The topic was removed from the store."""
         path = TOPICS + topic
         self._values.pop(path, None)
         for key in [key for key in self._reads if key[1] == path]:
@@ -83,14 +83,14 @@ class MinInsyncSetting:
     # -- what follows from it
 
     def of(self, topic: str) -> int:
-        """The value of a topic."""
+        """Returns the value of a topic."""
         own = self._values.get(TOPICS + topic)
         value = own[-1].value if own is not None else None
         return self.default if value is None else value
 
     @property
     def default(self) -> int:
-        """The value of topics without one."""
+        """Returns the value of topics without their own."""
         return self._values[DEFAULT_PATH][-1].value or 1
 
     def _changed(self, path: str) -> None:
@@ -108,12 +108,12 @@ class MinInsyncSetting:
                     self.promises.events.count("min.insync.replicas changed by its default")
 
     def own(self, topic: str) -> str | None:
-        """The value of its own that a topic has."""
+        """Returns the topic's own value."""
         own = self._values.get(TOPICS + topic)
         return None if own is None or own[-1].value is None else str(own[-1].value)
 
     def has_own(self, topic: str) -> bool:
-        """Whether a topic has a value of its own."""
+        """Whether a topic has its own value."""
         return self.own(topic) is not None
 
     def _count(self, how: str, topic: str) -> None:
@@ -125,15 +125,15 @@ class MinInsyncSetting:
     # -- leaders that have yet to learn of it
 
     def explains(self, topic: str, leader: int, having: int, sent_s: float) -> bool:
-        """Whether a leader that acknowledged with so many replicas need not know that it takes more.
+        """Whether a leader that acknowledged with that many replicas need not know the higher value.
 
-        One whose session has ended cannot learn of it. If it is alone in sync it leads on: nobody else can
-        be elected (``docs/decisions/cut-off-leaders.md``).
+        A leader without a session cannot learn of it. If it is the only in-sync replica, it stays the leader:
+        no other can be elected (``docs/decisions/isolated-leaders.md``).
         """
         return self.may_be_enough(topic, leader, having, sent_s) and self.promises.excused("not-learnt")
 
     def may_be_enough(self, topic: str, leader: int, having: int, since_s: float | None = None) -> bool:
-        """Whether so many replicas may have been enough for a leader since some time, or are now."""
+        """Whether that many replicas may have been enough for a leader since some time, or are now."""
         if TOPICS + topic not in self._values:
             return False
         since_s = self.promises.now() if since_s is None else since_s
@@ -144,7 +144,7 @@ class MinInsyncSetting:
         return having >= min(values)
 
     def _counted(self, broker: int, path: str, since_s: float) -> set[int | None]:
-        """The values by which a broker may have counted since ``since_s``."""
+        """Returns the values that a broker may have used since ``since_s``."""
         values, reads = self._values[path], self._reads[broker, path]
         deposed = self.promises.deposed
         troubled_s = deposed.store_troubled_s(broker)

@@ -1,10 +1,9 @@
-"""What a cluster promises its clients, and the checkers of these promises.
+"""The promises of a cluster to its clients, and their checkers.
 
 :data:`PROMISES` and :data:`EXCUSES` are the tables of ``docs/decisions/promises.md``. A checker names the
-promise that it found broken. Where a checker lets something pass, the excuse is named as well, and counted.
-
-Clients report what they ask and what they are answered; the world reports what the store holds and what
-machines lose. Times are simulated seconds.
+broken promise. If a checker accepts a deviation, it names the excuse, which is counted. Clients report their
+requests and responses; the world reports the content of the store and the losses of machines. Times are
+simulated seconds.
 """
 
 from __future__ import annotations
@@ -34,98 +33,103 @@ from simulated_loop import wall_ms_at
 from tidemill.coordination.lost_replicas import LostReplicas
 
 PROMISES = {
-    "acks-all": "a record acknowledged with acks=all can be read for as long as a replica holds it that was "
-    "in sync or eligible then, and has lost nothing since",
-    "in-sync": "a replica of the in-sync set has every record that was acknowledged with acks=all, unless it "
-    "has lost something since",
-    "read": "a record that a consumer has read is kept like one that was acknowledged with acks=all",
-    "acks-1": "a record acknowledged with acks=1 can be read for as long as its leader stays the leader and "
-    "has lost nothing",
-    "acks-0": "a record sent with acks=0 is there at most once",
-    "min-isr": "acks=all is acknowledged only when min.insync.replicas replicas, or all there are, have "
-    "the record",
-    "flush": "with flush.messages=1 no power cut loses what was acknowledged, on any number of machines",
-    "restart": "a killed process loses nothing of its logs, and a power cut takes the end of a log, and no "
-    "record before one that stays; a clean stop leaves everything on the disk",
-    "recovery-point": "what lies below the recovery point of a log is on the disk",
-    "checkpoints": "before a log goes on, no checkpoint calls more of it synced, deleted or clean than is",
-    "no-hole": "the batches of a log follow each other without a gap or an overlap, but for what compaction "
-    "took; the log ends with the last",
-    "cut": "once a cut is on the disk, no power cut brings back what lay behind it",
-    "told-start": "a start of a log holds after a power cut before a follower tells its leader, or a leader "
-    "a client that asked for it",
-    "loss-told": "a start that finds less than there was says so, and notes it before it cuts",
-    "one-batch": "in a leader epoch an offset is written once: whichever replicas have that batch have the "
-    "same",
-    "epochs": "a replica knows of each of its records in which leader epoch it was written; where all are "
-    "deleted, of the last one, unless a disk loses what was not synced",
-    "producers": "a replica knows of each producer the last of its batches that it has, and no other",
-    "eligible": "while a partition is led by enough replicas in sync for commits, none is eligible beside "
-    "them",
-    "committed": "a leader commits a record once every replica of the in-sync set and min.insync.replicas "
-    "replicas have it, with flush.messages=1 on their disks; no replica takes more for committed",
-    "counted": "a leader counts for a follower what its last fetch has told, in the same leader epoch, of "
-    "its latest registration, and since it left the in-sync set; it commits nothing alone while it asks for "
-    "others in sync, or one had all that there was a moment ago",
-    "follows": "a follower takes what its leader has sent for the end of its log, once the disk has what it "
-    "cut; then both have the same; it cuts all that differs, and nothing else",
-    "told": "what a follower tells its leader holds after a power cut: where its log starts, and with "
-    "flush.messages=1 where it ends; nothing counts that the machine may have lost",
-    "stops-leading": "nobody waits for commits at a broker that leads a partition no more; a broker leads "
-    "nothing without a session, nor while it hears neither of the store nor of the replicas in sync",
-    "one-record": "an offset never holds two records, for readers and writers that were answered",
-    "high-watermark": "the end that a consumer is told does not go back for it",
-    "no-gap": "a consumer misses nothing between the log start and the end",
-    "no-invention": "a log holds only records that were sent to it, and each at most as often as it was sent",
-    "order": "the records of an idempotent producer are there once, in its order, without a gap",
-    "sequence": "an idempotent producer whose records were all acknowledged is not refused",
-    "log-start": "only DeleteRecords and retention move the start of a log",
-    "delete-records": "records below an offset that DeleteRecords has answered are not read any more, "
-    "for as long as a replica is there that was in sync then, and has reported no loss since; and the log "
-    "of no replica that is in sync then, or gets in sync with one of those, starts before that",
-    "retention": "retention keeps the newest retention.bytes, and records that are younger than "
-    "retention.ms; what it removes leaves the disk",
-    "compaction": "compaction takes a record only when a newer one of its key is committed and on the disk, "
-    "or as a tombstone after delete.retention.ms; offsets and order stay, and nothing that is gone comes "
-    "back",
-    "new-topic": "a topic made anew holds no record of the topic of that name before, and no broker forgets "
-    "a directory of one that is deleted",
-    "deletion": "a deletion by id, or by a mark in the store, deletes the topic that was there, and none "
-    "that is made under its name",
-    "one-leader": "a leader epoch has one leader",
-    "session": "a leader whose session has ended, and that no replica follows any more, takes writes no "
-    "longer than another session lives",
-    "election": "no replica of which the controller has read that it lacks something is elected while one "
-    "holds everything that has reported no loss since it was in sync",
-    "decision": "each state of a partition that a controller writes follows from the one before and from "
-    "what it has read: who leads, who is in sync, eligible or lost, and which leader epoch it is",
-    "image": "a controller knows of topics what is in the store; it and the leaders count by the settings "
-    "that they have read; an index of topics is what one made anew of them would be",
-    "losses": "a broker that starts with another disk reports the replicas that it had on the one before",
-    "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
-    "one",
-    "commands": "a broker carries out commands of the newest controller only, for its own registration and "
-    "over the newest connection, and has done what it confirms; a controller repeats a command until it is "
-    "answered, and then no more",
-    "leader-epoch": "a follower is told offsets by a leader that is in its leader epoch, and by no other",
-    "redundancy": "a move drops a replica only when all replicas that stay are in sync; one that is stopped "
-    "or replaced drops those that it has added only where as many with every committed record stay as "
-    "commits take, or as many as there were",
-    "reassignment": "a partition is moved to the replicas that somebody asked for, or back where somebody "
-    "has stopped the move; what was granted last is so at rest",
-    "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
-    "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
-    "assignment",
-    "owner": "in a generation of a group a partition has one owner",
-    "coordinator": "a coordinator knows, shows and answers what the committed part of its log says, while "
-    "its broker leads that; members that are not heard of, or do not join in time, are out of their group",
-    "producer-id": "a producer id is given to one producer",
-    "equal": "at rest all replicas of a partition are equal, and no other broker has one",
-    "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done, "
-    "every partition owned by a living member of each group",
-    "progress": "producers are acknowledged, and what administrators ask for is done, unless faults prevent "
-    "it",
-    "no-error": "the program reports no fault of its own",
+    "acks-all": "A record acknowledged with acks=all is readable as long as one replica holds it that was "
+    "in the ISR or eligible at the acknowledgement and has lost nothing since.",
+    "in-sync": "A replica of the ISR has every record acknowledged with acks=all, unless the replica has "
+    "lost records since.",
+    "read": "A record that a consumer has read is kept like a record acknowledged with acks=all.",
+    "acks-1": "A record acknowledged with acks=1 is readable as long as its leader remains the leader and "
+    "has lost nothing.",
+    "acks-0": "A log contains a record sent with acks=0 at most once.",
+    "min-isr": "acks=all is acknowledged only when min.insync.replicas replicas, or all replicas if there "
+    "are fewer, have the record.",
+    "flush": "With flush.messages=1 no power failure loses an acknowledged record, on any number of "
+    "machines.",
+    "restart": "A killed process loses nothing of its logs. A power failure removes the end of a log, and "
+    "no record before a remaining one. After a clean shutdown everything is on the disk.",
+    "recovery-point": "Everything below the recovery point of a log is on the disk.",
+    "checkpoints": "Before a log continues, no checkpoint claims a higher flushed, deleted or cleaned "
+    "offset than the log has.",
+    "no-hole": "The batches of a log follow each other without gap or overlap, except for gaps of "
+    "compaction. The log ends with the last batch.",
+    "cut": "After a truncation is on the disk, no power failure restores the truncated records.",
+    "told-start": "A log start offset survives a power failure before a follower reports it to its leader, "
+    "and before a leader returns it to a client that requested it.",
+    "loss-told": "A start that finds fewer records than before reports the loss, and stores the report "
+    "before it truncates.",
+    "one-batch": "In a leader epoch an offset is written once: all replicas that have the batch have the "
+    "same batch.",
+    "epochs": "A replica knows the leader epoch of each of its records. If all records are deleted, it "
+    "knows the last leader epoch, unless a disk loses unflushed data.",
+    "producers": "A replica knows the last batch of each producer in its log, and no other batch.",
+    "eligible": "While a partition has a leader and enough in-sync replicas for commits, no other replica "
+    "is eligible.",
+    "committed": "A leader commits a record when every replica of the ISR and min.insync.replicas replicas "
+    "have it, with flush.messages=1 on their disks. No replica treats more records as committed.",
+    "counted": "A leader uses the position of a follower from its last fetch, in the same leader epoch, of "
+    "its latest registration, and since it left the ISR. It commits nothing alone while it requests a "
+    "larger ISR, or while another replica was caught up a moment ago.",
+    "follows": "A follower appends the records of its leader to the end of its log when its truncation is "
+    "on the disk. Then both have the same records. It truncates all records that differ, and no others.",
+    "told": "A position that a follower reports to its leader survives a power failure: the log start "
+    "offset, and with flush.messages=1 the log end offset. Records that the machine may have lost do not "
+    "count.",
+    "stops-leading": "No request waits for commits at a broker that no longer leads the partition. A broker "
+    "leads nothing without a session, and nothing while it reaches neither the store nor the in-sync "
+    "replicas.",
+    "one-record": "An offset never holds two records, as seen by readers and by producers with a response.",
+    "high-watermark": "The high watermark that a consumer receives does not decrease for this consumer.",
+    "no-gap": "A consumer misses no record between the log start offset and the log end offset.",
+    "no-invention": "A log contains only records that were sent to it, each at most as often as it was sent.",
+    "order": "A log contains the records of an idempotent producer once, in their order, without a gap.",
+    "sequence": "An idempotent producer whose records were all acknowledged gets no sequence error.",
+    "log-start": "Only DeleteRecords and retention advance the log start offset.",
+    "delete-records": "Records below an offset that DeleteRecords has confirmed are not readable, as long "
+    "as one replica exists that was in the ISR then and has reported no loss since. No replica that is in "
+    "the ISR then, or joins the ISR with such a replica, has a lower log start offset.",
+    "retention": "Retention keeps the newest retention.bytes, and the records that are younger than "
+    "retention.ms. Records that it removes leave the disk.",
+    "compaction": "Compaction removes a record only when a newer record of its key is committed and on the "
+    "disk, or a tombstone after delete.retention.ms. Offsets and order stay the same, and no removed record "
+    "returns.",
+    "new-topic": "A recreated topic contains no record of the former topic of the same name. No broker "
+    "forgets the directory of a deleted topic.",
+    "deletion": "A deletion by id, or by a node in the store, deletes the topic that existed then, and no "
+    "topic that is created under its name later.",
+    "one-leader": "A leader epoch has one leader.",
+    "session": "A leader whose session has ended, and from which no replica fetches, stops accepting writes "
+    "within another session timeout.",
+    "election": "No replica with a loss that the controller has read is elected while another replica has "
+    "every committed record and has reported no loss since it was in the ISR.",
+    "decision": "Each partition state that a controller writes follows from the previous state and from the "
+    "data that the controller has read: leader, ISR, eligible and lost replicas, leader epoch.",
+    "image": "The topics in the image of the controller equal those in the store. The controller and the "
+    "leaders use the configuration that they have read. An updated topic index equals a new index.",
+    "losses": "A broker that starts with another disk reports the replicas of the former disk.",
+    "one-controller": "A controller epoch has one controller. It writes no state after a later controller "
+    "epoch exists.",
+    "commands": "A broker executes requests of the newest controller only, for its own registration and "
+    "over the newest connection, and has done what it confirms. A controller repeats a request until it has "
+    "a response, and not afterwards.",
+    "leader-epoch": "A follower receives offsets only from a leader in its own leader epoch.",
+    "redundancy": "A reassignment removes a replica only when all remaining replicas are in sync. A "
+    "cancelled or replaced reassignment removes its added replicas only if enough replicas with every "
+    "committed record remain: as many as commits need, or as many as before.",
+    "reassignment": "A partition moves to the replicas that a client requested, or back after a "
+    "cancellation. At rest it has the replicas of the last accepted request.",
+    "positions": "A committed offset that a group has received is found again, or a later one.",
+    "generation": "A member of an old generation commits nothing after the next generation has its "
+    "assignment.",
+    "owner": "In a generation of a group a partition has one owner.",
+    "coordinator": "A coordinator knows and returns the committed part of its log while its broker leads "
+    "the partition. Members without heartbeat, or without JoinGroup in time, leave their group.",
+    "producer-id": "One producer receives a producer id.",
+    "equal": "At rest all replicas of a partition are equal, and no other broker has a replica.",
+    "rest": "The cluster comes to rest after the last fault: every replica is in sync, every reassignment "
+    "is complete, a live member of each group owns every partition.",
+    "progress": "Producers get acknowledgements, and administrative requests complete, unless faults "
+    "prevent it.",
+    "no-error": "The program logs no internal error.",
 }
 """What the cluster promises, by name."""
 
@@ -134,57 +138,57 @@ TOLD_LATE_S = 5.0
 _DONE = {"in-sync": "acknowledged", "min-isr": "acknowledged", "committed": "committed"}
 
 EXCUSES = {
-    "lost": "acks-all, read: every replica that held the record lost its disk, or its power before a sync",
-    "not-trusted": "acks-all, read, flush: a replica reports a loss after a power cut or disk error, but has "
-    "everything: it cuts what it is not sure of once another leads, and a partition may recover without it",
-    "unclean": "election, acks-all, read: an operator had a leader elected while no replica that is known to "
-    "hold what was committed could lead",
-    "forgotten": "one-record, in-sync, read, high-watermark, no-gap, order, sequence, positions, generation, "
-    "owner, log-start, delete-records, told-start, retention, rest, equal (where compacted): the partition "
-    "has lost committed records in this way",
+    "lost": "acks-all, read: every replica with the record lost its disk, or its power before a flush",
+    "not-trusted": "acks-all, read, flush: a replica reports a loss after a power failure or disk error, "
+    "but has every record. It truncates records of unknown state when another replica leads, and the "
+    "partition may recover without it",
+    "unclean": "election, acks-all, read: an operator requested an election while no replica with every "
+    "committed record could lead",
+    "forgotten": "one-record, in-sync, read, high-watermark, no-gap, order, sequence, positions, "
+    "generation, owner, log-start, delete-records, told-start, retention, rest, equal (where compacted): "
+    "the partition has lost committed records in this way",
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
-    "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came; losses, "
-    "decision: nobody leads a topic that is to be deleted",
+    "being-deleted": "min-isr: a deletion of the topic removed a replica before the response; losses, "
+    "decision: a topic in deletion has no leader",
     "changed-since": "min-isr, committed: the state of the partition has changed since the request was sent",
-    "restarted-since": "min-isr, committed: the process of a replica has begun or ended since the request "
-    "was sent, or its fetch: it may have had the record",
-    "in-transition": "decision: a controller has written a state whose process is gone, which has given up "
-    "the wait for an answer, or which has sent more writes than it knows the outcome of",
-    "duplicate": "acks-all, acks-1, in-sync, min-isr: a batch is a duplicate whose offset is not known any "
-    "more",
-    "former-leader": "delete-records: a deposed leader that has not heard of it shows what it knew, and "
-    "answers what no other replica is told",
-    "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
-    "deleted-without": "delete-records: a replica leads that was not in sync when the records were deleted: "
-    "those that were are gone, or have reported a loss",
-    "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted or compacted before "
-    "a retry",
-    "tombstone-unwritten": "coordinator: the tombstone of a position of a deleted topic could not be "
-    "written, and is not written again",
+    "restarted-since": "min-isr, committed: the process of a replica has started or ended since the request "
+    "or its fetch was sent, and may have had the record",
+    "in-transition": "decision: a controller has written a state, and its process has ended, has stopped "
+    "waiting for the response, or has further writes without a known result",
+    "duplicate": "acks-all, acks-1, in-sync, min-isr: a batch is a duplicate, and its offset is no longer "
+    "known",
+    "former-leader": "delete-records: a deposed leader that does not know of it returns its old records, "
+    "and confirms a deletion that no other replica receives",
+    "former-coordinator": "positions: a deposed coordinator that does not know of it returns its old offsets",
+    "deleted-without": "delete-records: the leader was not in the ISR when the records were deleted, and "
+    "the replicas of that ISR are gone or have reported a loss",
+    "deleted-in-doubt": "sequence: a batch without a response was stored, and was deleted or compacted "
+    "before a retry",
+    "tombstone-unwritten": "coordinator: the write of the tombstone for an offset of a deleted topic "
+    "failed, and is not repeated",
     "static-id": "coordinator: a stable group has another member id for a static member than its log: the "
-    "member has come back, and the write of the new id is under way or has failed",
+    "member has returned, and the write of the new id is in progress or has failed",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
     "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
-    "key is there, as `compaction` promises; no-hole, one-batch, epochs, producers, counted, follows: "
-    "compaction has taken the batches that would tell",
+    "key exists, as `compaction` permits; no-hole, one-batch, epochs, producers, counted, follows: "
+    "compaction has removed the batches that would show it",
     "tombstone-over": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of the "
-    "key is older than delete.retention.ms, as `compaction` promises",
-    "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when it was removed "
-    "elsewhere, or lost it, keeps the records for which it stood",
-    "clock-turned": "compaction, retention, and with `tombstone-over`: tombstones and records go early, by "
-    "no more than wall clocks were wrong",
+    "key is older than delete.retention.ms, as `compaction` permits",
+    "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when other replicas "
+    "removed it, or that lost it, keeps the older records of the key",
+    "clock-turned": "compaction, retention, and with `tombstone-over`: tombstones and records are removed "
+    "early, at most by the error of the wall clocks",
     "not-learnt": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, and the "
     "leader has not read it yet",
-    "cut-before": "follows, restart: a process had cut the log, and was killed before the disk had that; "
-    "epochs: an epoch begins where the log ended when it was opened or cut, behind the last batch that "
-    "compaction has left",
-    "late-fetch": "counted: a fetch of a process that is gone comes to a leader that knows of no later "
-    "registration",
-    "full-disk": "checkpoints, commands: a full disk has refused a checkpoint, which is written once there "
-    "is room",
-    "slow-network": "progress: on a slow network fewer faults take a run to its cap",
-    "needs-operator": "rest, progress: no replica is known to hold what was committed; an operator decides",
+    "cut-before": "follows, restart: a process had truncated the log, and was killed before the truncation "
+    "was on the disk; epochs: an epoch begins at the log end offset of an open or a truncation, after the "
+    "last batch that compaction has kept",
+    "late-fetch": "counted: a fetch of a former process arrives at a leader that knows no later registration",
+    "full-disk": "checkpoints, commands: a full disk has rejected a checkpoint, which is written when there "
+    "is space",
+    "slow-network": "progress: on a slow network fewer faults take a run to its time limit",
+    "needs-operator": "rest, progress: no replica with every committed record is known; an operator decides",
 }
 """What a checker lets pass, and for which promises."""
 
@@ -199,7 +203,7 @@ ANY_BROKER = -1
 
 
 class Message(NamedTuple):
-    """What a record says of itself: its producer, and which of the producer's records it is."""
+    """The identity of a record: its producer, and its number."""
 
     producer: str
     number: int
@@ -208,17 +212,17 @@ class Message(NamedTuple):
         return f"{self.producer}:{self.number}"
 
     def encode(self) -> bytes:
-        """As a record's value: of different lengths."""
+        """Encodes the message as a record's value, of varying length."""
         return f"{self.producer}:{self.number}:{'x' * (self.number * 37 % 90)}".encode()
 
     @staticmethod
     def decode(value: bytes) -> Message:
-        """From a record's value."""
+        """Decodes a record's value."""
         producer, number, _ = value.decode().split(":")
         return Message(producer, int(number))
 
     def record(self, is_keyed: bool) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]:
-        """Key, value and headers of its record; one with a key may be a tombstone."""
+        """Returns key, value and headers of its record; one with a key may be a tombstone."""
         if not is_keyed:
             return None, self.encode(), []
         if is_tombstone(self):
@@ -227,14 +231,14 @@ class Message(NamedTuple):
 
     @staticmethod
     def of(record: Any) -> Message:
-        """From a record that was read."""
+        """Decodes a read record."""
         value = record.value if record.value is not None else dict(record.headers).get(HEADER)
         return Message.decode(value or b"")
 
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """A record on its way: what its producer knows of it."""
+    """A sent record, as its producer knows it."""
 
     place: Place
     acks: int
@@ -261,7 +265,7 @@ class LedRecord:
 
 @dataclass(slots=True)
 class LogHistory:
-    """What clients know of one log."""
+    """The clients' knowledge of one log."""
 
     acknowledged: dict[int, tuple[Message, float]] = field(default_factory=dict)
     """With acks=all: record and time of the broker's answer, by offset."""
@@ -279,7 +283,7 @@ class LogHistory:
 
 
 class UncleanElection(NamedTuple):
-    """What the controller decided as an operator asked."""
+    """An unclean election that an operator requested."""
 
     leader: int
     epoch: int
@@ -289,7 +293,7 @@ class UncleanElection(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """What the store knows of a partition."""
+    """The store's state of a partition."""
 
     topic_id: bytes
     holders: Holders
@@ -313,7 +317,9 @@ class PartitionHistory:
 
     @property
     def waits_for_operator(self) -> bool:
-        """Whether nobody leads, and nobody will: once all replicas have reported a loss one is elected."""
+        """Whether the partition stays without a leader; once all replicas have reported a loss, one is
+        elected.
+        """
         return (
             self.leader < 0
             and self.is_last_leader_lost
@@ -323,7 +329,7 @@ class PartitionHistory:
 
 
 class TopicSettings(NamedTuple):
-    """The settings of a topic that promises depend on."""
+    """The settings of a topic that affect promises."""
 
     min_isr: int = 1
     flush_each: bool = False
@@ -335,7 +341,7 @@ class TopicSettings(NamedTuple):
 
 
 class Promises:
-    """Checks all promises while a cluster works, and at the end."""
+    """Checks all promises during a run, and at its end."""
 
     def __init__(self, events: EventLog, now: Callable[[], float]) -> None:
         self.events = events
@@ -395,7 +401,7 @@ class Promises:
         self.events.violate(f"{promise}: {text}")
 
     def excused(self, excuse: str) -> bool:
-        """Counts an excuse; True."""
+        """Counts an excuse; returns True."""
         if excuse not in EXCUSES:
             raise KeyError(excuse)
         self.events.count(f"excuse {excuse}")
@@ -404,20 +410,20 @@ class Promises:
     # -- wall clocks
 
     def clock_turned(self, skew_ms: int) -> None:
-        """A machine's wall clock shows so much more, or less, than the time."""
+        """A machine's wall clock was set forward or back."""
         self.clock_ahead_ms = max(self.clock_ahead_ms, skew_ms)
         self.clock_behind_ms = max(self.clock_behind_ms, -skew_ms)
 
     def is_tombstone_over(self, written_ms: int, retention_ms: int) -> bool:
-        """Whether a tombstone of that time may be gone after ``retention_ms`` by some clock.
+        """Whether a tombstone of that time may have been removed after ``retention_ms`` by some clock.
 
-        A cleaning notes by its clock when the tombstone may go, and another one removes it by its own: a
-        clock that was behind for the first, and is ahead for the other, shows the sum of both too much.
+        A compaction records the time of removal by its clock, and another compaction removes the tombstone by
+        its own clock: if the first is behind and the second ahead, the differences add up.
         """
         return self.is_old_enough(wall_ms_at(self.now()) - written_ms, retention_ms)
 
     def is_old_enough(self, age_ms: float, retention_ms: int) -> bool:
-        """As :meth:`is_tombstone_over`, of a tombstone of that age."""
+        """As :meth:`is_tombstone_over`, for a tombstone of that age."""
         if age_ms >= retention_ms:
             return True
         wrong_ms = self.clock_ahead_ms + self.clock_behind_ms
@@ -426,7 +432,7 @@ class Promises:
     # -- what the store holds, and what machines lose
 
     def settings_of(self, topic: str) -> TopicSettings:
-        """The settings of a topic."""
+        """Returns the settings of a topic."""
         return self.settings.get(topic, TopicSettings())
 
     def topic_written(
@@ -451,11 +457,11 @@ class Promises:
             known.holders.min_isr = self._min_isr_of(place, known)
 
     def _min_isr_of(self, place: Place, known: PartitionHistory) -> int:
-        """How many replicas in sync a commit takes. Replicas that a move brings in do not count."""
+        """Returns the in-sync replicas that a commit needs, without those that a reassignment adds."""
         return min(self.settings_of(place[0]).min_isr, len(known.replicas) - len(known.adding))
 
     def min_isr_written(self, topic: str, min_isr: int) -> None:
-        """The store has another ``min.insync.replicas`` for a topic, or its like from elsewhere."""
+        """The store has another ``min.insync.replicas`` for a topic."""
         if self.settings_of(topic).min_isr == min_isr:
             return
         self.settings[topic] = self.settings_of(topic)._replace(min_isr=min_isr)
@@ -507,20 +513,20 @@ class Promises:
             )
 
     def deletion_began(self, topic: str) -> None:
-        """The store has that the topic is to be deleted: its replicas go, one after the other."""
+        """The store has the deletion mark of the topic: its replicas are deleted one after the other."""
         self._check_deletion(topic)
         for place, known in self.partitions.items():
             known.is_being_deleted = known.is_being_deleted or place[0] == topic
 
     def topic_removed(self, topic: str) -> None:
-        """The store has the topic no more."""
+        """The topic was removed from the store."""
         self._check_deletion(topic)
         for place in [place for place in self.partitions if place[0] == topic]:
             del self.partitions[place]
         self.min_insync.topic_removed(topic)
 
     def topic_id_of(self, topic: str) -> bytes:
-        """The id of the topic that is in the store; empty when there is none."""
+        """Returns the id of the topic in the store; empty without a topic."""
         known = self.partitions.get((topic, 0))
         return known.topic_id if known is not None else b""
 
@@ -542,7 +548,7 @@ class Promises:
             is_asked_for = unclean is not None and (unclean.leader, unclean.epoch) == (leader, epoch)
             self._check_election(place, known, leader, unclean if is_asked_for else None)
         log = self.logs[*place, known.topic_id]
-        # Nor is more expected of a leader of which no controller has read yet that it has lost something.
+        # Nor is more expected of a leader if no controller has read its loss yet.
         is_trusted = leader not in known.holders.unsure and leader not in known.holders.unreported
         having_deleted = log.deleted_by & known.holders.trusted if is_trusted else set[int]()
         was_held = bool(known.holders.since)
@@ -566,16 +572,16 @@ class Promises:
         committed = max(max(acknowledged, default=-1) + 1, self.commits.most(place, known.topic_id))
         if known.holders.has_forgotten and self._lacking(place, known, joined, committed, self.now()):
             self.excused("forgotten")
-            # What the next leader has is held from now on.
+            # The records of the next leader are held from now on.
             past = {at: at_s for at, (_, at_s) in acknowledged.items() if at_s < self.now()}
             held = (at for at, at_s in past.items() if known.holders.holds(at_s))
             committed = max(held, default=-1) + 1
         self._check_in_sync(place, known, joined, committed, self.now())
 
     def eligible_written(self, place: Place, eligible: Sequence[int]) -> None:
-        """The store has these eligible replicas, beside a state that was written a moment ago.
+        """The store has these eligible replicas, in addition to a state written just before.
 
-        The controller knows what the store has of ``min.insync.replicas``.
+        The controller knows the stored ``min.insync.replicas``.
         """
         known = self.partitions.get(place)
         if known is None or known.leader < 0:
@@ -593,7 +599,7 @@ class Promises:
         holders = known.holders
         is_eligible = leader in holders.isr or leader in holders.eligible
         trusted = holders.trusted
-        # Without a trusted replica the partition recovers as it does without an operator.
+        # Without a trusted replica the partition recovers as without an operator.
         if unclean is not None and not is_eligible and trusted and trusted.isdisjoint(unclean.able):
             self.excused("unclean")
             holders.forget()
@@ -606,7 +612,9 @@ class Promises:
     def _follow_deletion(
         self, place: Place, log: LogHistory, leader: int, isr: Sequence[int], having_deleted: set[int]
     ) -> None:
-        """A replica gets in sync with the start of its leader. ``having_deleted`` might have led instead."""
+        """A replica joins the ISR with the log start offset of its leader. ``having_deleted`` might have led
+        instead.
+        """
         if leader in log.deleted_by:
             self._check_has_deleted(place, int(log.deleted_to), set(isr) - log.deleted_by, "gets in sync")
             log.deleted_by.update(isr)
@@ -622,13 +630,13 @@ class Promises:
             log.deleted_by.clear()
 
     def elected_unclean(self, place: Place, leader: int, epoch: int, able: Iterable[int]) -> None:
-        """The controller decided as an operator asked, with these replicas that could lead."""
+        """The controller elected a leader on request of an operator, from these candidates."""
         known = self.partitions.get(place)
         if known is not None:
             known.unclean = UncleanElection(leader, epoch, frozenset(able))
 
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
-        """A machine lost what was not synced, or everything."""
+        """A machine lost its unsynced data, or everything."""
         self.log_state.disk_lost(f"broker-{broker}")
         for place, known in self.partitions.items():
             if everything:
@@ -637,7 +645,7 @@ class Promises:
                 self.replica_lost(place, broker)
 
     def replica_lost(self, place: Place, broker: int) -> None:
-        """One replica lost what was not synced."""
+        """A replica lost its unsynced records."""
         self.log_state.disk_lost(f"broker-{broker}")
         known = self.partitions.get(place)
         if known is not None:
@@ -655,12 +663,12 @@ class Promises:
             )
 
     def registered(self, broker: int, lost: LostReplicas, *, is_new: bool = True) -> None:
-        """A broker has registered, and said what it may have lost.
+        """A broker has registered, and reported its possible losses.
 
-        Unless ``is_new`` it wrote its registration once more, when its losses had been heeded. That may come
-        to the store when the process is gone, and says nothing of the start of the next one.
+        Unless ``is_new``, it updated its registration after its losses had been handled. The update may reach
+        the store after the end of the process, and does not concern the start of the next one.
         """
-        if not lost.first_epoch:  # Else it repeats the report of that registration.
+        if not lost.first_epoch:  # Otherwise it repeats the report of that registration.
             self._registered_s[broker] = self.now()
         if is_new:
             self._started_s[broker] = self.now()
@@ -669,19 +677,19 @@ class Promises:
         for place, known in self.partitions.items():
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
             if is_new and is_found and not lost.is_lost(*place) and self.has_opened(broker, place):
-                # Its start has found nothing missing. A directory that it cannot open is read by a later one.
+                # Its start has found no loss. A later start reads a directory that it cannot open.
                 known.holders.unreported.pop(broker, None)
 
     def has_registered_since(self, broker: int, since_s: float) -> bool:
-        """Whether a process of a broker has registered first after that time."""
+        """Whether a process of a broker has registered for the first time after that time."""
         return self._started_s.get(broker, since_s) > since_s
 
     def loss_read(self, broker: int, lost: LostReplicas) -> None:
-        """The controller has read in a registration what a broker may have lost."""
+        """The controller has read the possible losses of a broker in its registration."""
         registered_s = self._registered_s.get(broker, NEVER)
         for place, known in self.partitions.items():
             if not lost.is_lost(*place) or self._made_s[known.topic_id] > registered_s:
-                continue  # A report says nothing of what was made since.
+                continue  # A report does not apply to replicas created since.
             if known.lost_s.get(broker, registered_s) <= registered_s:
                 known.holders.reported(broker)
             known.reported_lost.add(broker)
@@ -689,7 +697,7 @@ class Promises:
                 known.is_last_leader_lost = True
 
     def replica_cut(self, place: Place, broker: int) -> None:
-        """A replica that was reported as lost follows another, and has cut what it was not sure of."""
+        """A replica that was reported as lost follows another, and has truncated its uncertain records."""
         self.compaction.replica_lost(place)
         known = self.partitions.get(place)
         if known is not None and broker in known.holders.since:
@@ -699,24 +707,24 @@ class Promises:
             self._note_forgotten(place, known, had_forgotten)
 
     def may_lose(self, broker: int) -> bool:
-        """Whether every partition has another replica that holds everything."""
+        """Whether every partition has another replica with all records."""
         return all(
             broker not in known.holders.since or len(known.holders.since) > 1
             for known in self.partitions.values()
         )
 
     def may_forget(self, place: Place) -> bool:
-        """Whether a partition may have lost committed records, or does not exist any more."""
+        """Whether a partition may have lost committed records, or was removed."""
         known = self.partitions.get(place)
         return known is None or known.holders.has_forgotten
 
     def needs_election(self, place: Place) -> bool:
-        """Whether nobody leads, and nobody that is trusted could."""
+        """Whether a partition has no leader, and no trusted replica could be elected."""
         known = self.partitions.get(place)
         return known is not None and known.leader < 0 and known.holders.is_hopeless
 
     def controller_begins(self, epoch: int) -> None:
-        """A broker takes the office of controller, in this epoch."""
+        """A broker is elected as the controller, in this epoch."""
         if epoch <= self._controller_epoch:
             self.broken("one-controller", f"epoch {epoch} comes after epoch {self._controller_epoch}")
         self._controller_epoch = epoch
@@ -730,7 +738,7 @@ class Promises:
             )
 
     def leads(self, place: Place, topic_id: bytes, epoch: int, broker: int) -> None:
-        """A broker takes itself for the leader."""
+        """A broker assumes that it is the leader."""
         other = self._leaders.setdefault(((*place, topic_id), epoch), broker)
         if other != broker:
             self.broken("one-leader", f"{place} is led by {other} and by {broker} in epoch {epoch}")
@@ -745,7 +753,7 @@ class Promises:
         known.unanswered += 1
 
     def answered(self, messages: Sequence[Message]) -> None:
-        """An attempt was answered, with an error or without."""
+        """An attempt got a response, with or without an error."""
         for message in messages:
             self.sent[message].unanswered -= 1
 
@@ -760,7 +768,7 @@ class Promises:
         answered_s: float,
         broker: int,
     ) -> None:
-        """A produce was answered by ``broker`` without an error, and the answer has come."""
+        """A produce was acknowledged by ``broker``, and the response has arrived."""
         now = self.now()
         acks = self.sent[messages[0]].acks
         self.events.count(f"batches acknowledged with acks={acks}")
@@ -804,7 +812,7 @@ class Promises:
     def committed(
         self, place: Place, topic_id: bytes, epoch: int, broker: int, end: int, since_s: float
     ) -> None:
-        """The high watermark of a leader has come to ``end`` since ``since_s``."""
+        """The high watermark of a leader has advanced to ``end`` since ``since_s``."""
         known = self.partitions.get(place)
         if known is None or (known.topic_id, known.epoch, known.leader) != (topic_id, epoch, broker):
             return
@@ -814,7 +822,7 @@ class Promises:
             self._check_synced(place, known, end)
 
     def _check_synced(self, place: Place, known: PartitionHistory, end: int) -> None:
-        """With flush.messages=1 the in-sync set has on its disks what is committed."""
+        """With flush.messages=1 the ISR has the committed records on its disks."""
         for broker in known.holders.isr:
             if known.holders.since.get(broker, NEVER) > self.now() or self.started_s(broker) is None:
                 continue
@@ -836,9 +844,9 @@ class Promises:
         leader: int,
         promise: str = "min-isr",
     ) -> None:
-        """Counts the replicas that have the records; those that were restarted since are believed.
+        """Counts the replicas that have the records; those restarted since are trusted.
 
-        A leader may hear late what a replica had that has lost it since.
+        A leader may learn late that a replica lost records.
         """
         told_s = sent_s if promise == "min-isr" else sent_s - TOLD_LATE_S
         ends = self.replica_ends(place)
@@ -877,7 +885,7 @@ class Promises:
         answered_s: float,
         promise: str = "in-sync",
     ) -> None:
-        """``members`` of the in-sync set have all before ``end``, acknowledged at ``answered_s``."""
+        """``members`` of the ISR have all records before ``end``, acknowledged at ``answered_s``."""
         for broker in self._lacking(place, known, members, end, answered_s):
             self.broken(
                 promise,
@@ -889,7 +897,9 @@ class Promises:
     def _lacking(
         self, place: Place, known: PartitionHistory, members: Iterable[int], end: int, answered_s: float
     ) -> list[int]:
-        """Those of ``members`` that hold what was acknowledged at ``answered_s``, and end before ``end``."""
+        """Returns those of ``members`` that hold the records acknowledged at ``answered_s``, and end before
+        ``end``.
+        """
         ends = self.replica_ends(place)
         return [
             broker
@@ -898,7 +908,7 @@ class Promises:
         ]
 
     def refused_sequence(self, place: Place, topic_id: bytes, refusal: str, *, in_doubt: bool) -> None:
-        """An idempotent producer is refused although nothing is missing before its batch."""
+        """An idempotent producer is refused although no sequence is missing before its batch."""
         if self.may_forget(place):
             self.excused("forgotten")
         elif in_doubt and self._may_be_gone(place, topic_id):
@@ -912,7 +922,7 @@ class Promises:
         return is_retained or self.logs[*place, topic_id].delete_tried_to > 0
 
     def producer_id_given(self, producer: str, producer_id: int) -> None:
-        """A producer asked for an id, and got this one."""
+        """A producer requested an id, and received this one."""
         other = self._producer_ids.setdefault(producer_id, producer)
         if other != producer or producer_id < 0:
             self.broken("producer-id", f"{producer} is given id {producer_id}, which {other} has")
@@ -929,7 +939,7 @@ class Promises:
         answered_s: float,
         broker: int,
     ) -> None:
-        """A consumer was given a record, by an answer that the broker sent at ``answered_s``."""
+        """A consumer received a record, in a response that the broker sent at ``answered_s``."""
         log = self.logs[*place, topic_id]
         sent = self.sent.get(message)
         if sent is None or sent.place != place or not sent.times:
@@ -960,7 +970,7 @@ class Promises:
         self, place: Place, offset: int, message: Message, log: LogHistory, is_committed: bool
     ) -> None:
         if not is_committed:
-            return  # Another leader may give the offset to another record.
+            return  # Another leader may assign the offset to another record.
         for what, known in (("acknowledged", log.acknowledged), ("read", log.read)):
             other, _ = known.get(offset, (message, 0.0))
             if other != message and not (self.may_forget(place) and self.excused("forgotten")):
@@ -969,14 +979,14 @@ class Promises:
                 )
 
     def skipped(self, consumer: str, place: Place, topic_id: bytes, position: int, found: int) -> None:
-        """A consumer asked for one offset, and was given a later one."""
+        """A consumer requested one offset, and received a later one."""
         if self.compaction.is_compacted(place):
             self.compaction.skipped(consumer, place, topic_id, position, found)
         elif not (self.may_forget(place) and self.excused("forgotten")):
             self.broken("no-gap", f"{consumer} asked {place} for offset {position}, and was given {found}")
 
     def end_told(self, consumer: str, place: Place, topic_id: bytes, end: int, how: str) -> None:
-        """A consumer was told where the partition ends for readers."""
+        """A consumer received the end of the partition for readers."""
         key = (consumer, (*place, topic_id))
         before = self._ends.get(key, -1)
         if end < before and not (self.may_forget(place) and self.excused("forgotten")):
@@ -986,7 +996,7 @@ class Promises:
         self._ends[key] = max(before, end)
 
     def _may_know_no_deletion(self, place: Place, broker: int) -> bool:
-        """Whether a broker need not know that records were deleted."""
+        """Whether a broker need not know of deleted records."""
         known = self.partitions.get(place)
         if known is not None and known.leader != broker != ANY_BROKER:
             return self.excused("former-leader")
@@ -995,7 +1005,7 @@ class Promises:
     def start_told(
         self, place: Place, topic_id: bytes, start: int, asked_s: float, broker: int = ANY_BROKER
     ) -> None:
-        """A consumer that asked ``broker`` at this time was told where the log starts."""
+        """A consumer that sent a request to ``broker`` at this time received the log start offset."""
         log = self.logs[*place, topic_id]
         settings = self.settings_of(place[0])
         is_moved = settings.retention_bytes >= 0 or settings.retention_ms >= 0
@@ -1014,7 +1024,7 @@ class Promises:
             self._check_retained(place, topic_id, start, settings.retention_ms)
 
     def _check_retained(self, place: Place, topic_id: bytes, start: int, retention_ms: int) -> None:
-        """Records that are known, and are gone, were older than retention.ms."""
+        """Known records that were removed were older than retention.ms."""
         log = self.logs[*place, topic_id]
         first = max(log.retention_checked_to, log.delete_tried_to)
         if start <= first:
@@ -1041,7 +1051,7 @@ class Promises:
     def out_of_range(
         self, consumer: str, place: Place, topic_id: bytes, position: int, start: int, end: int
     ) -> None:
-        """A position that a consumer had come to is refused; it was then told the start and the end."""
+        """A position of a consumer is out of range; it then received the start and the end."""
         if position < start:
             self.events.count("out of range below the start")
         elif position > end and not (self.may_forget(place) and self.excused("forgotten")):
@@ -1050,12 +1060,12 @@ class Promises:
     # -- administrators
 
     def delete_tried(self, place: Place, topic_id: bytes, offset: int) -> None:
-        """DeleteRecords is asked for; -1 for the high watermark."""
+        """DeleteRecords is sent; -1 for the high watermark."""
         log = self.logs[*place, topic_id]
         log.delete_tried_to = max(log.delete_tried_to, float("inf") if offset < 0 else offset)
 
     def delete_answered(self, place: Place, topic_id: bytes, offset: int, broker: int) -> None:
-        """``broker`` answered DeleteRecords without an error: nothing below ``offset`` is there."""
+        """``broker`` acknowledged DeleteRecords: no record below ``offset`` exists."""
         log = self.logs[*place, topic_id]
         self.events.count("record deletions")
         known = self.partitions.get(place)
@@ -1068,12 +1078,12 @@ class Promises:
             self._check_has_deleted(place, offset, others, "is in sync")
         if offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
-            # The eligible were in sync when the broker answered: it waits for min.insync.replicas.
+            # The eligible replicas were in sync when the broker responded: it waits for min.insync.replicas.
             holders = known.holders if known is not None else None
             log.deleted_by = set() if holders is None else {broker, *holders.isr, *holders.eligible}
 
     def _check_has_deleted(self, place: Place, offset: int, brokers: Iterable[int], what: str) -> None:
-        """Whoever may be elected must not bring back what was deleted below ``offset``."""
+        """No electable replica may restore records deleted below ``offset``."""
         for broker in sorted(brokers):
             start = self.live_start(place, broker)
             if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
@@ -1085,7 +1095,7 @@ class Promises:
 
     def _check_durable_start(self, place: Place, offset: int, broker: int) -> None:
         if self.started_s(broker) is None:
-            return  # Its process has ended since it answered, and the machine may have another disk.
+            return  # Its process has ended since its response, and the machine may have another disk.
         start = self.durable_start(place, broker)
         if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
             self.broken(
@@ -1097,21 +1107,21 @@ class Promises:
     # -- groups
 
     def commits_of(self, group: str, place: Place) -> Commits:
-        """The history of a group's position."""
+        """Returns the history of a group's offset."""
         return self._commits.setdefault((group, place), Commits())
 
     def commit_tried(self, group: str, place: Place, offset: int) -> None:
-        """A commit is on its way: it may be found from now on."""
+        """A commit is in flight: from now on it may be found."""
         self.commits_of(group, place).tried[offset] += 1
 
     def commit_refused(self, group: str, place: Place, offset: int) -> None:
-        """A commit was answered with an error."""
+        """A commit got an error response."""
         self.commits_of(group, place).tried[offset] -= 1
 
     def commit_acknowledged(
         self, group: str, place: Place, offset: int, *, sent_s: float = 0.0, generation: int = -1
     ) -> None:
-        """A commit was answered without an error."""
+        """A commit was acknowledged."""
         self.events.count("commits acknowledged")
         commits = self.commits_of(group, place)
         commits.tried[offset] -= 1
@@ -1120,10 +1130,10 @@ class Promises:
         self.accepted_in_generation(group, what, sent_s=sent_s, generation=generation)
 
     def accepted_in_generation(self, group: str, what: str, *, sent_s: float, generation: int) -> None:
-        """A request of a member in a generation was answered without an error."""
+        """A request of a member in a generation was accepted."""
         newest, assigned_s = self._assignments.get(group, (-1, 0.0))
         is_old = 0 <= generation < newest and assigned_s < sent_s
-        # A group that is forgotten counts its generations from 1 again.
+        # A removed group counts its generations from 1 again.
         if is_old and not (self.may_forget(GROUPS_LOG) and self.excused("forgotten")):
             self.broken(
                 "generation",
@@ -1132,9 +1142,10 @@ class Promises:
             )
 
     def joined(self, group: str, generation: int, leader: str) -> int:
-        """A member came into a generation: how many were before. An emptied group counts from 1 again.
+        """A member joined a generation: returns how many were before.
 
-        So does a coordinator that could not write the last ones: nobody had an assignment in them.
+        An emptied group counts from 1 again. So does a coordinator that could not write the last generations:
+        no member had an assignment in them.
         """
         key = (generation, leader)
         known = self._generations.setdefault(group, {})
@@ -1146,7 +1157,7 @@ class Promises:
         return order
 
     def assigned(self, group: str, order: int, member: str, partitions: Iterable[int]) -> None:
-        """A member was given its assignment, in the generation that :meth:`joined` gave this number."""
+        """A member received its assignment, in the generation with this number of :meth:`joined`."""
         owners = self._owners.setdefault((group, order), {})
         for partition in partitions:
             owner = owners.setdefault(partition, member)
@@ -1162,9 +1173,9 @@ class Promises:
     def committed_found(
         self, group: str, place: Place, offset: int, log_place: Place, broker: int, least: int
     ) -> bool:
-        """A group asked ``broker`` for its position; it was ``least`` or more when it asked.
+        """A group requested its offset from ``broker``; it was ``least`` or more at the time of the request.
 
-        ``log_place`` is the partition that keeps positions. False: the broker is a former coordinator.
+        ``log_place`` is the partition that stores offsets. False: the broker is a former coordinator.
         """
         known = self.partitions.get(log_place)
         if known is None or known.leader != broker:
@@ -1189,7 +1200,7 @@ class Promises:
     def check_log(
         self, place: Place, topic_id: bytes, start: int, end: int, log: Sequence[tuple[int, Message]]
     ) -> None:
-        """``log`` is all that a partition holds in the end, from ``start`` to ``end``."""
+        """``log`` is the final content of a partition, from ``start`` to ``end``."""
         self.check_lost(place, topic_id, start, dict(log))
         self.compaction.check_skips(place, topic_id, start, dict(log))
         self.start_told(place, topic_id, start, self.now())
@@ -1206,7 +1217,7 @@ class Promises:
         self._check_order(place, topic_id, log)
 
     def check_lost(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
-        """``log`` holds what was acknowledged or read from ``start`` on."""
+        """``log`` has all records acknowledged or read from ``start`` on."""
         history = self.logs[*place, topic_id]
         known = self.partitions[place]
 
@@ -1243,7 +1254,7 @@ class Promises:
         )
 
     def _check_order(self, place: Place, topic_id: bytes, log: Sequence[tuple[int, Message]]) -> None:
-        """Idempotent producers: the first record in the log may be any, as the log start moves."""
+        """Idempotent producers: the first record in the log is arbitrary, since the log start moves."""
         last: dict[tuple[str, int], tuple[int, Message]] = {}
         for offset, message in log:
             sent = self.sent[message]
@@ -1269,7 +1280,7 @@ ALWAYS_RUNNING = float("inf")
 
 @dataclass(slots=True)
 class Commits:
-    """A group's position in one partition."""
+    """A group's offset in one partition."""
 
     settled: int = -1
     """The largest that was acknowledged or found."""

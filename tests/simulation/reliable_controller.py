@@ -1,9 +1,8 @@
 """A controller that never fails, for simulations of replication alone.
 
-It decides with the same pure functions as the real controller, outside of any broker.
-
-What it tells a broker arrives in order, or not at all when the network is cut; then it is told again. It
-learns late that a broker is gone, and may take one for dead that lives.
+It decides with the same pure functions as the real controller, outside of any broker. Its requests arrive in
+order, or not at all when the network is cut; then they are repeated. It detects failed brokers late, and may
+treat a live broker as dead.
 """
 
 from __future__ import annotations
@@ -15,18 +14,20 @@ from promises import Promises
 from simulated_loop import PROCESS, Process
 from simulated_network import Network
 
-from tidemill.controller.elections import (
+from tidemill.controller.alter_partition import IsrChange, plan_isr_change
+from tidemill.controller.leader_election import (
     ElectionPolicy,
     LogEnd,
-    plan_broker_change,
-    plan_failed_replicas,
     plan_takeover,
+    planning_broker_change,
+    planning_failed_replicas,
 )
-from tidemill.controller.isr import IsrChange, plan_isr_change
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import in_one_go
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ CLUSTER_ID = "c" * 22
 
 
 class ReliableController:
-    """Knows the cluster, and writes down its changes."""
+    """Has the image of the cluster, and records its changes."""
 
     def __init__(
         self, network: Network, promises: Promises, timeout_s: float, node_ids: list[int], topic: TopicImage
@@ -64,7 +65,7 @@ class ReliableController:
     # -- brokers come and go
 
     def _look(self) -> None:
-        """Finds who has not been heard for too long."""
+        """Detects brokers that were silent for too long."""
         now = self.loop.time()
         gone = []
         for node_id, (process, _, heard_s) in list(self._brokers.items()):
@@ -84,7 +85,7 @@ class ReliableController:
         self.network.world_timer(now + AGAIN_S, self._look)
 
     def register(self, broker: ReplicationBroker, port: int, lost: LostReplicas) -> None:
-        """A broker has started, or it is back after it was taken for dead."""
+        """A broker has started, or has returned after it was treated as dead."""
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a process registers, not the world")
@@ -110,12 +111,12 @@ class ReliableController:
         self._ask(process, arrive)
 
     def is_registered(self, broker: ReplicationBroker) -> bool:
-        """Whether it is not taken for dead."""
+        """Whether the broker is not treated as dead."""
         known = self._brokers.get(broker.node_id)
         return known is not None and known[1] is broker
 
     def _heeded(self, broker: ReplicationBroker) -> None:
-        """A broker has heard what it may have lost, and takes that out of its registration."""
+        """A broker learns that its losses were handled, and removes them from its registration."""
         known = self.image.brokers.get(broker.node_id)
         if known is not None and not known.lost.is_none and self.is_registered(broker):
             registration = BrokerRegistration(broker.node_id, tuple(known.endpoints.values()))
@@ -133,16 +134,16 @@ class ReliableController:
         image = self.image.with_brokers(brokers)
         is_new = any(p.partition_epoch < 0 for topic in image.topics.values() for p in topic.partitions)
         if is_new and len(brokers) < len(self.node_ids):
-            plans = []  # Partitions are made once all of their brokers are there.
+            plans = []  # Partitions are created once all their brokers are registered.
         elif is_new:
             plans = plan_takeover(image, policy_of=policy_of)
         else:
-            plans = plan_broker_change(image, gone or (), came or (), losses or {}, policy_of)
+            plans = in_one_go(planning_broker_change(image, gone or (), came or (), losses or {}, policy_of))
         self._publish(image.with_topics(plan.topic for plan in plans))
         self._recover()
 
     def replicas_failed(self, broker: ReplicationBroker, failed: list[TopicPartition]) -> None:
-        """A broker that lives cannot read or write these replicas until it is started again."""
+        """A live broker cannot read or write these replicas until it is restarted."""
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a process tells, not the world")
@@ -154,7 +155,7 @@ class ReliableController:
                 for topic in topics.values()
             }
             if self.is_registered(broker):
-                plans = plan_failed_replicas(self.image, broker.node_id, by_topic, policy_of)
+                plans = in_one_go(planning_failed_replicas(self.image, broker.node_id, by_topic, policy_of))
                 if plans:
                     self._publish(self.image.with_topics(plan.topic for plan in plans))
                     self._recover()
@@ -162,11 +163,11 @@ class ReliableController:
         self._ask(process, arrive)
 
     def elect_unclean(self) -> None:
-        """An operator wants every partition led."""
+        """An operator requests elections of all partitions."""
         self._recover(is_unclean=True)
 
     def _recover(self, is_unclean: bool = False) -> None:
-        """Elects by the logs where no replica is in sync or eligible; the controller sees them at once."""
+        """Elects by log ends if no replica is in sync or eligible; the controller reads them at once."""
         ends: dict[TopicPartition, dict[int, LogEnd]] = {}
         for node_id, (process, broker, _) in self._brokers.items():
             if process.alive and not process.paused:
@@ -196,7 +197,7 @@ class ReliableController:
             self._tell(node_id)
 
     def _tell(self, node_id: int) -> None:
-        """Brings a broker the newest image, again and again until it is there."""
+        """Sends a broker the newest image repeatedly until it arrives."""
         known = self._brokers.get(node_id)
         if known is None or self._told.get(node_id) == self._number:
             return
@@ -218,7 +219,7 @@ class ReliableController:
     # -- what brokers ask
 
     def _ask(self, process: Process, do: Callable[[], None]) -> None:
-        """Has ``do`` done here once the broker's request arrives."""
+        """Calls ``do`` here once the broker's request arrives."""
         machine = self.network.machine(process.name)
 
         def arrive() -> None:
@@ -239,7 +240,7 @@ class ReliableController:
         change: IsrChange,
         answer: Callable[[PartitionImage | None], None],
     ) -> None:
-        """A leader wants another in-sync set; ``answer`` gets the state afterwards, None when it may not."""
+        """A leader requests another ISR; ``answer`` gets the resulting state, or None if it is refused."""
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a process asks, not the world")
@@ -267,20 +268,20 @@ class ReliableController:
         self._ask(process, arrive)
 
     async def next_producer_ids(self) -> tuple[int, int]:
-        """A block of producer ids."""
+        """Allocates a block of producer ids."""
         self._next_producer_id += 1000
         return self._next_producer_id, 1000
 
 
 def policy_of(topic: TopicImage) -> ElectionPolicy:
-    """No topic may lose records."""
+    """The policy of topics that must not lose records."""
     return ElectionPolicy(min_insync_replicas=int(topic.config["min.insync.replicas"]))
 
 
 def new_topic(
     name: str, topic_id: bytes, partitions: int, replicas: list[int], config: dict[str, str]
 ) -> TopicImage:
-    """A topic whose partitions have no state yet."""
+    """Creates a topic whose partitions have no state yet."""
     return TopicImage(
         name,
         topic_id,

@@ -1,7 +1,7 @@
-"""A broker that the simulated :class:`ReliableController` commands, for simulations of replication alone.
+"""A broker that the simulated :class:`ReliableController` controls, for simulations of replication alone.
 
-It has the real logs, partitions, followers and request paths, put together as in
-:mod:`tidemill.server.app`; the controller tells it what it leads and follows.
+It has the real logs, partitions, followers and request paths, composed as in
+:mod:`tidemill.server.broker_server`; the controller sends it the partitions to lead and to follow.
 """
 
 from __future__ import annotations
@@ -17,33 +17,36 @@ from simulated_clients import PORT
 from simulated_loop import SimulatedClock, SimulatedLoop
 from simulated_network import Listening, Machine, Network
 
+from tidemill.broker.api_registry import APIS
+from tidemill.broker.apply_leader_and_isr import state_of
 from tidemill.broker.broker import Broker
-from tidemill.broker.carrying_out import state_of
-from tidemill.broker.context import Listener
-from tidemill.broker.dispatch import Dispatch
-from tidemill.broker.fetch import FetchPath
-from tidemill.broker.fetch_sessions import FetchSessions
-from tidemill.broker.following import Following
+from tidemill.broker.fetch_handler import FetchHandler
+from tidemill.broker.fetch_reader import FetchReader
+from tidemill.broker.fetch_session import FetchSessions
+from tidemill.broker.handler_dispatch import HandlerDispatch
+from tidemill.broker.kafka_apis import KafkaApis
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import MetadataCache
-from tidemill.broker.produce import ProducePath
-from tidemill.broker.requests import Requests
-from tidemill.broker.slow_lane import SlowLane
-from tidemill.controller.isr import ANY_EPOCH, IsrChange
-from tidemill.coordination.image import ClusterImage, PartitionImage
-from tidemill.log.manager import LogManager
+from tidemill.broker.metadata_cache import MetadataCache
+from tidemill.broker.produce_handler import ProduceHandler
+from tidemill.broker.produce_validation import ProduceValidation
+from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
+from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.topic_image import PartitionImage
+from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.link import Link, LinkError
-from tidemill.net.memory import Memory
-from tidemill.replication.fetcher import FetchLimits
-from tidemill.replication.manager import ReplicaManager
+from tidemill.net.memory_pool import MemoryPool
+from tidemill.net.peer import Listener
 from tidemill.replication.partition import Partition
-from tidemill.server.listeners import Acceptor, Limits
+from tidemill.replication.replica_fetcher import FetchLimits
+from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.socket_server import Limits, SocketServer
 from tidemill.transactions.producer_ids import ProducerIds
 
 log = logging.getLogger("tidemill.simulated")
@@ -57,7 +60,7 @@ MOVED_PIECE_BYTES = 1000
 
 
 class ReplicationBroker:
-    """One broker, for the time of one process."""
+    """A broker, for the lifetime of one process."""
 
     def __init__(
         self,
@@ -81,19 +84,19 @@ class ReplicationBroker:
         self.broker.clock = clock
         self.broker.files = files
         self.broker.node_id = node_id
-        self.following: Following
+        self.following: ReplicaFetcherManager
         self.is_registering = False
         """Whether a registration is on its way to the controller."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def partitions(self) -> ReplicaManager:
-        """What it leads and follows."""
+        """The partitions that it leads and follows."""
         return self.broker.partitions
 
     @property
     def image(self) -> ClusterImage:
-        """What it knows of the cluster."""
+        """Its image of the cluster."""
         return self.broker.metadata.image
 
     async def start(self) -> None:
@@ -101,8 +104,8 @@ class ReplicationBroker:
         broker = self.broker
         config = broker.config
         broker.logs = logs = LogManager(broker.files, self.directories)
-        logs.lock()
-        logs.claim(CLUSTER_ID, self.node_id)
+        logs.dirs.lock()
+        logs.dirs.claim(CLUSTER_ID, self.node_id)
         topics = self.controller.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
         nobody: Any = None
@@ -114,7 +117,7 @@ class ReplicationBroker:
         limits = FetchLimits(
             wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")
         )
-        self.following = Following(
+        self.following = ReplicaFetcherManager(
             self.node_id, ANY_EPOCH, limits, self._connect, broker.clock, self._storage_failed
         )
         broker.partitions.following = self.following
@@ -123,41 +126,47 @@ class ReplicationBroker:
         listening: Any = Listening(self.network, self.machine, PORT)
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
         acceptor.listen(listener, [listening])
-        self._start_upkeep()
+        self._start_periodic_tasks()
         self._register()
-        logs.accept()
+        logs.dirs.sign_new()
         if len(self.directories) > 1:
-            broker.partitions.mover.full_again_s = MOVE_S_MEAN
-            broker.partitions.mover.bytes_per_second = MOVED_BYTES_PER_SECOND
+            broker.partitions.mover.full_retry_s = MOVE_S_MEAN
+            broker.partitions.mover.set_bytes_per_second(MOVED_BYTES_PER_SECOND)
             broker.partitions.mover.piece_bytes = MOVED_PIECE_BYTES
             broker.partitions.mover.resume()
             self._tasks.append(self.loop.create_task(_repeat(MOVE_S_MEAN, self._move)))
 
-    def _build_request_path(self) -> Acceptor:
+    def _build_request_path(self) -> SocketServer:
         broker = self.broker
         config = broker.config
         nobody: Any = None
         deadlines = Deadlines(self.loop)
-        memory = Memory(self.loop, 1 << 30)
-        slow_lane = SlowLane(self.loop, nobody, memory)
+        memory = MemoryPool(self.loop, 1 << 30)
+        preparation = ProduceValidation(self.loop, nobody, memory)
         topics = broker.partitions.topics
-        produces = ProducePath(topics, broker.clock, deadlines, slow_lane, memory)
-        slow_lane.path = produces
+        produces = ProduceHandler(topics, broker.clock, deadlines, preparation, memory)
         sessions = FetchSessions(broker.clock, 100)
-        fetches = FetchPath(topics, self.loop, deadlines, sessions, config.int("fetch.max.bytes"))
-        fetches.epoch_registered = broker.metadata.epoch_registered
-        dispatch = Dispatch(broker, self.loop, nobody)
-        requests = Requests(produces, fetches, dispatch)
-        acceptor = Acceptor(self.loop, requests, Limits(1000, 1000, {}), 100 << 20, 0, 0, memory)
+        reader = FetchReader(
+            topics,
+            broker.clock,
+            self.loop,
+            config.int("fetch.max.bytes"),
+            broker_epoch=broker.metadata.broker_epoch,
+        )
+        fetches = FetchHandler(reader, self.loop, deadlines, sessions)
+        broker.apis = APIS
+        dispatch = HandlerDispatch(broker, self.loop, nobody)
+        requests = KafkaApis(produces, fetches, dispatch)
+        acceptor = SocketServer(self.loop, requests, Limits(1000, 1000, {}), 100 << 20, 0, 0, memory)
         dispatch.on_closed = acceptor.closed
         return acceptor
 
-    def _start_upkeep(self) -> None:
+    def _start_periodic_tasks(self) -> None:
         partitions = self.partitions
         lag_s = partitions.lag_ms_max / 1000
         for period_s, do in (
-            (lag_s / 2, partitions.drop_lagging),
-            (1.0, partitions.flushing.due),
+            (lag_s / 2, partitions.maybe_shrink_isr),
+            (1.0, partitions.flushing.flush_due),
             (2.0, partitions.checkpoints.high_watermarks),
             (3.0, partitions.checkpoints.recovery_points),
             (0.5, self._register_again),
@@ -175,7 +184,7 @@ class ReplicationBroker:
             self._register()
 
     async def _move(self) -> None:
-        """Has a partition move to another data directory, or back, or go on with a move that had ended."""
+        """Moves a partition to another data directory, or back, or continues an interrupted move."""
         partitions = list(self.partitions.all())
         random = self.loop.random
         if partitions and random.random() < 0.5:
@@ -192,14 +201,14 @@ class ReplicationBroker:
 
     def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
         log.warning("%s-%d: %s", partition.topic, partition.index, problem)
-        self.partitions.storage_trouble(partition, problem)
+        self.partitions.on_storage_error(partition, problem)
 
     # -- what the controller says
 
     def take(self, image: ClusterImage) -> None:
-        """The cluster has changed."""
+        """Applies a change of the cluster."""
         with contextlib.suppress(StorageError):
-            self.broker.logs.loss_heeded()
+            self.broker.logs.dirs.mark_losses_handled()
         self.broker.metadata.image = image
         self.following.registered(image.brokers[self.node_id].epoch)
         for topic in image.topics.values():
@@ -212,7 +221,7 @@ class ReplicationBroker:
         self._tell_failed()
 
     def _tell_failed(self) -> None:
-        """Has others lead what it cannot read or write."""
+        """Reports replicas that it cannot read or write."""
         failed = [TopicPartition(one.topic, int(one.index)) for one in self.partitions.all() if one.failed]
         if failed:
             self.controller.replicas_failed(self, failed)
@@ -230,7 +239,7 @@ class ReplicationBroker:
                 or partition.leader_epoch != leader_epoch
                 or now.partition_epoch != partition_epoch
             ):
-                return  # It asks over another state by now.
+                return  # The broker has sent a request for another state meanwhile.
             if state is None:
                 self.partitions.isr_refused(partition)
             else:

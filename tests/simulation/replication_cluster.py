@@ -1,4 +1,4 @@
-"""Simulations of replication alone: a reliable controller that decides for them."""
+"""Simulations of replication alone, with a reliable controller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = {
 
 
 class ReplicationCluster(Simulation):
-    """Three brokers that a reliable controller commands."""
+    """Three brokers that a reliable controller controls."""
 
     def __init__(self, seed: int, batches: int = BATCHES) -> None:
         super().__init__(seed, batches)
@@ -27,7 +27,7 @@ class ReplicationCluster(Simulation):
         self.promises.settings[TOPIC] = self.settings()
         replicas = {one.partition: one.replicas for one in topic.partitions}
         self.promises.topic_written(TOPIC, TOPIC_ID, replicas, {}, {})
-        # A replica that could not be made on a full disk is looked for in one directory.
+        # A replica that could not be created on a full disk is expected in one directory.
         self.moves_directories = self.variations.has_directory_moves and not self.variations.has_full_disks
         timeout_s = self.random.choice((0.4, 1.5))
         self.controller = ReliableController(self.network, self.promises, timeout_s, node_ids, topic)

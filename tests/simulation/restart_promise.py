@@ -1,11 +1,10 @@
-"""What holds for the logs of a broker that starts again: see the promise ``restart``.
+"""The logs of a restarted broker: see the promise ``restart``.
 
-What a log holds is noted when its process ends, as the system has it then, and compared with what the next
-process finds when it has opened the log. A killed process costs nothing. A power cut, or pages that the
-system drops after a failed sync, cost the end of a log: nothing stays that is behind what is gone, else a
-leader would go on behind a hole. They may also bring back what was cut a moment ago, in the place of what
-came then. A compacted log may lack records that compaction has taken: a start ends an exchange of segments
-that was begun.
+The content of a log is recorded at the end of its process, as the system has it, and compared with the log
+that the next process opens. A killed process loses nothing. A power cut, or pages that the system drops after
+a failed sync, may lose the end of a log: no records stay after a missing one, else a leader would continue
+behind a hole. They may also restore recently truncated records, in place of later ones. A compacted log may
+lack records that compaction has removed: a start completes an interrupted exchange of segments.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import NamedTuple
 from log_inspection import whole_batches
 from simulated_disk import SimulatedFiles
 
+from tidemill.log.file_names import LOG, PARTITION_METADATA, SWAP, offset_of
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, PARTITION_METADATA, SWAP, offset_of
-from tidemill.records.reader import iter_records
+from tidemill.records.record_reader import iter_records
 
 DATA = "/data"
 
 
 class Remembered(NamedTuple):
-    """The segments of a log when its process ended. ``may_lose``: what was not synced may be gone."""
+    """The segments of a log at the end of its process. ``may_lose``: unsynced data may be lost."""
 
     files: dict[str, bytes]
     may_lose: bool
@@ -40,7 +39,9 @@ class RestartPromise:
         excused: Callable[[str], bool],
         is_tombstone_over: Callable[[int, int], bool],
     ) -> None:
-        """``is_tombstone_over`` tells by a timestamp and ``delete.retention.ms`` whether one may be gone."""
+        """``is_tombstone_over`` returns, for a timestamp and ``delete.retention.ms``, whether a tombstone may
+        be removed.
+        """
         self._broken = broken
         self._excused = excused
         self._is_tombstone_over = is_tombstone_over
@@ -55,15 +56,15 @@ class RestartPromise:
             before = self._before.get(key)
             now = files.stored(f"{DATA}/{directory}", is_compared)
             if before is not None:
-                # Nobody has opened it since: what a power cut left of it is cut by the next start only.
+                # No process has opened it since: only the next start truncates the log after a power cut.
                 may_lose = may_lose or before.may_lose
             if before is not None and is_same_log(before.files, now):
-                # What it held then is what counts.
+                # Its content at that time counts.
                 now = before.files
             self._before[key] = Remembered(now, may_lose)
 
     def power_lost(self, files: SimulatedFiles) -> None:
-        """Forgets the logs whose directories were not synced."""
+        """Drops the logs whose directories were not synced."""
         left = set(files.directories(DATA))
         for one, directory in list(self._before):
             if one is files and directory not in left:
@@ -89,7 +90,7 @@ class RestartPromise:
             return
         unexplained = list(gone)
         if log.config.compact:
-            # A start ends an exchange that was begun, and takes nothing else from a log.
+            # A start completes an interrupted exchange, and removes no other records.
             replaced = exchanged(before.files)
             begun = {base: data for base, data in gone.items() if base in replaced}
             unexplained = [base for base in gone if base not in begun]
@@ -104,7 +105,7 @@ class RestartPromise:
             )
 
     def _without_brought_back(self, gone: Mapping[int, bytes], now: Mapping[str, bytes]) -> dict[int, bytes]:
-        """The batches in whose place there is none: those that were cut before may be there again."""
+        """Returns the batches without a replacement: formerly truncated batches may exist again."""
         spans = sorted((base, last) for base, last, _ in whole_batches_of(now))
         left = {}
         for base, data in gone.items():
@@ -118,9 +119,9 @@ class RestartPromise:
     def _unexplained(
         self, batches: Mapping[int, bytes], left: set[int], gone: Mapping[int, bytes], retention_ms: int
     ) -> list[int]:
-        """The batches that are gone, and that compaction cannot have taken. ``batches``: all there were.
+        """Returns the missing batches that compaction cannot have removed.
 
-        ``retention_ms`` is ``delete.retention.ms`` of the log.
+        ``batches``: all former batches. ``retention_ms`` is ``delete.retention.ms`` of the log.
         """
         newest: dict[bytes | None, tuple[int, int]] = {}
         for base, data in sorted(batches.items()):
@@ -140,46 +141,46 @@ class RestartPromise:
 
 
 def is_compared(name: str) -> bool:
-    """Whether a file of this name is a segment, or tells of which topic id the log is."""
+    """Whether a file of this name is a segment, or has the topic id of the log."""
     return name == PARTITION_METADATA or offset_of(name, LOG) >= 0 or is_swap(name)
 
 
 def is_swap(name: str) -> bool:
-    """Whether a file of this name is a cleaned segment whose exchange was begun."""
+    """Whether a file of this name is a cleaned segment in an interrupted exchange."""
     return name.endswith(LOG + SWAP)
 
 
 def exchanged(files: Mapping[str, bytes]) -> set[int]:
-    """The batches, by their base offsets, that an exchange of segments takes which was begun."""
+    """Returns the batches, by base offset, that an interrupted exchange of segments removes."""
     new = {name: data for name, data in files.items() if is_swap(name)}
     taken: set[int] = set()
     for name, data in new.items():
         end = max((last for _, last, _ in whole_batches(data)), default=-1) + 1
         base = offset_of(name.removesuffix(SWAP), LOG)
-        span = range(base, max(end, base + 1))  # Nothing may be left of its first segment.
+        span = range(base, max(end, base + 1))  # No batch of its first segment may be left.
         old = {one: held for one, held in files.items() if offset_of(one, LOG) in span}
         taken.update(base for base, _ in batches_of(old))
     return taken - {base for base, _ in batches_of(new)}
 
 
 def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
-    """Whether both are of the same topic id: a topic may be made anew in a directory of the same name."""
+    """Whether both have the same topic id: a recreated topic may use a directory of the same name."""
     return one.get(PARTITION_METADATA) == other.get(PARTITION_METADATA)
 
 
 def whole_batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The whole batches in the segments of a log, with their first and last offsets."""
+    """Returns the whole batches in the segments of a log, with their first and last offsets."""
     for name, data in files.items():
         if offset_of(name.removesuffix(SWAP), LOG) >= 0:
             yield from whole_batches(data)
 
 
 def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
-    """The same by their first offsets."""
+    """Returns the batches by their first offsets."""
     return ((base, batch) for base, _, batch in whole_batches_of(files))
 
 
 def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, int]]:
-    """The keys in a batch, each with the timestamp of its tombstone (ms); -1 where it has a value."""
+    """Returns the keys in a batch, each with the timestamp of its tombstone (ms); -1 with a value."""
     for record in iter_records(batch):
         yield record.key, int(record.timestamp) if record.value is None else -1

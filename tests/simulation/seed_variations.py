@@ -1,4 +1,4 @@
-"""What only some seeds have: drawn apart, so that the other seeds do what they did before there was any."""
+"""Properties of only some seeds: drawn from a separate stream, so that other seeds stay unchanged."""
 
 from __future__ import annotations
 

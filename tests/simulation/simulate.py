@@ -17,13 +17,13 @@ from full_cluster import FullCluster
 from replication_cluster import ReplicationCluster
 
 from simulation import BATCHES, Report, Simulation
-from tidemill import _mode
+from tidemill import _build_mode
 
 KINDS: dict[str, type[Simulation]] = {"replication": ReplicationCluster, "cluster": FullCluster}
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description="Runs whole clusters in a simulated world. Exit code 0: no promise was broken; 1: one"
         " was; its name, what happened and the last events are on stdout. A run is the same each time for"
@@ -47,8 +47,8 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of a campaign")
     options = parser.parse_args()
-    if _mode.compiled:
-        # Compiled classes cannot be looked into.
+    if _build_mode.compiled:
+        # Compiled classes cannot be patched.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "TIDEMILL_PLAIN": "1"})
     if options.campaign:
         return campaign.run(KINDS, options.campaign, options.jobs)
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Runs all seeds; 1 when one of them fails."""
+    """Runs all seeds; returns 1 if one of them fails."""
     began = time.perf_counter()
     reports: list[Report] = []
     failed = 0
@@ -76,7 +76,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def print_reports(reports: list[Report], failed: int, elapsed_s: float) -> None:
-    """What was done, and how often each thing happened."""
+    """Prints the counts of all events."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.counts)

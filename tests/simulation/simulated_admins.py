@@ -1,4 +1,4 @@
-"""Administrators of a simulated cluster: topics, moves, elections and deletions of records."""
+"""Administrators of a simulated cluster: topics, reassignments, elections and deletions of records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from change_phases import ChangePhases
 from promises import PartitionHistory
 from simulated_clients import PATIENCE_S, PORT, Client, Refused, node_of
 
-from tidemill.controller.configs import AlterOperation, ResourceType
-from tidemill.coordination.port import StoreError
+from tidemill.controller.config_changes import AlterOperation, ResourceType
+from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.configs import MIN_INSYNC
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
@@ -56,10 +56,10 @@ HIGH_WATERMARK = -1
 
 
 class Admin(Client):
-    """Makes the topic."""
+    """Creates the topic."""
 
     async def make(self, partitions: int, config: Mapping[str, str]) -> None:
-        """Returns once its partitions have leaders."""
+        """Creates the topic; returns once its partitions have leaders."""
         while True:
             try:
                 await self.create(self.topic, partitions, 3, config)
@@ -72,7 +72,7 @@ class Admin(Client):
                 return
 
     async def create(self, name: str, partitions: int, replicas: int, config: Mapping[str, str]) -> None:
-        """Makes a topic, unless it is there."""
+        """Creates a topic, unless it exists."""
         topic = CreatableTopic(
             name=name,
             num_partitions=partitions,
@@ -87,7 +87,7 @@ class Admin(Client):
     async def elect(
         self, topic: str, partitions: list[int], election_type: int, address: str | None = None
     ) -> None:
-        """Has leaders elected, by the broker at ``address`` if it is the controller."""
+        """Requests elections from the broker at ``address``, if it is the controller."""
         request = ElectLeadersRequest(
             election_type=election_type,
             topic_partitions=[TopicPartitions(topic=topic, partitions=partitions)],
@@ -99,7 +99,7 @@ class Admin(Client):
 
 
 class ClusterAdmin(Admin):
-    """Changes the cluster all the time, and leaves it as it is in the end."""
+    """Changes the cluster continuously, and leaves a stable cluster at the end."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class ClusterAdmin(Admin):
         self.events.count(phase.replace(" asked", " done"))
 
     async def _move(self, partition: int, replicas: list[int] | None) -> None:
-        """Moves a partition to other replicas, or stops its move (None)."""
+        """Reassigns a partition, or cancels its reassignment (None)."""
         self.events.add(f"moves {self.topic}-{partition} to {replicas}")
         place = self.topic, partition
         self.promises.moves.asking(place, replicas)
@@ -182,9 +182,9 @@ class ClusterAdmin(Admin):
 
 
 class TopicReplacer(Admin):
-    """Deletes a topic in several ways, and makes one of the name, all at once.
+    """Deletes a topic in several ways, and creates another of the same name at the same time.
 
-    Now and then it has a dead broker forgotten, for which a deletion may wait.
+    Sometimes it unregisters a dead broker, for which a deletion may wait.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class TopicReplacer(Admin):
                 raise problem
 
     async def ask_any(self, key: int, version: int, request: Any) -> Any:
-        """Asks over a connection of its own: a broker answers those of one connection one after the other."""
+        """Sends a request over a new connection: a broker answers the requests of one connection in order."""
         link = await Link.open(0, self.random.choice(self._bootstrap), PORT, self.name, PATIENCE_S)
         try:
             return await link.ask(key, version, request, PATIENCE_S)
@@ -237,7 +237,7 @@ class TopicReplacer(Admin):
         await change
 
     async def _unregister(self, broker: int) -> None:
-        """Nothing waits any more for a broker that is not there. It may come back all the same."""
+        """Unregisters an absent broker, so that deletions continue. The broker may return nevertheless."""
         answer = await self.ask_any(ApiKey.UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=broker))
         check(answer.error_code)
         self.events.add(f"unregisters broker {broker}")
@@ -255,7 +255,7 @@ class TopicReplacer(Admin):
 
 
 class MinInsyncAdmin(Client):
-    """Changes ``min.insync.replicas`` now and then: the topic's value, or the default that holds without."""
+    """Changes ``min.insync.replicas`` sometimes: the topic's value, or the default without one."""
 
     def __init__(
         self,
@@ -265,10 +265,10 @@ class MinInsyncAdmin(Client):
         is_unheeded: Callable[[], bool],
         pause_s: float,
     ) -> None:
-        """``write`` writes the topic's value to the store, past all brokers.
+        """``write`` writes the topic's value directly to the store.
 
-        ``is_unheeded``: no controller has heeded yet what was written so. Of two such changes it would see
-        the last only (``docs/decisions/eligible-leader-replicas.md``).
+        ``is_unheeded``: no controller has applied the last direct write yet. Of two such changes it would
+        read only the last (``docs/decisions/eligible-leader-replicas.md``).
         """
         super().__init__(*client)
         self.phases = phases
@@ -301,7 +301,7 @@ class MinInsyncAdmin(Client):
             self.phases.end("min.insync.replicas change asked")
 
     async def _wait_until(self, is_so: Callable[[PartitionHistory], bool]) -> None:
-        """Until it is so of some partition of the topic, or for a while."""
+        """Waits until a condition holds for some partition of the topic, or for a while."""
         until_s = self.now + WAIT_S_MAX
         while self.now < until_s and not self.ended:
             if any(is_so(one) for place, one in self.promises.partitions.items() if place[0] == self.topic):
@@ -339,7 +339,7 @@ class MinInsyncAdmin(Client):
 
 
 class RecordDeleter(Client):
-    """Deletes the first records of a partition now and then."""
+    """Deletes the first records of a partition sometimes."""
 
     def __init__(self, *client: Any, phases: ChangePhases, partitions: int, pause_s: float) -> None:
         super().__init__(*client)
@@ -382,6 +382,6 @@ class RecordDeleter(Client):
 
 
 def check(code: int, *accepted: int) -> None:
-    """Raises Refused for an error that is none of ``accepted``."""
+    """Raises Refused for an error that is not in ``accepted``."""
     if code and code not in accepted:
         raise Refused(code)

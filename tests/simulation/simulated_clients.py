@@ -1,7 +1,7 @@
-"""Clients of a simulated cluster: producers and consumers that report what they ask and are answered.
+"""Clients of a simulated cluster: producers and consumers that report their requests and responses.
 
-They speak the protocol over the links that brokers use among each other, and react to errors as the clients
-of Apache Kafka do: they ask who leads now, and try again.
+They speak the protocol over the links that brokers use among each other, and handle errors as Apache Kafka's
+clients do: they refresh the metadata, and retry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simulated_loop import wall_ms_at
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
 from tidemill.records.builder import BatchBuilder
-from tidemill.records.reader import iter_records, iter_stored
+from tidemill.records.record_reader import iter_records, iter_stored
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -45,7 +45,7 @@ NAMES = {int(one): one.name for one in ErrorCode}
 
 
 class Refused(Exception):
-    """An answer with an error; the client tries again."""
+    """An error response; the client retries."""
 
     def __init__(self, code: int) -> None:
         super().__init__(name_of(code))
@@ -53,12 +53,12 @@ class Refused(Exception):
 
 
 def name_of(code: int) -> str:
-    """The name of an error code."""
+    """Returns the name of an error code."""
     return NAMES.get(code, str(code))
 
 
 class Client:
-    """What all clients have: links to brokers, and who leads what."""
+    """The common part of all clients: links to brokers, and metadata."""
 
     def __init__(
         self, name: str, addresses: list[str], topic: str, promises: Promises, random: Random
@@ -77,12 +77,12 @@ class Client:
         self._epochs: dict[int, int] = {}
 
     def know_only(self, address: str) -> None:
-        """Asks no other broker from now on who leads."""
+        """Uses only this broker for metadata from now on."""
         self._bootstrap = [address]
         self._leaders.clear()
 
     async def run(self) -> None:
-        """Works until :attr:`ended`, and knows then what became of what it did."""
+        """Works until :attr:`ended`, and waits for the results of all its requests."""
         while not (self.ended and self.is_settled):
             try:
                 await self.work()
@@ -91,18 +91,18 @@ class Client:
                 self._leaders.clear()
                 await asyncio.sleep(self.random.random() * 2 * REST_S)
             except Exception as problem:  # noqa: BLE001 - it is reported
-                # The answer was none that a client can make sense of.
+                # The response was unusable.
                 self.events.add(traceback.format_exc())
                 self.promises.broken("no-error", f"{self.name} broke: {problem!r}")
                 return
 
     @property
     def is_settled(self) -> bool:
-        """Whether it knows of all that it did what became of it."""
+        """Whether the client knows the results of all its requests."""
         return True
 
     async def work(self) -> None:
-        """Something that clients do. Raises LinkError and Refused."""
+        """An operation of the client. Raises LinkError and Refused."""
         raise NotImplementedError
 
     @property
@@ -111,29 +111,29 @@ class Client:
         return self.promises.now()
 
     async def link(self, address: str) -> Link:
-        """An open link."""
+        """Returns an open link."""
         link = self._links.get(address)
         if link is None or link.closed:
             link = self._links[address] = await Link.open(0, address, PORT, self.name, PATIENCE_S)
         return link
 
     async def ask(self, address: str, key: int, version: int, request: Any) -> Any:
-        """Asks a broker."""
+        """Sends a request to a broker."""
         link = await self.link(address)
         return await link.ask(key, version, request, PATIENCE_S)
 
     def answered_s(self, address: str) -> float:
-        """When the broker at ``address`` sent the answer that came last."""
+        """Returns when the broker at ``address`` sent its last response."""
         socket: Any = self._links[address]._socket
         sent_s: float = socket.received_sent_s
         return sent_s
 
     async def ask_any(self, key: int, version: int, request: Any) -> Any:
-        """Asks some broker, which passes on what is not for it."""
+        """Sends a request to some broker, which forwards requests for the controller."""
         return await self.ask(self.random.choice(self._bootstrap), key, version, request)
 
     async def leader(self, partition: int) -> str:
-        """The address of a partition's leader. Raises Refused when there is none."""
+        """Returns the address of a partition's leader. Raises Refused without a leader."""
         known = self._leaders.get(partition)
         if known is None:
             await self._learn()
@@ -155,20 +155,20 @@ class Client:
             if topic.topic_id != self.topic_id:
                 self._another_topic(topic.topic_id)
             for one in topic.partitions:
-                # A leader epoch that is older than a known one is told by a broker that lags behind.
+                # An outdated broker returns an older leader epoch than the known one.
                 if one.leader_id in hosts and one.leader_epoch >= self._epochs.get(one.partition_index, -1):
                     self._leaders[one.partition_index] = hosts[one.leader_id]
                     self._epochs[one.partition_index] = one.leader_epoch
 
     def _another_topic(self, topic_id: bytes) -> None:
-        """The topic was made anew."""
+        """The topic was recreated."""
         self.topic_id = topic_id
         self._epochs.clear()
         self._leaders.clear()
 
 
 def node_of(address: str) -> int:
-    """The broker at an address."""
+    """Returns the broker at an address."""
     return int(address.rpartition("-")[2])
 
 
@@ -186,7 +186,7 @@ class Batch:
 
 
 class Producer(Client):
-    """Writes numbered records, several batches at a time to one partition after the other."""
+    """Writes numbered records, several batches at a time, to one partition after the other."""
 
     def __init__(
         self,
@@ -229,13 +229,13 @@ class Producer(Client):
         partition = self.random.choice(waiting if self.ended else range(self.partitions))
         address = await self.leader(partition)
         if self.is_idempotent and self._id[0] < 0:
-            return  # The topic was made anew: another session began, which needs an id of its own.
+            return  # The topic was recreated: another session began, which needs a new id.
         if not self.ended:
             self._gather(partition)
         await self._send_some(partition, address)
 
     def _gather(self, partition: int) -> None:
-        """Makes new batches."""
+        """Creates new batches."""
         unsettled = self._unsettled[partition]
         for _ in range(self.random.randint(1, self.in_flight) - len(unsettled)):
             messages = []
@@ -255,7 +255,7 @@ class Producer(Client):
         self._id = (answer.producer_id, answer.producer_epoch)
 
     async def _send_some(self, partition: int, address: str) -> None:
-        """Sends all that is not settled, and takes the answers in their order."""
+        """Sends all unsettled batches, and handles the responses in order."""
         link = await self.link(address)
         unsettled = self._unsettled[partition]
         batches = list(unsettled)
@@ -280,7 +280,7 @@ class Producer(Client):
                 continue
             self.promises.answered(batch.messages)
             if batch not in unsettled:
-                continue  # It was given up.
+                continue  # The batch was dropped.
             batch.answered_s, one = answer
             refused = self._settle(partition, batch, one, address, is_first=problem is None)
             problem = problem or refused
@@ -347,7 +347,8 @@ class Producer(Client):
                 self.promises.refused_sequence(place, self.topic_id, refusal, in_doubt=batch.is_in_doubt)
                 self._begin_session()
         elif code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-            # A leader says so, too, that has stored it, and has to let the partition go before all have it.
+            # A leader returns it as well if it has appended the batch, and stops leading before all replicas
+            # have it.
             batch.is_in_doubt = True
             self._topic_unknown(batch)
         elif code != ErrorCode.NOT_ENOUGH_REPLICAS:
@@ -358,7 +359,7 @@ class Producer(Client):
         return batch.topic_id
 
     def _begin_session(self) -> None:
-        """Begins anew, as if it were another producer; what is not settled is given up."""
+        """Starts a new session as another producer; drops unsettled batches."""
         self._id = (-1, -1)
         self._session += 1
         self._sequences.clear()
@@ -370,7 +371,7 @@ class Producer(Client):
 
 
 class TemporaryProducer(Producer):
-    """Writes to a topic that is deleted and made anew; its batches are for one topic id."""
+    """Writes to a topic that is deleted and recreated; its batches are for one topic id."""
 
     def _another_topic(self, topic_id: bytes) -> None:
         super()._another_topic(topic_id)
@@ -385,7 +386,7 @@ class TemporaryProducer(Producer):
 
 
 class Consumer(Client):
-    """Reads one partition from its begin, asks where it starts and ends, and reads parts of it again."""
+    """Reads one partition from its start, requests start and end offsets, and reads parts of it again."""
 
     def __init__(
         self, *client: Any, partition: int, again: float, versions: tuple[int, ...] = FETCH_VERSIONS
@@ -431,7 +432,7 @@ class Consumer(Client):
             raise Refused(one.error_code)
         known = self.promises.partitions.get(self.place)
         if known is not None and known.topic_id != self.topic_id:
-            # ListOffsets names no topic id: the answer may be of the topic that was made anew.
+            # ListOffsets has no topic id: the response may be for the recreated topic.
             raise Refused(ErrorCode.UNKNOWN_TOPIC_ID)
         self.events.add(lambda: f"offset {timestamp} of {self.place} is {one.offset}")
         return int(one.offset)
@@ -484,7 +485,7 @@ class Consumer(Client):
                 self.place, topic_id, record.offset, message, asked_s, answered_s, node_of(address)
             )
             self.position = record.offset + 1
-        # A compacted log has batches without records, and such without their last ones.
+        # A compacted log has batches without records, and batches without their last records.
         last = max((int(batch.last_offset) for batch in iter_stored(records)), default=-1)
         if last >= self.position:
             self.promises.skipped(self.name, self.place, topic_id, self.position, last + 1)

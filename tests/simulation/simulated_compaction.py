@@ -1,8 +1,9 @@
-"""Compaction in a simulated cluster: the cleaner without its process, and a look at all that it takes.
+"""Compaction in a simulated cluster: the cleaner without its process, and a check of all removed records.
 
-The broker's own :class:`~tidemill.broker.compaction.Compaction` chooses, plans and exchanges, and the real
-:class:`~tidemill.log.cleaner.Cleaner` reads and writes, on the simulated disk: group by group, as a thread's
-job in simulated time. Between two operations on its files the process, or the whole machine, may end.
+The broker's own :class:`~tidemill.broker.log_cleaner.LogCleaner` selects, plans and replaces segments, and
+the real :class:`~tidemill.log.cleaner.Cleaner` reads and writes, on the simulated disk: group by group, as a
+thread's job in simulated time. Between two operations on its files the process, or the whole machine, may
+end.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from promises import Place, TopicSettings
 from seed_variations import Variations
 from simulated_disk import ALL_OPERATIONS, OLD_SEGMENTS, RENAMES, SimulatedFiles
 
-from tidemill.broker.cleaner_worker import DIED
-from tidemill.broker.cleaner_worker import Place as PutInPlace
-from tidemill.log.clean_job import DAMAGED, FAULT, CleanCounts, CleanedGroup, CleanJob, Failure
+from tidemill.broker.cleaner_process_client import PROCESS_EXITED, ReplaceSegments
 from tidemill.log.cleaner import Cleaner
+from tidemill.log.cleaner_messages import DAMAGED, FAULT, CleanCounts, CleanedGroup, CleanJob, Failure
 from tidemill.log.cleaner_process import failure_of
-from tidemill.log.names import (
+from tidemill.log.file_names import (
     CLEANED,
     LOG,
     OFFSET_DIGITS,
@@ -34,7 +34,7 @@ from tidemill.log.names import (
     offset_name,
     offset_of,
 )
-from tidemill.records.reader import iter_records
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ COMPACTION_FAULTS = ("kill in a cleaning", "power cut in a cleaning")
 
 
 class CompactedTopic:
-    """Whether a seed's topic is compacted, and how."""
+    """Whether a seed's topic is compacted, and its settings."""
 
     def __init__(self, seed: int) -> None:
-        # Of its own, so that a seed without compaction does what it did before there was any.
+        # A separate stream, so that seeds without compaction stay unchanged.
         self.random = Random(f"compacted topic {seed}")
         self.is_compacted = self.random.random() < COMPACTED_SHARE
         self.deletes = self.random.random() < 0.3
@@ -71,14 +71,14 @@ class CompactedTopic:
         self._backoff_ms = self.random.choice(BACKOFFS_MS)
 
     def broker_settings(self, variations: Variations) -> dict[str, str]:
-        """What brokers need to compact."""
+        """Returns the broker settings for compaction."""
         if not self.is_compacted:
             return {}
         backoff_ms = SLOW_BACKOFF_MS if variations.has_slow_checkpoint else self._backoff_ms
         return {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": backoff_ms}
 
     def config(self, plain: dict[str, str]) -> dict[str, str]:
-        """The settings of the topic, made from those of one that is not compacted."""
+        """Returns the settings of the topic, based on those of a topic without compaction."""
         if not self.is_compacted:
             return plain
         choice = self.random.choice
@@ -97,14 +97,14 @@ class CompactedTopic:
         return config
 
     def settings(self, plain: TopicSettings, config: dict[str, str]) -> TopicSettings:
-        """What the promises need to know of it."""
+        """Returns the settings for the promises."""
         if not self.is_compacted:
             return plain
         return plain._replace(compacts=True, delete_retention_ms=int(config["delete.retention.ms"]))
 
 
 class SimulatedCleaner:
-    """The cleaner of a broker, which would be a process beside it."""
+    """The cleaner of a broker, which is a separate process in reality."""
 
     def __init__(self, simulation: FullCluster, node: Node, group_s_mean: float) -> None:
         self.simulation = simulation
@@ -113,8 +113,8 @@ class SimulatedCleaner:
         self._killed: list[Generator[CleanedGroup, None, None]] = []
         """Runs of processes that were killed: they must not be ended, which would tidy up."""
 
-    async def clean(self, job: CleanJob, place: PutInPlace) -> CleanCounts | Failure | None:
-        """See :class:`tidemill.broker.cleaner_worker.CleanerWorker`."""
+    async def clean(self, job: CleanJob, place: ReplaceSegments) -> CleanCounts | Failure | None:
+        """See :class:`tidemill.broker.cleaner_process_client.CleanerWorker`."""
         simulation, random = self.simulation, self.simulation.random
         simulation.phases.moment("cleaning")
         look = CleaningCheck(simulation, self.node, job)
@@ -129,7 +129,7 @@ class SimulatedCleaner:
                 group = await loop.run_in_executor(None, next, run, None)
                 if random.random() < DEATHS:
                     simulation.events.count("cleaner processes killed")
-                    return Failure(DIED, "the cleaner process ended by signal 9")
+                    return Failure(PROCESS_EXITED, "the cleaner process ended by signal 9")
                 if group is None:
                     look.ended(cleaner.counts)
                     break
@@ -148,8 +148,8 @@ class SimulatedCleaner:
         self._killed.remove(run)
         return cleaner.counts if group is None else None
 
-    async def _put_in_place(self, look: CleaningCheck, place: PutInPlace, group: CleanedGroup) -> bool:
-        """The broker exchanges segments; False when the log is not what it was."""
+    async def _put_in_place(self, look: CleaningCheck, place: ReplaceSegments, group: CleanedGroup) -> bool:
+        """The broker replaces segments; returns False if the log has changed."""
         was_unchanged = look.is_unchanged()
         look.watch(group)
         try:
@@ -160,7 +160,7 @@ class SimulatedCleaner:
         return is_placed
 
     async def _hold(self, look: CleaningCheck, group: CleanedGroup) -> None:
-        """A large group takes long: its log may be cut meanwhile, and go on with other records."""
+        """A large group takes long: its log may be truncated meanwhile, and get other records."""
         for _ in range(int(HOLD_S / LOOK_S)):
             if look.is_cut_and_goes_on(group):
                 self.simulation.events.count("groups of segments cut while they were cleaned")
@@ -168,7 +168,7 @@ class SimulatedCleaner:
             await asyncio.sleep(LOOK_S)
 
     def _failed(self, failure: Failure, look: CleaningCheck, began_s: float) -> Failure:
-        """A log that was cut meanwhile is not what the job says: the broker believes no failure of it."""
+        """The job does not match a log that was truncated meanwhile: the broker ignores its failure."""
         files, events = self.node.files, self.simulation.events
         events.add(f"a cleaning fails: {failure.kind}: {failure.text}")
         events.count(f"cleanings failed: {failure.kind}")
@@ -179,15 +179,15 @@ class SimulatedCleaner:
             self.simulation.promises.broken("no-error", f"a cleaning fails: {failure.text}")
         return failure
 
-    def set_pace(self, bytes_per_second: float) -> None:
-        """There is no pace."""
+    def set_bytes_per_second(self, bytes_per_second: float) -> None:
+        """No-op: there is no limit."""
 
-    async def rest(self) -> None:
-        """There is nothing to give back."""
+    async def release(self) -> None:
+        """No-op: there is nothing to release."""
 
 
 class CleaningCheck:
-    """Compares a log before and after its cleaning: finds what had to stay, and what had to go."""
+    """Compares a log before and after its compaction: detects wrongly removed and wrongly kept records."""
 
     def __init__(self, simulation: Simulation, node: Node, job: CleanJob) -> None:
         self.simulation = simulation
@@ -220,7 +220,9 @@ class CleaningCheck:
             self._check_synced(int(partition.log.recovery_point))
 
     def _check_synced(self, recovery_point: int) -> None:
-        """What is cleaned is on the disk, and the next start knows that: a gap there is no lost batch."""
+        """Compacted segments are on the disk, and the next start knows that: a gap in them is not a lost
+        batch.
+        """
         written = written_offset(self.files, RECOVERY_POINTS, self.job.name)
         if min(recovery_point, written) < self.job.upper_bound:
             self._broken(
@@ -231,7 +233,7 @@ class CleaningCheck:
     # -- one exchange
 
     def watch(self, group: CleanedGroup) -> None:
-        """An exchange begins: a process that ends within it must not lose what stays."""
+        """An exchange begins: if the process ends during it, remaining records must not be lost."""
         base = group.old[0]
         name = offset_name(base, LOG) + CLEANED
         data = self.files.stored(self.job.directory, lambda one: one == name).get(name, b"")
@@ -246,11 +248,11 @@ class CleaningCheck:
         self.files.renamed = self._renamed
 
     def _renamed(self, old: str, new: str) -> None:
-        # Only segments count: their indexes come and go with them.
+        # Only segments are compared: their indexes are replaced with them.
         if not old.startswith(self.job.directory + "/") or LOG not in old or not self.is_unchanged():
             return
         if new.endswith(LOG + SWAP):
-            # From here on a start goes on with the exchange.
+            # From here on a start continues the exchange.
             self._report_removed(self._going)
         names = self.files.stored_names(self.job.directory, lambda name: True)
         unfinished = {name[:OFFSET_DIGITS] for name in names if name.endswith(CLEANED)}
@@ -264,14 +266,14 @@ class CleaningCheck:
         left = {header.base for data in found.values() for header in headers_of(data)}
         partition = self._partition()
         start = 0 if partition is None else int(partition.log.start_offset)
-        # What lies before the start of the log is deleted.
+        # Records before the start of the log are deleted.
         lost = {base for base in self._staying - left if base >= start}
         if lost:
             self._broken(f"a process that ends after {old} is renamed loses {min(lost)}")
             self.files.renamed = None
 
     def placed(self, group: CleanedGroup, *, was_unchanged: bool, is_placed: bool) -> None:
-        """The broker has exchanged segments, or says that the log is another than was cleaned."""
+        """The broker has replaced segments, or reports that the log has changed."""
         partition = self._partition()
         if partition is not None and is_placed and not was_unchanged:
             self._broken(f"the segments {group.old} were cleaned before it was cut, and are exchanged")
@@ -289,7 +291,7 @@ class CleaningCheck:
             self._broken(f"a power cut takes the exchange of {group.old} back, which has ended")
 
     def _check_batches(self, group: CleanedGroup, partition: Partition) -> None:
-        """The last batch of each producer is left, and tombstones get the time that they are to stay."""
+        """The last batch of each producer is kept, and tombstones get their deletion horizon."""
         after = list(headers_of(self._data(group.old[0])))
         first, end = group.old[0], max((header.last for header in self.headers.values()), default=-1)
         later = [base for base in (one.base_offset for one in self.job.segments) if base > group.old[-1]]
@@ -321,9 +323,8 @@ class CleaningCheck:
         return None
 
     def is_unchanged(self) -> bool:
-        """Whether the log is the one that is cleaned, and was not cut since.
-
-        The next process opens another one in the same directory.
+        """Whether the log is the compacted one, without a truncation since. The next process opens another
+        log in the same directory.
         """
         partition = self._partition()
         if partition is None or partition.log is not self.log:
@@ -331,7 +332,7 @@ class CleaningCheck:
         return bool(partition.log.truncations == self.truncations)
 
     def is_cut_and_goes_on(self, group: CleanedGroup) -> bool:
-        """Whether the log was cut, and has the segments of the group again."""
+        """Whether the log was truncated, and has the segments of the group again."""
         partition = self._partition()
         if partition is None or self.is_unchanged():
             return False
@@ -349,7 +350,7 @@ class CleaningCheck:
         self.promises.broken("compaction", f"{self.job.name} on {self.node.name}: {text}")
 
     def exchanged(self, group: CleanedGroup) -> None:
-        """A new segment is in the place of some old ones."""
+        """A new segment has replaced some old ones."""
         partition = self._partition()
         if not self.is_unchanged() or partition is None:
             return
@@ -369,10 +370,10 @@ class CleaningCheck:
         durable = self._on_disk() if not self.files.has_dropped else None
         reported = set(self.removed)
         for record in reversed(before):
-            # From the newest on: a tombstone may go together with what it stands for.
+            # From the newest on: a tombstone and the records that it deletes may be removed together.
             if record.offset not in kept and record.offset >= self.start:
                 self._check_gone(record, durable)
-        # At once: promises may be checked before the cleaning has ended.
+        # At once: promises may be checked before the end of the compaction.
         self._report_removed({at: key for at, key in self.removed.items() if at not in reported})
         self.simulation.events.count("records removed by cleanings", len(before) - len(after))
 
@@ -402,7 +403,7 @@ class CleaningCheck:
         self.simulation.events.count("tombstones removed")
 
     def _on_disk(self) -> set[int]:
-        """The offsets of the log that a power cut would leave."""
+        """Returns the offsets of the log after a power cut."""
         found: set[int] = set()
         for name in self.files.durable_names(self.job.directory):
             if name.endswith(LOG):
@@ -411,7 +412,7 @@ class CleaningCheck:
         return found
 
     def ended(self, counts: CleanCounts) -> None:
-        """All segments are in their places: of each key one record is left before the clean end."""
+        """All segments are replaced: one record of each key is left before the clean end."""
         partition = self._partition()
         if not self.is_unchanged() or partition is None:
             return
@@ -457,5 +458,5 @@ def _records(data: bytes) -> list[Raw]:
 
 
 def raw_records(data: bytes, start: int) -> list[Raw]:
-    """The records of a log from ``start`` on."""
+    """Returns the records of a log from ``start`` on."""
     return [record for record in _records(data) if record.offset >= start]

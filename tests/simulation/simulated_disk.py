@@ -1,4 +1,4 @@
-"""The disk of a simulated machine: loses what was not synced, tears writes, fails, and drops data."""
+"""The disk of a simulated machine: loses unsynced data, tears writes, fails, and drops data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
+from faulty_files import PAGE_BYTES, FaultyFile, FaultyFiles, Killed
 from simulated_loop import SimulatedLoop, wall_ms_at
 
-from tidemill.log.names import CLEANED, DELETE_DIRECTORY, LOG, SWAP
-from tidemill.testing.files import PAGE_BYTES, FaultyFile, FaultyFiles, Killed
+from tidemill.log.file_names import CLEANED, DELETE_DIRECTORY, LOG, SWAP
 
 ALL_OPERATIONS, RENAMES, OLD_SEGMENTS = "operations", "renames", "renames of later segments"
 """Before which operations of a cleaning a process may end."""
 
 
 class SentPages:
-    """A part of a file that the network has without a copy, as ``sendfile`` leaves it there.
+    """A part of a file that the network references without a copy, as ``sendfile`` does.
 
-    What is written to the file meanwhile arrives. Pages that are cut off arrive as they were, and what is cut
-    off within the last page that stays arrives as zeros, or as what is appended there.
+    Later writes to the file arrive. Pages beyond a truncation arrive unchanged; bytes removed within the last
+    remaining page arrive as zeros, or as the bytes appended there.
     """
 
     def __init__(self, files: SimulatedFiles, node: Any, position: int, taken: bytes) -> None:
@@ -37,11 +37,11 @@ class SentPages:
         return len(self._taken)
 
     def first(self, count: int) -> SentPages:
-        """The first ``count`` bytes of it."""
+        """Returns its first ``count`` bytes."""
         return SentPages(self._files, self._node, self._position, self._taken[:count])
 
     def read(self) -> bytes:
-        """What arrives now."""
+        """Returns the bytes that arrive now."""
         if self._life != self._files.life:
             return self._taken
         position, count = self._position, len(self._taken)
@@ -54,7 +54,7 @@ class SentPages:
 
 
 class SimulatedFile(FaultyFile):
-    """A file whose ranges go to simulated sockets."""
+    """A file whose ranges can be sent to simulated sockets."""
 
     _files: SimulatedFiles
 
@@ -67,19 +67,19 @@ class SimulatedFile(FaultyFile):
         had_pending = bool(self._node.pending)
         size = len(self._node.durable)
         try:
-            self._files.check_drops(self._path, had_pending)
+            self._files.check_drops(self.path, had_pending)
             super().sync()
-            if len(self._node.durable) < size and self._path.endswith(LOG):
-                self._files.shrunk(self._path)
+            if len(self._node.durable) < size and self.path.endswith(LOG):
+                self._files.shrunk(self.path)
         except OSError:
             if had_pending and self._life == self._files.life and not self._closed:
                 self._node.drop()
-                self._files.sync_failed(self._path)
+                self._files.sync_failed(self.path)
             raise
 
 
 class SimulatedFiles(FaultyFiles):
-    """The file system of a simulated machine; it outlives the machine's processes."""
+    """The file system of a simulated machine; it survives the machine's processes."""
 
     _file_type = SimulatedFile
 
@@ -124,7 +124,7 @@ class SimulatedFiles(FaultyFiles):
             except OSError:
                 self.refused_s = self.loop.time()
                 raise
-            # Nobody asks which operations there were, and there are many.
+            # No caller needs the list of operations, which is long.
             self.operations.clear()
 
     def take_pages(self, node: Any, position: int, count: int) -> bool:
@@ -146,24 +146,26 @@ class SimulatedFiles(FaultyFiles):
             self.renamed(old, new)
 
     def refuse_deletions(self, prefix: str, times: int) -> None:
-        """Has no room, so many times, to rename a deleted partition's directory whose path begins so."""
+        """Refuses that many renames of deleted partition directories whose path has this prefix, as a full
+        disk does.
+        """
         self._kept = (prefix, times)
 
     def drop_syncs(self, path_part: str, times: int, hangs: Callable[[], float] | None = None) -> None:
-        """Lets the next syncs of such files fail that have something to write.
+        """The next syncs of such files with unwritten data fail.
 
-        ``hangs`` is called as one does, and tells for how long whoever waits is not told.
+        ``hangs`` is called for each, and returns the delay of the error.
         """
         self._drops = (path_part, times)
         self._hangs = hangs
 
     def sync_failed(self, path: str) -> None:
-        """A sync has failed, and what it was to write is dropped."""
+        """A sync has failed, and its data are dropped."""
         self._fresh.add(path)
         self.dropped(path)
 
     def check_drops(self, path: str, has_pending: bool) -> None:
-        """Raises what :meth:`drop_syncs` asked for."""
+        """Raises the error of :meth:`drop_syncs`."""
         if self._drops is None or not has_pending or self._drops[0] not in path:
             return
         part, times = self._drops
@@ -173,18 +175,18 @@ class SimulatedFiles(FaultyFiles):
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     def stop_in_cleaning(self, after: int, stop: Callable[[str], bool], stops_at: str) -> None:
-        """Has ``stop`` end the process within a cleaning, or an exchange of segments.
+        """Calls ``stop`` to end the process within a compaction, or an exchange of segments.
 
-        That is before the operation that comes after so many others; of all, of renames, or of renames of
-        the second and later segments that go. ``stop`` gets the operation's name, and returns whether it has
-        ended the process.
+        That is before the operation with this number; of all, of renames, or of renames of the second and
+        later removed segments. ``stop`` gets the operation's name, and returns whether it has ended the
+        process.
         """
         self._stop = (after, stop)
         self._stops_at = stops_at
 
     def _stop_here(self, operation: str, path: str) -> None:
         if self._has_stopped:
-            # The process is gone, and what unwinds its calls changes nothing.
+            # The process has ended, and its unwinding calls change nothing.
             raise Killed("the process has ended in the middle of a job")
         if self._stop is None or not self._is_place_to_stop(operation, path):
             return
@@ -207,13 +209,13 @@ class SimulatedFiles(FaultyFiles):
         self._has_stopped = False
 
     def directories(self, parent: str) -> list[str]:
-        """The names of the directories in another; no operation that may fail."""
+        """Returns the names of subdirectories; never fails."""
         return [name for name in self._names.names_in(parent) if self._names[f"{parent}/{name}"] is None]
 
     def stored(self, directory: str, is_wanted: Callable[[str], bool]) -> dict[str, bytes]:
-        """The files of wanted names in a directory, as a process would read them; no operation that may fail.
+        """Returns the files of wanted names in a directory, as a process would read them; never fails.
 
-        Indexes are large and nearly empty: who needs none does not want any.
+        Indexes are large and nearly empty: callers that do not need them exclude them.
         """
         found = {}
         for name in filter(is_wanted, self._names.names_in(directory)):
@@ -223,31 +225,31 @@ class SimulatedFiles(FaultyFiles):
         return found
 
     def stored_names(self, directory: str, is_wanted: Callable[[str], bool]) -> list[str]:
-        """The wanted names in a directory; no operation that may fail."""
+        """Returns the wanted names in a directory; never fails."""
         return list(filter(is_wanted, self._names.names_in(directory)))
 
     def durable_names(self, directory: str) -> list[str]:
-        """The names in a directory that a power cut would leave."""
+        """Returns the names in a directory after a power cut."""
         return sorted(self._durable_names.names_in(directory))
 
     def is_synced(self, path: str) -> bool:
-        """Whether a power cut would leave all that a process reads of a file, under its name."""
+        """Whether a file, as a process reads it, survives a power cut with its name."""
         node = self._durable_names.get(path)
         return node is not None and node is self._names.get(path) and not node.pending and not node.dropped
 
     def durable(self, path: str) -> bytes:
-        """What a power cut would leave of a file, at the least."""
+        """Returns the guaranteed content of a file after a power cut."""
         node = self._durable_names[path]
         return b"" if node is None else node.durable.read(0, len(node.durable))
 
     def written(self, path: str) -> bytes:
-        """What the disk has of a file, whether or not it has its name."""
+        """Returns the content of a file on the disk, with or without its name."""
         node = self._names[path]
         return b"" if node is None else node.durable.read(0, len(node.durable))
 
     @property
     def is_failing(self) -> bool:
-        """Whether some operation is to fail, or a sync of the present process has."""
+        """Whether some operation is to fail, or a sync of the current process has failed."""
         return bool(self._faults or self._fresh) or self.is_full or self._drops is not None
 
     def heal(self) -> None:
@@ -258,7 +260,9 @@ class SimulatedFiles(FaultyFiles):
         self._stop = None
 
     def unsynced(self, suffix: str) -> list[str]:
-        """The files of such names with records that are not on the disk, and that the process has written."""
+        """Returns the files of such names with records that the process has written and that are not on the
+        disk.
+        """
         return [
             path
             for path, node in self._names.items()
@@ -268,7 +272,7 @@ class SimulatedFiles(FaultyFiles):
         ]
 
     def kill(self) -> None:
-        """The process stops. The system may forget clean pages, also those that were never written."""
+        """The process ends. The system may drop clean pages, even pages that were never written."""
         paths = self._with_dropped()
         self._fresh.clear()
         self.process_ends(bool(paths))
@@ -301,7 +305,7 @@ class SimulatedFiles(FaultyFiles):
 
     @property
     def has_dropped(self) -> bool:
-        """Whether the system holds pages that the disk never gets."""
+        """Whether the system holds pages that never reach the disk."""
         return bool(self._with_dropped())
 
     def _with_dropped(self) -> list[str]:

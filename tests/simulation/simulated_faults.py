@@ -1,6 +1,6 @@
-"""What goes wrong in a simulated world, and when: drawn from the seed.
+"""The faults of a simulated world and their times: drawn from the seed.
 
-Swarm testing: each run has some kinds of faults of its own, and aims some of them at phases of changes
+Swarm testing: each run has some kinds of faults, and times some of them to phases of changes
 (:mod:`change_phases`), so that over many seeds every pair of a fault and a phase occurs.
 """
 
@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidemill.log.names import CLEAN_SHUTDOWN, LOG
+from tidemill.log.file_names import CLEAN_SHUTDOWN, LOG
 
 if TYPE_CHECKING:
     from simulated_disk import SimulatedFiles
@@ -75,7 +75,7 @@ CLUSTER_FAULTS = (
 
 
 class Faults:
-    """Breaks something every now and then, and repairs it later."""
+    """Causes faults from time to time, and ends them later."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -134,7 +134,7 @@ class Faults:
         """Until then nothing else breaks: some faults matter only when they last."""
 
     async def run(self) -> None:
-        """Breaks things until :attr:`ended`."""
+        """Causes faults until :attr:`ended`."""
         while True:
             await asyncio.sleep(self.random.expovariate(1 / self._pause_s))
             if self.ended:
@@ -143,7 +143,7 @@ class Faults:
             self.break_now(name)
 
     def break_now(self, name: str) -> None:
-        """Breaks something, and counts during what it happened."""
+        """Causes a fault, and counts the current phases."""
         node = self.random.choice(self.simulation.nodes)
         if self.ended or self.simulation.loop.time() < self.alone_until_s or not self._breaks[name](node):
             return
@@ -169,14 +169,14 @@ class Faults:
         self.simulation.network.world_timer(at_s, lambda: self.break_now(name))
 
     def _disturb(self, during_s: float) -> None:
-        """Something is broken for this time, and the cluster recovers after it."""
+        """A fault lasts for this time, and the cluster recovers after it."""
         now = self.simulation.loop.time()
         until_s = now + during_s + RECOVERY_S
         self.disturbed_s += max(0.0, until_s - max(self.quiet_from_s, now))
         self.quiet_from_s = max(self.quiet_from_s, until_s)
 
     def later(self, undo: Callable[[], None], mean_s: float | None = None, after_s: float = 0.0) -> None:
-        """Repairs what was broken, after ``after_s`` and a short or a long time."""
+        """Ends a fault, after ``after_s`` and a short or a long time."""
         if mean_s is None:
             mean_s = self.random.choice((AT_ONCE_S, SHORT_S, SHORT_S, LONG_S))
         delay_s = after_s + self.random.expovariate(1 / mean_s)
@@ -189,7 +189,7 @@ class Faults:
     # -- processes and machines
 
     def kill(self, node: Node, back_s_mean: float | None = None) -> bool:
-        """The process is gone; its machine, and what it wrote, stay."""
+        """Ends the process; its machine and its files stay."""
         if not node.is_running:
             return False
         self._report(f"{node.name} is killed")
@@ -200,16 +200,16 @@ class Faults:
         return True
 
     def may_lose(self, node: Node) -> bool:
-        """Half of the seeds leave a replica of everything, so that nothing is excused.
+        """Half of the seeds keep a replica of everything, so that nothing is excused.
 
-        The others do so until something is acknowledged: nobody may elect a leader after that, and a seed
+        The others do so until a record is acknowledged: no leader could be elected after that, and a seed
         would check nothing.
         """
         is_harsh = self._is_harsh and self.simulation.batches_acknowledged > 0
         return is_harsh or self.promises.may_lose(node.node_id)
 
     def cut_power(self, node: Node) -> bool:
-        """The machine stops: what was not synced may be gone."""
+        """The machine loses its power: unsynced data may be lost."""
         if not node.machine.is_up or not self.may_lose(node):
             return False
         self._report(f"{node.name} loses its power")
@@ -218,7 +218,8 @@ class Faults:
         node.files.power_cut(self.random)
         self.simulation.network.power_lost(node.machine)
         if node.files.exists(f"/data/{CLEAN_SHUTDOWN}"):
-            # The process had stopped in order, or had only begun: all was on the disk, and counts on.
+            # The process had stopped cleanly, or had just started: all data were on the disk, and still
+            # count.
             self.events.count("power cuts after a clean stop")
         else:
             self.promises.replicas_lost(node.node_id, everything=False)
@@ -241,7 +242,7 @@ class Faults:
         return any(done)
 
     def lose_disk(self, node: Node) -> bool:
-        """The process is gone, and another disk is in the machine."""
+        """The process ends, and the machine has another disk."""
         if not node.is_running or not self.may_lose(node):
             return False
         self._report(f"{node.name} loses its disk")
@@ -255,7 +256,7 @@ class Faults:
         return True
 
     def put_disk_back(self, node: Node) -> bool:
-        """The machine has another disk until its broker is in sync again. Then it has the former one."""
+        """The machine has another disk until its broker is in sync again. Then the former disk returns."""
         former = node.files
         if not self.lose_disk(node):
             return False
@@ -265,7 +266,8 @@ class Faults:
     def _await_in_sync(self, node: Node, former: SimulatedFiles, lost_s: float) -> None:
         now = self.simulation.loop.time()
         histories = self.promises.partitions.values()
-        # Until its broker has registered with the other disk, the former one has all that it acknowledged.
+        # Until its broker has registered with the other disk, the former one has all its acknowledged
+        # records.
         is_in_sync = self.promises.has_registered_since(node.node_id, lost_s) and any(
             node.node_id in history.holders.isr for history in histories
         )
@@ -274,7 +276,7 @@ class Faults:
             self.events.count("former disks put back")
             node.stop()
             node.files.kill()
-            former.heal()  # What was wrong with it was to be repaired while the other disk was there.
+            former.heal()  # Its fault was to be repaired while the other disk was in use.
             node.change_disk(former)
             self.simulation.network.process_ended(node.machine)
             self.promises.replicas_lost(node.node_id, everything=True)
@@ -286,7 +288,9 @@ class Faults:
             self.simulation.network.world_timer(now + 0.05, again)
 
     def _isolate(self, node: Node, lose: Callable[[Node], bool]) -> bool:
-        """Kills all others, waits until the node is alone in sync somewhere, and has it lose what it has."""
+        """Kills all others, waits until the node is the only in-sync replica of some partition, and destroys
+        its data.
+        """
         if not node.is_running or not node.machine.is_up:
             return False
         node = self.leading(node)
@@ -297,7 +301,7 @@ class Faults:
         return True
 
     def lose_others(self, node: Node) -> bool:
-        """The node is away until it is in no in-sync set. Then all others lose their disks."""
+        """The node is stopped until it is in no ISR. Then all others lose their disks."""
         if not node.is_running or not node.machine.is_up:
             return False
         if self.random.random() < 0.5:
@@ -323,7 +327,7 @@ class Faults:
             self.simulation.network.world_timer(now + 0.05, again)
 
     def leading(self, node: Node) -> Node:
-        """A node that leads something, best."""
+        """Returns a node that leads a partition, if possible."""
         leaders = [one for one in self.simulation.nodes if any(part.is_leader for part in one.partitions)]
         return node if node in leaders or not leaders else self.random.choice(leaders)
 
@@ -339,7 +343,7 @@ class Faults:
             self.simulation.network.world_timer(now + 0.05, again)
 
     def pause(self, node: Node) -> bool:
-        """The process stands still, and does not know."""
+        """The process is suspended, and does not notice."""
         process = node.process
         if not node.is_running or process.paused:
             return False
@@ -363,7 +367,7 @@ class Faults:
         return True
 
     def fail_disk(self, node: Node) -> bool:
-        """The disk refuses something; later it does not, and a start reads what is there."""
+        """The disk fails some operation; later it works, and a start reads its content."""
         if not node.is_running:
             return False
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
@@ -373,10 +377,10 @@ class Faults:
         return True
 
     def fill_disk(self, node: Node) -> bool:
-        """There is no room for a while, and nothing that was written is lost.
+        """The disk is full for a while, and no written data is lost.
 
-        In the end the process goes on; or all processes are killed, and what this one had not written counts,
-        as it comes back first.
+        At the end the process continues; or all processes are killed, and the unwritten data of this process
+        matter, since it returns first.
         """
         if not node.is_running or node.files.is_full:
             return False
@@ -390,7 +394,7 @@ class Faults:
         return True
 
     def _fill(self, node: Node, mean_s: float, ended: Callable[[], None] | None) -> None:
-        """The disk is full for a while; then ``ended`` is called, or a replica is made that was refused."""
+        """The disk is full for a while; then ``ended`` is called, or a refused replica is created."""
         self._report(f"the disk of {node.name} is full")
         files = node.files
         files.is_full = True
@@ -401,7 +405,7 @@ class Faults:
             if ended is not None and not self.ended:
                 ended()
             elif self._misses_replica(node):
-                # A replica that could not be made is made at the next start.
+                # A replica that could not be created is created at the next start.
                 self.events.count("starts for a replica that a full disk had refused")
                 self.kill(node)
 
@@ -413,7 +417,7 @@ class Faults:
         return any(node.node_id in known.replicas and place not in here for place, known in histories)
 
     def drop_sync(self, node: Node) -> bool:
-        """A sync fails, and the system drops the pages that it did not write: a start finds the old ones."""
+        """A sync fails, and the system drops the unwritten pages: a start finds the old ones."""
         if not node.is_running or not self.may_lose(node):
             return False
         self._report(f"the disk of {node.name} drops what it was to sync")
@@ -426,7 +430,7 @@ class Faults:
 
         def repair() -> None:
             node.files.heal()
-            # Whichever process runs by now: it may have met the fault, and put its directory aside.
+            # The current process: it may have met the fault, and stopped using its directory.
             self.kill(node)
 
         self.later(repair, mean_s)
@@ -434,7 +438,7 @@ class Faults:
     # -- the network
 
     def cut_one_way(self, node: Node) -> bool:
-        """What the machine sends to one other does not arrive, but the other way it does."""
+        """Packets from the machine to another one do not arrive, but packets in the other direction do."""
         other = self.random.choice(self.simulation.machine_names())
         if other == node.name:
             return False
@@ -442,7 +446,7 @@ class Faults:
         return True
 
     def cut_off(self, node: Node) -> bool:
-        """The machine and some others do not reach each other."""
+        """The machine and some others cannot reach each other."""
         others = [name for name in self.simulation.machine_names() if name != node.name]
         chosen = [name for name in others if self.random.random() < 0.7]
         if not chosen:
@@ -451,7 +455,7 @@ class Faults:
         return True
 
     def cut(self, pairs: list[tuple[str, str]], mean_s: float | None = None, after_s: float = 0.0) -> None:
-        """Nothing arrives between these machines for a while, and for ``after_s`` at least."""
+        """Packets between these machines do not arrive for a while, and for ``after_s`` at least."""
         self._report(f"nothing arrives between {pairs}")
         network = self.simulation.network
         for pair in pairs:

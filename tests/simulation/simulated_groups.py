@@ -43,7 +43,7 @@ REST_S = 2 * SESSION_MS / 1000
 
 
 class GroupClient(Client):
-    """What clients of groups have: the coordinator."""
+    """The common part of group clients: the coordinator."""
 
     def __init__(self, *client: Any, group: str) -> None:
         super().__init__(*client)
@@ -84,7 +84,7 @@ class GroupClient(Client):
         self.promises.commit_acknowledged(self.group, place, offset, sent_s=sent_s, generation=order)
 
     async def _position(self, place: Place) -> tuple[int, bool]:
-        """The group's position; False when the coordinator may not know the last one."""
+        """Returns the group's offset; False if the coordinator may not know the last one."""
         topic, partition = place
         request = OffsetFetchRequest(
             group_id=self.group,
@@ -104,7 +104,7 @@ class GroupClient(Client):
 
 
 class Committer(GroupClient):
-    """A group without members, whose one client commits a position after the other, and asks for them."""
+    """A group without members, whose client commits one offset after the other, and requests them."""
 
     def __init__(self, *client: Any, group: str, partition: int) -> None:
         super().__init__(*client, group=group)
@@ -140,7 +140,7 @@ class Committer(GroupClient):
 
 
 class PassingCommitter(GroupClient):
-    """Commits positions in a topic that is deleted and made anew: they go with the topic, or are refused."""
+    """Commits offsets in a topic that is deleted and recreated: they are removed or refused."""
 
     def __init__(self, *client: Any, group: str) -> None:
         super().__init__(*client, group=group)
@@ -166,7 +166,7 @@ class PassingCommitter(GroupClient):
 
 
 class PositionReader(GroupClient):
-    """Asks for the position of a group again and again, also while the group commits the next one."""
+    """Requests the offset of a group repeatedly, also while the group commits the next one."""
 
     def __init__(self, *client: Any, group: str, partition: int) -> None:
         super().__init__(*client, group=group)
@@ -186,7 +186,7 @@ class PositionReader(GroupClient):
 
 
 class GroupMembers:
-    """The members of a group that live, which come to rest together: until then they send heartbeats."""
+    """The live members of a group, which come to rest together: until then they send heartbeats."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
@@ -196,7 +196,7 @@ class GroupMembers:
         """The generation in which all partitions have an owner, and since when."""
 
     def look(self, now: float) -> None:
-        """Finds out whether all members have been in one generation for a while, and own all partitions."""
+        """Checks whether all members have been in one generation for a while, and own all partitions."""
         orders = {one.order for one in self.members}
         owned = sorted(partition for one in self.members for partition in one.owned)
         if len(orders) != 1 or -1 in orders or owned != list(range(self.partitions)):
@@ -208,7 +208,7 @@ class GroupMembers:
 
 
 class GroupMember(GroupClient):
-    """A member of a group: joins, is assigned partitions, and commits positions in them."""
+    """A member of a group: joins, gets partitions, and commits offsets in them."""
 
     def __init__(self, *client: Any, group: str, members: GroupMembers, phases: ChangePhases) -> None:
         super().__init__(*client, group=group)
@@ -226,12 +226,12 @@ class GroupMember(GroupClient):
 
     @property
     def order(self) -> int:
-        """Of the generation in which it has its assignment; -1 while it has none."""
+        """Returns the number of the generation of its assignment; -1 without one."""
         return -1 if self._positions is None else self._order
 
     @property
     def owned(self) -> list[int]:
-        """The partitions that it is assigned."""
+        """Returns the assigned partitions."""
         return list(self._positions or ())
 
     @property
@@ -266,7 +266,7 @@ class GroupMember(GroupClient):
             self._coordinator = ""
 
     async def _join(self) -> None:
-        """Comes into the next generation, and asks where its partitions were left."""
+        """Joins the next generation, and requests the committed offsets of its partitions."""
         self.phases.begin("group rebalance")
         try:
             members = await self._ask_to_join()
@@ -284,7 +284,7 @@ class GroupMember(GroupClient):
             await self._commit_again()
 
     async def _commit_again(self) -> None:
-        """Sends the last commit of a former generation again, and what else it sent then: all is refused."""
+        """Repeats the last commit and the other requests of a former generation: all are refused."""
         again, self._last_commit = self._last_commit, None
         if again is None or again[-1] == self._order:
             return
@@ -294,7 +294,7 @@ class GroupMember(GroupClient):
         sent_s = self.now
         is_beat_fenced = await self._is_fenced(self._heartbeat(*again[2:4]))
         if await self._is_fenced(self._sync_again(*again[2:])) and not is_beat_fenced:
-            # A coordinator that has yet to read the group takes every heartbeat. This one had read it.
+            # A coordinator that has not loaded the group accepts every heartbeat. This one had loaded it.
             self.promises.accepted_in_generation(
                 self.group, "sent a heartbeat", sent_s=sent_s, generation=again[-1]
             )
@@ -310,7 +310,7 @@ class GroupMember(GroupClient):
         return False
 
     async def _ask_to_join(self) -> list[str]:
-        """The members, for the leader of the group; for others nobody."""
+        """Returns the members, for the leader of the group; none for other members."""
         request = JoinGroupRequest(
             group_id=self.group,
             session_timeout_ms=SESSION_MS,
@@ -362,7 +362,7 @@ class GroupMember(GroupClient):
         self.promises.accepted_in_generation(self.group, what, sent_s=sent_s, generation=order)
 
     async def _consume(self) -> None:
-        """Commits what it has read; now and then it stands still, or leaves."""
+        """Commits its positions; sometimes it is suspended, or leaves."""
         await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
         luck = self.random.random()
         if luck < 0.03:

@@ -1,14 +1,11 @@
-"""An event loop over simulated time, shared by simulated processes that may be killed or paused.
+"""An event loop with simulated time, shared by simulated processes that may be killed or suspended.
 
-What a loop does is decided by two things only: the order in which callbacks were asked for, and simulated
-time, which jumps to the next timer when nothing is left to do. So a run is the same each time. The coroutines
-of the broker run on it unchanged.
-
-Each callback runs for the process that asked for it (a context variable carries it along). A process that was
-killed runs nothing any more, not even its ``finally`` clauses; one that is paused runs all of it later, and
-does not know.
-
-A *step* is a timer that fires: bytes that arrive, a thread's job that ends, a deadline that passes.
+Two things determine the run: the order in which callbacks were scheduled, and simulated time, which advances
+to the next timer when no callback is left. So each run with a seed is equal. The coroutines of the broker run
+on it unchanged. Each callback runs for the process that scheduled it (a context variable carries the
+process). A killed process runs nothing any more, not even its ``finally`` clauses; a suspended process runs
+all of it later, and does not notice. A *step* is a timer that fires: bytes that arrive, a thread's job that
+ends, a deadline that passes.
 """
 
 from __future__ import annotations
@@ -24,8 +21,9 @@ from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any
 
-from tidemill.model.ports import Clock
-from tidemill.testing.files import Killed
+from faulty_files import Killed
+
+from tidemill.model.interfaces import Clock
 
 WALL_MS = 1_700_000_000_000
 """The wall clock when the simulation begins."""
@@ -39,7 +37,7 @@ SLOW_JOBS = 0.03
 
 
 def wall_ms_at(now_s: float) -> int:
-    """What a right wall clock shows at a time of the steady clock."""
+    """Returns the time of a correct wall clock at a time of the steady clock."""
     return WALL_MS + int((now_s - START_S) * 1000)
 
 
@@ -59,7 +57,7 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
-        """Nothing of it runs from now on."""
+        """Ends the process: none of its callbacks runs from now on."""
         self.alive = False
         self.remains = list(self.tasks)
         self.held.clear()
@@ -70,7 +68,7 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Call(asyncio.Handle):
-    """A handle made with less work: of a loop that is never debugged, and there are many."""
+    """A cheaper handle, for a loop without debug mode and with many callbacks."""
 
     __slots__ = ()
 
@@ -104,13 +102,13 @@ class TimedCall(Call, asyncio.TimerHandle):
         self._scheduled = False
 
     def cancel(self) -> None:
-        """It is not called; the heap drops it when its time comes."""
+        """Cancels the call; the heap drops it at its time."""
         self._cancelled = True
         self._callback = self._args = None
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task that lies in sets where its number puts it, and not where its address does."""
+    """A task whose position in sets depends on its number, and not on its address."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, Any], **options: Any) -> None:
         self._number = number
@@ -125,7 +123,7 @@ WAITS_MAX = 100
 
 
 class NothingLeft(RuntimeError):
-    """Nothing will ever happen again, and what is waited for has not happened."""
+    """No callback is left, and the awaited event has not occurred."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -152,7 +150,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Whether a thread's job runs now, in the middle of which a process may end."""
 
     def time(self) -> float:
-        """Simulated seconds."""
+        """Returns simulated seconds."""
         return self._now
 
     # -- callbacks
@@ -160,7 +158,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Runs it in this instant, after what was asked for before."""
+        """Runs the callback at the current time, after those scheduled before."""
         handle = Call(callback, args, self, context)
         self._soon.append(handle)
         return handle
@@ -174,20 +172,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Runs it in ``delay`` seconds."""
+        """Runs the callback in ``delay`` seconds."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Runs it at ``when``."""
+        """Runs the callback at ``when``."""
         handle = TimedCall(when, callback, args, self, context)
         self._order += 1
         heapq.heappush(self._timers, (when, self._order, handle))
         return handle
 
     def _run_once(self) -> None:
-        """Turns of the loop, each of all that is due now or of the next timer, until it is to stop."""
+        """Runs iterations of the loop, each of all due callbacks or of the next timer, until the stop."""
         while True:
             if not self._soon:
                 self._wait()
@@ -200,7 +198,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     return
 
     def _wait(self) -> None:
-        """Lets time pass until a timer fires."""
+        """Advances the time until a timer fires."""
         while self._timers:
             when, _, handle = heapq.heappop(self._timers)
             if handle._cancelled:  # type: ignore[attr-defined]
@@ -217,7 +215,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         raise NothingLeft("nothing will ever happen again")
 
     def _call(self, handle: Any) -> None:
-        """Calls back, if the process lives and does not stand still."""
+        """Calls back, if the process runs and is not suspended."""
         context = handle._context
         process = context.get(PROCESS)
         if process is not None:
@@ -239,7 +237,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """A task of the process in whose context it is made."""
+        """Creates a task of the process in whose context it is created."""
         self._order += 1
         task = NumberedTask(self._order, coro, loop=self, name=name, context=context)
         process = PROCESS.get() if context is None else context.get(PROCESS)
@@ -248,7 +246,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def resume(self, process: Process) -> None:
-        """Lets a paused process go on with what it missed."""
+        """Resumes a suspended process with the missed callbacks."""
         process.paused = False
         held, process.held = process.held, []
         self._soon.extend(held)
@@ -258,7 +256,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Runs ``func`` as a thread would: at the begin or the end of the time that the job takes."""
+        """Runs ``func`` as a thread would: at the start or the end of the time that the job takes."""
         future = self.create_future()
         outcome: list[tuple[Any, BaseException | None]] = []
         hangs_s: list[float] = []
@@ -268,7 +266,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             try:
                 outcome.append((func(*args), None))
             except Killed:
-                return  # Nobody waits any more.
+                return  # No caller waits any more.
             except Exception as problem:  # noqa: BLE001 - whoever waits is told
                 outcome.append((None, problem))
             finally:
@@ -310,27 +308,27 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def add_reader(  # type: ignore[override]
         self, fd: Any, callback: Callable[..., Any], *args: Any
     ) -> None:
-        """Calls back whenever a simulated socket can be read."""
+        """Calls back whenever a simulated socket is readable."""
         self._socket(fd).set_reader(asyncio.Handle(callback, args, self))
 
     def remove_reader(self, fd: Any) -> bool:
-        """Calls back no more."""
+        """Removes the callback."""
         found: bool = self._socket(fd).set_reader(None)
         return found
 
     def add_writer(  # type: ignore[override]
         self, fd: Any, callback: Callable[..., Any], *args: Any
     ) -> None:
-        """Calls back whenever a simulated socket takes bytes."""
+        """Calls back whenever a simulated socket is writable."""
         self._socket(fd).set_writer(asyncio.Handle(callback, args, self))
 
     def remove_writer(self, fd: Any) -> bool:
-        """Calls back no more."""
+        """Removes the callback."""
         found: bool = self._socket(fd).set_writer(None)
         return found
 
     async def sock_recv_into(self, sock: Any, buf: Any) -> int:
-        """Waits for bytes, and takes them."""
+        """Waits for bytes, and reads them."""
         while True:
             try:
                 count: int = sock.recv_into(buf)
@@ -340,12 +338,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 return count
 
     def end(self, processes: list[Process]) -> None:
-        """Takes apart what is left of the processes, and closes the loop."""
+        """Ends the remaining tasks of the processes, and closes the loop."""
         self.set_exception_handler(lambda loop, context: None)
         for process in processes:
             process.alive = False
         with warnings.catch_warnings():
-            # Some coroutines have never begun.
+            # Some coroutines have never started.
             warnings.simplefilter("ignore", RuntimeWarning)
             for process in processes:
                 tasks, process.remains = [*process.remains, *process.tasks], []
@@ -358,19 +356,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 class JobsInOrder(Executor):
-    """In the place of a pool of threads that its maker waits for: does each job as it is submitted.
+    """Replaces a pool of threads that its creator waits for: runs each job when it is submitted.
 
-    Threads would do them in an order that no seed decides, and take longer.
+    Threads would run them in an order that no seed determines, and take longer.
     """
 
     def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
-        """There are no threads, for any number of them."""
+        """No threads are created, regardless of their number."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Does it now."""
+        """Runs the job now."""
         future: Future[Any] = Future()
         try:
-            # A thread has a context of its own.
+            # A thread has a separate context.
             result = Context().run(fn, *args, **kwargs)
         except BaseException as problem:  # noqa: BLE001 - whoever asks for the result is told
             future.set_exception(problem)
@@ -380,11 +378,11 @@ class JobsInOrder(Executor):
 
 
 class WorldEnds(BaseException):
-    """Raised in what still waits when the run is over."""
+    """Raised in waiting coroutines when the run is over."""
 
 
 def _close(coroutine: Any) -> None:
-    """Ends a coroutine, which may wait for something as it ends: each wait ends, too."""
+    """Ends a coroutine, which may wait during its end: each wait ends, too."""
     for _ in range(WAITS_MAX):
         waits = False
         with contextlib.suppress(BaseException):

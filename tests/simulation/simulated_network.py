@@ -1,11 +1,10 @@
-"""A network of simulated machines: streams of bytes that are late, stuck, cut off or half open.
+"""A network of simulated machines: streams of bytes that are delayed, stuck, cut off or half open.
 
-What a stream carries arrives in order, as TCP does it, and at any time: streams overtake each other. Between
-two machines the network may be cut, in both directions or in one; what was sent meanwhile arrives after it
-was mended. A process that is killed leaves its machine to answer with resets; a machine that lost its power
-answers nothing until it is back, and then with resets to whoever writes to it.
-
-The sockets have the methods that connections and links of the broker use, and no others.
+The bytes of a stream arrive in order, as with TCP, and at any time: streams overtake each other. Between two
+machines the network may be cut, in both directions or in one; packets sent meanwhile arrive after the repair.
+After the end of a process its machine responds with resets; a machine without power responds with nothing
+until it is back, and then with resets to peers that write to it. The sockets have the methods that
+connections and links of the broker use, and no others.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ AGAIN_S = 0.2
 
 
 class Weather(NamedTuple):
-    """How late things arrive: seconds."""
+    """The delays of packets, in seconds."""
 
     delay_s_mean: float = 0.0005
     slow: float = 0.02
@@ -35,26 +34,26 @@ class Weather(NamedTuple):
 
     @property
     def mean_s(self) -> float:
-        """How long a packet takes on average."""
+        """The mean delay of a packet."""
         return self.slow * self.slow_s_mean + (1 - self.slow) * self.delay_s_mean
 
 
 class Ended(NamedTuple):
-    """Stands in a stream where it ends."""
+    """Marks the end of a stream."""
 
     problem: OSError | None
 
 
 class Pages(Protocol):
-    """Bytes that a stream has from a file, and that are read when they arrive."""
+    """Bytes of a file in a stream, which are read on arrival."""
 
     def __len__(self) -> int: ...
 
     def first(self, count: int) -> Pages:
-        """The first ``count`` bytes of it."""
+        """Returns its first ``count`` bytes."""
 
     def read(self) -> bytes:
-        """What arrives now."""
+        """Returns the bytes that arrive now."""
 
 
 class Machine:
@@ -84,7 +83,7 @@ class Stream:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, item: bytes | Pages | Ended) -> None:
-        """Sends ``item`` on its way."""
+        """Sends ``item``."""
         self._last_s = max(self._last_s, self.network.arrival_s())
         self.sent.append((self._last_s, self.network.loop.time(), item))
         if not isinstance(item, Ended):
@@ -92,7 +91,7 @@ class Stream:
         self.go_on()
 
     def go_on(self, delay_s: float = 0.0) -> None:
-        """Waits for the arrival of what comes next, unless that is stuck."""
+        """Schedules the arrival of the next item, unless it is stuck."""
         network = self.network
         if self._timer is not None or not self.sent or not network.is_open(self.source, self.target):
             return
@@ -110,7 +109,7 @@ class Stream:
         self.go_on()
 
     def drop(self) -> None:
-        """What is on its way is lost."""
+        """Drops all items in flight."""
         self.sent.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -215,7 +214,7 @@ class Socket:
     # -- what the network does
 
     def take(self, item: bytes | Ended) -> None:
-        """Something has arrived."""
+        """An item has arrived."""
         process = self.process
         if not self.machine.is_up:
             return
@@ -237,7 +236,7 @@ class Socket:
         self.poke()
 
     def end(self, how: Ended) -> None:
-        """The program closes it, or the system does so for a program that was killed."""
+        """The program closes the socket, or the system does so for a killed process."""
         if self.closed:
             return
         self.closed = True
@@ -246,7 +245,7 @@ class Socket:
         self.forget()
 
     def forget(self) -> None:
-        """It exists no more on its machine."""
+        """Removes the socket from its machine."""
         self.machine.sockets.discard(self)
 
     @property
@@ -258,7 +257,7 @@ class Socket:
         return self.outgoing.unread_bytes < UNREAD_BYTES_MAX or self._ended is not None
 
     def poke(self) -> None:
-        """Has the program called, if it wants to be and there is a reason."""
+        """Calls the program back, if it has registered and there is a reason."""
         if self._poked:
             return
         handle = self._reader
@@ -279,7 +278,7 @@ class Socket:
 
 
 class Listening:
-    """A socket that takes connections."""
+    """A listening socket."""
 
     def __init__(self, network: Network, machine: Machine, port: int) -> None:
         self.network = network
@@ -319,7 +318,7 @@ class Listening:
         return False
 
     def add(self, accepted: Socket) -> None:
-        """Somebody has connected."""
+        """A peer has connected."""
         accepted.process = self._process
         self._backlog.append(accepted)
         self._poke()
@@ -334,7 +333,7 @@ class Listening:
 
 
 class Network:
-    """All machines, and what lies between them."""
+    """All machines, and the connections between them."""
 
     def __init__(self, loop: SimulatedLoop, random: Random, weather: Weather) -> None:
         self.loop = loop
@@ -347,23 +346,23 @@ class Network:
         self._streams: list[Stream] = []
 
     def machine(self, name: str) -> Machine:
-        """A machine by its name; made when it is asked for first."""
+        """Returns a machine by its name; creates it on first use."""
         found = self.machines.get(name)
         if found is None:
             found = self.machines[name] = Machine(name)
         return found
 
     def next_descriptor(self) -> int:
-        """A number that no socket had before."""
+        """Returns a number that no socket had before."""
         self._descriptors += 1
         return self._descriptors
 
     def world_timer(self, when: float, callback: Any) -> asyncio.TimerHandle:
-        """A timer that belongs to no process."""
+        """Sets a timer that belongs to no process."""
         return self.loop.call_at(when, callback, context=WORLD)
 
     def delay_s(self) -> float:
-        """How long the next packet takes."""
+        """Returns the delay of the next packet."""
         weather = self.weather
         is_slow = self.random.random() < weather.slow
         # As Random.expovariate() has it.
@@ -372,13 +371,13 @@ class Network:
         )
 
     def arrival_s(self) -> float:
-        """When a packet arrives that is sent now."""
+        """Returns the arrival time of a packet that is sent now."""
         return self.loop.time() + self.delay_s()
 
     # -- connections
 
     async def connect(self, host: str, port: int) -> Socket:
-        """Opens a connection from the machine of the process that calls. Waits for ever for a silent peer."""
+        """Opens a connection from the machine of the calling process. Waits forever for a silent peer."""
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a process of the world opens connections, not the world")
@@ -403,15 +402,15 @@ class Network:
     # -- faults
 
     def is_open(self, source: Machine, target: Machine) -> bool:
-        """Whether what the one sends reaches the other."""
+        """Whether packets of the first machine reach the other."""
         return (source.name, target.name) not in self.cut and target.is_up and source.is_up
 
     def cut_off(self, one: str, other: str) -> None:
-        """Nothing that ``one`` sends reaches ``other`` from now on."""
+        """Packets from ``one`` do not reach ``other`` from now on."""
         self.cut.add((one, other))
 
     def mend(self, pairs: list[tuple[str, str]] | None = None) -> None:
-        """What is sent arrives again: between ``pairs``, or everywhere."""
+        """Restores the network between ``pairs``, or everywhere."""
         if pairs is None:
             self.cut.clear()
         else:
@@ -424,26 +423,26 @@ class Network:
             stream.go_on(self.random.random() * AGAIN_S)
 
     def connections(self) -> list[Socket]:
-        """All open sockets, in the order in which they were made."""
+        """Returns all open sockets, in the order of their creation."""
         found = [one for machine in self.machines.values() for one in machine.sockets]
         return sorted(found, key=lambda one: one.descriptor)
 
     def reset(self, one: Socket) -> None:
-        """Breaks a connection: both ends are told so, and what is on its way is lost."""
+        """Breaks a connection: both ends get a reset, and bytes in flight are lost."""
         problem = Ended(ConnectionResetError("reset by the network"))
         for stream in (one.incoming, one.outgoing):
             stream.drop()
             stream.put(problem)
 
     def process_ended(self, machine: Machine) -> None:
-        """The system closes what a killed process had open."""
+        """The system closes the sockets of a killed process."""
         for listening in list(machine.listening.values()):
             listening.close()
         for one in sorted(machine.sockets, key=lambda one: one.descriptor):
             one.end(Ended(ConnectionResetError("reset by the peer")))
 
     def power_lost(self, machine: Machine) -> None:
-        """The machine is silent; who is connected to it learns nothing."""
+        """The machine is silent; its peers are not notified."""
         machine.is_up = False
         machine.listening.clear()
         for one in list(machine.sockets):
@@ -452,19 +451,19 @@ class Network:
             one.forget()
 
     def power_back(self, machine: Machine) -> None:
-        """The machine answers again: resets to those who still write to what it knows no more."""
+        """The machine responds again: with resets to peers that write to unknown connections."""
         machine.is_up = True
         self._go_on()
 
 
 def context_of(handle: asyncio.Handle) -> Context:
-    """The context of whoever made the handle."""
+    """Returns the context of the handle's creator."""
     context: Context = handle._context  # type: ignore[attr-defined]
     return context
 
 
 def call(handle: asyncio.Handle) -> None:
-    """Calls what the handle holds, in its context, which is this one already."""
+    """Calls the handle's function, in its context, which is the current one."""
     handle._callback(*handle._args)  # type: ignore[attr-defined]
 
 

@@ -1,12 +1,11 @@
-"""A coordination store for a simulated cluster: one tree, and sessions that are late, cut off, or expire.
+"""A coordination store for a simulated cluster: one tree, and sessions that are delayed, cut off, or expire.
 
-The server is a machine of the network. What a client sends arrives in order, and so do answers and events,
-over one connection at a time. A connection breaks: then what was on its way to the server may have arrived or
-not, and answers and events are lost. A session from which nothing is heard for its timeout expires, together
-with its ephemeral nodes; a client that comes back too late is told so, and begins another.
-
-What clients may count on is what ZooKeeper promises, and what :mod:`tidemill.coordination.zookeeper` makes of
-it: see :mod:`tidemill.coordination.port`.
+The server is a machine of the network. Calls of a client arrive in order, and so do responses and events,
+over one connection at a time. When a connection breaks, calls in flight may have arrived or not, and
+responses and events are lost. A session that is silent for its timeout expires, together with its ephemeral
+nodes; a client that returns too late is notified, and begins another session. The guarantees are those of
+ZooKeeper, as :mod:`tidemill.coordination.zookeeper` provides them: see
+:mod:`tidemill.coordination.coordination_store`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from simulated_loop import PROCESS
 from simulated_network import WORLD, Machine, Network
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     Create,
     Delete,
     Event,
@@ -70,11 +69,11 @@ class Connection:
         self._arrivals = {True: 0.0, False: 0.0}
 
     def to_server(self, call: Callable[[], None]) -> None:
-        """Has the server do something, a little later."""
+        """Calls a function at the server, a little later."""
         self._send(True, call, WORLD)
 
     def to_client(self, call: Callable[[], None], context: Any) -> None:
-        """Has the client do something, a little later."""
+        """Calls a function at the client, a little later."""
         self._send(False, call, context)
 
     def _send(self, is_request: bool, call: Callable[[], None], context: Any) -> None:
@@ -85,7 +84,7 @@ class Connection:
         def arrive() -> None:
             ends = (self.client, self.server) if is_request else (self.server, self.client)
             if self.broken:
-                # It may have arrived before the connection broke.
+                # The call may have arrived before the connection broke.
                 if not is_request or self.network.random.random() < 0.5:
                     return
             elif not self.network.is_open(*ends):
@@ -123,7 +122,7 @@ class StoreServer:
         self._children_versions: Counter[str] = Counter()
 
     def connect(self, connection: Connection, number: int, timeout_s: float) -> Session | None:
-        """A new session (number 0), or the one of that number; None when that is over."""
+        """Returns a new session (number 0), or the one of that number; None if it has ended."""
         if number:
             session = self.sessions.get(number)
             if session is None:
@@ -150,7 +149,7 @@ class StoreServer:
         self.network.world_timer(session.heard_s + session.timeout_s, look)
 
     def end(self, number: int, how: str) -> None:
-        """Ends a session: its ephemeral nodes go."""
+        """Ends a session, and deletes its ephemeral nodes."""
         session = self.sessions.pop(number, None)
         if session is None:
             return
@@ -163,12 +162,12 @@ class StoreServer:
             self._deliver(self.tree.apply([Delete(path) for path in owned], 0).events)
 
     def remove(self, path: str) -> None:
-        """Somebody who is no broker removes a node, if it is there."""
+        """Deletes a node for a client that is not a broker, if it exists."""
         if self.tree.get(path) is not None:
             self._deliver(self.tree.apply([Delete(path)], 0).events)
 
     def transact(self, session: Session, operations: Sequence[Operation]) -> list[Result]:
-        """Does the operations; who watches is told."""
+        """Applies the operations, and notifies the watchers."""
         before = {one.path: self.tree.get(one.path) for one in operations if isinstance(one, SetData)}
         applied = self.tree.apply(operations, session.number)
         self.transacted(session.number, operations, before)
@@ -196,7 +195,7 @@ class StoreServer:
             connection.to_client(lambda: client.take_event(connection, event, seen), client.context)
 
     def seen(self, path: str) -> Seen | None:
-        """What is at ``path`` now."""
+        """Returns the current node at ``path``."""
         node = self.tree.get(path)
         if node is None:
             return None
@@ -261,7 +260,7 @@ class SimulatedStore(Store):
     # -- the connection
 
     def _dial(self) -> None:
-        """Opens a connection, with a new session or the one that there is."""
+        """Opens a connection, with a new session or the existing one."""
         if self._closed:
             return
         connection = Connection(self._network, self._machine, self._server.machine, self)
@@ -282,7 +281,7 @@ class SimulatedStore(Store):
         self._look_after(connection)
 
     def _look_after(self, connection: Connection) -> None:
-        """Pings, and notices when no answer comes."""
+        """Sends pings, and detects missing responses."""
         if connection is not self._connection or self._closed:
             return
         silent_s = self._loop.time() - self._answered_s
@@ -296,7 +295,7 @@ class SimulatedStore(Store):
         )
 
     def lose_connection(self) -> None:
-        """The connection is gone: calls fail, and another is tried for."""
+        """The connection is lost: calls fail, and a new connection is tried."""
         connection = self._connection
         if connection is None or self._closed:
             return
@@ -341,7 +340,7 @@ class SimulatedStore(Store):
         for call in calls:
             if not call.done():
                 call.set_exception(problem)
-                call.exception()  # Whoever called may be gone.
+                call.exception()  # The caller may have ended.
 
     def _tell(self, state: SessionState) -> None:
         if state is self._told:
@@ -442,7 +441,7 @@ class SimulatedStore(Store):
 
         def begin(session: Session) -> Seen | None:
             session.watched.add(path)
-            # Events of this path that are sent from now on come after this answer's.
+            # Events of this path that are sent from now on arrive after this response.
             return self._server.seen(path)
 
         self._watches.setdefault(path, []).append(watch)
@@ -455,7 +454,7 @@ class SimulatedStore(Store):
         return watch
 
     def forget(self, path: str, watch: _Watch) -> None:
-        """Takes a watch out."""
+        """Removes a watch."""
         same = self._watches.get(path, [])
         if watch in same:
             same.remove(watch)
@@ -464,7 +463,7 @@ class SimulatedStore(Store):
                 self._seen.pop(path, None)
 
     def take_event(self, connection: Connection, event: Event, seen: Seen | None) -> None:
-        """An event has come."""
+        """An event has arrived."""
         if connection is self._connection and event.path in self._watches:
             self._answered_s = self._loop.time()
             self._seen[event.path] = seen

@@ -1,9 +1,9 @@
-"""One simulated run: a cluster, its clients and its faults from a seed, and whether all promises were kept.
+"""One simulated run: a cluster, its clients and its faults from a seed, and the check of all promises.
 
-The run has three parts. First everything happens at once until so many batches were acknowledged and so
-many changes made: clients work, and things break. Then nothing breaks any more: the cluster has to come to
-rest within a time, with all replicas in sync and equal, without an administrator's help. Last, the logs are
-compared with what clients were answered.
+The run has three parts. First, clients work and faults occur until enough batches were acknowledged and
+enough changes made. Then no faults occur any more: the cluster has to come to rest within a time, with all
+replicas in sync and equal, without an administrator's help. Last, the logs are compared with the responses to
+clients.
 """
 
 from __future__ import annotations
@@ -39,24 +39,22 @@ from simulated_faults import Faults
 from simulated_loop import PROCESS, START_S, JobsInOrder, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
 
-from tidemill import _mode
-from tidemill.coordination.image import ClusterImage
-from tidemill.log import closing, loading, manager
-from tidemill.log.config import LogConfig
-from tidemill.log.cutting import CutStore
+from tidemill import _build_mode
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.log import close_logs, log_directory_loader, log_manager
+from tidemill.log.file_names import LEADER_EPOCHS, LOG, offset_of
 from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.names import LEADER_EPOCHS, LOG, offset_of
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
+from tidemill.log.log_manager import LogManager
 from tidemill.log.open_files import OPEN_FILES
-from tidemill.log.recovery import Opening
 from tidemill.log.retention import Policy, expired_segments
 from tidemill.model.errors import TidemillError
 from tidemill.model.types import TopicPartition
 from tidemill.net import link as net_link
-from tidemill.records.reader import iter_records
-from tidemill.replication.follower_start import FollowerStart
-from tidemill.replication.manager import ReplicaManager
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
+from tidemill.replication.replica_manager import ReplicaManager
 
 TOPIC = "t"
 BATCHES = 170
@@ -80,20 +78,20 @@ OPERATOR_S = 10.0
 """After so long a partition that has lost all of its records gets a leader by an operator."""
 ON_DUTY_S = 0.5
 """An operator on duty looks so often."""
-CUT_DOUBTFUL = FollowerStart._cut_doubtful
-OPEN_LOG = Opening.open
-TRUNCATE_TO = CutStore.truncate_to
-TRUNCATE_FULLY = CutStore.truncate_fully
+TRUNCATE_UNSYNCED = ReplicaManager._truncate_unsynced
+OPEN_LOG = LogLoader.open
+TRUNCATE_TO = Log.truncate_to
+TRUNCATE_FULLY = Log.truncate_fully
 LOAD_LOGS = LogManager.load
 EXPIRED_SEGMENTS = expired_segments
-WITH_THREADS = (closing, loading, manager)
+WITH_THREADS = (close_logs, log_directory_loader, log_manager)
 """These modules have jobs done by threads, and wait for them."""
 LOOK_EVERY = 8
 """Steps between two looks at the brokers' partitions."""
 
 
 class Report(NamedTuple):
-    """What a run was like."""
+    """The properties of a run."""
 
     seed: int
     steps: int
@@ -107,20 +105,20 @@ class Report(NamedTuple):
 
 
 class Server(Protocol):
-    """A broker of a simulated cluster, as long as its process lives."""
+    """A broker of a simulated cluster, for the lifetime of its process."""
 
     @property
     def partitions(self) -> ReplicaManager:
-        """What it leads and follows."""
+        """The partitions that it leads and follows."""
         ...
 
     @property
     def image(self) -> ClusterImage:
-        """What it knows of the cluster."""
+        """Its image of the cluster."""
         ...
 
     async def start(self) -> None:
-        """Returns when it serves. Raises TidemillError."""
+        """Starts; returns when it serves. Raises TidemillError."""
         ...
 
 
@@ -201,7 +199,7 @@ class Node:
         self.server, self.starting = server, None
 
     def end(self, process: Process) -> None:
-        """The process has given up, or has stopped; somebody starts it again."""
+        """The process has failed, or has stopped; a supervisor starts it again."""
         if self.process is process and self.is_running:
             self.stop()
             self.files.kill()
@@ -209,7 +207,7 @@ class Node:
             self.simulation.network.world_timer(self.simulation.loop.time() + 0.3, self.boot)
 
     def stop(self) -> None:
-        """The process is gone."""
+        """Ends the process."""
         self.simulation.look_at_commits()
         for partition in self.partitions:
             if not partition.failed:
@@ -221,18 +219,18 @@ class Node:
 
     @property
     def partitions(self) -> list[Partition]:
-        """Those of the process that runs."""
+        """The partitions of the running process."""
         return [] if self.server is None else list(self.server.partitions.all())
 
     @property
     def all_partitions(self) -> list[Partition]:
-        """Those of the process, also while it starts or stops: it may lead then."""
+        """The partitions of the process, also while it starts or stops: it may lead then."""
         replicas = opened_replicas(self.server or self.starting or self.stopping)
         return [] if replicas is None else list(replicas.all())
 
 
 class Simulation:
-    """A world with a cluster in it; subclasses say of which kind."""
+    """A world with a cluster; subclasses define its kind."""
 
     phase_names: tuple[str, ...] = REPLICATION_PHASES
     """What faults are aimed at."""
@@ -297,11 +295,11 @@ class Simulation:
 
     @property
     def min_isr(self) -> int:
-        """``min.insync.replicas`` of the topic."""
+        """Returns ``min.insync.replicas`` of the topic."""
         return int(self.topic_config["min.insync.replicas"])
 
     def settings(self) -> TopicSettings:
-        """What the promises need to know of the topic."""
+        """Returns the topic settings for the promises."""
         config = self.topic_config
         return TopicSettings(
             min_isr=self.min_isr,
@@ -311,50 +309,50 @@ class Simulation:
         )
 
     def node(self, node_id: int) -> Node:
-        """A broker's machine."""
+        """Returns a broker's machine."""
         return self.nodes[node_id - 1]
 
     # -- what kinds of cluster differ in
 
     def make_server(self, node: Node) -> Server:
-        """A broker for the process that starts on ``node``."""
+        """Creates a broker for the process that starts on ``node``."""
         raise NotImplementedError
 
     def cluster_faults(self) -> dict[str, Callable[[Node], bool]]:
-        """What else may break."""
+        """Returns further faults of the cluster."""
         return {}
 
     def machine_names(self) -> list[str]:
-        """Between which machines the network may be cut."""
+        """Returns the machines between which the network may be cut."""
         return sorted(self.network.machines)
 
     def patches(self) -> list[Any]:
-        """What is replaced in the program for the time of the run."""
+        """Returns the patches of the program during the run."""
         return []
 
     async def prepare(self) -> None:
-        """What a client does before all others begin."""
+        """Prepares the cluster before all clients start."""
 
     def more_clients(self) -> list[Client]:
-        """Clients beside producers and consumers."""
+        """Returns clients besides producers and consumers."""
         return []
 
     def changes(self) -> int:
-        """How many changes administrators have made, of :data:`CHANGES`."""
+        """Returns the number of administrators' changes, of :data:`CHANGES`."""
         return self.events.counts.get("record deletions", 0)
 
     def places(self) -> list[Place]:
-        """The partitions that have to come to rest."""
+        """Returns the partitions that have to come to rest."""
         return list(self.promises.partitions)
 
     def elect_unclean(self, place: Place) -> bool:
-        """An operator has a partition led by whoever has most; False where there is no such command."""
+        """An operator has the replica with the longest log elected; False if there is no such command."""
         return False
 
     # -- the run
 
     def run(self) -> Report:
-        """Runs; raises Violation, whose text is the last events, when a promise was broken."""
+        """Runs; raises Violation, with the last events, if a promise was broken."""
         began = time.perf_counter()
         logger = logging.getLogger("tidemill")
         with ExitStack() as stack:
@@ -362,17 +360,19 @@ class Simulation:
                 mock.patch.object(net_link, "_connect", self.network.connect),
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
-                mock.patch.object(FollowerStart, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
+                mock.patch.object(
+                    ReplicaManager, "_truncate_unsynced", lambda *of: self._truncate_unsynced(*of)
+                ),
                 mock.patch.object(LogManager, "load", lambda *of: self._load_logs(*of)),
-                mock.patch.object(manager, "expired_segments", self._expired_segments),
-                mock.patch.object(CutStore, "truncate_to", lambda *of: self._truncate_to(*of)),
-                mock.patch.object(CutStore, "truncate_fully", lambda *of: self._truncate_fully(*of)),
-                mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
+                mock.patch.object(log_manager, "expired_segments", self._expired_segments),
+                mock.patch.object(Log, "truncate_to", lambda *of: self._truncate_to(*of)),
+                mock.patch.object(Log, "truncate_fully", lambda *of: self._truncate_fully(*of)),
+                mock.patch.object(LogLoader, "open", lambda opening: self._open_log(opening)),
                 *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
                 *self.patches(),
             ):
                 stack.enter_context(patch)
-            if not _mode.compiled:
+            if not _build_mode.compiled:
                 self.following.watch(stack, _pauses)
             stack.enter_context(_logging_to(self.events, logger))
             stack.enter_context(_own_randomness(self.seed))
@@ -416,7 +416,7 @@ class Simulation:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
 
     def process(self, name: str) -> Process:
-        """Another process."""
+        """Creates another process."""
         one = Process(name)
         self.processes.append(one)
         return one
@@ -449,7 +449,7 @@ class Simulation:
             self.log_watch.look(node.node_id, partitions)
             if node.server is not None:
                 served = [one for one in partitions if not one.failed]
-                self.promises.log_state.look(node.name, served, node.server.partitions.logs)
+                self.promises.log_state.look(node.name, served, node.server.partitions.logs.dirs)
             for partition in partitions:
                 place = (partition.topic, int(partition.index))
                 if not partition.is_leader:
@@ -466,7 +466,7 @@ class Simulation:
                 self._stopped.set_result(None)
 
     def look_at_commits(self) -> None:
-        """Has looked at what all running brokers take for committed, also those that start and stop."""
+        """Checks the high watermarks of all running brokers, also those that start and stop."""
         self.promises.commits.look([Looked(one.node_id, one.all_partitions) for one in self.nodes])
 
     def is_compacted(self, topic: str) -> bool:
@@ -474,7 +474,7 @@ class Simulation:
         return topic.startswith("_") or self.promises.settings_of(topic).compacts
 
     def _count_waiting(self) -> None:
-        """Counts the time since the last look if all that producers write to waits for an operator."""
+        """Adds the time since the last call if all partitions of producers wait for an operator."""
         now, looked_s = self.loop.time(), self._looked_s
         self._looked_s = now
         topic = [known for place, known in self.promises.partitions.items() if place[0] == TOPIC]
@@ -488,7 +488,7 @@ class Simulation:
 
     @property
     def _is_done(self) -> bool:
-        """Whether producers and administrators have done what the run waits for."""
+        """Whether producers and administrators have reached the goals of the run."""
         return self.batches_acknowledged >= self.batches and self.changes() >= self._changes_wanted
 
     @property
@@ -497,17 +497,17 @@ class Simulation:
 
     @property
     def batches_acknowledged(self) -> int:
-        """By all producers."""
+        """Returns the acknowledged batches of all producers."""
         counts = self.events.counts
         return sum(counts.get(f"batches acknowledged with acks={acks}", 0) for acks in (ALL, LEADER))
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether something is broken now, or was a moment ago."""
+        """Whether there is a fault now, or was one recently."""
         return self._begun_s is not None and self.faults.quiet_from_s > self.loop.time()
 
     def _check_progress(self) -> None:
-        """A run that took until its cap had faults that explain it, also where only changes were missing."""
+        """A run up to its limit had faults that explain it, also if only changes were missing."""
         if self._is_done:
             return
         self.events.count("runs that took until their cap")
@@ -531,7 +531,7 @@ class Simulation:
             self.phases.moment(what)
 
     def _replica_ends(self, place: Place) -> dict[int, int]:
-        """Without the replicas that never came online: an empty log stands for what is out of reach."""
+        """Excludes replicas that never came online: an empty log replaces an unreachable one."""
         ends = {}
         for node, one in self._replicas(place):
             end = int(one.log.end_offset)
@@ -540,7 +540,7 @@ class Simulation:
         return ends
 
     def _find(self, node_id: int, topic: str, index: int) -> Partition | None:
-        """What the process of a broker has of a partition, also while it starts or stops."""
+        """Returns the partition in the process of a broker, also while it starts or stops."""
         if not 0 < node_id <= len(self.nodes):
             return None
         node = self.node(node_id)
@@ -552,7 +552,7 @@ class Simulation:
         return -1 if partition is None or partition.failed else int(partition.log.start_offset)
 
     def _registered(self, node_id: int, broker: int) -> int:
-        """The epoch of the registration of ``broker`` that another broker knows; -1 where it knows none."""
+        """Returns the registration epoch of ``broker`` that another broker knows; -1 if it knows none."""
         node = self.node(node_id)
         server = node.server or node.starting or node.stopping
         known = None if server is None else server.image.brokers.get(broker)
@@ -570,7 +570,7 @@ class Simulation:
         if replicas is None:
             return True
         logs = replicas.logs
-        return len(logs.working) == len(logs.directories) or TopicPartition(*place) in logs.logs
+        return len(logs.dirs.working) == len(logs.dirs.all) or TopicPartition(*place) in logs.logs
 
     def _stop(self) -> None:
         self.loop.call_soon(self._raise, context=WORLD)
@@ -583,7 +583,7 @@ class Simulation:
             raise _Stopped
 
     def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The loop met an exception that nobody took."""
+        """The loop has an unhandled exception."""
         problem = context.get("exception")
         if problem is None or isinstance(problem, _Stopped):
             return
@@ -609,10 +609,10 @@ class Simulation:
     # -- what disks lose
 
     def disk_changed(self, node: Node) -> None:
-        """The machine of a broker has another disk, which has nothing, or what it had long ago."""
+        """The machine of a broker has another disk, empty or with old content."""
 
     def check_synced(self, node: Node) -> None:
-        """With flush.messages=1 a machine that lost its power has all that was acknowledged."""
+        """With flush.messages=1 a machine that lost its power has all acknowledged records."""
         for place, known in self.promises.partitions.items():
             if not self.promises.settings_of(place[0]).flush_each:
                 continue
@@ -632,19 +632,19 @@ class Simulation:
                 )
 
     def sync_dropped(self, node: Node, path: str) -> None:
-        """A sync has failed, and what it was to write never comes to the disk."""
+        """A sync has failed, and its data never reach the disk."""
         directory, _, name = path.rpartition("/")
         if name == LEADER_EPOCHS:
             self.promises.log_state.forget_last_epoch(node.name, directory)
         if not name.endswith(LOG):
-            return  # Indexes are made anew, checkpoints written again, and leader epochs read from batches.
+            return  # Indexes are rebuilt, checkpoints rewritten, and leader epochs read from batches.
         self.events.add(f"*** {node.name} has lost what was not synced of {path}", "the world")
         self.events.count("syncs that dropped data")
         topic, _, index = directory.rpartition("/")[2].rpartition("-")
         if index.isdigit():
             self.promises.replica_lost((topic, int(index)), node.node_id)
 
-    def _open_log(self, opening: Opening) -> Log:
+    def _open_log(self, opening: LogLoader) -> Log:
         """A process opens a log."""
         files = opening.files
         segments: list[str] = []
@@ -665,50 +665,50 @@ class Simulation:
             LOAD_LOGS(logs, now_ms, config_of)
             return
         disk_state = self.promises.disk_state
-        blank = [one.path for one in logs.directories if disk_state.is_blank(files, one.path)]
+        blank = [one.path for one in logs.dirs.all if disk_state.is_blank(files, one.path)]
         LOAD_LOGS(logs, now_ms, config_of)
         disk_state.loaded(self._name_of(files), files, logs, blank)
 
     def _expired_segments(
         self, log: Log, high_watermark: int, now_ms: int, policies: Iterable[Policy]
     ) -> int:
-        """Retention chooses segments of a log that go."""
+        """Retention selects segments of a log to remove."""
         count = EXPIRED_SEGMENTS(log, high_watermark, now_ms, policies)
-        if isinstance(log.files, SimulatedFiles):
-            name = self._name_of(log.files)
+        if isinstance(log.segment_list.files, SimulatedFiles):
+            name = self._name_of(log.segment_list.files)
             self.promises.disk_state.expired(name, log, count, high_watermark, now_ms)
         return count
 
     def _files_of(self, broker: int) -> SimulatedFiles | None:
-        """The disk of a broker that serves with it."""
+        """Returns the disk of a serving broker."""
         node = self.node(broker)
         return node.files if node.server is not None else None
 
     def _truncate_to(self, log: Log, offset: int, now_ms: int) -> bool:
-        """A process cuts a log."""
+        """A process truncates a log."""
         was_cut = TRUNCATE_TO(log, offset, now_ms)
-        if isinstance(log.files, SimulatedFiles):
-            self.promises.log_state.cut(self._name_of(log.files), log)
+        if isinstance(log.segment_list.files, SimulatedFiles):
+            self.promises.log_state.cut(self._name_of(log.segment_list.files), log)
         return was_cut
 
     def _truncate_fully(self, log: Log, offset: int, now_ms: int) -> None:
-        """A process has a log begin anew."""
-        if isinstance(log.files, SimulatedFiles):
-            self.promises.log_state.forget_last_epoch(self._name_of(log.files), log.directory)
+        """A process truncates a log fully."""
+        if isinstance(log.segment_list.files, SimulatedFiles):
+            self.promises.log_state.forget_last_epoch(self._name_of(log.segment_list.files), log.directory)
         TRUNCATE_FULLY(log, offset, now_ms)
 
     def _name_of(self, files: SimulatedFiles) -> str:
         return next((node.name for node in self.nodes if node.files is files), "a broker")
 
-    def _cut_doubtful(self, start: FollowerStart, partition: Partition) -> None:
-        """A replica follows a leader, and cuts what it may have lost."""
+    def _truncate_unsynced(self, manager: ReplicaManager, partition: Partition) -> None:
+        """A replica follows a leader, and truncates records that it may have lost."""
         end = int(partition.log.end_offset)
         try:
-            CUT_DOUBTFUL(start, partition)
+            TRUNCATE_UNSYNCED(manager, partition)
         finally:
             if int(partition.log.end_offset) < end:
                 self.following.cut_doubtful(partition, end)
-                self.promises.replica_cut((partition.topic, int(partition.index)), start.replicas.node_id)
+                self.promises.replica_cut((partition.topic, int(partition.index)), manager.node_id)
 
     # -- clients
 
@@ -729,7 +729,7 @@ class Simulation:
 
     @property
     def addresses(self) -> list[str]:
-        """Of all brokers."""
+        """Returns the addresses of all brokers."""
         return [node.name for node in self.nodes]
 
     def _make_producer(self, number: int, pause_s: float, *, must_answer: bool) -> Producer:
@@ -808,8 +808,8 @@ class Simulation:
             self._check_stopped()
             now_s = self.loop.time()
             if (now_reached := self._reached()) != reached:
-                # Where much is left to be copied and read it takes its time. It may be less than before,
-                # once a follower has cut its log or a consumer begins again.
+                # Much data to copy and read takes a long time. The progress may decrease when a follower
+                # truncates its log or a consumer starts again.
                 reached, moved_s = now_reached, now_s
             if now_s - moved_s > REST_S or now_s - began_s > REST_S_MAX:
                 self.promises.broken("rest", f"the cluster does not come to rest: {missing}")
@@ -822,12 +822,12 @@ class Simulation:
             consumer.ended = True
 
     def _reached(self) -> int:
-        """How far replicas and consumers are, all together."""
+        """Returns the progress of replicas and consumers."""
         ends = sum(int(one.log.end_offset) for node in self.nodes for one in node.partitions)
         return ends + sum(consumer.position for consumer in self.consumers)
 
     async def _be_on_duty(self) -> None:
-        """An operator has partitions led again that wait for that, so that they are written to again."""
+        """An operator has leaders elected for waiting partitions, so that they accept writes again."""
         while not self.faults.ended:
             for place, known in list(self.promises.partitions.items()):
                 if known.waits_for_operator and self.elect_unclean(place):
@@ -835,13 +835,13 @@ class Simulation:
             await asyncio.sleep(ON_DUTY_S)
 
     def _help_as_operator(self) -> None:
-        """Partitions that wait for nothing but an operator get a leader."""
+        """Partitions that wait only for an operator get a leader."""
         for place in self.promises.partitions:
             if self.promises.needs_election(place) and self.elect_unclean(place):
                 self.promises.excused("needs-operator")
 
     def _unrest(self) -> str:
-        """What is still amiss; empty when nothing is."""
+        """Returns the deviations from rest; empty without any."""
         for place in self.places():
             problem = self._unrest_of(place)
             if problem:
@@ -924,14 +924,14 @@ class Simulation:
         ]
 
     def _check_each_replica(self, place: Place, topic_id: bytes) -> None:
-        """Replicas of a compacted partition differ: each has to hold what is promised."""
+        """Replicas of a compacted partition differ: each has to hold the promised records."""
         for node, partition in self._replicas(place):
             start, held = int(partition.log.start_offset), dict(self._messages(partition))
             self.promises.check_lost(place, topic_id, start, held)
             self.promises.compaction.check_replica(place, topic_id, node.node_id, start, held)
 
     def _check_equal(self, place: Place, start: int, contents: list[bytes]) -> None:
-        """Replicas whose logs start elsewhere are compared from where the last one starts."""
+        """Replicas with other log start offsets are compared from the latest one."""
         if all(content == contents[0] for content in contents):
             return
         held = [[Raw.of(record) for record in iter_records(content)] for content in contents]
@@ -945,7 +945,7 @@ class Simulation:
             raise _Stopped
 
     def _check_files(self, place: Place) -> None:
-        """What retention has removed is on no disk: nobody else would find it before the next start."""
+        """Files removed by retention are on no disk: only the next start would find them."""
         for node, partition in self._replicas(place):
             names = node.files.stored(partition.log.directory, lambda name: name.endswith(LOG))
             bases = {int(segment.base_offset) for segment in partition.log.segments}
@@ -978,14 +978,16 @@ class _Stopped(Exception):
 
 
 def _pauses() -> Callable[[], bool]:
-    """Whether the process that runs now stands still, or is gone, at any later time."""
+    """Whether the current process is suspended, or has ended, at a later time."""
     process = PROCESS.get()
     return lambda: process is None or process.paused or not process.alive
 
 
 @contextmanager
 def _logging_to(events: EventLog, logger: logging.Logger) -> Iterator[None]:
-    """Only ``events`` hears the run: handlers that keep records keep exceptions, and so the whole world."""
+    """Only ``events`` receives the log lines: handlers that keep records keep exceptions, and so the whole
+    world.
+    """
     before = (logger.handlers[:], logger.level, logger.propagate)
     logger.handlers[:] = [events]
     logger.setLevel(logging.INFO)
@@ -999,14 +1001,14 @@ def _logging_to(events: EventLog, logger: logging.Logger) -> Iterator[None]:
 
 
 def _let_files_go() -> None:
-    """Segments of processes that were killed have files open, and with them the whole world in memory."""
+    """Closes files of segments of killed processes, which would keep the whole world in memory."""
     while OPEN_FILES.make_room(OSError(errno.EMFILE, "the run has ended")):
         pass
 
 
 @contextmanager
 def _own_randomness(seed: int) -> Iterator[None]:
-    """The module's own generator begins with the seed, and nothing is collected at a time of its own."""
+    """Seeds the global random generator, and disables garbage collection at arbitrary times."""
     state = global_random.getstate()
     global_random.seed(seed)
     gc.disable()
@@ -1014,6 +1016,6 @@ def _own_randomness(seed: int) -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        # Else the worlds of earlier runs, all of cycles, would stay for dozens of seeds.
+        # Otherwise the worlds of earlier runs, which contain cycles, would stay for dozens of seeds.
         gc.collect()
         global_random.setstate(state)

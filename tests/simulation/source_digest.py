@@ -10,22 +10,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "tidemill"
 NOT_SIMULATED = ("cli", "client", "pipeline", "testing")
-"""Packages that simulated clusters do not import, but for :data:`TEST_FILES`: no seed runs their source."""
-TEST_FILES = tuple(PACKAGE / "testing" / name for name in ("__init__.py", "files.py"))
+"""Packages that simulated clusters do not import: no seed runs their source."""
 SIMULATED = (
     *(
         path
         for path in sorted(PACKAGE.iterdir())
         if path.name not in NOT_SIMULATED and (path.is_dir() or path.suffix == ".py")
     ),
-    *TEST_FILES,
     ROOT / "tests" / "simulation",
 )
 """The files and folders that a seed of a simulated cluster runs."""
 
 
 def digest_of(paths: Iterable[Path], *others: str) -> str:
-    """Stands for what the Python files below ``paths`` do, and for ``others``; 12 hexadecimal digits.
+    """Returns a digest of the code in the Python files below ``paths``, and of ``others``; 12 hexadecimal
+    digits.
 
     Comments, docstrings, line breaks and tests do not count.
     """

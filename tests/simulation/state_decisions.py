@@ -1,7 +1,8 @@
-"""Whether one state of a partition may come after another: the rules of a controller's decisions.
+"""Whether one state of a partition may follow another: the rules of a controller's decisions.
 
-They are written down here once more, from KIP-966 and ``docs/decisions/eligible-leader-replicas.md``, and not
-from the program. A state is judged by the one before it and by what the controller knew when it wrote.
+They are written here independently, from KIP-966 and ``docs/decisions/eligible-leader-replicas.md``, and not
+from the program. A state is judged by the previous one and by the facts that the controller knew when it
+wrote.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from tidemill.controller.elections import LogEnd
+from tidemill.controller.leader_election import LogEnd
 from tidemill.coordination.nodes import PartitionState
 
 NOBODY = -1
@@ -17,14 +18,14 @@ NO_ONE: frozenset[int] = frozenset()
 
 
 class Answers(NamedTuple):
-    """The log ends that a controller was told, and the epochs of the registrations that it asked."""
+    """The log ends that a controller received, and the epochs of the requested registrations."""
 
     ends: Mapping[int, LogEnd]
     registrations: Mapping[int, int]
 
 
 class Known(NamedTuple):
-    """What a controller knew when it wrote a state, and what it wrote with it."""
+    """The facts that a controller knew when it wrote a state, and its other writes."""
 
     replicas: Sequence[int]
     """After the write."""
@@ -57,17 +58,17 @@ class Known(NamedTuple):
 
     @property
     def able(self) -> set[int]:
-        """The replicas that could lead."""
+        """Returns the replicas that could lead."""
         return self.readable - self.stopping
 
     @property
     def readable(self) -> set[int]:
-        """The replicas of brokers that live, and can read and write them."""
+        """Returns the replicas of live brokers that can read and write them."""
         return set(self.replicas) & set(self.epochs) - self.offline
 
 
 def faults_of_first(state: PartitionState, known: Known) -> Iterator[str]:
-    """What is wrong with the first state of a partition."""
+    """Returns the errors of the first state of a partition."""
     if state.leader_epoch != 0:
         yield f"the first leader epoch is {state.leader_epoch}"
     if state.leader not in state.isr:
@@ -79,14 +80,14 @@ def faults_of_first(state: PartitionState, known: Known) -> Iterator[str]:
 
 
 def faults_of(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
-    """What is wrong with a state that is written over another."""
+    """Returns the errors of a state that replaces another."""
     yield from _faults_of_sets(after, known)
     yield from _faults_of_epoch(before, after, known)
     yield from _faults_of_members(before, after, known)
     yield from _faults_of_losses(before, after, known)
     emptied = before._replace(elr=(), controller_epoch=after.controller_epoch)
     if known.minimum_changed and after == emptied and after.leader != NOBODY:
-        return  # By another min.insync.replicas the leader may commit without the eligible.
+        return  # With another min.insync.replicas the leader may commit without the eligible replicas.
     if after.leader not in (NOBODY, before.leader):
         yield from _faults_of_election(before, after, known)
     is_recovery = after.leader != NOBODY and after.leader not in _whole(before, known) - known.lost
@@ -157,16 +158,16 @@ def _faults_of_losses(before: PartitionState, after: PartitionState, known: Know
 
 
 def _last_leader(before: PartitionState, known: Known) -> int:
-    """The last known leader of a partition that has none now."""
+    """Returns the last known leader of a partition without a leader."""
     last = before.leader if before.leader != NOBODY else before.last_known_leader
     if last == NOBODY and len(before.isr) == 1:
         last = before.isr[0]
-    # A broker that has no replica any more deletes it.
+    # A broker without a replica is removed from it.
     return NOBODY if last in known.missing or last not in known.replicas else last
 
 
 def _whole(before: PartitionState, known: Known) -> set[int]:
-    """The replicas that have every committed record."""
+    """Returns the replicas with every committed record."""
     if before.leader != NOBODY and len(before.isr) >= known.minimum:
         return set(before.isr)
     return {*before.isr, *before.elr}
@@ -177,7 +178,7 @@ def _faults_of_eligible(before: PartitionState, after: PartitionState, known: Kn
     most: set[int] = set()
     if len(isr) < known.minimum:
         most = ({*before.isr, *before.elr} & set(known.replicas)) - isr - known.lost
-    # Where a replica goes with a move, fewer may have been enough before.
+    # If a reassignment removes a replica, fewer may have been enough before.
     least = most if known.has_moved else most & _whole(before, known)
     if known.has_moved:
         least = most & set(before.isr)
@@ -214,7 +215,7 @@ def _faults_of_election(before: PartitionState, after: PartitionState, known: Kn
 
 
 def is_best(leader: int, answers: Answers, known: Known) -> bool:
-    """Whether a replica has the best of the logs that the present registrations were asked for."""
+    """Whether a replica has the best log of the requested registrations."""
     ends = {
         broker: end
         for broker, end in answers.ends.items()

@@ -1,4 +1,4 @@
-"""Moves that end otherwise than somebody asked for: the checker finds them."""
+"""The checker detects reassignments that end otherwise than requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PLACE = ("t", 0)
 
 
 class Moved:
-    """A partition on the brokers 1, 2 and 3, on its way to 1, 4 and 5."""
+    """A partition on the brokers 1, 2 and 3, in reassignment to 1, 4 and 5."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []

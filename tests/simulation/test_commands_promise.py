@@ -1,4 +1,4 @@
-"""Brokers that obey what they should not, and controllers that forget or repeat too much: they are found."""
+"""The checker detects brokers that apply wrong requests, and controllers that lose or repeat requests."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from commands_promise import CommandsPromise
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 
-from tidemill.broker.channels import Channel
-from tidemill.broker.commanding import Command, Stop
-from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
-from tidemill.coordination.image import PartitionImage
-from tidemill.log.checkpoints import render_checkpoint
-from tidemill.log.directories import DataDirectory
-from tidemill.log.names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from tidemill.broker.controller_channel_manager import ControllerChannel
+from tidemill.broker.controller_request_batch import ControllerRequestBatch, ReplicaStop
+from tidemill.broker.controller_request_handler import DURING_DELETION, FULL_REQUEST, ControllerRequests
+from tidemill.coordination.topic_image import PartitionImage
+from tidemill.log.checkpoint_files import render_checkpoint
+from tidemill.log.file_names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from tidemill.log.log_directories import DataDirectory
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import LinkError
-from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.stop_replica import StopReplicaPartitionError, StopReplicaResponse
 
 NODE = 1
 KEY = ("t", b"t" * 16)
 STATE = PartitionImage(0, NODE, 3, [NODE, 2], [NODE])
 LATER = PartitionImage(0, 2, 4, [NODE, 2], [2])
 GONE = PartitionImage(0, DURING_DELETION, DURING_DELETION, [], [])
-NOTHING = SimpleNamespace(controller_epoch=5, broker_epoch=10, type=WHOLE_IMAGE, topic_states=[])
+NOTHING = SimpleNamespace(controller_epoch=5, broker_epoch=10, type=FULL_REQUEST, topic_states=[])
 
 
 class Thing(SimpleNamespace):
-    """Stands for an object of the program, and is one of a kind."""
+    """Replaces an object of the program."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 class Watched:
-    """A checker, and what it has found."""
+    """A checker, and its findings."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -53,8 +53,8 @@ def partition(leader_epoch: int = 3, *, leads: bool = True, topic: str = "t") ->
     )
 
 
-def commands(*replicas: Any, registered: int = 10) -> Commands:
-    """What a broker with these replicas takes commands with."""
+def commands(*replicas: Any, registered: int = 10) -> ControllerRequests:
+    """Returns a broker with these replicas that applies requests."""
     partitions = SimpleNamespace(
         all=lambda: list(replicas),
         find=lambda topic, index: next((one for one in replicas if one.topic == topic), None),
@@ -66,13 +66,14 @@ def commands(*replicas: Any, registered: int = 10) -> Commands:
         logs=SimpleNamespace(get=lambda key: None, files=None),
         metadata=SimpleNamespace(image=SimpleNamespace(topics=topics)),
     )
-    return cast(Commands, Thing(_broker=broker, broker_epoch=registered, controller_epoch=0))
+    applier = Thing(broker_epoch=registered, controller_epoch=0)
+    return cast(ControllerRequests, Thing(_broker=broker, _applier=applier))
 
 
 def request(
     state: PartitionImage = STATE, controller_epoch: int = 5, broker_epoch: int = 10, whole: bool = False
 ) -> Any:
-    """A command about one partition."""
+    """Returns a request on one partition."""
     one = SimpleNamespace(
         partition_index=0,
         leader=state.leader,
@@ -85,13 +86,13 @@ def request(
     return SimpleNamespace(
         controller_epoch=controller_epoch,
         broker_epoch=broker_epoch,
-        type=WHOLE_IMAGE if whole else 0,
+        type=FULL_REQUEST if whole else 0,
         topic_states=[topic],
     )
 
 
 def confirmed() -> Any:
-    """The answer to a command about one partition, without an error."""
+    """Returns a successful response on one partition."""
     one = SimpleNamespace(topic_name="t", partition_index=0, error_code=0)
     return SimpleNamespace(
         error_code=0, topics=[SimpleNamespace(partition_errors=[one])], partition_errors=[one]
@@ -100,7 +101,7 @@ def confirmed() -> Any:
 
 @pytest.fixture
 def obey(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Has a broker confirm commands without carrying them out: what is found in this."""
+    """A broker acknowledges requests without applying them; returns the findings."""
 
     async def confirm(*of: Any) -> Any:
         return confirmed()
@@ -108,7 +109,7 @@ def obey(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     for name in ("LEADER_AND_ISR", "UPDATE_METADATA", "STOP_REPLICA"):
         monkeypatch.setattr(commands_promise, name, confirm)
 
-    def play(to: Commands, *wanted: tuple[str, Any, int]) -> list[str]:
+    def play(to: ControllerRequests, *wanted: tuple[str, Any, int]) -> list[str]:
         watched = Watched()
 
         async def story() -> None:
@@ -176,7 +177,8 @@ def test_a_deletion_that_is_confirmed_before_the_checkpoints_have_it_is_found(
     files = SimulatedFiles(cast(SimulatedLoop, SimpleNamespace(time=lambda: 0.0, is_in_job=False)))
     files.make_directory("/data")
     directory = DataDirectory(files, "/data", {})
-    cast(Any, to)._broker.logs = SimpleNamespace(get=lambda key: None, files=files, working=[directory])
+    dirs = SimpleNamespace(working=[directory])
+    cast(Any, to)._broker.logs = SimpleNamespace(get=lambda key: None, files=files, dirs=dirs)
     wanted = ("_stop_replica", request(), 1)
     files.replace(f"/data/{name}", render_checkpoint(["u 0 5"]))
     assert obey(to, wanted) == []
@@ -186,7 +188,7 @@ def test_a_deletion_that_is_confirmed_before_the_checkpoints_have_it_is_found(
         one._is_known = True
     (found,) = obey(to, wanted)
     assert f"/data/{name} has a line of it" in found
-    # A write that has failed is tried again.
+    # A failed write is retried.
     for one in written:
         one._is_known = False
     assert obey(to, wanted) == []
@@ -217,11 +219,15 @@ def test_an_offset_that_a_follower_asks_for_in_another_epoch_is_found(
 
 
 class Sending:
-    """A channel whose connection ends before the last answer."""
+    """A channel whose connection ends before the last response."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.watched = Watched()
-        self.channel: Any = Thing(_pending=Command(), _refused=Command(), to=SimpleNamespace(broker_id=2))
+        self.channel: Any = Thing(
+            _pending=ControllerRequestBatch(),
+            _refused_stops=ControllerRequestBatch(),
+            broker=SimpleNamespace(broker_id=2),
+        )
         self.answers_stops = False
         self.forgets = False
         self.stops_twice = False
@@ -231,16 +237,16 @@ class Sending:
         monkeypatch.setattr(commands_promise, "TAKE", self.take)
         monkeypatch.setattr(commands_promise, "SEND", self.send)
 
-    def take(self, channel: Any, command: Command, *of: Any) -> None:
+    def take(self, channel: Any, command: ControllerRequestBatch, *of: Any) -> None:
         if not self.stops_twice:
             command.stops.clear()
 
     async def send(self, channel: Any, link: Any) -> None:
-        command, channel._pending = channel._pending, Command()
+        command, channel._pending = channel._pending, ControllerRequestBatch()
         if self.answers_stops:
-            one = SimpleNamespace(topic_name="t", partition_index=0, error_code=self.code)
-            answer = SimpleNamespace(partition_errors=[one])
-            self.watched.promise._take(channel, command, ApiKey.STOP_REPLICA, answer)
+            one = StopReplicaPartitionError(topic_name="t", partition_index=0, error_code=self.code)
+            answer = StopReplicaResponse(error_code=ErrorCode.NONE, partition_errors=[one])
+            self.watched.promise._take(channel, command, answer)
         if not self.fails:
             return
         if not self.forgets:
@@ -249,19 +255,19 @@ class Sending:
         raise LinkError("the connection ends")
 
     def tell(self, **parts: Any) -> None:
-        command = Command()
-        command.has_news = True
+        command = ControllerRequestBatch()
+        command.has_changes = True
         for name, value in parts.items():
             setattr(command, name, value)
-        self.watched.promise._tell(cast(Channel, self.channel), command)
+        self.watched.promise._tell(cast(ControllerChannel, self.channel), command)
 
     def play(self) -> list[str]:
-        """Sends what there is, and what is found in this."""
+        """Sends the pending requests; returns the findings."""
 
         async def story() -> None:
             link: Any = SimpleNamespace(closed="")
             try:
-                await self.watched.promise._send(cast(Channel, self.channel), link)
+                await self.watched.promise._send(cast(ControllerChannel, self.channel), link)
             except LinkError:
                 return
 
@@ -273,11 +279,11 @@ def test_a_controller_that_repeats_what_was_not_answered_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sending = Sending(monkeypatch)
-    sending.tell(states={KEY: {0: STATE}}, metadata={KEY: {0: STATE}}, stops={KEY: {1: Stop(3, True)}})
+    sending.tell(states={KEY: {0: STATE}}, metadata={KEY: {0: STATE}}, stops={KEY: {1: ReplicaStop(3, True)}})
     assert sending.play() == []
     sending.answers_stops = True
     assert sending.play() == []
-    sending.tell(states={KEY: {0: LATER}}, metadata={KEY: {0: LATER}}, whole=True)
+    sending.tell(states={KEY: {0: LATER}}, metadata={KEY: {0: LATER}}, is_full=True)
     sending.fails = False
     assert sending.play() == []
 
@@ -291,7 +297,7 @@ def test_a_command_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_stop_that_would_be_repeated_once_it_is_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sending = Sending(monkeypatch)
-    sending.tell(stops={KEY: {0: Stop(3, True)}})
+    sending.tell(stops={KEY: {0: ReplicaStop(3, True)}})
     sending.answers_stops = sending.stops_twice = True
     assert "would be told so again" in sending.play()[0]
 
@@ -299,7 +305,7 @@ def test_a_stop_that_would_be_repeated_once_it_is_answered_is_found(monkeypatch:
 def test_a_state_that_a_full_one_has_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sending = Sending(monkeypatch)
     sending.tell(metadata={KEY: {0: STATE}})
-    sending.tell(whole=True)
+    sending.tell(is_full=True)
     sending.channel._pending.metadata = {KEY: {0: STATE}}
     assert "is not so any more" in sending.play()[0]
 
@@ -312,16 +318,16 @@ def test_a_stop_that_was_refused_may_be_repeated_until_the_replica_is_there_agai
         monkeypatch.setattr(
             commands_promise,
             "STOP_AGAIN",
-            lambda channel: channel._pending.stops.setdefault(KEY, {}).update({0: Stop(3, True)}),
+            lambda channel: channel._pending.stops.setdefault(KEY, {}).update({0: ReplicaStop(3, True)}),
         )
-        sending.tell(stops={KEY: {0: Stop(3, True)}})
+        sending.tell(stops={KEY: {0: ReplicaStop(3, True)}})
         sending.answers_stops, sending.fails = True, False
         sending.code = ErrorCode.KAFKA_STORAGE_ERROR
         assert sending.play() == []
         if is_given_again:
             sending.tell(states={KEY: {0: LATER}})
-        sending.channel._refused.stops = {KEY: {0: Stop(3, True)}}
+        sending.channel._refused_stops.stops = {KEY: {0: ReplicaStop(3, True)}}
         sending.watched.promise._stop_again(sending.channel)
-        sending.channel._pending.has_news = True
+        sending.channel._pending.has_changes = True
         found = sending.play()
         assert bool(found) is is_given_again

@@ -1,4 +1,4 @@
-"""Controllers that write, know or grant what they should not: the checker finds them."""
+"""The checker detects controllers that write, know or grant wrong states."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from controller_promise import APPLY_S, ControllerPromise, Mind, Written, _with_
 from simulated_loop import PROCESS, Process
 from test_promise_checkers import ID, PLACE, Checked
 
+from tidemill.controller.alter_partition import IsrChange
+from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.failover import Failover
-from tidemill.controller.isr import IsrChange
-from tidemill.controller.office import Office
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
+from tidemill.coordination.coordination_store import Check, Create, Operation, SetData
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
@@ -27,7 +28,7 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create, Operation, SetData
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
 from tidemill.coordination.tree import Tree
 from tidemill.replication.partition import Partition
@@ -39,7 +40,7 @@ FENCE = Check(CONTROLLER_EPOCH, 0)
 
 
 class Store:
-    """A store with one partition of three replicas, and a controller that knows it."""
+    """A store with one partition of three replicas, and a controller with its image."""
 
     def __init__(self) -> None:
         self.checked = Checked()
@@ -66,13 +67,13 @@ class Store:
 
     @property
     def image(self) -> ClusterImage:
-        """What the controller knows."""
+        """The controller's image."""
         brokers = {one: BrokerImage(BrokerRegistration(one, ()), epoch) for one, epoch in self.epochs.items()}
         node = self.tree.get(TopicNode.path("t"))
         version = node.version if node is not None else 0
         return ClusterImage("", 1, 2, brokers, {"t": TopicImage("t", ID, (self.partition,), {}, version)})
 
-    def office(self, **others: Any) -> Office:
+    def office(self, **others: Any) -> ControllerContext:
         """The controller."""
         policy = SimpleNamespace(of=lambda topic: SimpleNamespace(min_insync_replicas=2))
         known = {
@@ -85,10 +86,10 @@ class Store:
             "_is_stale": False,
             "_epoch": 2,
         }
-        return cast(Office, SimpleNamespace(**{**known, **others}))
+        return cast(ControllerContext, SimpleNamespace(**{**known, **others}))
 
-    def write(self, *operations: Operation, office: Office | None = None) -> list[str]:
-        """A broker writes something; the promises that this breaks."""
+    def write(self, *operations: Operation, office: ControllerContext | None = None) -> list[str]:
+        """A broker writes; returns the broken promises."""
         before = {one.path: self.tree.get(one.path) for one in operations if isinstance(one, SetData)}
         self.tree.apply(operations, SESSION)
         written = Written(SESSION, operations, before)
@@ -96,16 +97,16 @@ class Store:
         return self.found()
 
     def written(self, state: PartitionState) -> list[str]:
-        """The controller writes a state; the promises that this breaks."""
+        """The controller writes a state; returns the broken promises."""
         return self.write(FENCE, SetData(PATH, PartitionStateNode.encode(state), 0))
 
     def looked(self, **others: Any) -> list[str]:
-        """The controller is idle; the promises that it breaks."""
+        """The controller is idle; returns the broken promises."""
         self.promise.look(self.office(**others), self.process)
         return self.found()
 
     def found(self) -> list[str]:
-        """The promises that are broken."""
+        """Returns the broken promises."""
         return [text.partition(":")[0] for text in self.checked.broken]
 
 
@@ -169,7 +170,7 @@ def test_a_state_by_who_knows_another_one_is_found() -> None:
 
 
 def elected(store: Store, read_s: float, read: dict[int, int]) -> list[str]:
-    """What is broken where broker 2 is elected at 19 s, after the registrations ``read`` at ``read_s``."""
+    """Returns the findings if broker 2 is elected at 19 s, after the registrations ``read`` at ``read_s``."""
     store.epochs = {2: 12, 3: 13}
     token = PROCESS.set(store.process)
     try:
@@ -206,7 +207,7 @@ def test_a_look_at_the_brokers_leaves_those_that_are_registered_and_not_dead(
     token = PROCESS.set(store.process)
     try:
         store.promise._mind().registrations = read
-        store.promise._looked(cast(Failover, SimpleNamespace(_office=store.office())), dead)
+        store.promise._looked(cast(Failover, SimpleNamespace(_context=store.office())), dead)
         assert store.found() == found
     finally:
         PROCESS.reset(token)
@@ -346,7 +347,7 @@ def test_a_leader_that_wants_another_number_of_replicas_is_found() -> None:
 
 
 def _index(**others: Any) -> TopicIndex:
-    """An index of a topic that another broker has joined; ``others`` is what it has that is not so."""
+    """Returns an index of a topic that another broker has joined; ``others`` are its errors."""
     first = TopicImage("t", ID, (PartitionImage(0, 1, 4, [1, 2], [1]),), {}, 0)
     joined = TopicImage("t", ID, (PartitionImage(0, 1, 4, [1, 3], [1]),), {}, 0)
     index = TopicIndex({"t": first}).with_changes([joined])

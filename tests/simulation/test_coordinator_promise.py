@@ -1,4 +1,4 @@
-"""Coordinators that know, show or answer what their log does not say: the checker finds them."""
+"""The checker detects coordinators whose state or responses differ from their log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from simulated_loop import SimulatedLoop
 
 from tidemill.broker import offsets_topic
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
-from tidemill.groups import commits, membership, rebalance
-from tidemill.groups.effects import (
+from tidemill.groups import membership, offset_commits, rebalance
+from tidemill.groups.coordinator_effects import (
     CommitRequest,
     JoinRequest,
     OffsetToCommit,
@@ -26,15 +26,15 @@ from tidemill.groups.effects import (
     SyncRequest,
     Waiter,
 )
-from tidemill.groups.offsets import CommittedOffset
-from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.groups.group_coordinator import GroupCoordinator
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
+from tidemill.groups.group_metadata import GroupState
+from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.rebalance import GroupConfig
-from tidemill.groups.service import GroupService
-from tidemill.groups.shard import Shard
-from tidemill.groups.state import GroupState
-from tidemill.log.config import LogConfig
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
@@ -54,7 +54,7 @@ JOIN = JoinRequest(
 
 
 class Led:
-    """A partition of ``__consumer_offsets`` that commits at once, unless it is told to wait."""
+    """A partition of ``__consumer_offsets`` that commits at once, unless it is set to wait."""
 
     topic, index, is_leader, failed = OFFSETS_TOPIC, 0, True, False
 
@@ -64,10 +64,13 @@ class Led:
         for directory in ("/data", f"/data/{name}"):
             files.make_directory(directory)
         key = TopicPartition(OFFSETS_TOPIC, 0)
-        self.log = Opening(files, f"/data/{name}", key, LogConfig(), removals=Removals(), now_ms=NOW).open()
+        self.log = LogLoader(
+            files, f"/data/{name}", key, LogConfig(), removals=DelayedFileRemoval(), now_ms=NOW
+        ).open()
         self.high_watermark = 0
         self.waits = False
         self.waiting: list[Any] = []
+        self.delayed = SimpleNamespace(wait_committed=self._wait_committed)
 
     def append(self, batches: Any, acks: int, now_ms: int) -> Any:
         result = self.log.append(batches, 0, now_ms)
@@ -78,19 +81,19 @@ class Led:
     def is_committed(self, end_offset: int) -> bool:
         return end_offset <= self.high_watermark
 
-    def wait_committed(self, end_offset: int, callback: Any) -> None:
+    def _wait_committed(self, end_offset: int, callback: Any) -> None:
         self.waiting.append(callback)
 
     def commit_error(self) -> None:
         """There are enough replicas."""
 
     def commit(self) -> None:
-        """Everything is committed."""
+        """Commits all records."""
         self.high_watermark = int(self.log.end_offset)
         self.end(None)
 
     def end(self, error: KafkaError | None) -> None:
-        """Answers all that waits for commits."""
+        """Completes all waits for commits."""
         waiting, self.waiting = self.waiting, []
         for one in waiting:
             one.call(error)
@@ -100,7 +103,7 @@ class Led:
 
 
 class Coordinated:
-    """A broker that coordinates groups, and is looked at."""
+    """A broker that coordinates groups, with a checker."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
@@ -117,7 +120,7 @@ class Coordinated:
         broker = SimpleNamespace(
             partitions=self.partitions, partition=lambda topic, index: self.led, clock=clock
         )
-        self.service = GroupService(
+        self.service = GroupCoordinator(
             offsets_log=PartitionOffsetsLog(cast(Any, broker)),
             topic=cast(Any, SimpleNamespace(partition_count=lambda: 1)),
             config=GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=1),
@@ -129,21 +132,21 @@ class Coordinated:
         return True
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> GroupCoordinatorShard:
         return self.service._shards[0]
 
     async def load(self) -> None:
-        """The broker becomes coordinator, and has read its log."""
+        """The broker becomes the coordinator, and has read its log."""
         self.service.become_leader(0, 1)
         await self.service.wait_loaded(5)
 
     async def commit(self, offset: int, topic_id: bytes = TOPIC_ID, topic: str = "t") -> ErrorCode:
-        """A group without members commits a position."""
+        """A group without members commits an offset."""
         request = CommitRequest("simple", (OffsetToCommit(topic, 0, offset, topic_id=topic_id),))
         return (await self.service.commit(request)).errors[0]
 
     async def reaches_log(self) -> None:
-        """Something has been appended that waits to be committed."""
+        """Waits until a batch has been appended and waits for its commit."""
         while not self.led.waiting:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
@@ -177,7 +180,7 @@ async def coordinated() -> AsyncIterator[Coordinated]:
 
 
 def run(story: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs a test in a loop of its own."""
+    """Runs a test in a separate loop."""
 
     def play() -> None:
         asyncio.run(story())
@@ -236,7 +239,7 @@ async def test_a_log_that_is_shown_before_all_of_it_is_committed_is_found() -> N
         async def is_not_awaited(*of: Any) -> None:
             return
 
-        with mock.patch.object(offsets_topic, "_committed", is_not_awaited):
+        with mock.patch.object(offsets_topic, "_wait_until_committed", is_not_awaited):
             await stage.load()
         assert "which is committed up to 0" in stage.broken[0]
 
@@ -310,8 +313,8 @@ async def test_an_assignment_of_another_generation_is_found() -> None:
     async with coordinated() as stage:
         with mock.patch.object(
             membership,
-            "assigned",
-            lambda group, member: rebalance.assigned(group, member).replace(assignment=b"z"),
+            "sync_response",
+            lambda group, member: rebalance.sync_response(group, member).replace(assignment=b"z"),
         ):
             member = await stage.make_stable()
             await stage.service.sync(SyncRequest("g", member, 1))
@@ -402,7 +405,7 @@ async def test_positions_that_outlive_their_topic_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         stage.service.topics_deleted({"t": b"u" * 16})  # Of another topic of the name.
-        with mock.patch.object(commits, "tombstones", return_value=[]):
+        with mock.patch.object(offset_commits, "tombstones", return_value=[]):
             assert stage.broken == []
             stage.service.topics_deleted({"t": TOPIC_ID})
         assert "keeps" in stage.broken.pop()
@@ -417,7 +420,7 @@ async def test_a_position_that_outlives_its_topic_is_found_when_another_write_fa
         stage.led.waits = True
         committing = asyncio.ensure_future(stage.commit(1, b"u" * 16, "u"))
         await stage.reaches_log()
-        with mock.patch.object(commits, "tombstones", return_value=[]):
+        with mock.patch.object(offset_commits, "tombstones", return_value=[]):
             stage.service.topics_deleted({"t": TOPIC_ID})
         assert stage.broken == [], "a tombstone may be under way"
         stage.led.end(KafkaError("too few replicas", ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))

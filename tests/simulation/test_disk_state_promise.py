@@ -1,4 +1,4 @@
-"""Disks that hold something else than brokers say of them: the checkers find them."""
+"""The checkers detect disks whose content differs from the reports of brokers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from disk_state_promise import DiskStatePromise, durable_start
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 
-from tidemill.log.checkpoints import render_checkpoint
-from tidemill.log.config import LogConfig
-from tidemill.log.log import Log
-from tidemill.log.manager import LogManager
-from tidemill.log.names import (
+from record_builders import build_batch
+from tidemill.log.checkpoint_files import render_checkpoint
+from tidemill.log.file_names import (
     BOOT,
     CLEAN_SHUTDOWN,
     LOG,
@@ -24,9 +22,11 @@ from tidemill.log.names import (
     future_directory,
     offset_name,
 )
-from tidemill.log.recovery import Opening
+from tidemill.log.log import Log
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
+from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
-from tidemill.records.builder import build_batch
 
 KEY = TopicPartition("t", 0)
 
@@ -65,7 +65,7 @@ class Disk:
         active = SimpleNamespace(base_offset=5)
         log = SimpleNamespace(directory="/data/t-0", start_offset=3, active=active)
         names = [offset_name(base, LOG) for base in segments]
-        self.promise.opened("broker-1", cast(Opening, opening), cast(Log, log), names)
+        self.promise.opened("broker-1", cast(LogLoader, opening), cast(Log, log), names)
 
     def loaded(self, *, was_blank: bool = False, **directory: Any) -> None:
         known = {
@@ -76,7 +76,8 @@ class Disk:
             "logs": {KEY: None},
         }
         one = SimpleNamespace(**known | directory, file=lambda name: f"/data/{name}")
-        logs = SimpleNamespace(working=[one], distrusted={"an id"}, damaged=directory.get("damaged", set()))
+        damaged = directory.get("damaged", set())
+        logs = SimpleNamespace(dirs=SimpleNamespace(working=[one], distrusted={"an id"}, damaged=damaged))
         self.promise.loaded("broker-1", self.files, cast(LogManager, logs), ["/data"] if was_blank else [])
 
 
@@ -195,7 +196,7 @@ def test_retention_takes_old_segments_and_those_above_the_size(
         disk.files.open(disk.segment(base), create=True).append([data])
         segments.append(SimpleNamespace(base_offset=base, size=len(data)))
     log = SimpleNamespace(
-        files=disk.files,
+        segment_list=SimpleNamespace(files=disk.files),
         directory="/data/t-0",
         segments=segments,
         start_offset=start,

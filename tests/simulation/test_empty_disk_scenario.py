@@ -1,4 +1,6 @@
-"""Nobody counts on what a broker had that returns with less; each means to that end, alone."""
+"""No broker relies on the former records of a broker that returns with fewer; each mechanism alone ensures
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +13,33 @@ import pytest
 from empty_disk_scenario import FETCH, NOTHING, WISH, EmptyDiskScenario
 from event_log import Violation
 
-from tidemill.broker import isr_changes
-from tidemill.controller.isr import ANY_EPOCH
+from tidemill.broker import alter_partition_manager
+from tidemill.controller.alter_partition import ANY_EPOCH
 from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.replication.partition import Partition
-from tidemill.server import app
+from tidemill.server import broker_server
 
 SEEDS = (1, 3, 4)
 """In these the former life's fetch arrives in time to have the leader ask for a larger in-sync set."""
-REFUSED = "the controller refuses the in-sync set: INELIGIBLE_REPLICA"
+REFUSED = "the controller refuses the ISR: INELIGIBLE_REPLICA"
 
 
 def without_epochs() -> Any:
-    """A leader asks for members whatever their registrations are, as before KIP-903."""
+    """A leader requests members regardless of their registrations, as before KIP-903."""
 
     def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[tuple[int, int]]:
         return [(broker, ANY_EPOCH) for broker in isr]
 
-    return mock.patch.object(isr_changes, "members_of", members_of)
+    return mock.patch.object(alter_partition_manager, "members_of", members_of)
 
 
 def without_a_word() -> Any:
-    """A broker with an empty disk does not report so when it registers."""
-    return mock.patch.object(app, "report_lost_replicas", return_value=NOTHING_LOST)
+    """A broker with an empty disk does not report it in its registration."""
+    return mock.patch.object(broker_server, "report_lost_replicas", return_value=NOTHING_LOST)
 
 
 def told(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:
-    """What has happened until all was answered that was on its way. Raises Violation."""
+    """Returns the events until all requests in flight were answered. Raises Violation."""
     with ExitStack() as stack:
         for fault in faults:
             stack.enter_context(fault())

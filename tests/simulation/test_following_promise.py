@@ -1,4 +1,4 @@
-"""Leaders that count too much, and followers that have another history: the checkers find them."""
+"""The checkers detect leaders that count too much, and followers with another history."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from simulated_disk import SimulatedFiles
 from test_log_state_promise import Kept
 from test_promise_checkers import Checked
 
-from tidemill.broker.fetch_sessions import FetchPart
-from tidemill.log.config import LogConfig
+from record_builders import build_batch
+from tidemill.broker.fetch_partition_data import FetchPartitionData
+from tidemill.log.log_config import LogConfig
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
-from tidemill.records.validate import Limits
-from tidemill.replication.fetch_frames import Found
-from tidemill.replication.fetcher import FetchLimits, Followed, LeaderFetcher
+from tidemill.records.batch_validation import Limits
 from tidemill.replication.partition import Partition, PartitionEvents
+from tidemill.replication.replica_fetcher import FetchLimits, Followed, ReplicaFetcher
+from tidemill.wire.fetch_layout import FetchedPartition, RequestedPartition
 
 LEADER, FOLLOWER = 1, 2
 BOTH = (LEADER, FOLLOWER)
@@ -30,17 +30,17 @@ EPOCH = 6
 
 
 class Quiet(PartitionEvents):
-    """Notes that a sync was asked for."""
+    """Records that a sync was requested."""
 
-    def flush_wanted(self, partition: Partition) -> None:
+    def flush_requested(self, partition: Partition) -> None:
         pass
 
-    def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+    def isr_requested(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         pass
 
 
 class Pair:
-    """A leader and its follower, both with the same five records, which are watched."""
+    """A leader and its follower, both with the same five records, with a checker."""
 
     def __init__(self, isr: tuple[int, ...] = BOTH) -> None:
         self.checked = Checked()
@@ -90,7 +90,7 @@ class Pair:
 
     @property
     def found(self) -> str:
-        """The promise that is broken."""
+        """Returns the broken promise."""
         return self.checked.broken[0].partition(":")[0] if self.checked.broken else ""
 
 
@@ -109,7 +109,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def alone() -> Iterator[Pair]:
-    """The leader is alone in sync."""
+    """The leader is the only in-sync replica."""
     made = Pair(isr=(LEADER,))
     with made.stack:
         yield made
@@ -253,7 +253,7 @@ def test_of_a_compacted_log_the_last_batch_before_an_end_has_to_be_on_the_disk(
     pair.watch.answering(pair.leader, 8)
     followed = Followed(b"", pair.follower)
     followed.fetch_offset = 8
-    pair.watch.asked(LeaderFetcher(FOLLOWER, 1, FetchLimits()), [followed])
+    pair.watch.asked(ReplicaFetcher(FOLLOWER, 1, FetchLimits()), [followed])
     found = [text.partition(":")[0] for text in pair.checked.broken]
     assert found == ["committed", "flush", "told"] * is_broken
 
@@ -319,7 +319,7 @@ def test_an_answer_is_taken_to_what_was_asked(pair: Pair) -> None:
 
 
 def test_a_cut_leaves_nothing_that_the_leader_lacks(pair: Pair) -> None:
-    found = Found(b"", 0)
+    found = FetchedPartition(b"", 0, b"")
     found.diverging_epoch, found.diverging_end = 5, 5
     pair.watch.cut(pair.follower, -1, found)
     assert pair.found == ""
@@ -365,7 +365,7 @@ def test_a_follower_begins_where_its_leader_starts(alone: Pair) -> None:
 
 def test_a_follower_in_sync_keeps_what_is_committed(pair: Pair) -> None:
     pair.follower.high_watermark = 5
-    pair.follower.begin_at(0, NOW)
+    pair.follower.restart_at(0, NOW)
     assert pair.found == "follows"
 
 
@@ -414,7 +414,7 @@ def test_what_is_appended_after_a_cut_that_is_synced_breaks_nothing(pair: Pair) 
 def test_a_follower_tells_what_is_on_its_disk(pair: Pair) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
     pair.checked.promises.synced_end = lambda place, broker: 5
-    fetcher = LeaderFetcher(FOLLOWER, 1, FetchLimits())
+    fetcher = ReplicaFetcher(FOLLOWER, 1, FetchLimits())
     followed = Followed(b"", pair.follower)
     followed.fetch_offset = 5
     pair.watch.asked(fetcher, [followed])
@@ -427,7 +427,7 @@ def test_a_follower_tells_what_is_on_its_disk(pair: Pair) -> None:
 def test_a_follower_tells_a_start_that_is_written_down(pair: Pair) -> None:
     followed = Followed(b"", pair.follower)
     followed.log_start_offset = 3
-    pair.watch.asked(LeaderFetcher(FOLLOWER, 1, FetchLimits()), [followed])
+    pair.watch.asked(ReplicaFetcher(FOLLOWER, 1, FetchLimits()), [followed])
     assert pair.found == "told"
 
 
@@ -435,7 +435,7 @@ def test_nobody_waits_at_a_leader_that_was_demoted(pair: Pair) -> None:
     waiter: Any = None
     pair.watch.became(pair.follower, EPOCH, BOTH)
     assert pair.found == ""
-    pair.follower._append_waiters.append((6, waiter))
+    pair.follower.delayed.appends.append((6, waiter))
     pair.watch.became(pair.follower, EPOCH, BOTH)
     assert pair.found == "stops-leading"
 
@@ -456,7 +456,7 @@ def test_nothing_is_led_without_a_session(pair: Pair) -> None:
 @pytest.mark.parametrize(("hears_s", "expected"), [(0.0, "stops-leading"), (9.5, "")])
 def test_nobody_leads_who_is_cut_off(pair: Pair, hears_s: float, expected: str) -> None:
     class Cut:
-        """The silence of a broker."""
+        """A disconnected broker."""
 
     silence: Any = Cut()
     silence._broker = Cut()
@@ -477,13 +477,10 @@ def test_nobody_leads_who_is_cut_off(pair: Pair, hears_s: float, expected: str) 
 
 
 def test_a_fetch_in_another_leader_epoch_is_not_served(pair: Pair) -> None:
-    part = FetchPart(b"t", 0)
-    part.partition, part.leader_epoch = pair.leader, EPOCH
-    pair.watch.looked_up(part)
-    assert pair.found == ""
-    part.leader_epoch = EPOCH - 1
-    pair.watch.looked_up(part)
-    assert pair.found == "counted"
+    for epoch, found in ((EPOCH, ""), (EPOCH - 1, "counted")):
+        requested = RequestedPartition(key=b"t", index=0, leader_epoch=epoch)
+        pair.watch.looked_up(FetchPartitionData(requested, pair.leader))
+        assert pair.found == found
 
 
 def test_a_replica_that_has_led_and_is_cut_as_after_a_power_cut_is_found(pair: Pair) -> None:

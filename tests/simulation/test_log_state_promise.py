@@ -1,4 +1,4 @@
-"""Logs of which a broker knows what is not so, and commits that nothing covers: the checkers find them."""
+"""The checkers detect logs whose state in memory is wrong, and uncovered commits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 from test_promise_checkers import ID, PLACE, Checked
 
-from tidemill.log.checkpoints import render_checkpoint
-from tidemill.log.config import LogConfig
-from tidemill.log.directories import DataDirectories
+from record_builders import build_batch
+from tidemill.log.checkpoint_files import render_checkpoint
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.file_names import CLEANED, DELETED, LOG, MOVED_TO, RECOVERY_POINTS, SWAP, offset_name
 from tidemill.log.log import Log
-from tidemill.log.names import CLEANED, DELETED, LOG, MOVED_TO, RECOVERY_POINTS, SWAP, offset_name
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_directories import DataDirectories
+from tidemill.log.log_loader import LogLoader
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
 from tidemill.replication.partition import Partition
 
 NOW = 1_700_000_000_000
@@ -34,7 +34,7 @@ PRODUCER = 7
 
 
 class Kept:
-    """A log on a simulated disk: a batch of one record in each of the epochs 0, 0, 3, 3, 5, and no fault."""
+    """A log on a simulated disk: batches of one record in the epochs 0, 0, 3, 3, 5, without errors."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
@@ -50,7 +50,9 @@ class Kept:
 
     def open(self) -> Log:
         key = TopicPartition("t", 0)
-        opening = Opening(self.files, "/data/t-0", key, LogConfig(), removals=Removals(), now_ms=NOW)
+        opening = LogLoader(
+            self.files, "/data/t-0", key, LogConfig(), removals=DelayedFileRemoval(), now_ms=NOW
+        )
         return opening.open()
 
     def append(self, sequence: int, epoch: int, value: bytes | None = b"v") -> None:
@@ -69,14 +71,14 @@ class Kept:
         return True
 
     def look(self, led_in: int = -1, *, is_refused: bool = False, **said: int) -> None:
-        """Looks at the replica, which may lead; ``said`` is what checkpoints say of it.
+        """Checks the replica, which may lead; ``said`` is the content of the checkpoints.
 
-        ``is_refused``: the disk was full when they were written last.
+        ``is_refused``: the disk was full when they were last written.
         """
         directory = SimpleNamespace(
             **{
                 name: SimpleNamespace(
-                    path=name, _is_known=not is_refused, said=lambda key, name=name: said.get(name, 0)
+                    path=name, _is_known=not is_refused, max_offset=lambda key, name=name: said.get(name, 0)
                 )
                 for name in ("recovery_points", "start_offsets", "cleaner_offsets")
             }
@@ -138,7 +140,7 @@ def test_a_cleaning_says_nothing_of_the_log_that_the_next_process_opens(is_same_
     kept.files.remove(segment + CLEANED)
     if not is_same_process:
         partition.log = kept.open()
-        partition.log.truncations = kept.log.truncations
+        partition.log.durability.truncations = kept.log.truncations
     kept.files.rename(segment, segment + DELETED)
     assert bool(checked.broken) is is_same_process
 
@@ -190,11 +192,11 @@ def know_a_later_sequence(log: Log) -> None:
 
 
 def know_another_producer(log: Log) -> None:
-    log.producer_state.note(8, 0, 0, 4, 0, NOW, NOW)
+    log.producer_state.apply_batch(8, 0, 0, 4, 0, NOW, NOW)
 
 
 def take_all_for_synced(log: Log) -> None:
-    log.recovery_point = log.end_offset
+    log.durability.recovery_point = log.end_offset
 
 
 def be_longer_than_the_last_batch(log: Log) -> None:
@@ -250,7 +252,7 @@ def test_a_cut_is_looked_at_and_so_is_a_recovery_point_that_moves() -> None:
     kept.look()
     assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"]
     kept.broken.clear()
-    kept.log.recovery_point = 0
+    kept.log.durability.recovery_point = 0
     kept.log.truncate_to(4, NOW)
     forget_a_producer(kept.log)
     kept.look()
@@ -294,7 +296,7 @@ def test_a_checkpoint_that_a_full_disk_refused_may_say_more() -> None:
 @pytest.mark.parametrize("known", ["recovery_point", "clean_end", "start_offset"])
 def test_nothing_is_known_of_what_lies_behind_the_end_of_a_log(known: str) -> None:
     kept = Kept()
-    setattr(kept.log, known, 6)
+    setattr(kept.log.durability if known == "recovery_point" else kept.log, known, 6)
     kept.look()
     assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"]
 
@@ -361,7 +363,7 @@ def test_in_a_compacted_log_an_epoch_begins_behind_the_last_batch_only_where_the
     kept = Kept()
     kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
     kept.look()
-    kept.log.truncations += 1
+    kept.log.durability.truncations += 1
     kept.log.end_offset = 6
     if is_cut:
         kept.promise.cut("broker-1", kept.log)

@@ -19,11 +19,11 @@ from simulated_compaction import CleaningCheck
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop, wall_ms_at
 
+from record_builders import build_batch
 from tidemill.coordination.lost_replicas import LostReplicas
-from tidemill.log.config import LogConfig
+from tidemill.log.file_names import LOG, SWAP, offset_name
 from tidemill.log.log import Log
-from tidemill.log.names import LOG, SWAP, offset_name
-from tidemill.records.builder import build_batch
+from tidemill.log.log_config import LogConfig
 
 ID = bytes(range(16))
 PLACE = ("t", 0)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import test_coordination_store
 from event_log import EventLog
+from faulty_files import PAGE_BYTES, FaultyFiles
 from promises import Promises
 from simulated_clients import TemporaryProducer
 from simulated_disk import SimulatedFiles
@@ -21,9 +22,15 @@ from simulated_network import Listening, Network, Socket, Weather
 from simulated_store import SimulatedStore, StoreServer
 from test_coordination_engines_agree import told
 
+from tidemill.coordination.coordination_store import (
+    Create,
+    Event,
+    EventKind,
+    SessionState,
+    Store,
+    StoreUnavailable,
+)
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.port import Create, Event, EventKind, SessionState, Store, StoreUnavailable
-from tidemill.testing.files import PAGE_BYTES, FaultyFiles
 
 TIMEOUT_S = 6.0
 

@@ -30,18 +30,18 @@ from simulated_faults import Faults
 from simulated_network import Weather
 from simulated_store import SimulatedStore
 
+from record_builders import build_batch
 from simulation import BATCHES, CAP_S, CHANGES, DISTURBED_SHARE, Server, Simulation, _Stopped
+from tidemill.coordination.coordination_store import Create, ensure_paths
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
-from tidemill.coordination.port import Create, ensure_paths
-from tidemill.log.config import LogConfig
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.file_names import LEADER_EPOCHS
 from tidemill.log.log import Log
-from tidemill.log.names import LEADER_EPOCHS
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_loader import LogLoader
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_batch
 from tidemill.replication.partition import Partition
 
 SEEDS_A_TEST = 5
@@ -369,8 +369,8 @@ def test_an_emptied_log_may_forget_its_last_epoch_only_where_the_disk_has_lost_t
     cluster = FullCluster(1)
     node = cluster.node(1)
     node.files.make_directory("/data/t-0")
-    opening = Opening(
-        node.files, "/data/t-0", TopicPartition("t", 0), LogConfig(), removals=Removals(), now_ms=0
+    opening = LogLoader(
+        node.files, "/data/t-0", TopicPartition("t", 0), LogConfig(), removals=DelayedFileRemoval(), now_ms=0
     )
     log = opening.open()
     batch = build_batch([(0, None, b"only", None)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from state_decisions import Answers, Known, faults_of, faults_of_first
 
-from tidemill.controller.elections import LogEnd
+from tidemill.controller.leader_election import LogEnd
 from tidemill.coordination.nodes import PartitionState
 
 LED = PartitionState(1, 4, [1, 2, 3], 1)

@@ -1,4 +1,4 @@
-"""Sends one message with librdkafka, and reads a partition back."""
+"""Sends one message with librdkafka, and reads a partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAIT_S = 40.0
 
 
 def outcome_of(producer: LibrdkafkaProducer, topic: str, value: bytes = b"x") -> str:
-    """What librdkafka says of one message: ``stored``, or the error's name."""
+    """The delivery result of one message: ``stored``, or the name of the error."""
     told: list[str] = []
     producer.produce(
         topic, value, on_delivery=lambda error, _: told.append(error.name() if error else "stored")

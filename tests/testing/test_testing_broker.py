@@ -1,4 +1,4 @@
-"""Brokers for tests: how fast, how clean, and how the fixtures look to their users."""
+"""Brokers for tests: start time, cleanup, fixtures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemill.testing import Broker, BrokerFailed, StoreServer
 pytest_plugins = ["pytester"]
 
 START_S = 0.5
-"""Half a second, the goal, for a machine that has nothing else to do."""
+"""The goal is half a second on an idle machine."""
 
 
 def send(broker: Broker, topic: str, *values: bytes) -> None:
@@ -30,8 +30,8 @@ def send(broker: Broker, topic: str, *values: bytes) -> None:
             producer.send(topic, value)
 
 
-def test_a_broker_is_there_in_well_under_half_a_second() -> None:
-    # Compiled byte code must be there or be written: a setting of the outer run would hide that.
+def test_a_broker_starts_in_less_than_half_a_second() -> None:
+    # Byte code must be cached or written: a setting of the outer run would prevent that.
     with Broker(environment={"PYTHONDONTWRITEBYTECODE": ""}) as broker:
         times = [broker.started_in_s]
         for _ in range(4):
@@ -40,7 +40,7 @@ def test_a_broker_is_there_in_well_under_half_a_second() -> None:
     assert min(times) < START_S, times
 
 
-def test_a_broker_keeps_data_and_address_over_stop_and_crash() -> None:
+def test_a_broker_keeps_its_data_and_address_after_a_stop_and_a_kill() -> None:
     with Broker() as broker:
         address = broker.bootstrap
         send(broker, "t", b"one")
@@ -55,7 +55,7 @@ def test_a_broker_keeps_data_and_address_over_stop_and_crash() -> None:
         assert "stopped" in broker.log
 
 
-def test_what_ended_by_itself_is_started_again_and_leaves_no_file_open() -> None:
+def test_starts_a_crashed_broker_again_and_leaves_no_file_open() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with Broker() as broker, StoreServer() as store:
@@ -70,7 +70,7 @@ def test_what_ended_by_itself_is_started_again_and_leaves_no_file_open() -> None
     assert [str(one.message) for one in caught] == []
 
 
-def test_nothing_stays_behind() -> None:
+def test_close_removes_processes_and_files() -> None:
     with Broker() as broker:
         directory, pid = Path(broker.data_dir), broker.pid
         assert directory.is_dir()
@@ -79,7 +79,7 @@ def test_nothing_stays_behind() -> None:
         os.kill(pid, 0)
 
 
-def test_a_directory_that_was_given_stays(tmp_path: Path) -> None:
+def test_a_given_directory_is_kept(tmp_path: Path) -> None:
     with Broker(data_dir=tmp_path / "data") as broker:
         send(broker, "t", b"x")
     assert (tmp_path / "data" / "t-0").is_dir()
@@ -97,7 +97,7 @@ def test_configuration_reaches_the_broker() -> None:
         assert broker.metrics_port > 0
 
 
-def test_a_broker_that_cannot_start_says_why() -> None:
+def test_a_failed_start_reports_the_log() -> None:
     with (
         pytest.raises(BrokerFailed, match=r"(?s)exit code 1.*num\.partitions=none: allowed is"),
         Broker({"num.partitions": "none"}),
@@ -121,7 +121,7 @@ def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that ended and was not waited for yet does not."""
+    """Whether the process is running; a zombie is not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -168,7 +168,7 @@ def test_the_fixtures_work_in_a_users_suite(pytester: pytest.Pytester) -> None:
     outcome.assert_outcomes(passed=3)
 
 
-def test_the_plugin_costs_other_suites_next_to_nothing() -> None:
+def test_the_plugin_imports_few_modules() -> None:
     code = (
         "import sys, pytest, tidemill\nbefore = set(sys.modules)\nimport tidemill.testing.plugin\n"
         "print(*sorted(set(sys.modules) - before))"
@@ -177,14 +177,16 @@ def test_the_plugin_costs_other_suites_next_to_nothing() -> None:
     assert outcome.stdout.split() == ["tidemill.testing", "tidemill.testing.plugin"]
 
 
-def test_a_misspelt_key_fails_the_test_that_has_it() -> None:
-    with pytest.raises(ConfigError, match=r"num\.partition is no key .* did you mean num\.partitions\?"):
+def test_a_misspelt_key_fails_the_test() -> None:
+    with pytest.raises(
+        ConfigError, match=r"num\.partition is not a broker key.* did you mean num\.partitions\?"
+    ):
         Broker({"num.partition": 3})
-    with pytest.raises(ConfigError, match=r"retention\.ms is a key of a topic"):
+    with pytest.raises(ConfigError, match=r"retention\.ms is a topic key"):
         Broker({"retention.ms": 3})
 
 
-def test_a_misspelt_key_in_the_configuration_of_the_fixtures_fails_their_tests(
+def test_a_misspelt_key_of_the_fixtures_fails_their_tests(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makeconftest(
@@ -199,4 +201,4 @@ def test_a_misspelt_key_in_the_configuration_of_the_fixtures_fails_their_tests(
     pytester.makepyfile("def test_it(tidemill_broker):\n    pass\n")
     outcome = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     outcome.assert_outcomes(errors=1)
-    outcome.stdout.fnmatch_lines(["*num.partition is no key of the broker*did you mean num.partitions?*"])
+    outcome.stdout.fnmatch_lines(["*num.partition is not a broker key*did you mean num.partitions?*"])

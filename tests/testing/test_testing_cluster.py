@@ -1,4 +1,4 @@
-"""A cluster for tests, and its faults as real clients see them. No Java is used."""
+"""A cluster for tests, and the effects of its faults on real clients. No Java is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _numbers = iter(range(10_000))
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    """Three brokers, without a Java runtime on the path; each test gets them mended."""
+    """Three brokers, without a Java runtime on the path. Each test starts without faults."""
     cluster = Cluster(3, {"zookeeper.session.timeout.ms": 3000, "replica.lag.time.max.ms": 3000})
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +49,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """A topic of one partition, with all replicas in sync."""
+    """A topic with one partition and all replicas in sync."""
     name = f"topic-{next(_numbers)}"
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, 1)
@@ -58,7 +58,7 @@ def topic(cluster: Cluster) -> str:
 
 
 def outcome(bootstrap: str, topic: str, value: bytes = b"x", **more: Any) -> str:
-    """What librdkafka says of one message with ``acks=all``: ``stored``, or the error's name."""
+    """The delivery result of one message with ``acks=all``: ``stored``, or the name of the error."""
     keys = {key.replace("__", "."): value for key, value in more.items()}
     producer = LibrdkafkaProducer(
         {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0, **keys}
@@ -84,10 +84,10 @@ def until(condition: Callable[[], Any], what: str) -> None:
         except ClientError:
             pass
         time.sleep(0.1)
-    raise AssertionError(f"it never came about: {what}")
+    raise AssertionError(f"not true in time: {what}")
 
 
-def test_a_cluster_replicates_and_needs_no_java(cluster: Cluster, topic: str) -> None:
+def test_a_cluster_replicates_without_java(cluster: Cluster, topic: str) -> None:
     assert len(cluster) == 3
     assert outcome(cluster.bootstrap, topic, b"one") == "stored"
     assert in_sync(cluster, topic, cluster[1]) == [1, 2, 3]
@@ -96,7 +96,7 @@ def test_a_cluster_replicates_and_needs_no_java(cluster: Cluster, topic: str) ->
     assert stored(cluster.bootstrap, topic) == [b"one"]
 
 
-def test_another_broker_leads_after_a_kill_and_the_killed_one_follows_again(
+def test_another_broker_leads_after_a_kill_and_the_killed_broker_follows_again(
     cluster: Cluster, topic: str
 ) -> None:
     assert outcome(cluster.bootstrap, topic, b"before") == "stored"
@@ -109,7 +109,7 @@ def test_another_broker_leads_after_a_kill_and_the_killed_one_follows_again(
     assert stored(cluster.bootstrap, topic) == [b"before", b"meanwhile"]
 
 
-def test_another_broker_leads_when_the_leader_stands_still_for_longer_than_its_session(
+def test_another_broker_leads_when_the_leader_is_paused_beyond_its_session_timeout(
     cluster: Cluster, topic: str
 ) -> None:
     leader = cluster.leader(topic)
@@ -121,14 +121,12 @@ def test_another_broker_leads_when_the_leader_stands_still_for_longer_than_its_s
     assert stored(cluster.bootstrap, topic) == [b"meanwhile"]
 
 
-def test_a_follower_that_is_cut_off_from_the_leader_leaves_the_in_sync_set(
-    cluster: Cluster, topic: str
-) -> None:
+def test_a_follower_that_is_cut_off_from_the_leader_leaves_the_isr(cluster: Cluster, topic: str) -> None:
     with Admin(cluster.bootstrap) as admin:
         controller = admin.describe_cluster().controller_id
     leader = cluster.leader(topic)
     followers = [number_of(cluster, one) for one in cluster.followers(topic)]
-    # A leader that does not reach the controller cannot take a replica out of the in-sync set.
+    # A leader that does not reach the controller cannot remove a replica from the ISR.
     ends = number_of(cluster, leader), next(one for one in followers if one != controller)
     cluster.cut(*ends)
     with Producer(cluster.bootstrap, acks="all", delivery_timeout_ms=60_000) as producer:
@@ -140,7 +138,7 @@ def test_a_follower_that_is_cut_off_from_the_leader_leaves_the_in_sync_set(
     assert stored(cluster.bootstrap, topic) == [b"x"]
 
 
-def test_a_leader_cut_off_from_all_others_is_replaced_and_acknowledges_nothing_meanwhile(
+def test_an_isolated_leader_is_replaced_and_acknowledges_nothing_meanwhile(
     cluster: Cluster, topic: str
 ) -> None:
     leader = cluster.leader(topic)
@@ -161,12 +159,12 @@ def test_a_leader_cut_off_from_all_others_is_replaced_and_acknowledges_nothing_m
     cluster.wait_in_sync(topic, WAIT_S)
     found = stored(cluster.bootstrap, topic)
     assert b"majority" in found
-    # The client may have found the new leader in time; what it was told is what holds.
+    # The client may have found the new leader in time; its result must match the log.
     assert (refused == "stored") <= (b"alone" in found)
 
 
 @pytest.mark.parametrize("how", ["silent", "reset"])
-def test_a_broker_without_the_store_says_so_and_its_clients_go_on(
+def test_a_broker_without_the_store_reports_that_and_serves_its_clients(
     cluster: Cluster, topic: str, how: str
 ) -> None:
     victim = number_of(cluster, cluster.followers(topic)[0])
@@ -179,7 +177,7 @@ def test_a_broker_without_the_store_says_so_and_its_clients_go_on(
         until(lambda: admin.silent_stores() == {}, "it is back")
 
 
-def test_produce_goes_on_without_the_store_and_topics_cannot_be_made_until_it_is_back(
+def test_produce_continues_without_the_store_and_topics_cannot_be_created(
     cluster: Cluster, topic: str
 ) -> None:
     assert cluster.store is not None
@@ -214,11 +212,11 @@ def test_brokers_register_again_after_their_sessions_have_expired(cluster: Clust
 
 
 def _registrations(cluster: Cluster) -> list[int]:
-    """How often each broker has registered again."""
+    """The number of registrations of each broker after the first."""
     return [broker.log.count("registered again") for broker in cluster]
 
 
-def test_errors_are_told_by_whichever_broker_is_asked(cluster: Cluster, topic: str) -> None:
+def test_any_broker_returns_an_injected_error(cluster: Cluster, topic: str) -> None:
     with cluster.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER", 2) as injected:
         assert outcome(cluster.bootstrap, topic) == "stored"
         assert injected.left == 0
@@ -226,13 +224,13 @@ def test_errors_are_told_by_whichever_broker_is_asked(cluster: Cluster, topic: s
     other = cluster.followers(topic)[0]
     with other.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER") as injected:
         assert outcome(cluster.bootstrap, topic) == "stored"
-        assert injected.left == 1  # Nobody has produced to a follower.
+        assert injected.left == 1  # No client produces to a follower.
     with leader.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER") as injected:
         assert outcome(cluster.bootstrap, topic) == "stored"
         assert injected.left == 0
 
 
-def test_a_full_disk_of_a_follower_takes_it_out_of_the_in_sync_set(cluster: Cluster, topic: str) -> None:
+def test_a_follower_with_a_full_disk_leaves_the_isr(cluster: Cluster, topic: str) -> None:
     follower = cluster.followers(topic)[0]
     number = number_of(cluster, follower)
     follower.disk.fill()
@@ -243,12 +241,12 @@ def test_a_full_disk_of_a_follower_takes_it_out_of_the_in_sync_set(cluster: Clus
     cluster.wait_in_sync(topic, WAIT_S)
 
 
-def test_a_client_cut_off_from_the_leader_alone_waits_for_it(cluster: Cluster, topic: str) -> None:
+def test_a_client_that_is_cut_off_from_the_leader_waits(cluster: Cluster, topic: str) -> None:
     leader = cluster.leader(topic)
     cluster.cut("clients", number_of(cluster, leader))
     said = outcome(cluster.bootstrap, topic, delivery__timeout__ms=2500, request__timeout__ms=1000)
     assert said == "_MSG_TIMED_OUT"
-    # The brokers see each other: nobody else leads.
+    # The brokers are connected, so that the leader stays the same.
     others = ",".join(one.bootstrap for one in cluster if one is not leader)
     with Admin(others) as admin:
         assert admin.describe_topic(topic).partitions[0].leader == number_of(cluster, leader)
@@ -256,7 +254,7 @@ def test_a_client_cut_off_from_the_leader_alone_waits_for_it(cluster: Cluster, t
     assert outcome(cluster.bootstrap, topic) == "stored"
 
 
-def test_ends_of_links_that_do_not_exist_are_refused(cluster: Cluster) -> None:
+def test_rejects_unknown_ends_of_links(cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="4 has no links: name a broker"):
         cluster.cut(1, 4)
     with pytest.raises(ValueError, match="no link between 'clients' and 'store'"):
@@ -269,13 +267,13 @@ def test_ends_of_links_that_do_not_exist_are_refused(cluster: Cluster) -> None:
         Cluster(0)
 
 
-def test_a_cluster_says_what_to_install_when_kazoo_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_reports_what_to_install_without_kazoo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BrokerFailed, match=r"pip install 'tidemill\[testing\]'"):
         Cluster()
 
 
-def test_a_cluster_can_be_on_a_zookeeper_of_the_tests_own(zookeeper_server: ZooKeeper) -> None:
+def test_a_cluster_can_use_a_given_zookeeper(zookeeper_server: ZooKeeper) -> None:
     with Cluster(2, zookeeper=f"{zookeeper_server.address}/test-of-ones-own") as cluster:
         assert cluster.store is None
         with Admin(cluster.bootstrap) as admin:
@@ -286,7 +284,7 @@ def test_a_cluster_can_be_on_a_zookeeper_of_the_tests_own(zookeeper_server: ZooK
             until(lambda: list(admin.silent_stores()) == [1], "the broker says so")
 
 
-def test_nothing_of_a_cluster_stays_behind() -> None:
+def test_close_removes_all_processes_and_files_of_a_cluster() -> None:
     with Cluster(2) as cluster:
         assert cluster.store is not None
         pids = [*(broker.pid for broker in cluster), cluster.store.pid, cluster.network._child.pid]
@@ -300,7 +298,7 @@ def test_nothing_of_a_cluster_stays_behind() -> None:
 
 
 @pytest.mark.slow
-def test_the_tests_that_the_readme_shows_pass(pytester: pytest.Pytester) -> None:
+def test_the_examples_of_the_readme_pass(pytester: pytest.Pytester) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     shown = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def test_" in block]
     assert len(shown) == 2
@@ -309,7 +307,7 @@ def test_the_tests_that_the_readme_shows_pass(pytester: pytest.Pytester) -> None
     outcome.assert_outcomes(passed=2)
 
 
-def test_the_tables_of_the_readme_have_a_head() -> None:
+def test_the_tables_of_the_readme_have_a_header() -> None:
     before = ""
     for line in (Path(__file__).parents[2] / "README.md").read_text().splitlines():
         if line.startswith("|") and not before.startswith("|"):

@@ -1,4 +1,4 @@
-"""Faults that test authors ask for, as real clients see them on one broker."""
+"""The faults of a single broker, and their effects on real clients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ sys.exit(1)
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Broker]:
-    """A broker with a metrics port; each test gets it mended."""
+    """A broker with a metrics port. Each test starts without faults."""
     with Broker({"tidemill.metrics.port": 0}, faults=True) as broker:
         yield broker
 
@@ -104,7 +104,7 @@ def health(broker: Broker) -> tuple[int, dict[str, Any]]:
 
 
 def until_healthy(broker: Broker) -> None:
-    """Waits for the page to answer 200: a directory counts as full for 20 s after a write was refused."""
+    """Waits until /healthz returns 200: a directory counts as full for 20 s after a rejected write."""
     deadline = time.monotonic() + WAIT_S
     while health(broker)[0] != 200 and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -121,14 +121,16 @@ def metric(broker: Broker, name: str) -> float:
 # Pauses
 
 
-def test_clients_of_a_paused_broker_time_out_and_go_on_when_it_resumes(broker: Broker, topic: str) -> None:
+def test_clients_of_a_paused_broker_time_out_and_continue_after_it_resumes(
+    broker: Broker, topic: str
+) -> None:
     producer = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
     assert outcome_of(producer, topic, b"before") == "stored"
     broker.pause()
     assert outcome_of(producer, topic, b"paused") == "_MSG_TIMED_OUT"
     broker.resume()
     assert outcome_of(librdkafka(broker), topic, b"after") == "stored"
-    # A request that timed out was sent all the same, and is carried out.
+    # A request that timed out was sent, and is executed later.
     assert stored(broker.bootstrap, topic)[-1] == b"after"
 
 
@@ -148,7 +150,7 @@ def test_a_paused_broker_can_be_stopped_and_killed() -> None:
 
 
 @pytest.mark.parametrize("how", ["silent", "reset"])
-def test_a_cut_link_stops_clients_and_a_healed_one_lets_them_go_on(
+def test_clients_stop_at_a_cut_link_and_continue_after_it_is_healed(
     broker: Broker, topic: str, how: str
 ) -> None:
     quick = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
@@ -159,16 +161,16 @@ def test_a_cut_link_stops_clients_and_a_healed_one_lets_them_go_on(
     assert outcome_of(quick, topic, b"lost") == "_MSG_TIMED_OUT"
     with pytest.raises(ClientError), Admin(broker.bootstrap, request_timeout_ms=500) as admin:
         admin.describe_cluster(timeout=1.0)
-    told: list[Any] = []
-    patient.produce(topic, b"late", on_delivery=lambda error, _: told.append(error))
+    details: list[Any] = []
+    patient.produce(topic, b"late", on_delivery=lambda error, _: details.append(error))
     assert patient.flush(0.5) == 1
     broker.heal()
     assert patient.flush(WAIT_S) == 0
-    assert told == [None]
+    assert details == [None]
     assert b"late" in stored(broker.bootstrap, topic)
 
 
-def test_a_silent_cut_is_not_noticed_before_a_timeout_and_a_reset_is_at_once(broker: Broker) -> None:
+def test_a_silent_cut_causes_a_timeout_and_a_reset_an_immediate_error(broker: Broker) -> None:
     for how, least_s, most_s in (("silent", 0.9, 60.0), ("reset", 0.0, 0.8)):
         with Admin(broker.bootstrap, request_timeout_ms=1000, retry_backoff_ms=50) as admin:
             admin.describe_cluster()
@@ -181,9 +183,7 @@ def test_a_silent_cut_is_not_noticed_before_a_timeout_and_a_reset_is_at_once(bro
         assert least_s <= took_s <= most_s, (how, took_s)
 
 
-def test_a_killed_broker_refuses_connections_and_serves_them_again_at_its_address(
-    broker: Broker, topic: str
-) -> None:
+def test_a_killed_broker_refuses_connections_and_returns_at_its_address(broker: Broker, topic: str) -> None:
     address = broker.bootstrap
     assert outcome_of(librdkafka(broker), topic, b"1") == "stored"
     broker.kill()
@@ -203,45 +203,41 @@ def _connect(host: str, port: int) -> None:
     socket.create_connection((host, port), 5).close()
 
 
-# Errors in answers
+# Errors in responses
 
 
-def test_librdkafka_sends_again_what_was_refused_and_nothing_is_stored_twice(
-    broker: Broker, topic: str
-) -> None:
+def test_librdkafka_retries_rejected_batches_without_duplicates(broker: Broker, topic: str) -> None:
     with broker.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER", 3) as injected:
         producer = librdkafka(broker, enable__idempotence=True)
-        told: list[Any] = []
+        details: list[Any] = []
         for number in range(20):
-            producer.produce(topic, b"%d" % number, on_delivery=lambda error, _: told.append(error))
+            producer.produce(topic, b"%d" % number, on_delivery=lambda error, _: details.append(error))
             producer.poll(0)
         assert producer.flush(WAIT_S) == 0
-        assert told == [None] * 20
+        assert details == [None] * 20
         assert injected.left == 0
     assert stored(broker.bootstrap, topic) == [b"%d" % number for number in range(20)]
 
 
-def test_an_error_that_is_final_reaches_the_caller_once(broker: Broker, topic: str) -> None:
+def test_a_fatal_error_reaches_the_caller_once(broker: Broker, topic: str) -> None:
     broker.fail_next("Produce", "TOPIC_AUTHORIZATION_FAILED")
-    # A producer of its own each: librdkafka keeps such a topic in mind.
+    # A new producer each time, because librdkafka caches the error of the topic.
     assert outcome_of(librdkafka(broker), topic, b"refused") == "TOPIC_AUTHORIZATION_FAILED"
     assert outcome_of(librdkafka(broker), topic, b"taken") == "stored"
     assert stored(broker.bootstrap, topic) == [b"taken"]
 
 
-def test_a_produce_that_was_carried_out_is_stored_though_its_answer_tells_of_an_error(
-    broker: Broker, topic: str
-) -> None:
+def test_an_executed_produce_is_stored_although_its_response_has_an_error(broker: Broker, topic: str) -> None:
     broker.fail_next("Produce", ErrorCode.REQUEST_TIMED_OUT, carried_out=True)
     assert outcome_of(librdkafka(broker, enable__idempotence=False), topic, b"twice") == "stored"
-    # It was sent again after the error, and this producer has no sequences to find that out by.
+    # The producer retried after the error, and is not idempotent.
     assert stored(broker.bootstrap, topic) == [b"twice", b"twice"]
     broker.fail_next("Produce", ErrorCode.REQUEST_TIMED_OUT, carried_out=True)
     assert outcome_of(librdkafka(broker, enable__idempotence=True), topic, b"once") == "stored"
     assert stored(broker.bootstrap, topic) == [b"twice", b"twice", b"once"]
 
 
-def test_errors_meet_only_the_client_that_is_named(broker: Broker) -> None:
+def test_errors_apply_only_to_the_given_client_id(broker: Broker) -> None:
     with Admin(broker.bootstrap) as admin:
         admin.create_topic("topic")
     injected = broker.fail_next("Produce", "INVALID_REQUIRED_ACKS", 100, client_id="picked")
@@ -271,8 +267,8 @@ def test_a_consumer_sees_errors_in_fetches(broker: Broker, topic: str) -> None:
     consumer.close()
 
 
-def test_a_consumer_with_a_fetch_session_sees_errors_while_nothing_comes(broker: Broker, topic: str) -> None:
-    """kafka-python's: the answers to its fetches name no partition as long as there is nothing new."""
+def test_a_consumer_with_a_fetch_session_sees_errors_without_new_records(broker: Broker, topic: str) -> None:
+    """With kafka-python: responses of its fetch session contain no partitions without new records."""
     command = [sys.executable, "-W", "ignore", "-u", "-c", FETCHING, broker.bootstrap, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer:
         assert consumer.stdout is not None
@@ -294,7 +290,7 @@ def _next_error(consumer: LibrdkafkaConsumer) -> KafkaError:
     raise AssertionError("no error came")
 
 
-def test_administration_sees_errors_and_nothing_is_made(broker: Broker) -> None:
+def test_an_admin_client_sees_errors_and_no_topic_is_created(broker: Broker) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     broker.fail_next("CreateTopics", "POLICY_VIOLATION")
     with pytest.raises(KafkaException, match="POLICY_VIOLATION"):
@@ -310,7 +306,7 @@ def test_administration_sees_errors_and_nothing_is_made(broker: Broker) -> None:
             own.describe_cluster()
 
 
-def test_a_group_goes_on_after_its_coordinator_was_not_available(broker: Broker, topic: str) -> None:
+def test_a_group_continues_after_coordinator_not_available(broker: Broker, topic: str) -> None:
     with Producer(broker.bootstrap) as producer:
         producer.send(topic, b"x")
     with (
@@ -331,12 +327,12 @@ def test_a_group_goes_on_after_its_coordinator_was_not_available(broker: Broker,
         assert admin.group_offsets("group")[TopicPartition(topic, 0)].offset == 1
 
 
-def test_names_that_do_not_exist_are_refused_with_the_nearest_ones(broker: Broker) -> None:
-    with pytest.raises(ValueError, match="'Produse' is no API of the protocol; did you mean Produce"):
+def test_rejects_unknown_names_with_similar_ones(broker: Broker) -> None:
+    with pytest.raises(ValueError, match="'Produse' is not an API of the protocol; did you mean Produce"):
         broker.fail_next("Produse", "NOT_LEADER_OR_FOLLOWER")
     with pytest.raises(ValueError, match="did you mean NOT_LEADER_OR_FOLLOWER"):
         broker.fail_next("Produce", "NOT_LEADER_OR_FOLOWER")
-    with pytest.raises(ValueError, match="is no error"):
+    with pytest.raises(ValueError, match="is not an error"):
         broker.fail_next("Produce", 0)
     with pytest.raises(ValueError, match="times=0"):
         broker.fail_next("Produce", 6, 0)
@@ -347,19 +343,17 @@ def test_names_that_do_not_exist_are_refused_with_the_nearest_ones(broker: Broke
 # Disks
 
 
-def test_a_full_disk_refuses_produces_is_told_by_the_health_page_and_frees_itself(
-    broker: Broker, topic: str
-) -> None:
+def test_a_full_disk_rejects_produce_requests_and_recovers_by_itself(broker: Broker, topic: str) -> None:
     assert outcome_of(librdkafka(broker), topic, b"before") == "stored"
     until_healthy(broker)
     broker.disk.fill()
     refused = librdkafka(broker, delivery__timeout__ms=2000, request__timeout__ms=1000)
     assert outcome_of(refused, topic, b"no room") == "_MSG_TIMED_OUT"
-    status, told = health(broker)
-    assert (status, told["full_directories"]) == (503, [broker.data_dir])
-    assert "refuse produces" in told["reason"]
+    status, details = health(broker)
+    assert (status, details["full_directories"]) == (503, [broker.data_dir])
+    assert "reject Produce requests" in details["reason"]
     assert metric(broker, "tidemill_full_log_directories") == 1
-    # What was stored can be read all the same.
+    # Stored records can be read.
     assert stored(broker.bootstrap, topic) == [b"before"]
     broker.disk.free()
     assert outcome_of(librdkafka(broker), topic, b"after") == "stored"
@@ -367,18 +361,18 @@ def test_a_full_disk_refuses_produces_is_told_by_the_health_page_and_frees_itsel
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full_is_told_after_its_producers_have_given_up(broker: Broker, topic: str) -> None:
+def test_a_disk_that_stays_full_is_reported_without_producers(broker: Broker, topic: str) -> None:
     broker.disk.fill()
     refused = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
     assert outcome_of(refused, topic) == "_MSG_TIMED_OUT"
     del refused
-    time.sleep(22)  # After 20 s without a refusal the broker looks whether there is room.
+    time.sleep(22)  # After 20 s without a rejected write the broker checks the free space.
     assert health(broker)[0] == 503
     broker.disk.free()
     until_healthy(broker)
 
 
-def test_a_disk_with_some_room_takes_what_fits(broker: Broker, topic: str) -> None:
+def test_a_disk_with_some_space_accepts_small_batches(broker: Broker, topic: str) -> None:
     assert outcome_of(librdkafka(broker), topic, b"before") == "stored"
     broker.disk.fill(free_bytes=20_000)
     quick = librdkafka(broker, delivery__timeout__ms=1500, request__timeout__ms=1000)
@@ -386,7 +380,7 @@ def test_a_disk_with_some_room_takes_what_fits(broker: Broker, topic: str) -> No
     assert outcome_of(quick, topic, bytes(50_000)) == "_MSG_TIMED_OUT"
 
 
-def test_no_topic_can_be_made_on_a_full_disk(broker: Broker) -> None:
+def test_no_topic_can_be_created_on_a_full_disk(broker: Broker) -> None:
     broker.disk.fill()
     with Admin(broker.bootstrap) as admin:
         with pytest.raises(ClientError, match="_ERROR"):
@@ -395,7 +389,7 @@ def test_no_topic_can_be_made_on_a_full_disk(broker: Broker) -> None:
         admin.create_topic("no-room")
 
 
-def test_a_slow_disk_holds_what_has_to_be_synced_and_nothing_else(broker: Broker) -> None:
+def test_slow_syncs_delay_only_requests_that_sync(broker: Broker) -> None:
     with Admin(broker.bootstrap) as admin:
         admin.create_topic("synced", configs={"flush.messages": "1"})
         admin.create_topic("plain")
@@ -414,7 +408,7 @@ def test_a_slow_disk_holds_what_has_to_be_synced_and_nothing_else(broker: Broker
     assert time.monotonic() - began < 1.0
 
 
-def test_slow_writes_hold_all_clients_and_slow_reads_their_own(broker: Broker, topic: str) -> None:
+def test_slow_writes_delay_all_clients_and_slow_reads_only_the_reader(broker: Broker, topic: str) -> None:
     producer = librdkafka(broker)
     assert outcome_of(producer, topic) == "stored"
     broker.disk.slow_down(write_s=0.7)
@@ -427,7 +421,7 @@ def test_slow_writes_hold_all_clients_and_slow_reads_their_own(broker: Broker, t
     assert time.monotonic() - began >= 0.7
 
 
-def test_a_full_disk_stays_full_over_a_restart(broker: Broker, topic: str) -> None:
+def test_a_full_disk_stays_full_after_a_restart(broker: Broker, topic: str) -> None:
     broker.disk.fill()
     broker.kill()
     with pytest.raises(BrokerFailed, match=r"coordination\.db could not be written: the disk is full"):
@@ -440,21 +434,23 @@ def test_a_full_disk_stays_full_over_a_restart(broker: Broker, topic: str) -> No
 # The tools themselves
 
 
-def test_faults_of_a_broker_without_them_are_refused_with_the_next_step() -> None:
+def test_a_broker_without_faults_rejects_them_with_the_next_step() -> None:
     with Broker() as plain:
         for do in (plain.cut, plain.heal, lambda: plain.fail_next("Fetch", 1), lambda: plain.disk):
             with pytest.raises(BrokerFailed, match=r"needs Broker\(faults=True\)"):
                 do()
 
 
-def test_a_broker_with_faults_cannot_have_listeners_of_its_own() -> None:
-    with pytest.raises(ConfigError, match=r"listeners: a broker with faults listens where its links lead"):
+def test_a_broker_with_faults_rejects_configured_listeners() -> None:
+    with pytest.raises(
+        ConfigError, match=r"listeners: a broker with faults listens on the ports of its links"
+    ):
         Broker({"listeners": "PLAINTEXT://127.0.0.1:0"}, faults=True)
     with pytest.raises(ConfigError, match="port=9092"):
         Broker(port=9092, faults=True)
 
 
-def test_nothing_of_the_tools_stays_behind() -> None:
+def test_close_ends_all_processes_of_the_tools() -> None:
     with Broker(faults=True) as broker:
         network = broker._links.network  # type: ignore[union-attr]
         pid = network._child.pid
@@ -463,11 +459,11 @@ def test_nothing_of_the_tools_stays_behind() -> None:
     assert not directory.exists()
     assert not Path(network._directory).exists()
     assert not Path(f"/proc/{pid}").exists()
-    with pytest.raises(ChildFailed, match="does not run"):
+    with pytest.raises(ChildFailed, match="is not running"):
         broker.cut()
 
 
-def test_the_tools_end_with_the_process_that_started_them() -> None:
+def test_the_tools_end_with_their_parent_process() -> None:
     code = (
         "import os\nfrom tidemill.testing import Broker\nbroker = Broker(faults=True).start()\n"
         "print(broker.pid, broker._links.network._child.pid, flush=True)\nos._exit(1)"
@@ -475,19 +471,19 @@ def test_the_tools_end_with_the_process_that_started_them() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     pids = [int(word) for word in done.stdout.split()]
     deadline = time.monotonic() + 20
-    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(_lives(pid) for pid in pids)
+    assert not any(_is_alive(pid) for pid in pids)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def test_large_messages_of_many_clients_pass_the_links_unharmed(broker: Broker, topic: str) -> None:
+def test_links_forward_large_messages_of_many_clients_unchanged(broker: Broker, topic: str) -> None:
     values = [bytes([65 + number]) * 700_000 for number in range(8)]
 
     def write(part: list[bytes]) -> None:
@@ -504,8 +500,8 @@ def test_large_messages_of_many_clients_pass_the_links_unharmed(broker: Broker, 
 
 
 @pytest.mark.parametrize("first", ["client", "server"])
-def test_a_link_keeps_nothing_of_connections_that_have_ended(first: str) -> None:
-    """Two descriptors of each would be left, until no more connections can be made."""
+def test_a_link_closes_the_descriptors_of_ended_connections(first: str) -> None:
+    """Otherwise each connection would leave two descriptors."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readexactly(4))
@@ -515,7 +511,7 @@ def test_a_link_keeps_nothing_of_connections_that_have_ended(first: str) -> None
         writer.close()
         await writer.wait_closed()
 
-    async def play() -> None:
+    async def run_connections() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         network = Network()
         number = network.do({"do": "open", "kind": "store", "target": "1", "source": "2"})["port"]
@@ -541,4 +537,4 @@ def test_a_link_keeps_nothing_of_connections_that_have_ended(first: str) -> None
         server.close()
         await server.wait_closed()
 
-    asyncio.run(play())
+    asyncio.run(run_connections())

@@ -1,4 +1,4 @@
-"""What the links make of requests and answers, frame by frame."""
+"""The exchange of requests and responses of a link, frame by frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERSIONS = {ApiKey.PRODUCE: 11, ApiKey.FETCH: 12, ApiKey.METADATA: 9}
 
 
 class Link:
-    """An exchange with rules, and a correlation id that counts."""
+    """An exchange with rules, and a correlation id that increases."""
 
     def __init__(self, *rules: Rule) -> None:
         self.rules = Rules()
@@ -47,9 +47,9 @@ class Link:
     def ready(self, key: ApiKey) -> list[Any]:
         return [decode_response(key, VERSIONS[key], frame, 4) for frame in self.exchange.ready()]
 
-    def answer(self, key: ApiKey, number: int, message: Struct) -> Any:
-        """The answer as the client gets it; None where it is that of the broker."""
-        changed = self.exchange.answer(encode_response(key, VERSIONS[key], number, message)[4:])
+    def response(self, key: ApiKey, number: int, message: Struct) -> Any:
+        """The replaced response; None if the client receives the response of the broker."""
+        changed = self.exchange.replace_response(encode_response(key, VERSIONS[key], number, message)[4:])
         return None if changed is None else decode_response(key, VERSIONS[key], changed, 4)[1]
 
 
@@ -58,7 +58,7 @@ def rule(api: ApiKey, code: ErrorCode, times: int = 1, *, carried_out: bool = Fa
 
 
 def batch(sequence: int, producer_id: int = 7, epoch: int = 0) -> ProduceRequest:
-    """A Produce whose batch has this first sequence."""
+    """A Produce request with a batch with this base sequence."""
     header = bytearray(70)
     header[16] = 2
     struct.pack_into(">qhi", header, 43, producer_id, epoch, sequence)
@@ -67,15 +67,15 @@ def batch(sequence: int, producer_id: int = 7, epoch: int = 0) -> ProduceRequest
     return ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[topic])
 
 
-def code_of(answer: Any) -> int:
-    found: int = answer[1].responses[0].partition_responses[0].error_code
+def code_of(response: Any) -> int:
+    found: int = response[1].responses[0].partition_responses[0].error_code
     return found
 
 
-def test_batches_behind_one_that_was_refused_are_refused_alike_until_it_comes_again() -> None:
+def test_batches_after_a_rejected_batch_are_rejected_until_it_is_retried() -> None:
     link = Link(rule(ApiKey.PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER))
     assert not link.request(ApiKey.PRODUCE, batch(0))
-    # Sent before the client could know: out of order for a broker that has not stored the first.
+    # Sent before the client received the error: out of order, because the first batch is not stored.
     assert not link.request(ApiKey.PRODUCE, batch(5))
     assert link.request(ApiKey.PRODUCE, batch(5, producer_id=8))
     answers = link.ready(ApiKey.PRODUCE)
@@ -85,24 +85,24 @@ def test_batches_behind_one_that_was_refused_are_refused_alike_until_it_comes_ag
     assert link.request(ApiKey.PRODUCE, batch(5))
 
 
-def test_a_producer_that_gave_a_refused_batch_up_goes_on_with_its_next_epoch() -> None:
+def test_a_producer_that_abandons_a_rejected_batch_continues_with_the_next_epoch() -> None:
     link = Link(rule(ApiKey.PRODUCE, ErrorCode.MESSAGE_TOO_LARGE))
     assert not link.request(ApiKey.PRODUCE, batch(0))
     assert link.request(ApiKey.PRODUCE, batch(5, epoch=1))
     assert link.request(ApiKey.PRODUCE, batch(10, epoch=1))
 
 
-def test_answers_leave_in_the_order_of_the_requests() -> None:
+def test_responses_are_sent_in_the_order_of_the_requests() -> None:
     link = Link()
     assert link.request(ApiKey.METADATA, MetadataRequest(topics=None))
     link.rules.add(rule(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT))
     assert not link.request(ApiKey.PRODUCE, batch(0))
-    assert link.ready(ApiKey.PRODUCE) == []  # The answer before it has not come.
-    assert link.answer(ApiKey.METADATA, 1, MetadataResponse()) is None
+    assert link.ready(ApiKey.PRODUCE) == []  # The response before it has not arrived.
+    assert link.response(ApiKey.METADATA, 1, MetadataResponse()) is None
     assert [code_of(one) for one in link.ready(ApiKey.PRODUCE)] == [ErrorCode.REQUEST_TIMED_OUT]
 
 
-def test_a_produce_that_wants_no_answer_passes_and_is_not_waited_for() -> None:
+def test_a_produce_with_acks_0_is_forwarded_and_has_no_response() -> None:
     link = Link(rule(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT))
     silent = batch(0)
     silent.acks = 0
@@ -113,11 +113,11 @@ def test_a_produce_that_wants_no_answer_passes_and_is_not_waited_for() -> None:
     assert [code_of(one) for one in link.ready(ApiKey.PRODUCE)] == [ErrorCode.REQUEST_TIMED_OUT]
 
 
-def test_what_was_done_before_the_rule_is_told_as_it_was() -> None:
+def test_a_request_executed_before_the_rule_keeps_its_response() -> None:
     link = Link()
     assert link.request(ApiKey.PRODUCE, batch(0))
     link.rules.add(rule(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT))
-    assert link.answer(ApiKey.PRODUCE, 1, ProduceResponse()) is None
+    assert link.response(ApiKey.PRODUCE, 1, ProduceResponse()) is None
 
 
 def fetch(session_id: int, epoch: int, *indexes: int, forgotten: tuple[int, ...] = ()) -> FetchRequest:
@@ -138,33 +138,33 @@ def fetch(session_id: int, epoch: int, *indexes: int, forgotten: tuple[int, ...]
     )
 
 
-def test_an_error_reaches_all_partitions_of_a_fetch_session_though_the_answer_names_none() -> None:
+def test_an_error_applies_to_all_partitions_of_a_fetch_session() -> None:
     link = Link()
     link.request(ApiKey.FETCH, fetch(0, 0, 0, 1))
-    assert link.answer(ApiKey.FETCH, 1, FetchResponse(session_id=9)) is None
+    assert link.response(ApiKey.FETCH, 1, FetchResponse(session_id=9)) is None
     link.request(ApiKey.FETCH, fetch(9, 1, 2, forgotten=(0,)))
-    assert link.answer(ApiKey.FETCH, 2, FetchResponse(session_id=9)) is None
+    assert link.response(ApiKey.FETCH, 2, FetchResponse(session_id=9)) is None
     link.rules.add(rule(ApiKey.FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER))
     link.request(ApiKey.FETCH, fetch(9, 2))
-    told = link.answer(ApiKey.FETCH, 3, FetchResponse(session_id=9))
-    (topic,) = told.responses
-    assert (told.session_id, told.error_code) == (9, 0)
+    response = link.response(ApiKey.FETCH, 3, FetchResponse(session_id=9))
+    (topic,) = response.responses
+    assert (response.session_id, response.error_code) == (9, 0)
     assert [one.partition_index for one in topic.partitions] == [1, 2]
     assert {one.error_code for one in topic.partitions} == {ErrorCode.NOT_LEADER_OR_FOLLOWER}
     link.request(ApiKey.FETCH, fetch(9, 3))
     data = PartitionData(partition_index=1, records=b"x")
     response = FetchResponse(session_id=9, responses=[FetchableTopicResponse(topic="t", partitions=[data])])
-    assert link.answer(ApiKey.FETCH, 4, response) is None
+    assert link.response(ApiKey.FETCH, 4, response) is None
 
 
-def test_an_error_of_a_fetch_session_is_that_of_the_whole_answer() -> None:
+def test_a_fetch_session_error_applies_to_the_whole_response() -> None:
     link = Link(rule(ApiKey.FETCH, ErrorCode.FETCH_SESSION_ID_NOT_FOUND))
     link.request(ApiKey.FETCH, fetch(0, 0, 0))
-    told = link.answer(ApiKey.FETCH, 1, FetchResponse(session_id=9))
-    assert (told.error_code, told.responses) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
+    response = link.response(ApiKey.FETCH, 1, FetchResponse(session_id=9))
+    assert (response.error_code, response.responses) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
 
 
-def test_what_is_no_request_passes() -> None:
+def test_forwards_invalid_requests() -> None:
     link = Link(rule(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT))
     for frame in (b"", b"\0", b"\x7f\xff\0\0\0\0\0\1", b"\0\0\0\x0b\0\0\0\1\xff\xff\0\0\0"):
         assert link.exchange.request(frame)

@@ -1,4 +1,4 @@
-"""What the process of the links does with connections that are being opened when a cut begins or ends."""
+"""Connections that are being opened when a cut starts or ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_S = 10.0
 
 
 class Receiver(asyncio.Protocol):
-    """A broker that keeps what it receives."""
+    """A server that records the received data."""
 
     def __init__(self, received: asyncio.Queue[bytes]) -> None:
         self._received = received
@@ -31,7 +31,7 @@ class Receiver(asyncio.Protocol):
 async def while_it_opens(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], before: dict[str, Any] | None = None
 ) -> AsyncIterator[tuple[asyncio.Queue[bytes], socket.socket]]:
-    """What a broker receives of a client whose link has ``change`` done to it while it is being opened."""
+    """The data that a server receives if ``change`` is applied to the link while a client connects."""
     received: asyncio.Queue[bytes] = asyncio.Queue()
     network, loop = Network(), asyncio.get_running_loop()
     broker = await loop.create_server(lambda: Receiver(received), HOST, 0)
@@ -61,14 +61,14 @@ async def while_it_opens(
             loop.remove_reader(port._socket)
             port._socket.close()
             broker.close()
-            await asyncio.sleep(0.05)  # The transports close with the next turns of the loop.
+            await asyncio.sleep(0.05)  # The transports close in the next turns of the event loop.
 
 
 def cut(how: str) -> dict[str, Any]:
     return {"do": "cut", "ends": [CLIENTS, "1"], "how": how}
 
 
-def test_a_silent_cut_holds_a_connection_that_was_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_cut_holds_a_connection_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with while_it_opens(monkeypatch, cut(SILENT)) as (received, _):
             with pytest.raises(TimeoutError):
@@ -77,7 +77,7 @@ def test_a_silent_cut_holds_a_connection_that_was_being_opened(monkeypatch: pyte
     asyncio.run(run())
 
 
-def test_a_reset_cut_ends_a_connection_that_was_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_cut_closes_a_connection_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with while_it_opens(monkeypatch, cut(RESET)) as (received, client):
             with pytest.raises(ConnectionResetError):
@@ -87,7 +87,7 @@ def test_a_reset_cut_ends_a_connection_that_was_being_opened(monkeypatch: pytest
     asyncio.run(run())
 
 
-def test_a_connection_passes_whose_link_was_healed_while_it_was_being_opened(
+def test_a_link_healed_while_a_connection_is_being_opened_forwards_its_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""The store for tests does as ZooKeeper does: the same client, the same story, the same answers."""
+"""The store for tests against ZooKeeper: the same client sends the same requests to both."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def until(condition: Callable[[], Any], what: str) -> None:
         if condition():
             return
         time.sleep(0.02)
-    raise AssertionError(f"it never came about: {what}")
+    raise AssertionError(f"not true in time: {what}")
 
 
-class Story:
-    """What a client did and was told, without what differs from server to server (ids and times)."""
+class Recording:
+    """The operations and results of a client, without ids and times, which differ between servers."""
 
     def __init__(self, one: KazooClient) -> None:
         self.one = one
@@ -68,8 +68,8 @@ class Story:
         except KazooException as problem:
             result = type(problem).__name__
         self.lines.append((name, arguments, _plain(result)))
-        self.one.sync("/")  # Events come before its answer.
-        time.sleep(0.05)  # kazoo hands them on in another thread.
+        self.one.sync("/")  # Events arrive before its response.
+        time.sleep(0.05)  # kazoo calls the watchers in another thread.
         with self._lock:
             self.lines.append([(event.type, event.path) for event in self._told])
             self._told.clear()
@@ -100,10 +100,10 @@ def _plain(result: Any) -> Any:
     return result
 
 
-def told(address: str) -> list[Any]:
-    """One story of all that brokers and tools do."""
+def recording_of(address: str) -> list[Any]:
+    """Executes all operations of brokers and tools. Returns the results."""
     with client(address) as one, client(address) as other:
-        story = Story(one)
+        story = Recording(one)
         watch = story.watch
         story.do("exists", "/a", watch=watch)
         story.do("create", "/a", b"1")
@@ -148,20 +148,20 @@ def told(address: str) -> list[Any]:
         return story.lines
 
 
-def test_kazoo_tells_the_same_story_of_zookeeper_and_of_the_store(
+def test_kazoo_has_the_same_results_with_zookeeper_and_with_the_store(
     store: StoreServer, zookeeper_server: ZooKeeper
 ) -> None:
     with client(zookeeper_server.address) as one:
         one.ensure_path("/story")
     with client(store.address) as one:
         one.ensure_path("/story")
-    expected = told(f"{zookeeper_server.address}/story")
-    found = told(f"{store.address}/story")
+    expected = recording_of(f"{zookeeper_server.address}/story")
+    found = recording_of(f"{store.address}/story")
     for wanted, got in zip(expected, found, strict=True):
         assert got == wanted
 
 
-def test_nodes_and_sessions_outlive_a_kill_of_the_process() -> None:
+def test_nodes_and_sessions_survive_a_kill() -> None:
     with StoreServer() as store, client(store.address) as one:
         one.create("/stays", b"data")
         one.create("/of-the-session", b"", ephemeral=True)
@@ -174,12 +174,10 @@ def test_nodes_and_sessions_outlive_a_kill_of_the_process() -> None:
         assert one.create("/later", b"") == "/later"
 
 
-def test_watches_that_a_client_sets_again_tell_what_happened_since(
-    store: StoreServer, zookeeper_server: ZooKeeper
-) -> None:
+def test_watches_set_again_report_earlier_events(store: StoreServer, zookeeper_server: ZooKeeper) -> None:
     stories = []
     for address in (zookeeper_server.address, store.address):
-        with client(address) as one, socket.create_connection(_place(address), 5) as raw:
+        with client(address) as one, socket.create_connection(_address_of(address), 5) as raw:
             for path in ("/again", "/again/same", "/again/changed", "/again/gone"):
                 one.create(path, b"")
             _connect(raw, 5000)
@@ -208,7 +206,7 @@ def test_watches_that_a_client_sets_again_tell_what_happened_since(
     ]
 
 
-def test_a_session_that_is_silent_for_its_timeout_ends_and_its_nodes_go(store: StoreServer) -> None:
+def test_a_silent_session_expires_and_its_nodes_are_deleted(store: StoreServer) -> None:
     with client(store.address) as one:
         with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
             session_id = _connect(raw, 600)
@@ -219,7 +217,7 @@ def test_a_session_that_is_silent_for_its_timeout_ends_and_its_nodes_go(store: S
         assert time.monotonic() - began > 0.2
 
 
-def test_a_session_that_was_ended_is_told_so_when_its_client_comes_back(store: StoreServer) -> None:
+def test_a_client_of_an_expired_session_is_notified_when_it_reconnects(store: StoreServer) -> None:
     with client(store.address) as one:
         one.create("/mine", b"", ephemeral=True)
         session = one.client_id[0]
@@ -228,7 +226,7 @@ def test_a_session_that_was_ended_is_told_so_when_its_client_comes_back(store: S
         assert one.exists("/mine") is None
 
 
-def test_a_pause_of_the_store_ends_no_session(store: StoreServer) -> None:
+def test_a_pause_of_the_store_expires_no_session(store: StoreServer) -> None:
     with client(store.address, timeout_s=1.0) as one:
         one.create("/kept", b"", ephemeral=True)
         session = one.client_id[0]
@@ -239,7 +237,7 @@ def test_a_pause_of_the_store_ends_no_session(store: StoreServer) -> None:
         assert one.client_id[0] == session
 
 
-def test_a_pause_of_the_store_is_not_held_against_a_session_without_a_connection(store: StoreServer) -> None:
+def test_a_pause_does_not_count_towards_the_timeout_of_a_disconnected_session(store: StoreServer) -> None:
     with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
         session_id = _connect(raw, 2000)
     store.pause()
@@ -254,7 +252,7 @@ def test_a_pause_of_the_store_is_not_held_against_a_session_without_a_connection
     "data",
     [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\0\0\0\x04abcd", b"\0\0\0\x2c" + bytes(44) + b"\0\0\0\x01x"],
 )
-def test_what_is_no_request_ends_its_own_connection_only(store: StoreServer, data: bytes) -> None:
+def test_an_invalid_request_closes_only_its_connection(store: StoreServer, data: bytes) -> None:
     with client(store.address) as one:
         with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
             raw.sendall(data)
@@ -264,7 +262,7 @@ def test_what_is_no_request_ends_its_own_connection_only(store: StoreServer, dat
         assert one.exists("/") is not None
 
 
-def test_a_request_that_ends_too_early_does_not_keep_the_store_from_its_next_start() -> None:
+def test_a_truncated_request_does_not_prevent_the_next_start() -> None:
     with StoreServer() as store:
         with client(store.address) as one:
             one.create("/kept", b"")
@@ -278,14 +276,14 @@ def test_a_request_that_ends_too_early_does_not_keep_the_store_from_its_next_sta
             assert one.exists("/kept") is not None
 
 
-def test_the_commands_of_four_letters_answer(store: StoreServer) -> None:
+def test_responds_to_four_letter_commands(store: StoreServer) -> None:
     for word, answer in ((b"ruok", b"imok"), (b"srvr", b"Mode: standalone")):
         with socket.create_connection(("127.0.0.1", store.port), 5) as raw:
             raw.sendall(word)
             assert answer in raw.recv(4096)
 
 
-def test_what_is_not_kept_is_answered_so(store: StoreServer) -> None:
+def test_responds_with_unimplemented_to_unsupported_requests(store: StoreServer) -> None:
     with client(store.address) as one:
         one.ensure_path("/plain")
         with pytest.raises(KazooException):
@@ -294,7 +292,7 @@ def test_what_is_not_kept_is_answered_so(store: StoreServer) -> None:
             one.reconfig("server.1=x:1:1", None, None)
 
 
-def _place(address: str) -> tuple[str, int]:
+def _address_of(address: str) -> tuple[str, int]:
     host, _, port = address.partition(":")
     return host, int(port)
 

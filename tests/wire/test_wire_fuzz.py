@@ -1,4 +1,4 @@
-"""Bytes that are no message: only ProtocolError comes of them, and no memory worth speaking of."""
+"""Invalid bytes: decoding raises only ProtocolError, and allocates little memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 from wire_values import all_messages, message_of
 
 from tidemill.model.errors import ProtocolError
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.codegen import is_flexible
 from tidemill.wire.decoding import ELEMENTS_MAX, REQUEST_ELEMENTS_MAX, elements_max
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidemill.wire.messages.offset_fetch import OffsetFetchRequest
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
-from tidemill.wire.schema import Struct, decode, encode
+from tidemill.wire.schema import Struct
 
 VERSIONS: dict[str, list[tuple[type[Struct], int]]] = {}
 for _cls, _version in all_messages():
     VERSIONS.setdefault(_cls.__name__, []).append((_cls, _version))
 
 BYTES_MAX = 600
-"""Longer examples are passed over: a message is cut at each of its bytes."""
+"""Longer examples are skipped, because a message is truncated at each of its bytes."""
 
 
 def example(cls: type[Struct], version: int, seed: object = 0) -> bytes:
@@ -35,7 +36,7 @@ def example(cls: type[Struct], version: int, seed: object = 0) -> bytes:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_a_message_cut_anywhere_is_refused(name: str) -> None:
+def test_rejects_a_message_truncated_at_any_byte(name: str) -> None:
     for cls, version in VERSIONS[name]:
         data = example(cls, version)
         for size in range(len(data)):
@@ -47,7 +48,7 @@ def test_a_message_cut_anywhere_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_bytes_after_a_message_are_refused(name: str) -> None:
+def test_rejects_bytes_after_a_message(name: str) -> None:
     for cls, version in VERSIONS[name]:
         data = example(cls, version)
         with pytest.raises(ProtocolError, match="1 bytes follow"):
@@ -56,7 +57,7 @@ def test_bytes_after_a_message_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_flipped_bytes_are_refused_or_are_another_message(name: str) -> None:
+def test_flipped_bytes_are_rejected_or_another_message(name: str) -> None:
     random_ = random.Random(name)
     for cls, version in VERSIONS[name]:
         for seed in range(2):
@@ -75,7 +76,7 @@ def test_flipped_bytes_are_refused_or_are_another_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_a_count_or_length_that_lies_costs_no_memory(name: str) -> None:
+def test_a_wrong_count_or_length_allocates_no_memory(name: str) -> None:
     for cls, version in (VERSIONS[name][0], VERSIONS[name][-1]):
         data = example(cls, version, "lies")
         lies = [
@@ -98,7 +99,7 @@ def test_a_count_or_length_that_lies_costs_no_memory(name: str) -> None:
             tracemalloc.stop()
 
 
-def test_items_of_all_arrays_together_are_bounded() -> None:
+def test_limits_the_items_of_all_arrays_together() -> None:
     count = REQUEST_ELEMENTS_MAX
     names = b"\0\0" * (count + 1)
     assert len(decode(MetadataRequest, 1, count.to_bytes(4, "big") + names[2:]).topics or ()) == count
@@ -111,13 +112,13 @@ def test_items_of_all_arrays_together_are_bounded() -> None:
         decode(OffsetFetchRequest, 1, nested)
 
 
-def test_what_brokers_tell_each_other_and_clients_may_hold_a_whole_cluster() -> None:
+def test_messages_with_cluster_metadata_may_have_more_items() -> None:
     for cls in (MetadataResponse, UpdateMetadataRequest):
         assert elements_max(cls) == ELEMENTS_MAX
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_unknown_tagged_fields_are_stepped_over(name: str) -> None:
+def test_skips_unknown_tagged_fields(name: str) -> None:
     for cls, version in VERSIONS[name]:
         if not is_flexible(cls, version):
             continue
@@ -150,12 +151,12 @@ def test_unknown_tagged_fields_are_stepped_over(name: str) -> None:
         (9, b"\x02" + b"\x81\x80\x02" + b"a" * 32768 + b"\x00\x00\x00\x00\x00"),  # a string over 32767 bytes
     ],
 )
-def test_values_that_may_not_be(version: int, data: bytes) -> None:
+def test_rejects_invalid_values(version: int, data: bytes) -> None:
     with pytest.raises(ProtocolError, match=f"MetadataRequest v{version}|varint"):
         decode(MetadataRequest, version, data)
 
 
-def test_the_error_says_where_and_what() -> None:
+def test_the_error_contains_field_and_value() -> None:
     data = encode(MetadataResponse(cluster_id="tide"), 2)
     with pytest.raises(ProtocolError) as caught:
         decode(MetadataResponse, 2, data[:6])
@@ -168,7 +169,7 @@ def test_the_error_says_where_and_what() -> None:
         decode(MetadataResponse, 2, b"\x7f\xff\xff\xff")
 
 
-def test_positions_outside_the_bytes_are_refused() -> None:
+def test_rejects_positions_outside_the_bytes() -> None:
     for position, end in ((-1, 2), (3, 2), (0, 99)):
         with pytest.raises(ProtocolError, match="no bytes"):
             decode(MetadataRequest, 0, bytes(4), position, end)

@@ -1,8 +1,8 @@
-"""Bytes that Apache Kafka's own message classes wrote, for what no other codec here knows.
+"""Bytes written by the message classes of Apache Kafka, for messages that kio does not support.
 
-``golden_kafka.jsonl`` has one message a line, with the values that it was written from: versions that Kafka 4
-dropped, written by Kafka 3.9.2's classes; messages with times that kio cannot hold; and of the APIs of share
-groups, streams groups and the Raft quorum the first and last version, written by Kafka 4.3.1's classes.
+``golden_kafka.jsonl`` has one message per line, with its field values: versions that Kafka 4
+removed, written by Kafka 3.9.2; messages with times that kio cannot represent; and of the APIs of share
+groups, streams groups and the Raft quorum the first and last version, written by Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from tidemill.wire.schema import BYTES, RECORDS, UUID, Struct, decode, encode
+from tidemill.wire.schema import BYTES, RECORDS, UUID, Struct
 
 LINES = [
     json.loads(line)
@@ -54,20 +55,20 @@ def message_class(name: str) -> type[Struct]:
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line['message']}-{line['version']}")
-def test_kafka_wrote_the_same_bytes(line: dict[str, Any]) -> None:
+def test_encodes_the_same_bytes_as_kafka(line: dict[str, Any]) -> None:
     cls, data = message_class(line["message"]), bytes.fromhex(line["hex"])
     message = struct_from(cls, line["fields"])
     assert encode(message, line["version"]) == data
     assert decode(cls, line["version"], data) == message
 
 
-def test_what_is_described_to_be_refused_is_among_them() -> None:
+def test_the_messages_include_unsupported_apis() -> None:
     written = {line["message"] for line in LINES}
     for key in (ApiKey.VOTE, ApiKey.BROKER_REGISTRATION, *range(76, 93)):
         assert {f"{API[key].name}Request", f"{API[key].name}Response"} <= written
 
 
-def test_the_oldest_versions_are_among_them() -> None:
+def test_the_messages_include_the_oldest_versions() -> None:
     written = {(line["message"], line["version"]) for line in LINES}
     for name in (
         "Produce",

@@ -61,13 +61,13 @@ def test_request_header_2() -> None:
     assert fields(parse_request_header(HEADER_2)) == (12, 4, 2**31 - 1, None, len(HEADER_2))
 
 
-def test_a_header_inside_a_longer_buffer() -> None:
+def test_parses_a_header_inside_a_longer_buffer() -> None:
     buffer = b"\0\0\0\x0d" + HEADER_1 + b"next"
     assert parse_request_header(buffer, 4, 4 + len(HEADER_1)).body_position == 4 + len(HEADER_1)
 
 
 @pytest.mark.parametrize("header", [HEADER_0, HEADER_1, HEADER_2])
-def test_a_header_cut_anywhere_is_refused(header: bytes) -> None:
+def test_rejects_a_header_truncated_at_any_byte(header: bytes) -> None:
     for size in range(len(header)):
         with pytest.raises(ProtocolError):
             parse_request_header(header[:size])
@@ -87,12 +87,12 @@ def test_a_header_cut_anywhere_is_refused(header: bytes) -> None:
         (HEADER_2[:10] + b"\xff\xff\xff\xff\x0f", "4294967295 tagged fields"),
     ],
 )
-def test_headers_that_are_none(header: bytes, text: str) -> None:
+def test_rejects_invalid_headers(header: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         parse_request_header(header)
 
 
-def test_versions_from_the_future_have_a_header_that_is_read() -> None:
+def test_parses_headers_of_future_versions() -> None:
     future = b"\x00\x12\x00\x63" + bytes(4) + b"\x00\x01a\x00"
     header = parse_request_header(future)
     assert fields(header) == (18, 99, 0, "a", 12)
@@ -100,7 +100,7 @@ def test_versions_from_the_future_have_a_header_that_is_read() -> None:
         decode_request(header, future)
 
 
-def test_random_bytes_are_a_header_or_are_refused() -> None:
+def test_random_bytes_are_a_header_or_rejected() -> None:
     random_ = random.Random(7)
     for _ in range(20_000):
         data = random_.choice((b"", b"\0\x03\0\x0c", b"\0\x12\0\x03")) + random_.randbytes(
@@ -133,7 +133,7 @@ def test_a_request_frame_byte_by_byte() -> None:
         assert decode_request(parse_request_header(data, 4), data) == message
 
 
-def test_controlled_shutdown_0_is_written_without_a_client_id() -> None:
+def test_encodes_controlled_shutdown_0_without_a_client_id() -> None:
     frame = encode_request(ApiKey.CONTROLLED_SHUTDOWN, 0, 5, "nobody", ControlledShutdownRequest(broker_id=3))
     assert frame == b"\0\0\0\x0c" + HEADER_0 + b"\0\0\0\3"
 
@@ -151,14 +151,14 @@ def test_a_response_frame_byte_by_byte() -> None:
             decode_response(ApiKey.HEARTBEAT, 4, flexible[4 : 4 + size])
 
 
-def test_api_versions_is_answered_with_header_0_in_every_version() -> None:
+def test_responses_of_api_versions_have_header_0_in_every_version() -> None:
     message = ApiVersionsResponse(api_keys=[ApiVersion(api_key=18, min_version=0, max_version=4)])
     frame = encode_response(ApiKey.API_VERSIONS, 3, 1, message)
     assert frame == bytes.fromhex("00000013 00000001 0000 02 0012 0000 0004 00 00000000 00")
     assert decode_response(ApiKey.API_VERSIONS, 3, frame[4:]) == (1, message)
 
 
-def test_a_refused_version_of_api_versions_is_understood() -> None:
+def test_decodes_the_response_to_an_unsupported_version_of_api_versions() -> None:
     message = ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
         api_keys=[ApiVersion(api_key=18, min_version=0, max_version=2)],
@@ -181,6 +181,6 @@ def test_header_versions_follow_the_flexible_versions() -> None:
     assert request_header_version(ApiKey.SASL_HANDSHAKE, 1) == 1
 
 
-def test_a_client_id_that_is_too_long_is_an_error_of_ours() -> None:
+def test_a_too_long_client_id_is_a_local_error() -> None:
     with pytest.raises(ValueError, match="32768 bytes"):
         encode_request(ApiKey.METADATA, 1, 1, "x" * 32768, MetadataRequest())

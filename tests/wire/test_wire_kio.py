@@ -1,7 +1,7 @@
-"""Our codecs against kio, a codec that other people generated from the same definitions.
+"""The codecs of Tidemill against kio, an independent codec generated from the same definitions.
 
-Both directions, every API and every version that both know: equal bytes, and equal values by field name,
-so that two fields of one type in the wrong order are noticed too.
+Both directions, all APIs and versions that both support: equal bytes, and equal values by field name,
+so that swapped fields of one type are detected, too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from kio.static.primitive import TZAware, i32Timedelta, i64Timedelta
 from wire_values import all_messages, message_of
 
 from tidemill.wire.apis import API
+from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.describe_cluster import DescribeClusterResponse
-from tidemill.wire.schema import Struct, decode, encode
+from tidemill.wire.schema import Struct
 
 VALUES_PER_VERSION = 6
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MILLISECOND = datetime.timedelta(milliseconds=1)
 UNTIMELY = {"datetime_i64", "timedelta_i64"}
-"""Types with which kio cannot hold every 64-bit number."""
+"""Types of kio that cannot represent every 64-bit number."""
 
 KEYS = {spec.name: int(key) for key, spec in API.items()}
 VERSIONS: dict[str, list[tuple[type[Struct], int]]] = {}
@@ -53,7 +54,7 @@ NOT_IN_KIO = {
 
 
 def kio_class(cls: type[Struct], version: int) -> Any:
-    """Its class for the same message, or None where it has none."""
+    """The class of kio for the same message, or None."""
     name = cls.__name__
     try:
         if name.endswith("Request"):
@@ -67,7 +68,7 @@ def kio_class(cls: type[Struct], version: int) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value of kio's as our messages hold it."""
+    """A value of kio, converted to the representation of Tidemill."""
     if isinstance(value, uuid.UUID):
         return value.bytes
     if isinstance(value, datetime.datetime):
@@ -84,10 +85,10 @@ def plain(value: Any) -> Any:
 
 
 def same(ours: Any, theirs: Any, path: str) -> None:
-    """Fails where a value of ours differs from the plain one of theirs."""
+    """Fails if a value of Tidemill differs from the converted value of kio."""
     if isinstance(ours, Struct):
         for name, value in theirs.items():
-            name = name.rstrip("_")  # kio keeps clear of Python's own names.
+            name = name.rstrip("_")  # kio appends an underscore to Python keywords.
             attribute = name if hasattr(ours, name) else f"{name}_ms"
             same(getattr(ours, attribute), value, f"{path}.{attribute}")
     elif isinstance(ours, list):
@@ -95,13 +96,13 @@ def same(ours: Any, theirs: Any, path: str) -> None:
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             same(one, other, f"{path}[{number}]")
     elif theirs is None and ours in (bytes(16), -1):
-        pass  # kio's word for the zero id, and for no time
+        pass  # kio represents the zero id and a missing time by None
     else:
         assert ours == theirs, path
 
 
 def kio_value(random_: random.Random, kind: Any, kafka_type: str) -> Any:
-    """A value for one field of kio's."""
+    """A random value for a field of kio."""
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         if random_.random() < 0.25:
@@ -135,7 +136,7 @@ def kio_value(random_: random.Random, kind: Any, kafka_type: str) -> Any:
 
 
 def kio_message(random_: random.Random, cls: Any) -> Any:
-    """A message of kio's with a value in every field."""
+    """A message of kio with values in all fields."""
     values = {}
     for one in dataclasses.fields(cls):
         values[one.name] = kio_value(random_, one.type, one.metadata.get("kafka_type", ""))
@@ -143,7 +144,7 @@ def kio_message(random_: random.Random, cls: Any) -> Any:
 
 
 def kio_types(cls: Any) -> set[str]:
-    """The types of all fields, inner messages included."""
+    """The types of all fields, including nested messages."""
     found = set()
     for one in dataclasses.fields(cls):
         found.add(one.metadata.get("kafka_type", ""))
@@ -173,7 +174,7 @@ def kio_parse(cls: Any, data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_what_kio_writes_we_read_and_write_alike(name: str) -> None:
+def test_decodes_and_encodes_messages_of_kio(name: str) -> None:
     for cls, version in VERSIONS[name]:
         theirs = kio_class(cls, version)
         if theirs is None:
@@ -188,7 +189,7 @@ def test_what_kio_writes_we_read_and_write_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_what_we_write_kio_reads_and_writes_alike(name: str) -> None:
+def test_kio_decodes_and_encodes_messages_of_tidemill(name: str) -> None:
     for cls, version in VERSIONS[name]:
         theirs = kio_class(cls, version)
         if theirs is None or kio_types(theirs) & UNTIMELY:
@@ -196,7 +197,7 @@ def test_what_we_write_kio_reads_and_writes_alike(name: str) -> None:
         for number in range(VALUES_PER_VERSION):
             message = message_of(random.Random(f"{name} {version} {number}"), cls, version)
             if isinstance(message, DescribeClusterResponse):
-                # A tag of ours, which kio refuses; clients skip tags that they do not know.
+                # A tag of Tidemill, which kio rejects; clients skip unknown tags.
                 message.store_silent_ms = 0
             data = encode(message, version)
             assert decode(cls, version, data) == message
@@ -205,8 +206,8 @@ def test_what_we_write_kio_reads_and_writes_alike(name: str) -> None:
             assert kio_bytes(other) == data
 
 
-def test_kio_covers_what_kafka_4_speaks() -> None:
-    """So that the tests above cannot pass because nothing was compared."""
+def test_kio_supports_the_apis_of_kafka_4() -> None:
+    """Otherwise the tests above could pass without a comparison."""
     missing = {name for name in VERSIONS if kio_class(*VERSIONS[name][-1]) is None}
     unknown = {name.removesuffix("Request").removesuffix("Response") for name in missing} - NOT_IN_KIO
     assert not unknown

@@ -1,4 +1,4 @@
-"""Unsigned varints with bytes written out by hand, tagged fields, and what must be refused."""
+"""Unsigned varints against literal bytes, tagged fields, and invalid values."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_uvarints_byte_by_byte(value: int, text: str) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_uvarints_come_back(value: int) -> None:
+def test_decodes_encoded_uvarints(value: int) -> None:
     data = encode_uvarint(value)
     assert read_uvarint(b"\x80" + data, 1, 1 + len(data)) == (value, 1 + len(data))
 
 
 @given(st.binary(max_size=12))
-def test_varints_of_any_bytes_end_or_are_refused(data: bytes) -> None:
+def test_any_bytes_are_a_varint_or_rejected(data: bytes) -> None:
     try:
         value, position = read_uvarint(data, 0, len(data))
     except ProtocolError:
@@ -47,19 +47,19 @@ def test_varints_of_any_bytes_end_or_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["808080808001", "ffffffff1f"], ids=["six bytes", "33 bits"])
-def test_varints_that_are_none(text: str) -> None:
+def test_rejects_invalid_varints(text: str) -> None:
     data = bytes.fromhex(text)
     with pytest.raises(ProtocolError, match="varint"):
         read_uvarint(data, 0, len(data))
 
 
 @pytest.mark.parametrize("value", [2**32, -1])
-def test_what_a_varint_cannot_hold_is_not_written(value: int) -> None:
-    with pytest.raises(ValueError, match="no unsigned varint"):
+def test_does_not_encode_values_out_of_range(value: int) -> None:
+    with pytest.raises(ValueError, match="not an unsigned varint"):
         encode_uvarint(value)
 
 
-def test_tagged_fields_are_stepped_over() -> None:
+def test_skips_tagged_fields() -> None:
     section = b"\x02\x00\x01a\x05\x00"
     assert skip_tag_section(section + b"rest", 0, len(section) + 4) == len(section)
     assert skip_tags(section, 1, len(section), 2) == len(section)
@@ -69,7 +69,7 @@ def test_tagged_fields_are_stepped_over() -> None:
             skip_tags(section[:size], 1, size, 2)
 
 
-def test_a_header_with_more_tagged_fields_than_there_are_is_refused_without_a_look_at_them() -> None:
+def test_rejects_a_header_with_too_many_tagged_fields_at_once() -> None:
     metadata_12 = bytes.fromhex("0003 000c 00000001 ffff")
     for count in (1, TAGS_MAX):
         frame = metadata_12 + encode_uvarint(count) + b"\x63\0" * count

@@ -1,4 +1,4 @@
-"""What a message class does apart from its bytes, and that descriptions agree with each other."""
+"""Message classes apart from their encoding, and the consistency of their descriptions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from wire_values import all_messages
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
+from tidemill.wire.codec import decode, decode_prefix, encode, encode_parts
 from tidemill.wire.codegen import allows_null, carries, is_flexible
 from tidemill.wire.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest
 from tidemill.wire.messages.fetch import FetchRequest, ReplicaState
@@ -33,10 +34,6 @@ from tidemill.wire.schema import (
     Struct,
     UnsupportedByVersion,
     WireType,
-    decode,
-    decode_prefix,
-    encode,
-    encode_parts,
     field,
     parse_versions,
 )
@@ -76,7 +73,7 @@ def test_messages_do_not_share_their_lists_or_inner_messages() -> None:
     assert decode(FetchRequest, 12, encode(other, 12)) == other
 
 
-def test_fields_are_keywords_and_nothing_else_can_be_set() -> None:
+def test_accepts_only_fields_as_keyword_arguments() -> None:
     with pytest.raises(TypeError):
         MetadataRequestTopic(b"", "t")  # type: ignore[misc]
     with pytest.raises(TypeError, match="topik"):
@@ -93,7 +90,7 @@ def test_equality_is_by_class_and_value() -> None:
         hash(MetadataRequestTopic())
 
 
-def test_repr_shows_what_was_set_and_keeps_secrets() -> None:
+def test_repr_shows_set_fields_and_hides_secrets() -> None:
     assert repr(MetadataRequestTopic(name="a")) == "MetadataRequestTopic(name='a')"
     assert repr(PartitionProduceData(records=bytes(1000))) == "PartitionProduceData(records=<1000 bytes>)"
     assert "hunter2" not in repr(SaslAuthenticateRequest(auth_bytes=b"\0me\0hunter2"))
@@ -104,7 +101,7 @@ def test_messages_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(message)) == message
 
 
-def test_a_field_that_the_version_lacks_is_refused_unless_it_may_be_dropped() -> None:
+def test_rejects_a_field_that_the_version_lacks_unless_it_is_ignorable() -> None:
     with pytest.raises(
         UnsupportedByVersion, match=r"v3 allow_auto_topic_creation cannot carry False.*4\+"
     ) as caught:
@@ -127,7 +124,7 @@ def test_a_field_that_the_version_lacks_is_refused_unless_it_may_be_dropped() ->
             1,
             r"brokers\[0\].port = '9092' is no INT32",
         ),  # type: ignore[arg-type]
-        (MetadataRequest(topics=[MetadataRequestTopic(topic_id=b"short")]), 12, "b'short' is no id"),
+        (MetadataRequest(topics=[MetadataRequestTopic(topic_id=b"short")]), 12, "b'short' is not an id"),
         (MetadataRequest(topics=[MetadataRequestTopic(name="x" * 32768)]), 12, "32768 bytes is over 32767"),
         (
             MetadataRequest(topics=[MetadataRequestTopic(name="\ud800")]),
@@ -135,18 +132,18 @@ def test_a_field_that_the_version_lacks_is_refused_unless_it_may_be_dropped() ->
             r"topics\[0\].name = '\\ud800' is no STRING",
         ),
         (MetadataRequest(topics=["t"]), 1, r"topics\[0\] = 't' is no MetadataRequestTopic"),  # type: ignore[list-item]
-        (MetadataRequest(topics=7), 1, "topics = 7 is no list"),  # type: ignore[arg-type]
+        (MetadataRequest(topics=7), 1, "topics = 7 is not a list"),  # type: ignore[arg-type]
         (MetadataRequest(), 99, "no version 99; it has 0-13"),
         (MetadataRequestTopic(), 1, "none of its own"),
         (FetchRequest(replica_state=None), 15, "replica_state is None"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_encoded_is_told_by_field_and_value(message: Struct, version: int, text: str) -> None:
+def test_an_encoding_error_contains_field_and_value(message: Struct, version: int, text: str) -> None:
     with pytest.raises(EncodeError, match=text):
         encode(message, version)
 
 
-def test_versions_that_a_message_lacks_cannot_be_decoded() -> None:
+def test_does_not_decode_versions_that_a_message_lacks() -> None:
     with pytest.raises(ProtocolError, match="MetadataRequest has no version 14"):
         decode(MetadataRequest, 14, b"")
 
@@ -158,9 +155,9 @@ def test_null_messages_are_one_byte() -> None:
     assert decode(DescribeTopicPartitionsRequest, 0, encode(request, 0)) == request
 
 
-def test_tagged_fields_are_written_in_the_order_of_their_tags() -> None:
+def test_encodes_tagged_fields_in_the_order_of_their_tags() -> None:
     class Backwards(Struct, versions="0", flexible="0+"):
-        """Its description names the higher tag first."""
+        """A description with the higher tag first."""
 
         late: str = field(STRING, tag=300)
         early: str = field(STRING, tag=1)
@@ -174,7 +171,7 @@ def test_tagged_fields_are_written_in_the_order_of_their_tags() -> None:
         decode(Backwards, 0, b"\x01\x01\x01\x02e")
 
 
-def test_records_are_neither_copied_nor_changed_on_their_way_out() -> None:
+def test_records_are_encoded_without_a_copy() -> None:
     records = memoryview(b"records of a batch")
     request = ProduceRequest(
         topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(records=records)])]  # type: ignore[arg-type]
@@ -184,7 +181,7 @@ def test_records_are_neither_copied_nor_changed_on_their_way_out() -> None:
     assert decoded.topic_data[0].partition_data[0].records == records
 
 
-def test_messages_that_follow_each_other() -> None:
+def test_decodes_consecutive_messages() -> None:
     data = encode(MetadataRequestAlone(name="a"), 0) + encode(MetadataRequestAlone(name="b"), 0)
     first, position = decode_prefix(MetadataRequestAlone, 0, data, 0, len(data))
     second, position = decode_prefix(MetadataRequestAlone, 0, data, position, len(data))
@@ -192,7 +189,7 @@ def test_messages_that_follow_each_other() -> None:
 
 
 class MetadataRequestAlone(Struct, versions="0"):
-    """A message that the test owns."""
+    """A message class only for the test."""
 
     name: str = field(STRING)
 
@@ -216,7 +213,7 @@ def test_the_table_agrees_with_the_messages() -> None:
 
 
 @pytest.mark.parametrize("cls", classes(), ids=lambda cls: cls.__name__)
-def test_annotations_say_what_the_wire_types_say(cls: type[Struct]) -> None:
+def test_annotations_match_the_wire_types(cls: type[Struct]) -> None:
     assert cls.__doc__
     assert cls.__doc__ != Struct.__doc__
     tags = [one.tag for one in cls.fields_ if one.tag >= 0]
@@ -237,7 +234,7 @@ def python_name(kind: WireType | type[Struct]) -> str:
     return "int" if isinstance(kind.default, int) else "bytes"
 
 
-def test_null_and_tags_are_only_where_the_field_is() -> None:
+def test_nullable_and_tagged_versions_are_within_those_of_the_field() -> None:
     for cls, version in all_messages():
         stack: list[Any] = [cls]
         while stack:
@@ -249,7 +246,7 @@ def test_null_and_tags_are_only_where_the_field_is() -> None:
                     stack.append(one.element)
 
 
-def test_a_message_module_is_only_imported_when_it_is_used() -> None:
+def test_message_modules_are_imported_on_first_use() -> None:
     script = (
         "import sys, tidemill.wire.header; from tidemill.wire.apis import request_class; request_class(12);"
         "print([n for n in sys.modules if n.startswith('tidemill.wire.')])"
@@ -258,3 +255,18 @@ def test_a_message_module_is_only_imported_when_it_is_used() -> None:
     assert "tidemill.wire.messages.heartbeat" in out
     assert "tidemill.wire.messages.fetch" not in out
     assert "tidemill.wire.codegen" not in out
+
+
+def test_messages_are_executed_with_the_first_use_of_their_module() -> None:
+    script = (
+        "import sys, types; from tidemill.wire.messages import heartbeat as messages;"
+        "print(type(messages) is types.ModuleType);"
+        "from tidemill.wire.messages.heartbeat import HeartbeatRequest;"
+        "print(messages.HeartbeatRequest is HeartbeatRequest, hasattr(messages, 'HeartbeatMistake'));"
+        "import tidemill.wire.messages.heartbeat as again;"
+        "print(again is messages, type(messages) is types.ModuleType);"
+        "from tidemill.wire.messages import mistake"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False\nTrue False\nTrue True\n"
+    assert "ImportError: cannot import name 'mistake' from 'tidemill.wire.messages'" in done.stderr

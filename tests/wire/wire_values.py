@@ -1,4 +1,4 @@
-"""Random messages from their descriptions, the same ones for the same seed."""
+"""Random messages from their descriptions, determined by the seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXTS = ("", "a", "tidemill", "zażółć gęślą jaźń", "日誌の水車", "
 
 
 def all_messages() -> Iterator[tuple[type[Struct], int]]:
-    """Every message class with every version it has."""
+    """All message classes with all their versions."""
     classes: list[type[Struct]] = [ConsumerProtocolSubscription, ConsumerProtocolAssignment]
     for key in API:
         classes += [request_class(key), response_class(key)]
@@ -43,7 +43,7 @@ def all_messages() -> Iterator[tuple[type[Struct], int]]:
 
 
 def value_of(random_: random.Random, kind: WireType, name: str) -> Any:
-    """A value that the wire type can hold, edges more often than chance would have it."""
+    """A random value of the wire type; limits are more frequent."""
     if kind is BOOL:
         return random_.random() < 0.5
     if kind in WIDTHS:
@@ -64,7 +64,7 @@ def value_of(random_: random.Random, kind: WireType, name: str) -> Any:
 
 
 def message_of(random_: random.Random, cls: type[Struct], version: int, items_max: int = 3) -> Struct:
-    """A message of ``cls`` with a value in every field that ``version`` carries."""
+    """A message of ``cls`` with random values in all fields of ``version``."""
     values = {}
     for one in cls.fields_:
         if not carries(one, version) or (one.tag >= 0 and random_.random() < 0.4):

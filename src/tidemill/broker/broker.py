@@ -1,62 +1,46 @@
-"""What a broker is made of: the parts that a handler may reach."""
+"""A broker: its state, and the services that request handlers use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.client_software import ClientSoftware
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.broker.broker_state import BrokerState
 
 if TYPE_CHECKING:
-    from tidemill.broker.carrying_out import CarryingOut
-    from tidemill.broker.controller_link import ControllerLink
-    from tidemill.broker.held_answers import HeldAnswers
-    from tidemill.broker.metadata import MetadataCache
+    from collections.abc import Mapping
+
+    from tidemill.broker.api_declaration import HandledApi
+    from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
+    from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
+    from tidemill.broker.controller_request_handler import ControllerRequests
+    from tidemill.broker.delayed_metadata import DelayedMetadata
+    from tidemill.broker.replication_quotas import ReplicationQuotas
+    from tidemill.broker.request_context import RequestContext
     from tidemill.broker.store_connectivity import StoreConnectivity
-    from tidemill.broker.throttling import Throttling
+    from tidemill.controller.controller import KafkaController
     from tidemill.controller.failover import Failover
-    from tidemill.controller.shell import Controller
-    from tidemill.coordination.port import Store
-    from tidemill.groups.service import GroupService
-    from tidemill.log.manager import LogManager
-    from tidemill.model.configs import BrokerConfig
-    from tidemill.model.ports import Clock, Files
-    from tidemill.replication.manager import ReplicaManager
-    from tidemill.replication.partition import Partition
+    from tidemill.groups.group_coordinator import GroupCoordinator
     from tidemill.transactions.producer_ids import ProducerIds
 
 
-class Broker:
-    """One broker's parts. They are put in one by one while it starts, and stay until it stops."""
+class Broker(BrokerState):
+    """The services of one broker. Those that may be None exist only in a cluster."""
 
-    config: BrokerConfig
-    clock: Clock
-    files: Files
-    logs: LogManager
-    partitions: ReplicaManager
-    store: Store
-    store_connectivity: StoreConnectivity
-    metadata: MetadataCache
-    controller: Controller
+    apis: Mapping[int, HandledApi]
+    """The APIs that this broker handles, by key."""
+    controller: KafkaController
     failover: Failover
-    controller_link: ControllerLink | None = None
-    """None for a broker without others."""
-    held_answers: HeldAnswers | None = None
-    """The same."""
-    commands: CarryingOut
-    throttling: Throttling | None = None
-    """The same."""
-    groups: GroupService
+    store_connectivity: StoreConnectivity
+    leader_and_isr: LeaderAndIsrApplier
+    groups: GroupCoordinator
     producer_ids: ProducerIds
-    node_id: int
-    cluster_id: str
+    controller_requests: ControllerRequests | None = None
+    controller_channel: BrokerToControllerChannel | None = None
+    delayed_metadata: DelayedMetadata | None = None
+    replication_quotas: ReplicationQuotas | None = None
+    inter_broker_listener: str | None = None
+    """The name of the listener for other brokers."""
 
-    def __init__(self) -> None:
-        self.client_software = ClientSoftware()
-
-    def partition(self, topic: str, index: int) -> Partition:
-        """A partition that this broker has. UNKNOWN_TOPIC_OR_PARTITION when it has not."""
-        found = self.partitions.find(topic, index)
-        if found is None:
-            raise KafkaError(f"{topic}-{index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return found
+    def is_from_broker(self, context: RequestContext) -> bool:
+        """Whether a request has arrived at the inter-broker listener."""
+        return self.inter_broker_listener is not None and context.listener.name == self.inter_broker_listener

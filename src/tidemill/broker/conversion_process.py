@@ -1,16 +1,16 @@
-"""A process that converts records between message formats, for a broker that must not stand still meanwhile.
+"""The worker process that converts records between message formats, so that the event loop is not blocked.
 
-It takes jobs from its standard input, a socket, and answers on it, one after the other, until the socket
-ends: so it lives no longer than its broker. Both directions carry::
+It receives jobs from its standard input, which is a socket, and sends the results over it, one after another.
+It ends with the socket, so that it does not outlive its broker. The messages of both directions::
 
     size u32 | size u32 | marshal of (name, further arguments)             data     job
-    size u32 | size u32 | marshal of (True, further results)               data     answer
+    size u32 | size u32 | marshal of (True, further results)               data     result
     size u32 | 0 u32    | marshal of (False, code, text, record errors)
 
-``data`` is the first argument and the first result: bytes that are copied no more than they have to be. It
-lies in memory that both processes see, the window, which is free again once the other side has copied what
-it holds; data that is larger than it follows on the socket. Only bytes, numbers, texts and tuples of them go
-over both, between processes of the same program; nothing of it is kept.
+``data`` is the first argument and the first result. It is in the window, memory that both processes map,
+until the other process has copied it. Data larger than the window follows on the socket instead. All values
+are bytes, numbers, strings and tuples of these, between processes of the same program. The format is not
+stored anywhere.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.convert import down, for_storage
+from tidemill.records.batch_validation import Limits
+from tidemill.records.format_conversion import down, for_storage
 from tidemill.records.message_set import MessageSet
-from tidemill.records.validate import Limits
 
 SIZES = struct.Struct("!II")
 NICENESS = 5
-"""The event loop goes before: its clients wait for less."""
+"""The event loop has a higher priority: its requests take less time."""
 WINDOW_BYTES = 1024 * 1024
-"""What old consumers read is converted in smaller pieces, and mostly so is what old producers send."""
+"""The pieces of a down-conversion are smaller, and most requests of old producers are."""
 
 
 def open_window() -> int:
-    """The descriptor of memory for two processes. Raises OSError."""
+    """Creates memory for two processes, and returns its descriptor. Raises OSError."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tidemill-conversion")
     else:
+        import tempfile
+
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:
-        # Written, since touching memory that a full system cannot give ends a process.
+        # Written here, where a lack of memory is an error. At the first access it would kill the process.
         if os.write(descriptor, bytes(WINDOW_BYTES)) < WINDOW_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError:
@@ -58,7 +59,7 @@ def open_window() -> int:
 
 
 class Channel:
-    """One end of the way between the two: a socket, and the window behind ``descriptor``."""
+    """One end of the connection between the processes: a socket, and the window with ``descriptor``."""
 
     def __init__(self, connection: socket.socket, descriptor: int) -> None:
         self.connection = connection
@@ -75,7 +76,7 @@ class Channel:
             self.connection.sendall(data)
 
     def receive(self) -> tuple[tuple[Any, ...], bytes]:
-        """The next message. EOFError when the other side is gone, OSError."""
+        """Receives one message. Raises EOFError if the other process has ended, and OSError."""
         head_size, data_size = SIZES.unpack(self._receive(SIZES.size))
         head: tuple[Any, ...] = marshal.loads(self._receive(head_size))
         if data_size <= WINDOW_BYTES:
@@ -83,17 +84,17 @@ class Channel:
         return head, self._receive(data_size)
 
     def _receive(self, size: int) -> bytes:
-        """So many bytes; mostly the system puts all of them where they stay."""
+        """Receives ``size`` bytes, mostly with one call and without a copy."""
         data = self.connection.recv(size, socket.MSG_WAITALL) if size else b""
         while len(data) < size:
             more = self.connection.recv(size - len(data), socket.MSG_WAITALL)
             if not more:
-                raise EOFError("the other process is gone")
+                raise EOFError("the other process has ended")
             data += more
         return data
 
     def close(self) -> None:
-        """Ends this end."""
+        """Closes the socket and the window."""
         self.connection.close()
         self.window.close()
 
@@ -101,7 +102,10 @@ class Channel:
 def down_job(
     data: bytes, magic: int, first_offset: int, bytes_max: int, unpacked_bytes_max: int
 ) -> tuple[bytes, int, int, int]:
-    """:func:`tidemill.records.convert.down` over ``data``: the result's fields."""
+    """Calls :func:`tidemill.records.format_conversion.down` for ``data``.
+
+    Returns the fields of the result.
+    """
     made = down(data, 0, len(data), magic, first_offset, bytes_max, unpacked_bytes_max)
     return made.data, int(made.next_offset), int(made.next_position), int(made.record_count)
 
@@ -115,7 +119,10 @@ def store_job(
     append_time: bool,
     level: int | None,
 ) -> tuple[Any, ...]:
-    """:func:`tidemill.records.convert.for_storage` over ``data``: a batch's bytes, or a set's fields."""
+    """Calls :func:`tidemill.records.format_conversion.for_storage` for ``data``.
+
+    Returns the bytes of a batch, or the fields of a message set.
+    """
     made = for_storage(data, 0, len(data), magic, codec, Limits(*limits), now_ms, append_time, level)
     if not isinstance(made, MessageSet):
         return (made.to_bytes(),)
@@ -133,7 +140,7 @@ def store_job(
 def place_job(
     unpacked: bytes, codec: int, record_count: int, level: int | None, base_offset: int
 ) -> tuple[bytes]:
-    """A wrapper of format v0, compressed with the offsets that its messages get from ``base_offset`` on."""
+    """Compresses a wrapper of format v0, whose messages have the offsets from ``base_offset`` on."""
     return (MessageSet(b"", 0, codec, record_count, -1, unpacked, level).stored(base_offset),)
 
 
@@ -141,7 +148,7 @@ JOBS: dict[str, Callable[..., tuple[Any, ...]]] = {"down": down_job, "store": st
 
 
 def perform(job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The answer to a job."""
+    """Runs a job. Returns the head of the result or of the error."""
     try:
         return (True, JOBS[job](*arguments))
     except KafkaError as error:
@@ -152,12 +159,12 @@ def perform(job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def answer_of(head: tuple[Any, ...], data: bytes) -> tuple[Any, ...]:
-    """A received message as the answer that :func:`perform` gave."""
+    """Converts a received message to the value that :func:`perform` returned."""
     return (True, (data, *head[1:])) if head[0] else head
 
 
 def result_of(answer: tuple[Any, ...]) -> Any:
-    """What the job returned; raises what it raised."""
+    """Returns the result of a job, or raises its error."""
     if answer[0]:
         return answer[1]
     _, code, text, record_errors = answer
@@ -167,7 +174,7 @@ def result_of(answer: tuple[Any, ...]) -> Any:
 
 
 def main() -> None:
-    """Works until the socket at standard input ends; the argument is the window's descriptor."""
+    """Runs jobs until the socket at standard input ends. The argument is the window's descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     with contextlib.closing(Channel(socket.socket(fileno=0), int(sys.argv[1]))) as channel:

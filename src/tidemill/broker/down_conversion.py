@@ -1,15 +1,12 @@
 """Fetch 0 to 3 for consumers that know only message formats v0 and v1: stored records are converted for them.
 
-What needs no conversion goes as it is, by ``sendfile``. Of the rest, the first batches of each partition are
-converted before the reply's head is written, as it holds the sizes; what follows is converted in pieces
-while the reply is being sent. So a slow reader costs few pieces of memory, whatever it asked for. What comes
-after a reply, as much as that reply had, is converted while the reader is busy with it: mostly the next fetch
-asks for it.
+Records that need no conversion are sent from the file. Of the others, the first batches of each partition are
+converted before the head of the response is written, which holds the sizes. The rest is converted in pieces
+while the response is sent. A slow reader therefore costs one piece of memory, whatever it requested.
 
-A partition's size in the reply is then that of the stored bytes, or that of the first piece when this is
-larger. Where the converted records end earlier, the rest is the beginning of a message that would be longer
-than what is left: consumers of those versions leave a cut message out. Where they do not end in time, the
-last one is cut.
+The size of a partition in the response is that of the stored bytes, or that of the first piece if this is
+larger. If the converted records are smaller, the response ends with the beginning of a message that never
+becomes complete: consumers of those versions ignore it. If they are larger, the last message is cut.
 
 Source: KIP-283; Apache Kafka, ``LazyDownConversionRecords.java``, ``LazyDownConversionRecordsSend.java``,
 ``KafkaApis.scala``. Kafka converts on its network threads.
@@ -18,127 +15,114 @@ Source: KIP-283; Apache Kafka, ``LazyDownConversionRecords.java``, ``LazyDownCon
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import struct
-import threading
 import time
 from typing import Any
 
-from tidemill import _mode
-from tidemill.broker.conversion import Conversions
-from tidemill.broker.fetch import FetchPath, FetchRequest
-from tidemill.broker.fetch_sessions import FetchPart
+from tidemill import _build_mode
+from tidemill.broker.conversion_workers import ConversionWorkers
+from tidemill.broker.delayed_fetch import DelayedFetch
+from tidemill.broker.fetch_handler import DownConverter
+from tidemill.broker.fetch_partition_data import FetchPartitionData
+from tidemill.log.batch_scan import BatchScan
 from tidemill.log.errors import storage_error
-from tidemill.log.scan import BatchScan
-from tidemill.log.segment import Slice
+from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.ports import File
+from tidemill.model.interfaces import File
+from tidemill.model.task_set import TaskSet
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
-from tidemill.net.sending import FileRange
+from tidemill.net.send_queue import FileRange
 from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
-from tidemill.records.convert import down, whole_entries
-from tidemill.replication.waiting import CONSUMER
+from tidemill.records.format_conversion import down
+from tidemill.replication.partition import Partition
 
 SOURCE_BYTES = 256 * 1024
-"""Stored bytes that are read for one conversion; a larger batch is read whole."""
+"""Stored bytes that are read for one conversion. A larger batch is read as a whole."""
 LARGE_BATCH_FACTOR = 3
-"""A larger one is converted in one go, where that makes it at most so many times as large."""
+"""A larger batch is converted at once, as long as the result has at most this multiple of its size."""
 PIECE_BYTES = 256 * 1024
-"""Converted bytes of a reply that are held at a time."""
-AHEAD_BYTES = PIECE_BYTES + PIECE_BYTES // 2
-"""With more ready than these, no piece is converted ahead of the sending."""
-KEPT_BYTES = 1024 * 1024
-"""With more ready than these, no piece is converted for the next fetch."""
+"""Converted bytes of a response in one piece."""
 FIRST_BYTES = 512 * 1024
-"""Converted bytes of all partitions that a reply begins with, but for one batch of each."""
+"""Converted bytes of all partitions before the head of a response, not counting one batch of each
+partition."""
 FIRST_BYTES_MAX = 16 * 1024 * 1024
-"""With so many in large batches, the partitions that are left wait for the next request."""
-INLINE_BYTES = 32 * 1024 if _mode.compiled else 2 * 1024
-"""Unpacked bytes that are converted at once, in less time than a process would take to be told."""
+"""If large batches exceed this, the remaining partitions are left for the next request."""
+INLINE_BYTES = 32 * 1024 if _build_mode.compiled else 2 * 1024
+"""Unpacked bytes that a thread converts itself, in less time than the messages to a process would take."""
 SCAN_BYTES = 64 * 1024
 
 CUT_MESSAGE = struct.Struct(">qi")
-"""Offset -1 and a size beyond what is left: Kafka's filling of what a reply promised."""
+"""Offset -1 and a size that exceeds the rest: fills the announced size of a partition, as Kafka does."""
 
 
 def magic_for(version: int) -> int:
-    """The newest message format that a client knows which asks with this version of Fetch."""
+    """Returns the newest message format that a client with this version of Fetch knows."""
     return 0 if version <= 1 else 1 if version <= 3 else 2
 
 
 class DownRange(File):
-    """A range of a log as old consumers read it: a file that comes into being while it is sent.
+    """A range of a log as old consumers read it: a file that is converted while it is sent.
 
-    Whoever sends it reads it ahead in :attr:`executor`'s threads (:meth:`read_at`), piece by piece. While one
-    is sent, the next is converted: so much is ready at most. Only those threads add to the end of what is
-    held (:attr:`_held_to`), and only the one that sends takes away from its beginning (:attr:`_held_at`).
+    The sender reads each piece first (:meth:`read_at`), in a thread of :attr:`executor`, and sends it then.
     """
 
     def __init__(
-        self, conversions: Conversions, found: Slice, magic: int, first_offset: int, part: FetchPart
+        self,
+        conversions: ConversionWorkers,
+        found: Slice,
+        magic: int,
+        first_offset: int,
+        partition: Partition | None,
     ) -> None:
         self.conversions = conversions
         self.executor = conversions.executor
         self.file = found.file
-        self.path: str = getattr(found.file, "path", "")
-        self.begins_at = int(found.position)
-        self.next = self.begins_at
+        self.path = found.file.path
+        self.next = int(found.position)
         self.end = int(found.position + found.size)
-        self.further_end = self.end
-        """Where what is committed ends in the file, or an earlier position: how far may be gone on."""
         self.stored = int(found.size)
         self.magic = magic
         self.first_offset = first_offset
-        self.partition = part.partition
+        self.partition = partition
         self.unpacked_bytes_max = UNPACKED_BYTES_MAX
-        if part.partition is not None:
-            self.unpacked_bytes_max = int(part.partition.limits.max_unpacked_bytes)
-        self.leader_epoch = -1 if part.partition is None else int(part.partition.leader_epoch)
+        if partition is not None:
+            self.unpacked_bytes_max = int(partition.limits.unpacked_bytes_max)
         self.count = 0
-        """Bytes of the whole, once :meth:`begin` was called."""
+        """The size of the range in the response, after :meth:`begin`."""
         self.seconds = 0.0
         self._chunks: list[bytes] = []
-        """What is converted and held, each of whole entries: from :attr:`_held_at` to :attr:`_held_to`."""
+        """The converted bytes in memory, each of whole entries: from :attr:`_held_at` to :attr:`_held_to`."""
         self._held_at = 0
         self._held_to = 0
-        self._lock = threading.Lock()
         self._is_done = False
-        self._is_cut = False
-        """Whether it ends with the beginning of a message that there is not."""
-        self._is_going_ahead = False
-        self._ahead_bytes = AHEAD_BYTES
-        self._goes_on = False
-        """The reply is sent: what follows its range may be converted, too."""
 
     @property
     def held(self) -> int:
-        """Bytes that are converted and held."""
+        """The converted bytes that are not sent yet."""
         return self._held_to - self._held_at
 
     def begin(self, bytes_max: int) -> bool:
-        """Converts the first batches, up to ``bytes_max`` but one, and decides how large the whole is.
+        """Converts the first batches, at least one and up to ``bytes_max``. Sets the size of the range.
 
-        False where no batch of the range is of a format that the reader does not know. Raises
-        UNSUPPORTED_VERSION where the topic's records are not converted, and UNSUPPORTED_COMPRESSION_TYPE
-        where the first batch is of zstd.
+        Returns False if the client knows the format of all batches. Raises UNSUPPORTED_VERSION if the topic
+        disables down-conversion, and UNSUPPORTED_COMPRESSION_TYPE if the first batch is compressed with zstd.
         """
-        with self._lock:
-            if not self._go_on_from_kept():
-                if not self._needs_conversion():
-                    return False
-                self._check_may_convert()
-                self._hold(self._convert(bytes_max))
-            count = max(self.stored, len(self._chunks[0]) if self._chunks else 0)
-            self.count = min(self.held, count) if self._is_done else count
-        self._go_ahead(0)
+        if not self._needs_conversion():
+            return False
+        partition = self.partition
+        if partition is not None and not partition.log.config.message_downconversion_enable:
+            raise KafkaError("this topic disables down-conversion", ErrorCode.UNSUPPORTED_VERSION)
+        self._hold(self._convert(bytes_max))
+        self.count = self.held if self._is_done else max(self.stored, self.held)
         return True
 
     def _needs_conversion(self) -> bool:
-        """Whether any batch of the range is of a format that the reader does not know.
+        """Whether any batch of the range has a format that the client does not know.
 
-        The first may be cut: the reader's limit does not know it. It is converted whole then.
+        The range may end within its first batch, which is larger than the client's limit. It is converted as
+        a whole.
         """
         head = self.file.read_at(self.next, MAGIC + 1)
         if len(head) > MAGIC and head[MAGIC] > self.magic:
@@ -151,12 +135,7 @@ class DownRange(File):
                 return True
         return False
 
-    def _check_may_convert(self) -> None:
-        partition = self.partition
-        if partition is not None and not partition.log.config.message_downconversion_enable:
-            raise KafkaError("records of this topic are not converted", ErrorCode.UNSUPPORTED_VERSION)
-
-    # -- what is held
+    # -- converted bytes
 
     def _hold(self, chunk: bytes) -> None:
         if chunk:
@@ -164,119 +143,44 @@ class DownRange(File):
             self._held_to += len(chunk)
 
     def is_cached(self, position: int, count: int) -> bool:
-        """Whether the beginning of that part was converted."""
+        """Whether the beginning of that part is converted."""
         return self._held_at <= position < self._held_to
 
     def read_at(self, position: int, count: int) -> bytes:
-        """Converts on until the part is there; its beginning. Runs in a thread."""
-        with self._lock:
-            while not self._is_done and self._held_to < position + count:
-                self._hold(self._convert(PIECE_BYTES))
-            missing = position + count - self._held_to
-            if missing > 0:
-                self._is_cut = True
-                cut = CUT_MESSAGE.pack(-1, max(self.count - self._held_to + 1, RECORDS))
-                self._hold(cut[:missing].ljust(missing, b"\0"))
+        """Converts records until the part is there; returns its beginning. Runs in a thread."""
+        while not self._is_done and self._held_to < position + count:
+            self._hold(self._convert(min(PIECE_BYTES, self.count - self._held_to)))
+        missing = position + count - self._held_to
+        if missing > 0:
+            cut = CUT_MESSAGE.pack(-1, max(self.count - self._held_to + 1, RECORDS))
+            self._hold(cut[:missing].ljust(missing, b"\0"))
         chunk, begin = self._chunk_at(position)
         return chunk[begin : begin + count]
 
     def send_to(self, descriptor: int, position: int, count: int) -> int:
-        """Sends converted bytes from there on. BlockingIOError when the socket takes none."""
+        """Sends converted bytes from ``position`` on. Raises BlockingIOError if the socket buffer is full."""
         while self._held_at + len(self._chunks[0]) <= position:
             self._held_at += len(self._chunks.pop(0))
-        self._go_ahead(position)
         chunk, begin = self._chunk_at(position)
         with memoryview(chunk) as view:
-            sent = os.write(descriptor, view[begin : begin + count])
-        if position + sent == self.count:
-            self._keep()
-        return sent
+            return os.write(descriptor, view[begin : begin + count])
 
     def _chunk_at(self, position: int) -> tuple[bytes, int]:
-        """The held bytes that hold ``position``, and where in them it is."""
+        """Returns the chunk that contains ``position``, and the position in the chunk."""
         begin = position - self._held_at
         for chunk in self._chunks:
             if begin < len(chunk):
                 return chunk, begin
             begin -= len(chunk)
-        raise ValueError(f"byte {position} of a converted range is not held")
-
-    def _go_ahead(self, position: int) -> None:
-        """Lets the next piece be converted when little follows ``position``, unless the broker stops."""
-        is_done = self._is_done and not self._goes_on
-        if is_done or self._is_going_ahead or self._held_to - position > self._ahead_bytes:
-            return
-        self._is_going_ahead = True
-        with contextlib.suppress(RuntimeError):
-            self.executor.submit(self._prepare)
-
-    def _prepare(self) -> None:
-        """Converts the next pieces. What goes wrong goes wrong again when it is read."""
-        try:
-            with contextlib.suppress(KafkaError, OSError):
-                while self._prepare_piece():
-                    pass
-        finally:
-            self._is_going_ahead = False
-
-    def _prepare_piece(self) -> bool:
-        with self._lock:
-            if self._goes_on:
-                self._goes_on = False
-                self.end = max(self.end, self.further_end)
-                self._is_done = self.next >= self.end
-            if self._is_done or self.held > self._ahead_bytes:
-                return False
-            self._hold(self._convert(PIECE_BYTES))
-            return True
-
-    # -- what follows the range
-
-    def _keep(self) -> None:
-        """Keeps what was converted beyond the end of the reply, and goes on, for the next fetch."""
-        if self.partition is None or self._is_cut:
-            return
-        chunk, begin = self._chunk_at(self.count - 1)
-        whole, next_offset = whole_entries(chunk, begin + 1)
-        self._chunks[0] = chunk[whole:]
-        self._held_at += whole
-        if next_offset < 0 or self.held > KEPT_BYTES + PIECE_BYTES:
-            return
-        if self._is_done and not self.held and self.next >= self.further_end:
-            return
-        self._ahead_bytes = min(self.count, KEPT_BYTES)
-        self._goes_on = True
-        self.conversions.keep((self.partition, self.magic, next_offset), self)
-        self._go_ahead(self._held_at)
-
-    def _go_on_from_kept(self) -> bool:
-        """Takes over what the reply before went on to convert."""
-        before = self.conversions.take_kept((self.partition, self.magic, self.first_offset))
-        if before is None:
-            return False
-        with before._lock:
-            before._is_done = True
-            before._goes_on = False
-            if (
-                before.file is not self.file
-                or before.leader_epoch != self.leader_epoch
-                or not self.begins_at <= before.next <= self.further_end
-                or not before.held
-            ):
-                return False
-            self._check_may_convert()
-            self._chunks = [one for one in before._chunks if one]
-            self._held_to = before.held
-            self.next = before.next
-            self.first_offset = before.first_offset
-            self.end = max(self.end, self.next)
-            self._is_done = self.next >= self.end
-            return True
+        raise ValueError(f"byte {position} of a converted range is not in memory")
 
     # -- the conversion
 
     def _convert(self, bytes_max: int) -> bytes:
-        """The next records converted, one at least. Nothing more to convert, or zstd, is the end."""
+        """Converts the next records, at least one.
+
+        Sets ``_is_done`` at the end of the range, or at a zstd batch.
+        """
         began = time.perf_counter()
         try:
             data = self.file.read_at(self.next, min(SOURCE_BYTES, self.end - self.next))
@@ -284,7 +188,7 @@ class DownRange(File):
                 first = LOG_OVERHEAD + int.from_bytes(data[LENGTH : LENGTH + 4], "big", signed=True)
                 if len(data) < first <= self.end - self.next:
                     data = self.file.read_at(self.next, first)
-                    # Else each piece would be searched for in the batch from its beginning.
+                    # Otherwise each piece would search the batch from its beginning.
                     bytes_max = max(bytes_max, LARGE_BATCH_FACTOR * first)
             made, next_offset, taken, count = self._down(data, bytes_max)
             self.next += taken
@@ -314,7 +218,7 @@ class DownRange(File):
 
 
 def unpacked_bound(data: bytes) -> int:
-    """A size that the whole batches in ``data`` cannot exceed when they are unpacked."""
+    """Returns an upper bound of the unpacked size of the whole batches in ``data``."""
     total = 0
     position = 0
     while position + RECORDS <= len(data):
@@ -336,45 +240,30 @@ def unpacked_bound(data: bytes) -> int:
     return total
 
 
-def further_end(part: FetchPart, found: Slice) -> int:
-    """Where in its file a range ends that goes on behind ``found``, for as much again."""
-    end = int(found.position + found.size)
-    partition = part.partition
-    if partition is None:
-        return end
-    with contextlib.suppress(KafkaError):
-        further = partition.read(part.offset, 2 * found.size, partition.limit_offset(CONSUMER, 0), False)
-        if further is not None and further.file is found.file:
-            return max(end, int(further.position + further.size))
-    return end
+class DownConversion(DownConverter):
+    """Converts the results of fetches of old versions, before their responses are built."""
 
-
-class DownConversion:
-    """Takes over fetches of old versions from the compiled way, and gives them back with what to send."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, conversions: Conversions) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, conversions: ConversionWorkers) -> None:
         self.loop = loop
         self.conversions = conversions
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = TaskSet(loop)
         self.turn = 0
-        """Where a reply that cannot begin with all of its partitions begins."""
+        """Rotates the partition with which a response begins that cannot begin with all of them."""
 
-    def __call__(self, path: FetchPath, request: FetchRequest) -> bool:
-        """Whether ``request`` is answered later; False when what was found can be sent as it is."""
-        parts = [one for one in request.parts if one.slice is not None and one.slice.size > 0]
-        if not parts:
+    def convert(self, fetch: DelayedFetch) -> bool:
+        """Starts the conversion of the results of ``fetch``. Returns False if there are no records."""
+        found = [one for one in fetch.results.partitions if one.slice is not None and one.slice.size > 0]
+        if not found:
             return False
-        if request.reply is None:
-            request.reply = request.connection.reply_later()
-        task = self.loop.create_task(self.run(path, request, parts))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        if fetch.reply is None:
+            fetch.reply = fetch.connection.reply_later()
+        self.tasks.start(self.run(fetch, found))
         return True
 
-    async def run(self, path: FetchPath, request: FetchRequest, parts: list[FetchPart]) -> None:
-        """One request, from what was found to its answer."""
-        connection = request.connection
-        magic = magic_for(int(request.version))
+    async def run(self, fetch: DelayedFetch, parts: list[FetchPartitionData]) -> None:
+        """Converts the results of one fetch, and has its response sent."""
+        connection = fetch.connection
+        magic = magic_for(int(fetch.request.version))
         seconds = 0.0
         held = 0
         share = max(FIRST_BYTES // len(parts), 1)
@@ -395,16 +284,15 @@ class DownConversion:
             if seconds:
                 self.conversions.note("Fetch", seconds)
             if connection.closed:
-                request.let_go()
+                fetch.drop()
             else:
-                path.finish(request)
+                fetch.completion.send_results(fetch)
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
 
-    async def begin(self, part: FetchPart, found: Slice, magic: int, share: int) -> DownRange | None:
-        """Puts the converted range of one partition in the place of the stored one, where that is needed."""
-        made = DownRange(self.conversions, found, magic, int(part.offset), part)
-        made.further_end = further_end(part, found)
+    async def begin(self, part: FetchPartitionData, found: Slice, magic: int, share: int) -> DownRange | None:
+        """Replaces the range of one partition by the converted one. Returns None without a conversion."""
+        made = DownRange(self.conversions, found, magic, int(part.requested.offset), part.partition)
         try:
             if not await self.loop.run_in_executor(self.conversions.executor, made.begin, share):
                 return None
@@ -415,20 +303,20 @@ class DownConversion:
             part.fail(ErrorCode.KAFKA_STORAGE_ERROR)
             if part.partition is not None:
                 failure = storage_error("read", made.path, problem)
-                part.partition.events.storage_trouble(part.partition, failure)
+                part.partition.events.on_storage_error(part.partition, failure)
             return None
         part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
         return made
 
     def in_pieces(self, reply: list[Any]) -> list[Any]:
-        """The reply with its converted ranges cut: no more than a piece is made ahead of its sending."""
+        """The reply with its converted ranges cut into pieces: each is converted when it is sent."""
         pieces: list[Any] = []
         for one in reply:
             if isinstance(one, FileRange) and isinstance(one.file, DownRange):
                 position, left = one.position, one.count
                 while left > 0:
                     count = min(left, PIECE_BYTES)
-                    pieces.append(FileRange(one.file, position, count, True))
+                    pieces.append(FileRange(one.file, position, count, True, one.owner))
                     position += count
                     left -= count
             else:
@@ -436,8 +324,5 @@ class DownConversion:
         return pieces
 
     async def stop(self) -> None:
-        """Gives up what is under way."""
-        tasks = list(self.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancels running conversions."""
+        await self.tasks.cancel()

@@ -1,7 +1,7 @@
-"""Error texts of responses, bounded: a small request must not become a response a hundred times as large.
+"""Limits the error texts of responses: a small request must not cause a response a hundred times as large.
 
-A response to many items may carry a text beside the error code of each. One text a topic stays, that of its
-first partition with an error; and of all texts of a response so many as there is room for. The codes stay.
+A response to many items may have an error text for each. The limits keep one text for each topic, that of its
+first partition with an error, and :data:`TEXTS_CHARACTERS_MAX` characters for the response. Error codes stay.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from typing import Final
 from tidemill.wire.schema import Field, Struct
 
 TEXTS_CHARACTERS_MAX: Final = 64 * 1024
-"""Of the texts of all items of one response."""
+"""The limit for the texts of all items of one response."""
 
 TEXT: Final = "error_message"
 ITEMS_A_SLICE: Final = 500
 
 _paths: dict[type[Struct], list[tuple[Field, Field | None]]] = {}
-"""By class of response: its arrays of items with texts, alone or inside of the items of another array."""
+"""For each class of response, its arrays of items with error texts.
+
+The second field of a pair is the inner array if the items with texts are nested in the items of the first.
+"""
 
 
 def bound_texts(response: Struct) -> None:
-    """Takes out the texts that are too many; does nothing where a response has no items with texts."""
+    """Removes the error texts of ``response`` that exceed the limits."""
     for _ in bound_texts_in_slices(response):
         pass
 
 
 def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
-    """The same, with a pause after some items each."""
+    """As :func:`bound_texts`, with a pause after every :data:`ITEMS_A_SLICE` items."""
     cls = type(response)
     paths = _paths.get(cls)
     if paths is None:

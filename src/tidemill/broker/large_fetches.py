@@ -1,289 +1,389 @@
-"""Fetches with many partitions, handled in slices: none holds the loop for longer than one of them.
+"""Handles fetches with many partitions in slices, so that they do not block the event loop.
 
-They do what :mod:`tidemill.broker.fetch` does with all others at once, some partitions at a time: decode,
-take into the session, look up, wait, encode. What happens to a partition while others are looked up is not
-missed: the request waits on each from the moment at which it was looked up.
+The steps are those of :mod:`tidemill.broker.fetch_handler`, for some partitions at a time: decode, update the
+session, look up, wait, encode. The fetch is registered with each partition right after its
+look-up, so that it misses no change during the look-ups of the others.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
-from tidemill.broker.fetch import CURRENT_FORMAT, FetchPath, FetchRequest
-from tidemill.broker.fetch_codec import FetchDecoder, FetchEncoder, encode_error
-from tidemill.broker.fetch_sessions import FetchPart, FetchSession
-from tidemill.broker.request_slices import Lane, Turns
+from tidemill.broker.delayed_fetch import (
+    COMPLETE,
+    COMPLETED,
+    LOOKING_UP,
+    WAITING,
+    DelayedFetch,
+    SlicedFetch,
+)
+from tidemill.broker.fetch_codec import FetchEncoder, encode_error
+from tidemill.broker.fetch_handler import FetchHandler, LargeFetchHandler
+from tidemill.broker.fetch_partition_data import FetchPartitionData
+from tidemill.broker.fetch_reader import CURRENT_FORMAT
+from tidemill.broker.fetch_session import FetchSession
+from tidemill.broker.large_requests import LargeRequestQueue, RequestSlices
 from tidemill.model.errors import ProtocolError
+from tidemill.model.task_set import TaskSet
+from tidemill.net.connection import Connection, Reply
+from tidemill.wire.fetch_layout import SESSIONS_FROM, FetchRequest, FetchRequestReader
 
-PARTS_AT_ONCE: Final = 100
-"""Partitions between two looks at the clock."""
-
-Work = Callable[[FetchRequest, Turns], Coroutine[Any, Any, None]]
+PARTITIONS_PER_SLICE: Final = 100
+"""The partitions between two readings of the clock."""
 
 
-class LargeFetches:
-    """Takes the large requests of a :class:`tidemill.broker.fetch.FetchPath`."""
+class LargeFetches(LargeFetchHandler):
+    """Handles the large fetches of a :class:`tidemill.broker.fetch_handler.FetchHandler`."""
 
-    def __init__(
-        self, path: FetchPath, loop: asyncio.AbstractEventLoop, lane: Lane, tasks: set[asyncio.Task[None]]
+    def __init__(self, queue: LargeRequestQueue, tasks: TaskSet) -> None:
+        self.queue = queue
+        self.tasks = tasks
+        """The tasks that the broker waits for when it stops."""
+
+    def handle(
+        self, handler: FetchHandler, connection: Connection, version: int, correlation_id: int, body: bytes
     ) -> None:
-        self._path = path
-        self._loop = loop
-        self._lane = lane
-        self._tasks = tasks
-        """Where the broker waits for what is under way when it stops."""
+        """Handles a request that is not decoded yet. ``body``: the bytes behind its header."""
+        reply = connection.reply_later()
+        self.tasks.start(self._handle(handler, connection, reply, version, correlation_id, body))
 
-    # -- what the path calls
+    def look_up(self, handler: FetchHandler, fetch: DelayedFetch) -> None:
+        """Handles a decoded request whose session has many partitions to look up."""
+        large = LargeFetch(self, handler, fetch)
+        large.begin(large.look_up)
 
-    def take(self, request: FetchRequest, frame: bytes) -> None:
-        """Takes a request whose fields are ``frame``."""
+    def complete(self, handler: FetchHandler, fetch: DelayedFetch) -> None:
+        """Completes a delayed fetch whose session has many partitions to look up."""
+        large = LargeFetch(self, handler, fetch)
+        large.begin(large.look_up_and_send)
 
-        async def work(request: FetchRequest, turns: Turns) -> None:
-            await self._take(request, frame, turns)
-
-        self._begin(request, work)
-
-    def look(self, request: FetchRequest) -> None:
-        """Takes a decoded request whose session has many partitions to look up."""
-        self._begin(request, self._look)
-
-    def answer(self, request: FetchRequest) -> None:
-        """Answers a request, which may be waiting, with whatever there is; one under way when it is ready."""
-        if request.under_way:
-            request.stirred = True
-            return
-        if request.is_large:
-            self._path.waiting -= 1
-        self._begin(request, self._answer)
-
-    def count_committed(self, request: FetchRequest) -> None:
-        """Finds how much a request that waits may read where transactions begin and end."""
-        request.to_count = True
-        if not request.under_way:
-            self._path.waiting -= 1
-            self._begin(request, self._wait_or_answer)
-
-    def finish(self, request: FetchRequest) -> None:
-        """Builds the reply of what was found."""
-        self._begin(request, self._finish)
-
-    def forget(self, request: FetchRequest) -> None:
-        """Removes the waiting fetch of a connection that has ended."""
-        request.done = True
-        if not request.under_way:
-            self._path.waiting -= 1
-            self._begin(request, self._drop)
-
-    def end(self, session: FetchSession) -> None:
-        """Lets go of the partitions of a session that has ended."""
+    def end_session(self, session: FetchSession) -> None:
+        """Removes the partitions of a session that has ended."""
 
         async def work() -> None:
-            turns = Turns(self._lane)
+            slices = RequestSlices(self.queue)
             try:
-                while not session.let_go(PARTS_AT_ONCE):
-                    await turns.step()
+                while not session.drop_some(PARTITIONS_PER_SLICE):
+                    await slices.step()
             finally:
-                turns.end()
+                slices.end()
 
-        self._start(work())
+        self.tasks.start(work())
 
-    # -- the work
-
-    def _begin(self, request: FetchRequest, work: Work) -> None:
-        request.is_large = True
-        request.under_way = True
-        request.stirred = False
-        if request.reply is None:
-            request.reply = request.connection.reply_later()
-        if not request.connection.closed:
-            request.connection.state = request
-        self._start(self._run(request, work))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, request: FetchRequest, work: Work) -> None:
-        turns = Turns(self._lane)
+    async def _handle(
+        self,
+        handler: FetchHandler,
+        connection: Connection,
+        reply: Reply,
+        version: int,
+        correlation_id: int,
+        body: bytes,
+    ) -> None:
+        slices = RequestSlices(self.queue)
         try:
-            await work(request, turns)
+            request = await self._decode(version, correlation_id, body, slices)
+            fetch = DelayedFetch(handler, connection, request, handler.reader.new_results(request))
+            fetch.reply = reply
+            large = LargeFetch(self, handler, fetch)
+            await large.run(large.find_session_and_look_up, slices)
         except ProtocolError as problem:
-            request.connection.close(str(problem))
+            connection.close(str(problem))
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
-            request.connection.crash(problem)
-            await self._drop(request, turns)
+            connection.crash(problem)
         finally:
-            request.under_way = False
-            turns.end()
+            slices.end()
 
-    async def _take(self, request: FetchRequest, frame: bytes, turns: Turns) -> None:
-        memory = self._lane.memory
+    async def _decode(
+        self, version: int, correlation_id: int, body: bytes, slices: RequestSlices
+    ) -> FetchRequest:
+        memory = self.queue.memory
         if memory is not None:
-            memory.take(len(frame))
+            memory.take(len(body))
         try:
-            decoder = FetchDecoder(request, frame, 0, len(frame))
-            while not decoder.run(PARTS_AT_ONCE):
-                await turns.step()
+            reader = FetchRequestReader(version, correlation_id, body, 0, len(body))
+            while not reader.run(PARTITIONS_PER_SLICE):
+                await slices.step()
+            return reader.request()
         except IndexError as problem:
-            raise ProtocolError(f"Fetch version {request.version} is cut short: {problem}") from None
+            raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         finally:
             if memory is not None:
-                memory.release(len(frame))
-        if request.version >= 7:
-            code = await self._find_session(request, turns)
-            if code != 0:
-                self._complete(request, [encode_error(request, code)])
-                await self._let_go(request, turns)
-                return
-        self._path.gather(request)
-        await self._look(request, turns)
+                memory.release(len(body))
 
-    async def _find_session(self, request: FetchRequest, turns: Turns) -> int:
-        """Finds the session of a request, and tells it what changes; an error, or 0."""
-        code = self._path.find_session(request)
-        session = request.session
+
+Work = Callable[[RequestSlices], Coroutine[Any, Any, None]]
+
+
+class LargeFetch(SlicedFetch):
+    """The processing of one fetch. A task runs it, except while the fetch waits."""
+
+    def __init__(self, large_fetches: LargeFetches, handler: FetchHandler, fetch: DelayedFetch) -> None:
+        self._large_fetches = large_fetches
+        self._handler = handler
+        self._fetch = fetch
+        self._has_deadline = False
+        self._must_complete = False
+        """An event during the look-up requires the response."""
+        self._must_count = False
+        """A transaction may have ended: the readable bytes must be counted again."""
+        fetch.sliced = self
+        if fetch.reply is None:
+            fetch.reply = fetch.connection.reply_later()
+        if fetch.connection.closed:
+            fetch.set_state(COMPLETE)
+        else:
+            fetch.connection.state = fetch
+
+    # -- events
+
+    def complete(self) -> None:
+        """Completes the fetch; during the look-up, after its end."""
+        if self._fetch.state == LOOKING_UP:
+            self._must_complete = True
+        elif self._fetch.state == WAITING:
+            self._resume(self.look_up_and_send)
+
+    def count_committed(self) -> None:
+        """Counts the readable bytes again."""
+        self._must_count = True
+        if self._fetch.state == WAITING:
+            self._resume(self._wait_or_send)
+
+    def send(self) -> None:
+        """Builds and sends the response from the results."""
+        self.begin(self._send_results)
+
+    def cancel(self) -> None:
+        """Ends the fetch of a closed connection."""
+        if self._fetch.state == WAITING:
+            self._resume(self._drop)
+        self._fetch.set_state(COMPLETE)
+
+    def _resume(self, work: Work) -> None:
+        self._handler.resume(self._fetch)
+        self.begin(work)
+
+    # -- processing
+
+    def begin(self, work: Work) -> None:
+        """Runs ``work`` in a new task."""
+        self._must_complete = False
+        self._large_fetches.tasks.start(self._run_alone(work))
+
+    async def _run_alone(self, work: Work) -> None:
+        slices = RequestSlices(self._large_fetches.queue)
+        try:
+            await self.run(work, slices)
+        finally:
+            slices.end()
+
+    async def run(self, work: Work, slices: RequestSlices) -> None:
+        """Runs ``work``. An exception closes only this connection."""
+        try:
+            await work(slices)
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            self._fetch.connection.crash(problem)
+            await self._drop(slices)
+
+    async def find_session_and_look_up(self, slices: RequestSlices) -> None:
+        """Finds the session of a decoded request, and looks up the partitions."""
+        fetch, handler = self._fetch, self._handler
+        if fetch.request.version >= SESSIONS_FROM:
+            code = await self._find_session(slices)
+            if code != 0:
+                self._complete_reply([encode_error(fetch.request, code)])
+                await self._free(slices)
+                return
+        handler.select_partitions(fetch)
+        await self.look_up(slices)
+
+    async def _find_session(self, slices: RequestSlices) -> int:
+        """Finds and updates the session of the request. Returns an error code, or 0."""
+        fetch, sessions = self._fetch, self._handler.sessions
+        request = fetch.request
+        session, code = sessions.find(request)
+        fetch.session = session
         if code != 0 or session is None:
             return code
-        for some in pieces_of(request.parts):
+        for begin in range(0, len(request.partitions), PARTITIONS_PER_SLICE):
             if session.ended:
                 break
-            session.update(some, [])
-            await turns.step()
-        for some in pieces_of(request.forgotten):
+            session.update(request.partitions[begin : begin + PARTITIONS_PER_SLICE], [])
+            await slices.step()
+        for begin in range(0, len(request.forgotten), PARTITIONS_PER_SLICE):
             if session.ended:
                 break
-            session.update([], some)
-            await turns.step()
-        return self._path.sessions.count(session)
+            session.update([], request.forgotten[begin : begin + PARTITIONS_PER_SLICE])
+            await slices.step()
+        return sessions.count(session)
 
-    async def _look(self, request: FetchRequest, turns: Turns) -> None:
-        """Looks its partitions up, and answers, or waits on them."""
-        path = self._path
-        if request.session is not None:
-            request.session.parked.append(request)
-        path.begin_look_up(request)
-        count = len(request.parts)
-        for begin in range(0, count, PARTS_AT_ONCE):
-            end = min(begin + PARTS_AT_ONCE, count)
-            path.look_up_some(request, begin, end, True)
-            path.wait_on_some(request, begin, end)
-            if request.incremental and request.session is not None:
-                request.session.settle(request.parts[begin:end])
-            await turns.step()
-            if request.done:
+    async def look_up(self, slices: RequestSlices) -> None:
+        """Looks up the partitions, and sends the response or waits."""
+        fetch, handler = self._fetch, self._handler
+        session = fetch.session
+        if session is not None:
+            session.waiters.append(fetch)
+        for begin, end in self._slices():
+            handler.reader.read(fetch, begin, end, True)
+            self._register(begin, end)
+            await slices.step()
+            if fetch.state == COMPLETED:
                 break
-        has_enough = request.at_once or request.taken_bytes >= request.bytes_min
-        if request.done or (request.stirred and not has_enough) or not path.is_answered_now(request):
-            await self._wait_or_answer(request, turns)
+        results = fetch.results
+        has_enough = results.completes_fetch or results.bytes_found >= results.bytes_min
+        if (
+            fetch.state == COMPLETED
+            or (self._must_complete and not has_enough)
+            or not handler.is_complete(fetch)
+        ):
+            await self._wait_or_send(slices)
         else:
-            await self._leave(request, turns)
-            await self._send(request, turns)
+            await self._unregister(slices)
+            await self._send(slices)
 
-    async def _wait_or_answer(self, request: FetchRequest, turns: Turns) -> None:
-        """Goes on waiting, unless enough happened to its partitions while it was under way."""
-        path = self._path
-        while request.to_count and not request.done and not request.stirred:
-            request.to_count = False
-            await self._look_again(request, turns)
-            if request.at_once or request.found_bytes >= request.bytes_min:
-                request.stirred = True
-        if request.done:
-            await self._drop(request, turns)
-        elif request.stirred:
-            await self._answer(request, turns)
+    def _slices(self) -> Iterator[tuple[int, int]]:
+        """Yields the begin and end of each slice of the partitions."""
+        count = int(self._fetch.count)
+        for begin in range(0, count, PARTITIONS_PER_SLICE):
+            yield begin, min(begin + PARTITIONS_PER_SLICE, count)
+
+    def _register(self, begin: int, end: int) -> None:
+        """Registers the fetch with the partitions of a slice that it has just looked up."""
+        fetch = self._fetch
+        session, found = fetch.session, fetch.results.partitions
+        if session is None:
+            for data in found[begin:end]:
+                if data.partition is not None:
+                    fetch.register_on(data.partition)
+            return
+        some = fetch.session_partitions[begin:end]
+        for partition in some:
+            if partition.session is session:
+                partition.register(fetch.request.replica_id)
+        if fetch.request.is_incremental:
+            session.clear_up_to_date(some, found, begin)
+
+    async def _wait_or_send(self, slices: RequestSlices) -> None:
+        """Waits, unless events during the look-up completed the fetch."""
+        fetch, handler = self._fetch, self._handler
+        while True:
+            await self._drop_results(slices)
+            if fetch.state == COMPLETED or self._must_complete or not self._must_count:
+                break
+            self._must_count = False
+            await self._look_up_again(slices)
+            if fetch.results.has_enough:
+                self._must_complete = True
+        if fetch.state == COMPLETED:
+            await self._drop(slices)
+        elif self._must_complete:
+            await self.look_up_and_send(slices)
         else:
-            path.drop_found(request)
-            path.begin_waiting(request)
+            handler.begin_waiting(fetch)
+            if not self._has_deadline:
+                self._has_deadline = True
+                handler.add_deadline(fetch)
 
-    async def _look_again(self, request: FetchRequest, turns: Turns) -> None:
-        path = self._path
-        path.gather(request)
-        path.begin_look_up(request)
-        count = len(request.parts)
-        for begin in range(0, count, PARTS_AT_ONCE):
-            path.look_up_some(request, begin, min(begin + PARTS_AT_ONCE, count), False)
-            await turns.step()
+    async def _look_up_again(self, slices: RequestSlices) -> None:
+        fetch, handler = self._fetch, self._handler
+        await self._drop_results(slices)
+        handler.select_partitions(fetch)
+        fetch.results = handler.reader.new_results(fetch.request)
+        for begin, end in self._slices():
+            handler.reader.read(fetch, begin, end, False)
+            await slices.step()
 
-    async def _leave(self, request: FetchRequest, turns: Turns) -> None:
-        """Removes the request from the partitions on which it waits."""
-        session = request.session
-        if session is not None:
-            if request in session.parked:
-                session.unpark(request)
-            return
-        for some in pieces_of(request.parts):
-            for part in some:
-                if part.partition is not None:
-                    part.partition.stop_waiting(request)
-            await turns.step()
+    async def look_up_and_send(self, slices: RequestSlices) -> None:
+        """Looks up the partitions, and sends the response with the bytes that are available."""
+        await self._unregister(slices)
+        await self._look_up_again(slices)
+        await self._send(slices)
 
-    async def _answer(self, request: FetchRequest, turns: Turns) -> None:
-        await self._leave(request, turns)
-        await self._look_again(request, turns)
-        await self._send(request, turns)
+    async def _send(self, slices: RequestSlices) -> None:
+        fetch, down = self._fetch, self._handler.down_converter
+        fetch.set_state(COMPLETE)
+        if fetch.connection.closed:
+            await self._free(slices)
+        elif fetch.request.version >= CURRENT_FORMAT or down is None or not down.convert(fetch):
+            await self._send_results(slices)
 
-    async def _send(self, request: FetchRequest, turns: Turns) -> None:
-        request.done = True
-        if request.connection.closed:
-            await self._let_go(request, turns)
-            return
-        path = self._path
-        if request.version < CURRENT_FORMAT and path.down is not None and path.down(path, request):
-            return
-        await self._finish(request, turns)
-
-    async def _finish(self, request: FetchRequest, turns: Turns) -> None:
-        path, parts, session = self._path, request.parts, request.session
-        replied = parts
-        if session is not None:
-            replied = []
-            for some in pieces_of(parts):
-                replied += session.changed(some) if request.incremental else session.all_told(some)
-                await turns.step()
-        encoder = FetchEncoder(request, replied)
-        while not encoder.run(PARTS_AT_ONCE):
-            await turns.step()
-        reply = encoder.pieces
+    async def _send_results(self, slices: RequestSlices) -> None:
+        fetch, handler = self._fetch, self._handler
+        request, session, found = fetch.request, fetch.session, fetch.results.partitions
+        sent: list[FetchPartitionData] = []
+        for begin, end in self._slices():
+            if session is None:
+                sent += found[begin:end]
+            elif request.is_incremental:
+                sent += session.select_changed(fetch.session_partitions[begin:end], found, begin)
+            else:
+                sent += session.select_all(fetch.session_partitions[begin:end], found, begin)
+            await slices.step()
+        encoder = FetchEncoder(request, 0 if session is None else session.session_id, sent)
+        while not encoder.run(PARTITIONS_PER_SLICE):
+            await slices.step()
+        response = encoder.pieces
         del encoder
-        if request.version < CURRENT_FORMAT and path.down is not None:
-            reply = path.down.in_pieces(reply)
-        for some in pieces_of(replied):
-            path.note_sent(request, some)
-            await turns.step()
+        if request.version < CURRENT_FORMAT and handler.down_converter is not None:
+            response = handler.down_converter.in_pieces(response)
+        for begin in range(0, len(sent), PARTITIONS_PER_SLICE):
+            handler.record_sent(fetch, sent[begin : begin + PARTITIONS_PER_SLICE])
+            await slices.step()
+        del sent
         if session is not None:
-            for some in pieces_of(parts):
-                session.settle(some)
-                await turns.step()
-        del replied, parts
-        self._complete(request, reply)
-        await self._let_go(request, turns)
+            for begin, end in self._slices():
+                session.clear_up_to_date(fetch.session_partitions[begin:end], found, begin)
+                await slices.step()
+        self._complete_reply(response)
+        await self._free(slices)
 
-    def _complete(self, request: FetchRequest, reply: list[Any]) -> None:
-        request.done = True
-        connection = request.connection
-        if connection.closed or request.reply is None:
+    def _complete_reply(self, response: list[Any]) -> None:
+        fetch = self._fetch
+        fetch.set_state(COMPLETE)
+        connection = fetch.connection
+        if connection.closed or fetch.reply is None:
             return
-        if connection.state is request:
+        if connection.state is fetch:
             connection.state = None
-        request.reply.complete(reply)
+        fetch.reply.complete(response)
 
-    async def _drop(self, request: FetchRequest, turns: Turns) -> None:
-        await self._leave(request, turns)
-        await self._let_go(request, turns)
+    # -- release: to free many objects at once would block the event loop
 
-    async def _let_go(self, request: FetchRequest, turns: Turns) -> None:
-        """Keeps nothing. Many partitions that are dropped as a whole would hold the loop."""
-        parts = request.parts
-        request.let_go()
-        while parts:
-            del parts[-PARTS_AT_ONCE:]
-            await turns.step()
+    async def _unregister(self, slices: RequestSlices) -> None:
+        """Unregisters the fetch from its session or partitions."""
+        fetch = self._fetch
+        session = fetch.session
+        if session is not None:
+            if fetch in session.waiters:
+                session.remove_waiter(fetch)
+            return
+        while fetch.registered_on:
+            for partition in fetch.registered_on[-PARTITIONS_PER_SLICE:]:
+                partition.delayed.stop_waiting(fetch)
+            del fetch.registered_on[-PARTITIONS_PER_SLICE:]
+            await slices.step()
 
+    async def _drop_results(self, slices: RequestSlices) -> None:
+        """Frees the results: a delayed fetch keeps no files open."""
+        fetch = self._fetch
+        while fetch.results.partitions:
+            del fetch.results.partitions[-PARTITIONS_PER_SLICE:]
+            await slices.step()
+        fetch.session_partitions = []
 
-def pieces_of(parts: list[FetchPart]) -> Iterator[list[FetchPart]]:
-    """``parts``, some at a time."""
-    for begin in range(0, len(parts), PARTS_AT_ONCE):
-        yield parts[begin : begin + PARTS_AT_ONCE]
+    async def _drop(self, slices: RequestSlices) -> None:
+        """Ends a fetch without a response."""
+        self._fetch.set_state(COMPLETE)
+        await self._unregister(slices)
+        await self._free(slices)
+
+    async def _free(self, slices: RequestSlices) -> None:
+        fetch = self._fetch
+        await self._drop_results(slices)
+        requested, forgotten = fetch.request.partitions, fetch.request.forgotten
+        fetch.drop()
+        while requested or forgotten:
+            del requested[-PARTITIONS_PER_SLICE:]
+            del forgotten[-PARTITIONS_PER_SLICE:]
+            await slices.step()

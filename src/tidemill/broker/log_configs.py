@@ -1,4 +1,4 @@
-"""From the configuration of broker and topic to what the log layer takes."""
+"""Builds the :class:`LogConfig` of a topic from its configuration and that of the broker."""
 
 from __future__ import annotations
 
@@ -6,42 +6,41 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tidemill.log.config import LogConfig
-from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
-from tidemill.model.configs.formats import magic_of
+from tidemill.log.log_config import LogConfig
+from tidemill.model.configs import TOPIC_KEYS, BrokerConfig, TopicConfig
+from tidemill.model.configs.message_format_versions import magic_of
 from tidemill.model.errors import ConfigError
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 
 log = logging.getLogger("tidemill.broker")
 
 SPAN_MS_MAX: Final = 1 << 62
-"""The longest time that is added to a moment: the sum is still an int64."""
+"""The longest time that can be added to a timestamp within an int64."""
 
 _defaults: tuple[BrokerConfig, LogConfig] | None = None
-"""The configuration seen last, and what holds by it for topics without settings: neither ever changes."""
+"""The last configuration, and its LogConfig for topics without settings. Both are immutable."""
 
 
 def log_config(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:
-    """The settings of the logs of topic ``name``: its own over the broker's defaults.
+    """Returns the settings of the logs of topic ``name``: its own ones, and the defaults of the broker.
 
-    Those that cannot be read are told as errors, and the broker goes on: with them nobody could reach it to
-    mend them.
+    Invalid settings are logged as errors and ignored, so that the broker starts and they can be corrected.
     """
     if overrides:
         return _read(config, name, overrides)
     global _defaults
     if _defaults is None or _defaults[0] is not config:
-        # Made once: a command may name thousands of topics without settings of their own.
+        # Cached: a request of the controller may name thousands of topics without settings.
         _defaults = config, _read(config, name, overrides)
     return _defaults[1]
 
 
 def changed_defaults(before: BrokerConfig, after: BrokerConfig) -> set[str]:
-    """The settings of topics that differ between two configurations, where a topic has none of its own.
+    """Returns the topic settings whose defaults differ between two configurations.
 
-    The limit of what a batch may unpack to is no topic's: where it differs, all topics are affected.
+    They include the limit for decompressed batches, which is a setting of the broker for all topics.
     """
-    had, has = before.topic_config().values(), after.topic_config().values()
+    had, has = before.topic_defaults(), after.topic_defaults()
     changed = {key for key in had.keys() | has.keys() if had.get(key) != has.get(key)}
     if before.int(UNPACKED_KEY) != after.int(UNPACKED_KEY):
         changed.add(UNPACKED_KEY)
@@ -49,7 +48,7 @@ def changed_defaults(before: BrokerConfig, after: BrokerConfig) -> set[str]:
 
 
 def depends_on(changed: Iterable[str], overrides: Mapping[str, str]) -> bool:
-    """Whether a topic with settings of its own has not all of ``changed`` among them, each one readable."""
+    """Whether a topic uses the default of a ``changed`` setting: it has no value, or an invalid one."""
     for key in changed:
         text = overrides.get(key)
         if text is None:
@@ -62,10 +61,10 @@ def depends_on(changed: Iterable[str], overrides: Mapping[str, str]) -> bool:
 
 
 def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:
-    topic = config.topic_config(overrides)
+    topic = TopicConfig(config, overrides)
     for key, problem in topic.unreadable.items():
         log.error(
-            "topic %s: its setting %s (%s holds until it is set again, or deleted)",
+            "topic %s: invalid setting %s (%s is used until it is corrected or deleted)",
             name,
             problem,
             topic.rendered(key),

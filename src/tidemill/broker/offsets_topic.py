@@ -1,4 +1,4 @@
-"""``__consumer_offsets`` as the group coordinator sees it: partitions to write and read, and leaders."""
+"""Access of the group coordinator to ``__consumer_offsets``: appends and reads, partition count, leaders."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING
 
-from tidemill.broker.automatic_topics import make_topics
-from tidemill.groups.ports import (
+from tidemill.broker.auto_topic_creation import create_missing_topics
+from tidemill.groups.interfaces import (
     OFFSETS_TOPIC,
     CoordinatorEndpoint,
 )
@@ -17,21 +17,21 @@ from tidemill.log.errors import storage_error
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batches
-from tidemill.records.reader import iter_stored
-from tidemill.replication.waiting import CommitCallback
+from tidemill.records.record_reader import iter_stored
+from tidemill.replication.delayed_operations import CommitCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.coordination.image import TopicImage
+    from tidemill.coordination.topic_image import TopicImage
     from tidemill.replication.partition import Partition
 
 log = logging.getLogger("tidemill.groups")
 
 READ_BYTES = 256 * 1024
-"""One slice while a partition is loaded."""
+"""The size of one read while a partition is loaded."""
 ACKS_ALL = -1
 COMMIT_WARNING_S = 5.0
-"""A new coordinator that waits longer for its records to be committed logs a warning. Followers usually fetch
+"""A new coordinator that waits longer for the commit of its records logs a warning. Followers usually fetch
 from a new leader within a second."""
 
 
@@ -42,12 +42,15 @@ class PartitionOffsetsLog:
         self._broker = broker
 
     def append(self, partition: int, batch: bytes) -> Awaitable[None]:
-        """Appends a batch of our own; done once it is committed. Raises the error of the append."""
+        """Appends a batch of the coordinator. The result is done once the batch is committed.
+
+        It raises the KafkaError of the append.
+        """
         broker = self._broker
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             found = broker.partition(OFFSETS_TOPIC, partition)
-            with _storage_trouble_reported(found):
+            with _reporting_storage_errors(found):
                 batches = parse_batches(batch, 0, len(batch))
                 result = found.append(batches, ACKS_ALL, broker.clock.wall_ms())
         except KafkaError as error:
@@ -57,21 +60,21 @@ class PartitionOffsetsLog:
         if found.is_committed(end_offset):
             future.set_result(None)
         else:
-            found.wait_committed(end_offset, CommitCallback(lambda error: _settle(future, error)))
+            found.delayed.wait_committed(end_offset, CommitCallback(lambda error: _complete(future, error)))
         return future
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
-        """All batches of the log, a slice of whole ones at a time; ends once they are committed.
+        """Yields all batches of the log, some complete batches at a time, and waits until they are committed.
 
-        Up to its end, not to the high watermark: a new leader may hold acknowledged records above its own.
-        Raises KafkaError, with KAFKA_STORAGE_ERROR when the disk does not give them.
+        It reads up to the log end: a new leader may have acknowledged records above its high watermark.
+        Raises KafkaError, after an error of the disk with KAFKA_STORAGE_ERROR.
         """
         found = self._broker.partition(OFFSETS_TOPIC, partition)
         offset = int(found.log.start_offset)
         end = int(found.log.end_offset)
         loop = asyncio.get_running_loop()
         while offset < end:
-            with _storage_trouble_reported(found):
+            with _reporting_storage_errors(found):
                 piece = found.read(offset, READ_BYTES, end, True)
                 if piece is None:
                     return
@@ -80,12 +83,12 @@ class PartitionOffsetsLog:
             if not whole:
                 return
             yield whole
-        await _committed(found, end)
+        await _wait_until_committed(found, end)
 
 
 @contextlib.contextmanager
-def _storage_trouble_reported(partition: Partition) -> Iterator[None]:
-    """Reports a disk that fails, as Produce and Fetch do: other brokers may lead what it holds."""
+def _reporting_storage_errors(partition: Partition) -> Iterator[None]:
+    """Reports storage errors, as Produce and Fetch do, so that other brokers become leaders."""
     try:
         try:
             yield
@@ -93,29 +96,29 @@ def _storage_trouble_reported(partition: Partition) -> Iterator[None]:
             raise storage_error("read", partition.log.directory, problem) from problem
     except KafkaError as error:
         if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
-            partition.events.storage_trouble(partition, error)
+            partition.events.on_storage_error(partition, error)
         raise
 
 
-async def _committed(partition: Partition, end_offset: int) -> None:
-    """Returns once everything below ``end_offset`` is committed; a log line says so when that takes long.
+async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
+    """Waits until all records below ``end_offset`` are committed. Logs a warning after a while.
 
-    Raises KafkaError when another broker leads the partition, or its disk fails, before that.
+    Raises KafkaError if this broker loses the leadership, or if its disk fails, before that.
     """
     if partition.is_committed(end_offset):
         return
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    partition.wait_committed(end_offset, CommitCallback(lambda error: _settle(future, error)))
+    partition.delayed.wait_committed(end_offset, CommitCallback(lambda error: _complete(future, error)))
     try:
         done, _ = await asyncio.wait([future], timeout=COMMIT_WARNING_S)
     except asyncio.CancelledError:
-        # The caller is gone: an error that comes later has nobody to raise it to.
+        # The caller was cancelled: a later error has no receiver.
         if not future.cancel():
             future.exception()
         raise
     if not done:
         log.warning(
-            "%s-%d: its groups wait for offsets %d to %d to be committed: brokers %s are in sync, and"
+            "%s-%d: loading its groups waits for the commit of offsets %d to %d: brokers %s are in sync, and"
             " min.insync.replicas is %d; start the brokers that are down",
             partition.topic,
             partition.index,
@@ -127,7 +130,7 @@ async def _committed(partition: Partition, end_offset: int) -> None:
     await future
 
 
-def _settle(future: asyncio.Future[None], error: KafkaError | None) -> None:
+def _complete(future: asyncio.Future[None], error: KafkaError | None) -> None:
     if future.done():
         return
     if error is None:
@@ -137,7 +140,7 @@ def _settle(future: asyncio.Future[None], error: KafkaError | None) -> None:
 
 
 def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
-    """The batches of ``data`` that are whole, and the offset after them."""
+    """Returns the complete batches of ``data``, and the offset after them."""
     position = 0
     for stored in iter_stored(data):
         offset = int(stored.next_offset)
@@ -146,11 +149,11 @@ def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class ClusterOffsetsTopic:
-    """The topic as the cluster's metadata has it.
+    """The topic in the metadata of the cluster.
 
-    The number of its partitions is the one in the first metadata that this broker received: another one would
-    map groups to partitions that do not have their positions. Controllers refuse to change it, but other
-    programs write to ZooKeeper. Source: Apache Kafka, whose group coordinator reads the number at its start.
+    The partition count is the one in the first metadata that this broker received: another count would map
+    groups to partitions without their offsets. The controller refuses to change it, but other programs may
+    write to ZooKeeper. Source: Apache Kafka, whose group coordinator reads the count at its start.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -161,7 +164,7 @@ class ClusterOffsetsTopic:
         broker.metadata.on_change(lambda delta: self._count(delta.image.topics.get(OFFSETS_TOPIC)))
 
     def partition_count(self) -> int:
-        """Its partitions, or those that it will have."""
+        """Returns the partition count; before the topic exists, the configured one."""
         topic = self._broker.metadata.topic(OFFSETS_TOPIC)
         self._count(topic)
         return self._partition_count or self._broker.config.int("offsets.topic.num.partitions")
@@ -173,13 +176,13 @@ class ClusterOffsetsTopic:
         if not self._partition_count or self._topic_id not in (ZERO_ID, topic.topic_id):
             self._topic_id, self._partition_count = topic.topic_id, count
             return
-        self._topic_id = topic.topic_id  # A controller gives an id to a topic that had none.
+        self._topic_id = topic.topic_id  # A controller assigns an id to a topic without one.
         if count not in (self._partition_count, self._reported_count):
             self._reported_count = count
             log.error(
-                "%s has %d partitions now, and had %d: the positions of groups are in those that it had, and"
-                " this broker goes on with these until it is restarted. Before that, stop all brokers and"
-                " take the others out of /brokers/topics/%s in ZooKeeper.",
+                "%s has %d partitions now, and had %d: the offsets of groups are in the former partitions,"
+                " which this broker uses until its restart. Before that, stop all brokers and remove the"
+                " others from /brokers/topics/%s in ZooKeeper.",
                 OFFSETS_TOPIC,
                 count,
                 self._partition_count,
@@ -187,7 +190,7 @@ class ClusterOffsetsTopic:
             )
 
     def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
-        """The leader's address on ``listener``."""
+        """Returns the endpoint of the leader on ``listener``; None if it is unknown."""
         metadata = self._broker.metadata
         topic = metadata.topic(OFFSETS_TOPIC)
         image = topic.partition(partition) if topic else None
@@ -198,8 +201,8 @@ class ClusterOffsetsTopic:
         return CoordinatorEndpoint(broker.broker_id, endpoint.host, endpoint.port)
 
     async def ensure(self) -> None:
-        """Creates the topic where it is missing."""
+        """Creates the topic if it does not exist. Raises KafkaError."""
         if OFFSETS_TOPIC not in self._broker.metadata.topics:
-            made = await make_topics(self._broker, [OFFSETS_TOPIC])
+            made = await create_missing_topics(self._broker, [OFFSETS_TOPIC])
             for error in made.errors.values():
                 raise error

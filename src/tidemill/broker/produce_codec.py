@@ -1,12 +1,12 @@
-"""The fields of a produce request and of its reply. Version 0 to 13; compiled.
+"""The codec of Produce requests and responses, version 0 to 13. Compiled.
 
     request  = transactional id (v3), acks i16, timeout i32, topics[name (to v12) or id (v13),
                partitions[index i32, records]]
     response = topics[name or id, partitions[index i32, error i16, base offset i64, append time i64 (v2),
                log start i64 (v5), record errors[index i32, text] and message (v8)]], throttle i32 (v1)
 
-Compact lengths and tagged fields from v9 on. Messages stay where they were received: a batch is a position
-in the frame until it is written to the log.
+Compact lengths and tagged fields from v9 on. Records are not copied: a batch is a position in the frame until
+it is written to the log. A decoded request is immutable.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ from librt.strings import (
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.model.errors import InvalidRecord, KafkaError
-from tidemill.records.batch import ATTRIBUTES, CURRENT_MAGIC, MAGIC, RECORDS, TRANSACTIONAL_FLAG, Batch
-from tidemill.records.message_set import MessageSet
-from tidemill.replication.partition import Partition
-from tidemill.replication.waiting import AppendWaiter
-from tidemill.wire.fast import (
+from tidemill.records.batch import ATTRIBUTES, CURRENT_MAGIC, MAGIC, RECORDS, TRANSACTIONAL_FLAG
+from tidemill.wire.hot_path_codec import (
     PRODUCE_ITEMS_MAX,
     check_end,
     check_items,
@@ -48,163 +45,171 @@ BY_ID: Final = 13
 STORAGE_ERROR_FROM: Final = 4
 NONE: Final[i16] = 0
 TEXT_CHARACTERS_MAX: Final = 1000
-"""Of a message to the client: it may hold a name that the client made long."""
+"""The limit of one error text, which may contain a long name that the client sent."""
 TEXTS_BYTES_MAX: Final[i64] = 64 * 1024
-"""Of all texts of one reply, which would else be a hundred times as large as its request."""
+"""The limit of all error texts of one response, which could be a hundred times as large as its request."""
 
 
-@mypyc_attr(free_list_len=1)
-class ProducePart:
-    """One partition's records of a request, and what became of them.
-
-    Not acyclic: it refers to the partition, where the request waits.
-    """
+@mypyc_attr(acyclic=True, free_list_len=1)
+class PartitionRecords:
+    """The records of one partition in a request: a range of the bytes of the frame."""
 
     def __init__(self, topic: bytes, index: i32, start: i64, end: i64) -> None:
-        self.topic = topic
-        """As the client names it."""
-        self.index: i32 = index
-        self.start: i64 = start
-        self.end: i64 = end
-        self.partition: Partition | None = None
-        self.batch: Batch | None = None
-        self.messages: MessageSet | None = None
-        """In place of a batch, where the topic stores format v0 or v1."""
-        self.unchecked = False
-        """The batch is still to be checked."""
-        self.converts = False
-        """The records are still to be brought into the form in which the topic stores them."""
-        self.error: i16 = NONE
-        self.base_offset: i64 = -1
-        self.end_offset: i64 = -1
-        """Below 0 there is still something to append."""
-        self.append_time: i64 = -1
-        self.log_start: i64 = -1
-        self.message: str = ""
-        self.record_errors: tuple[tuple[int, str], ...] = ()
+        self.topic: Final = topic
+        """The name or id that the client sent."""
+        self.index: Final[i32] = index
+        self.start: Final[i64] = start
+        self.end: Final[i64] = end
 
-    def take(self, stored: Batch | MessageSet) -> None:
-        """What is to be appended."""
-        self.converts = False
-        if isinstance(stored, Batch):
-            self.batch = stored
-        else:
-            self.messages = stored
+
+@mypyc_attr(acyclic=True, free_list_len=1)
+class TopicRecords:
+    """The records of one topic in a request, by partition."""
+
+    def __init__(self, key: bytes, partitions: list[PartitionRecords], is_transactional: bool) -> None:
+        self.key: Final = key
+        """The name or id that the client sent."""
+        self.partitions: Final = partitions
+        self.is_transactional: Final = is_transactional
+        """One of the batches belongs to a transaction."""
+
+
+@mypyc_attr(acyclic=True, free_list_len=1)
+class ProduceRequest:
+    """A decoded request. It holds positions in the frame, and not the frame."""
+
+    def __init__(
+        self,
+        version: i16,
+        correlation_id: i32,
+        acks: i32,
+        timeout_ms: i64,
+        is_transactional: bool,
+        topics: list[TopicRecords],
+    ) -> None:
+        self.version: Final[i16] = version
+        self.correlation_id: Final[i32] = correlation_id
+        self.acks: Final[i32] = acks
+        self.timeout_ms: Final[i64] = timeout_ms
+        self.is_transactional: Final = is_transactional
+        """The request names a transactional id, or one of its batches belongs to a transaction."""
+        self.topics: Final = topics
+
+
+@mypyc_attr(acyclic=True, free_list_len=1)
+class PartitionResponse:
+    """The response for one partition of a request."""
+
+    def __init__(
+        self, index: i32, base_offset: i64 = -1, log_append_time_ms: i64 = -1, log_start_offset: i64 = -1
+    ) -> None:
+        self.index: Final[i32] = index
+        self.error_code: i16 = NONE
+        self.base_offset: i64 = base_offset
+        self.log_append_time_ms: Final[i64] = log_append_time_ms
+        self.log_start_offset: Final[i64] = log_start_offset
+        self.error_message: str = ""
+        self.record_errors: tuple[tuple[int, str], ...] = ()
+        """Index in the batch and text of each refused record."""
 
     def fail(self, error: KafkaError) -> None:
-        """Answers this partition with an error."""
-        self.error = i16(int(error.code))
-        self.message = str(error)
+        """Replaces the result by an error."""
+        self.error_code = i16(int(error.code))
+        self.error_message = str(error)
         self.base_offset = -1
         if isinstance(error, InvalidRecord):
             self.record_errors = error.record_errors
 
 
-@mypyc_attr(free_list_len=1)
-class ProduceTopic:
-    """One topic of a request: its name or id as it came, and its partitions."""
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.parts: list[ProducePart] = []
+def error_response(index: i32, error: KafkaError) -> PartitionResponse:
+    """Returns the response for a partition to which nothing is appended."""
+    response = PartitionResponse(index)
+    response.fail(error)
+    return response
 
 
-class ProduceFields(AppendWaiter):
-    """What a request asks to be appended."""
-
-    def __init__(self, version: i16, correlation_id: i32) -> None:
-        self.version: i16 = version
-        self.correlation_id: i32 = correlation_id
-        self.acks: i32 = 0
-        self.timeout_ms: i64 = 0
-        self.transactional = False
-        """It names a transactional id, or a batch says that it belongs to a transaction."""
-        self.topics: list[ProduceTopic] = []
-
-
-def decode(request: ProduceFields, data: bytes, position: i64, end: i64) -> None:
-    """Reads a request. IndexError or ProtocolError when it is none."""
-    version = request.version
+def decode(data: bytes, position: i64, end: i64, version: i16, correlation_id: i32) -> ProduceRequest:
+    """Decodes a request. Raises IndexError or ProtocolError for bytes that are not a request."""
     flexible = version >= FLEXIBLE
+    is_transactional = False
     if version >= 3:
         length, position = read_length(data, position, end, flexible, False)
         if length >= 0:
-            request.transactional = True
+            is_transactional = True
             position += length
-    request.acks = i32(read_i16_be(data, position))
-    request.timeout_ms = i64(read_i32_be(data, position + 2))
+    acks = i32(read_i16_be(data, position))
+    timeout_ms = i64(read_i32_be(data, position + 2))
     position += 6
-    topics, position = read_length(data, position, end, flexible, True)
-    check_items(topics, PRODUCE_ITEMS_MAX)
-    left: i64 = PRODUCE_ITEMS_MAX - topics
-    while topics > 0:
-        key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
-        topic = ProduceTopic(key)
-        position = decode_parts(request, topic, data, position, end, flexible, left)
-        left -= len(topic.parts)
-        request.topics.append(topic)
-        topics -= 1
+    count, position = read_length(data, position, end, flexible, True)
+    check_items(count, PRODUCE_ITEMS_MAX)
+    left: i64 = PRODUCE_ITEMS_MAX - count
+    topics: list[TopicRecords] = []
+    while count > 0:
+        topic, position = decode_topic(data, position, end, version, left)
+        left -= len(topic.partitions)
+        is_transactional = is_transactional or topic.is_transactional
+        topics.append(topic)
+        count -= 1
     if flexible:
         position = skip_tag_section(data, position, end)
     check_end(position, end)
+    return ProduceRequest(version, correlation_id, acks, timeout_ms, is_transactional, topics)
 
 
-def decode_parts(
-    request: ProduceFields,
-    topic: ProduceTopic,
-    data: bytes,
-    position: i64,
-    end: i64,
-    flexible: bool,
-    count_max: i64,
-) -> i64:
-    """Reads the partitions of one topic; the position after them."""
+def decode_topic(
+    data: bytes, position: i64, end: i64, version: i16, partitions_max: i64
+) -> tuple[TopicRecords, i64]:
+    """Decodes one topic; returns it and the position after it."""
+    flexible = version >= FLEXIBLE
+    key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
     count, position = read_length(data, position, end, flexible, True)
-    check_items(count, count_max)
+    check_items(count, partitions_max)
+    partitions: list[PartitionRecords] = []
+    is_transactional = False
     while count > 0:
         index = read_i32_be(data, position)
         length, position = read_length(data, position + 4, end, flexible, True)
         if length < 0:
             length = 0
-        topic.parts.append(ProducePart(topic.key, index, position, position + length))
-        if length >= RECORDS and is_transactional(data, position):
-            request.transactional = True
+        partitions.append(PartitionRecords(key, index, position, position + length))
+        if length >= RECORDS and is_transactional_batch(data, position):
+            is_transactional = True
         position += length
         if flexible:
             position = skip_tag_section(data, position, end)
         count -= 1
     if flexible:
         position = skip_tag_section(data, position, end)
-    return position
+    return TopicRecords(key, partitions, is_transactional), position
 
 
-def is_transactional(data: bytes, position: i64) -> bool:
+def is_transactional_batch(data: bytes, position: i64) -> bool:
     """Whether the batch at ``position`` is transactional. The data must hold a whole v2 header."""
     if data[position + MAGIC] != CURRENT_MAGIC:
         return False
     return i64(read_i16_be(data, position + ATTRIBUTES)) & TRANSACTIONAL_FLAG != 0
 
 
-class Texts:
-    """The error texts of a reply, beside the error codes: one a topic, within a bound for all."""
+class ErrorTexts:
+    """The error texts of one response: one for each topic, within a limit for all of them."""
 
     def __init__(self) -> None:
-        self.left: i64 = TEXTS_BYTES_MAX
+        self.bytes_left: i64 = TEXTS_BYTES_MAX
         self.topics: set[bytes] = set()
-        """Topics that have a text, by the keys that they came with."""
+        """The keys of the topics that have a text."""
 
-    def write_message(self, out: BytesWriter, part: ProducePart, flexible: bool) -> None:
-        """The text of a partition's error; null where there is none, and where the topic has had one."""
-        text = ""
-        if part.message and self.left > 0 and part.topic not in self.topics:
-            self.topics.add(part.topic)
-            text = part.message
-        self.write(out, text, flexible)
+    def write_message(self, out: BytesWriter, topic: bytes, text: str, flexible: bool) -> None:
+        """Writes the text of a partition's error; null without one, and where the topic already has one."""
+        if text and self.bytes_left > 0 and topic not in self.topics:
+            self.topics.add(topic)
+            self.write(out, text, flexible)
+        else:
+            self.write(out, "", flexible)
 
     def write(self, out: BytesWriter, text: str, flexible: bool) -> None:
-        """A nullable string: null when empty."""
+        """Writes a nullable string: null when empty."""
         data = text[:TEXT_CHARACTERS_MAX].encode()
-        self.left -= len(data)
+        self.bytes_left -= len(data)
         if flexible:
             append_uvarint(out, len(data) + 1 if data else 0)
         else:
@@ -212,8 +217,11 @@ class Texts:
         out.write(data)
 
 
-def encode(request: ProduceFields) -> bytes:
-    """The reply with its size and header."""
+def encode(request: ProduceRequest, responses: list[PartitionResponse]) -> bytes:
+    """Returns the response with its size and header.
+
+    ``responses``: one for each partition of ``request``, in the same order.
+    """
     version = request.version
     flexible = version >= FLEXIBLE
     out = BytesWriter()
@@ -222,12 +230,15 @@ def encode(request: ProduceFields) -> bytes:
     if flexible:
         out.append(0)
     write_count(out, len(request.topics), flexible)
-    texts = Texts()
+    texts = ErrorTexts()
+    begin: i64 = 0
     for topic in request.topics:
+        end: i64 = begin + len(topic.partitions)
         write_topic_key(out, topic.key, flexible, version >= BY_ID)
-        write_count(out, len(topic.parts), flexible)
-        for part in topic.parts:
-            encode_part(out, part, version, texts)
+        write_count(out, end - begin, flexible)
+        while begin < end:
+            encode_partition(out, topic.key, responses[begin], version, texts)
+            begin += 1
         if flexible:
             out.append(0)
     if version >= 1:
@@ -238,24 +249,26 @@ def encode(request: ProduceFields) -> bytes:
     return out.getvalue()
 
 
-def encode_part(out: BytesWriter, part: ProducePart, version: i16, texts: Texts) -> None:
-    """One partition's answer."""
+def encode_partition(
+    out: BytesWriter, topic: bytes, response: PartitionResponse, version: i16, texts: ErrorTexts
+) -> None:
+    """Writes the response for one partition."""
     flexible = version >= FLEXIBLE
-    write_i32_be(out, part.index)
-    write_i16_be(out, known_error(part.error, version, STORAGE_ERROR_FROM))
-    write_i64_be(out, part.base_offset)
+    write_i32_be(out, response.index)
+    write_i16_be(out, known_error(response.error_code, version, STORAGE_ERROR_FROM))
+    write_i64_be(out, response.base_offset)
     if version >= 2:
-        write_i64_be(out, part.append_time)
+        write_i64_be(out, response.log_append_time_ms)
     if version >= 5:
-        write_i64_be(out, part.log_start)
+        write_i64_be(out, response.log_start_offset)
     if version >= 8:
-        record_errors = part.record_errors if texts.left > 0 else ()
+        record_errors = response.record_errors if texts.bytes_left > 0 else ()
         write_count(out, len(record_errors), flexible)
         for record_index, text in record_errors:
             write_i32_be(out, i32(record_index))
             texts.write(out, text, flexible)
             if flexible:
                 out.append(0)
-        texts.write_message(out, part, flexible)
+        texts.write_message(out, topic, response.error_message, flexible)
     if flexible:
         out.append(0)

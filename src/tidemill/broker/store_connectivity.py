@@ -1,43 +1,43 @@
-"""Tracks how long the coordination store has not answered this broker."""
+"""Tracks how long this broker has been disconnected from the coordination store."""
 
 from __future__ import annotations
 
-from tidemill.model.ports import Clock
+from tidemill.model.interfaces import Clock
 
-MILLISECONDS_LEAST = 1
-"""A store that has just gone has been silent for longer than 0 ms, which means that it answers."""
+DISCONNECTED_MS_MIN = 1
+"""The value right after a disconnection, because 0 means that the broker is connected."""
 
 
 class StoreConnectivity:
-    """Kept up to date by the session's events; read by ``/healthz``, the metrics and DescribeCluster."""
+    """Updated by the events of the session. ``/healthz``, the metrics and DescribeCluster read it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._silent_since_ms: int | None = None
-        self.interruptions = 0
-        """How often the store stopped answering."""
+        self._disconnected_since_ms: int | None = None
+        self.disconnections = 0
+        """The number of disconnections."""
         self.expirations = 0
-        """How often the session ended."""
+        """The number of expired sessions."""
 
     @property
-    def silent_ms(self) -> int:
-        """For how long the store has not answered; 0 while it answers."""
-        since_ms = self._silent_since_ms
+    def disconnected_ms(self) -> int:
+        """The time since the disconnection; 0 while connected."""
+        since_ms = self._disconnected_since_ms
         if since_ms is None:
             return 0
-        return max(MILLISECONDS_LEAST, int(self._clock.monotonic_ms()) - since_ms)
+        return max(DISCONNECTED_MS_MIN, int(self._clock.monotonic_ms()) - since_ms)
 
-    def silent(self) -> None:
-        """The store does not answer."""
-        if self._silent_since_ms is None:
-            self._silent_since_ms = int(self._clock.monotonic_ms())
-            self.interruptions += 1
+    def on_disconnected(self) -> None:
+        """The store does not respond."""
+        if self._disconnected_since_ms is None:
+            self._disconnected_since_ms = int(self._clock.monotonic_ms())
+            self.disconnections += 1
 
-    def expired(self) -> None:
-        """The session has ended."""
+    def on_session_expired(self) -> None:
+        """The session has expired."""
         self.expirations += 1
-        self.silent()
+        self.on_disconnected()
 
-    def back(self) -> None:
-        """The store answers."""
-        self._silent_since_ms = None
+    def on_reconnected(self) -> None:
+        """The store responds again."""
+        self._disconnected_since_ms = None

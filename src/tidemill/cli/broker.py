@@ -1,4 +1,4 @@
-"""``tidemill broker``: the brokers of a cluster, and their settings while they run."""
+"""``tidemill broker``: lists the brokers of a cluster, and changes their settings while they run."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli import directories, suggest
-from tidemill.cli.options import INT_MAX, Target, TextType, Whole, target_options
-from tidemill.cli.output import done, json_option, on_terminal, print_json, print_table
-from tidemill.cli.settings import changes_of, unset_option
+from tidemill.cli import log_dirs, name_completion
+from tidemill.cli.options import INT_MAX, Target, TextType, WholeNumber, target_options
+from tidemill.cli.output import FAILED, done, json_option, on_terminal, print_json, print_table
+from tidemill.cli.setting_options import changes_of, unset_option
 
 if TYPE_CHECKING:
     from tidemill.client import Admin, ClientError
     from tidemill.client.admin_types import ConfigEntry, ConfigResource
 
-FAILED = 1
 DEFAULT = "default"
-"""Names the settings that hold for all brokers of a cluster which have no own."""
+"""Names the cluster-wide settings, which apply to every broker without a setting of its own."""
 
 
 @click.group("broker")
 def command() -> None:
-    """List brokers and their data directories, and describe and alter their settings while they run."""
+    """List brokers and their data directories, and describe and alter broker settings at run time."""
 
 
-command.add_command(directories.dirs)
-command.add_command(directories.move)
+command.add_command(log_dirs.dirs)
+command.add_command(log_dirs.move)
 
 
-class Which(TextType):
-    """A broker by its id; ``default`` for all brokers."""
+class BrokerOrDefault(TextType):
+    """A broker id, or ``default`` for all brokers."""
 
     name = "broker"
 
@@ -39,19 +38,19 @@ class Which(TextType):
         if text == DEFAULT:
             return text
         if not (text.isascii() and text.isdigit()) or int(text[:20]) > 2**31 - 1:
-            self.fail(f"{text!r} is no broker: give the id of one, or {DEFAULT} for all", param, ctx)
+            self.fail(f"{text!r} is not a broker: give a broker id, or {DEFAULT} for all brokers", param, ctx)
         return str(int(text))
 
 
 def resource_of(which: str) -> ConfigResource:
-    """What the protocol calls the broker: its id, or nothing for all."""
+    """Returns the config resource of a broker, or for ``default`` that of all brokers (an empty name)."""
     from tidemill.client import ConfigResource, ResourceType
 
     return ConfigResource(ResourceType.BROKER, "" if which == DEFAULT else which)
 
 
-def said(which: str) -> str:
-    """The broker in words."""
+def display_name(which: str) -> str:
+    """Returns the name of the broker in messages."""
     return "all brokers" if which == DEFAULT else f"broker {which}"
 
 
@@ -61,20 +60,20 @@ def said(which: str) -> str:
 @json_option
 @target_options
 def list_(as_json: bool, target: Target) -> None:
-    """List the brokers that live, and which one is the controller."""
+    """List the live brokers, and show which of them is the controller."""
     from tidemill.client import Admin
 
     with Admin(target.bootstrap, target.config()) as admin:
         cluster = admin.describe_cluster()
     rows = [
         {
-            "id": one.broker_id,
-            "host": one.host,
-            "port": one.port,
-            "rack": one.rack,
-            "controller": one.broker_id == cluster.controller_id,
+            "id": broker.broker_id,
+            "host": broker.host,
+            "port": broker.port,
+            "rack": broker.rack,
+            "controller": broker.broker_id == cluster.controller_id,
         }
-        for one in cluster.brokers
+        for broker in cluster.brokers
     ]
     if as_json:
         print_json(rows)
@@ -91,24 +90,31 @@ def list_(as_json: bool, target: Target) -> None:
     "describe",
     epilog="""\b
 Examples:
-  tidemill broker describe 1                  what is set on broker 1, and by what
-  tidemill broker describe default            what is set for all brokers while they run
+  tidemill broker describe 1                  settings of broker 1, and where each was set
+  tidemill broker describe default            settings of all brokers, set at run time
   tidemill broker describe 1 --configs        every key
   tidemill broker describe 1 --json | jq '.[0].configs."log.retention.ms".value'
 
-A setting of one broker goes before that of all brokers, and that before what it was started with: command
-line, environment, file.""",
+The setting of one broker takes precedence over that of all brokers, which takes precedence over the settings
+at start: command line, environment, file.""",
 )
 @click.argument(
-    "brokers", metavar="BROKER...", nargs=-1, required=True, type=Which(), shell_complete=suggest.brokers
+    "brokers",
+    metavar="BROKER...",
+    nargs=-1,
+    required=True,
+    type=BrokerOrDefault(),
+    shell_complete=name_completion.brokers,
 )
-@click.option("--configs", "all_configs", is_flag=True, help="Every key, also those at their defaults.")
+@click.option(
+    "--configs", "all_configs", is_flag=True, help="Show every key, including those at their defaults."
+)
 @json_option
 @target_options
 def describe(brokers: tuple[str, ...], all_configs: bool, as_json: bool, target: Target) -> int:
-    """Show the settings of brokers. BROKER is an id, or 'default': what holds for all of them.
+    """Show the settings of brokers. BROKER is an id, or 'default' for the settings of all brokers.
 
-    Exit code 1 when one could not be shown.
+    Exit code 1 when the settings of a broker could not be read.
     """
     from tidemill.client import Admin, ClientError
 
@@ -130,7 +136,7 @@ def describe(brokers: tuple[str, ...], all_configs: bool, as_json: bool, target:
 
 
 def _print_settings(found: dict[str, dict[str, ConfigEntry]]) -> None:
-    """A table for each broker on a terminal, one for all of them elsewhere."""
+    """Prints one table a broker on a terminal, and a single table elsewhere."""
     columns = ["setting", "value", "set by", "changes"]
     rows = {
         which: [
@@ -145,13 +151,13 @@ def _print_settings(found: dict[str, dict[str, ConfigEntry]]) -> None:
     for number, (which, each) in enumerate(rows.items()):
         if len(rows) > 1:
             click.echo("\n" if number else "", nl=False)
-            click.secho(said(which), bold=True)
+            click.secho(display_name(which), bold=True)
         print_table(columns, each, settings=True, empty="nothing is set: every key has its default")
 
 
 def _described(admin: Admin, which: str, all_configs: bool) -> dict[str, ConfigEntry]:
     entries = admin.describe_configs(resource_of(which), documentation=True)
-    return {key: one for key, one in sorted(entries.items()) if all_configs or not one.is_default}
+    return {key: entry for key, entry in sorted(entries.items()) if all_configs or not entry.is_default}
 
 
 def _changes(entry: ConfigEntry) -> str:
@@ -159,7 +165,7 @@ def _changes(entry: ConfigEntry) -> str:
 
 
 def as_object(which: str, entries: dict[str, ConfigEntry]) -> dict[str, Any]:
-    """The settings of a broker as JSON shows them."""
+    """Returns the settings of a broker as JSON output shows them."""
     return {
         "broker": which if which == DEFAULT else int(which),
         "configs": {
@@ -169,7 +175,7 @@ def as_object(which: str, entries: dict[str, ConfigEntry]) -> dict[str, Any]:
                 "set_by": entry.set_by,
                 "read_only": entry.read_only,
                 "sensitive": entry.sensitive,
-                "synonyms": [one._asdict() for one in entry.synonyms],
+                "synonyms": [synonym._asdict() for synonym in entry.synonyms],
             }
             for key, entry in entries.items()
         },
@@ -184,21 +190,21 @@ Examples:
   tidemill broker alter 1 --set max.connections=500 --unset log.retention.ms
   tidemill broker alter default --set message.max.bytes=5000000 --dry-run
 
-It holds at once and after restarts. 'tidemill config keys' says which keys can change while a broker runs
-("per-broker", "cluster-wide"); the others are set in its configuration file.""",
+A change takes effect at once and survives restarts. 'tidemill config keys' shows which keys can change while
+a broker runs ("per-broker", "cluster-wide"); the others are set in the configuration file of the broker.""",
 )
-@click.argument("broker", metavar="BROKER", type=Which(), shell_complete=suggest.brokers)
+@click.argument("broker", metavar="BROKER", type=BrokerOrDefault(), shell_complete=name_completion.brokers)
 @click.option(
     "-s",
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set one key; can be repeated.",
-    shell_complete=suggest.run_time_settings,
+    help="Set a key; can be repeated.",
+    shell_complete=name_completion.run_time_settings,
 )
-@unset_option("what holds without it", suggest.run_time_keys)
-@click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
+@unset_option("the value that applies without this setting", name_completion.run_time_keys)
+@click.option("--dry-run", is_flag=True, help="Validate the change, but do not apply it.")
 @json_option
 @target_options
 def alter(
@@ -209,9 +215,9 @@ def alter(
     as_json: bool,
     target: Target,
 ) -> None:
-    """Change settings while brokers run. BROKER is an id, or 'default' for all of them."""
+    """Change settings while brokers run. BROKER is an id, or 'default' for all brokers."""
     from tidemill.client import Admin
-    from tidemill.model.configs.topic import near
+    from tidemill.model.similar_names import did_you_mean
 
     changes = changes_of(settings, removed)
     if not any(changes):
@@ -222,37 +228,40 @@ def alter(
             own = "all brokers" if broker == DEFAULT else "broker"
             entries = admin.describe_configs(resource)
             held = {
-                key for key, one in entries.items() if own in (one.source, *(s.source for s in one.synonyms))
+                key
+                for key, entry in entries.items()
+                if own in (entry.source, *(s.source for s in entry.synonyms))
             }
             for key in removed:
                 if key not in held:
                     raise click.ClickException(
-                        f"--unset {key}: nothing was set for {said(broker)} while it ran; "
-                        f"'tidemill broker describe {broker}' shows what was{near(key, held)}"
+                        f"--unset {key}: {display_name(broker)} has no such setting made at run time; "
+                        f"'tidemill broker describe {broker}' shows those it has{did_you_mean(key, held)}"
                     )
         admin.alter_configs(resource, changes.wanted, remove=removed, validate_only=dry_run)
     if as_json:
         document = {"broker": broker if broker == DEFAULT else int(broker), "set": changes.wanted}
         print_json({**document, "unset": list(removed), "changed": not dry_run})
         return
-    done(f"{said(broker)}: {'could have ' if dry_run else ''}{', '.join(changes.told)}")
+    done(f"{display_name(broker)}: {'would have ' if dry_run else ''}{', '.join(changes.descriptions)}")
 
 
 @command.command(
     "unregister",
     epilog="""\b
 Examples:
-  tidemill cluster decommission 4             moves everything away from broker 4
-  tidemill broker unregister 4                once it has been stopped for good
+  tidemill cluster decommission 4             moves all replicas off broker 4
+  tidemill broker unregister 4                after broker 4 was stopped for good
 
-The deletion of a topic waits for every broker that has a replica, also for dead ones.""",
+The deletion of a topic waits for every broker with a replica, including brokers that are down.""",
 )
-@click.argument("broker", metavar="BROKER", type=Whole(0, INT_MAX))
+@click.argument("broker", metavar="BROKER", type=WholeNumber(0, INT_MAX))
 @target_options
 def unregister(broker: int, target: Target) -> None:
-    """Have deletions of topics wait no more for a broker that will not return.
+    """Unregister a broker that will not return.
 
-    The broker has to be stopped. 'tidemill cluster remove' does this for brokers of 'tidemill cluster up'.
+    Topic deletions no longer wait for it. The broker must be stopped. 'tidemill cluster remove' does the same
+    for brokers of 'tidemill cluster up'.
     """
     from tidemill.client import Admin
 

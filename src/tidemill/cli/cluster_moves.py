@@ -1,4 +1,4 @@
-"""Parts of ``tidemill cluster`` that move data and leaderships: decommission, rebalance, elect."""
+"""Commands of ``tidemill cluster`` that move data and leaderships: decommission, rebalance, elect."""
 
 from __future__ import annotations
 
@@ -8,21 +8,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli import suggest
+from tidemill.cli import name_completion
 from tidemill.cli.cluster_options import broker_ids, cluster_options, local_cluster_options
-from tidemill.cli.elections import elect, election_options
-from tidemill.cli.manner import Manner, manner_options
-from tidemill.cli.moves import Plan, assignment, is_agreed, print_plan, racks_of, read_partitions, text
-from tidemill.cli.moving import FAILED, carry_out, elect_preferred, tell
-from tidemill.cli.options import INT_MAX, JsonFile, Target, Whole
-from tidemill.cli.output import counted, done, json_option
+from tidemill.cli.leader_elections import elect, election_options
+from tidemill.cli.options import INT_MAX, JsonFile, Target, WholeNumber
+from tidemill.cli.output import FAILED, counted, done, json_option
+from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
+from tidemill.cli.reassignment_plans import (
+    Plan,
+    assignment,
+    is_confirmed,
+    print_plan,
+    racks_of,
+    read_partitions,
+    text,
+)
+from tidemill.cli.reassignment_progress import elect_preferred, execute_plan, report_problems
 
 if TYPE_CHECKING:
-    from tidemill.cli.local import LocalCluster
+    from tidemill.cli.local_cluster import LocalCluster
     from tidemill.client import Admin
 
 ROUNDS_MAX = 5
-"""How often it is looked whether new topics came to a broker that is emptied."""
+"""How often the broker is checked for new replicas, of topics created while it is emptied."""
 
 
 @click.command(
@@ -33,25 +41,32 @@ Examples:
   tidemill cluster decommission 3 --throttle 50000000 --yes
   tidemill cluster decommission 3 --json > plan.json
 
-The broker goes on until you stop it, and may be down already. Topics that are made meanwhile move, too.""",
+The broker keeps running until you stop it; it may also be down already. Topics created meanwhile move,
+too.""",
 )
-@click.argument("broker", metavar="BROKER", type=Whole(0, INT_MAX), shell_complete=broker_ids)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@manner_options()
+@click.argument("broker", metavar="BROKER", type=WholeNumber(0, INT_MAX), shell_complete=broker_ids)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@add_move_options()
 @json_option
 @local_cluster_options
 def decommission(
-    broker: int, yes: bool, manner: Manner, as_json: bool, target: Target, local: LocalCluster | None
+    broker: int,
+    yes: bool,
+    move_options: ReassignmentOptions,
+    as_json: bool,
+    target: Target,
+    local: LocalCluster | None,
 ) -> int:
-    """Move everything away from BROKER: the plan first, then, when you agree, the moves.
+    """Move all replicas off BROKER.
 
-    With --json the plan alone is printed, for 'tidemill reassign execute'.
+    Shows the plan, and executes it after confirmation. With --json only the plan is printed, for 'tidemill
+    reassign execute'.
     """
     from tidemill.client import Admin
-    from tidemill.controller import balance
+    from tidemill.controller import reassignment_planner
 
     def planned(current: Plan) -> Plan:
-        return balance.decommission(current, racks, {broker}, random.Random())
+        return reassignment_planner.decommission(current, racks, {broker}, random.Random())
 
     with Admin(target.bootstrap, target.config()) as admin:
         racks = racks_of(admin)
@@ -59,35 +74,35 @@ def decommission(
         holders = {holder for replicas in current.values() for holder in replicas}
         if broker not in racks and broker not in holders:
             raise click.ClickException(
-                f"there is no broker {broker}; those that live are {', '.join(map(str, sorted(racks)))}"
+                f"there is no broker {broker}; live brokers: {', '.join(map(str, sorted(racks)))}"
             )
         plan = planned(current)
         if as_json:
             click.echo(text(plan))
             return 0
-        leaving = _leaving(admin, broker, current)
+        leaving = _moves_off(admin, broker, current)
         if leaving:
-            done(f"{counted(len(leaving), 'partition')} on the way from broker {broker} already")
+            done(f"{counted(len(leaving), 'partition')} already moving off broker {broker}")
         if plan:
             print_plan(admin, plan, current)
-            if not is_agreed(f"Move everything away from broker {broker}?", yes):
+            if not is_confirmed(f"Move all replicas off broker {broker}?", yes):
                 return FAILED
         if plan or leaving:
             plan = {**leaving, **plan}
-            code = _until_empty(admin, planned, plan, current, manner)
-            if code or not manner.wait:
+            code = _execute_until_empty(admin, planned, plan, current, move_options)
+            if code or not move_options.wait:
                 return code
     if broker not in racks:
-        ending = "it is down, and can stay so"
+        ending = "it is down, and can stay down"
     else:
-        stop = f"'tidemill cluster stop {broker}{local.option}' ends it" if local is not None else None
+        stop = f"'tidemill cluster stop {broker}{local.option}' stops it" if local is not None else None
         ending = stop or "it can be stopped"
-    done(f"broker {broker} holds nothing{' any more' if plan else ''}: {ending}")
+    done(f"broker {broker} holds no replicas{' any more' if plan else ''}: {ending}")
     return 0
 
 
-def _leaving(admin: Admin, broker: int, current: Plan) -> Plan:
-    """What is on the way from a broker, and there still: of an interrupted command, for instance."""
+def _moves_off(admin: Admin, broker: int, current: Plan) -> Plan:
+    """Returns the moves off a broker that are in progress, for instance of an interrupted command."""
     moving = admin.list_reassignments()
     return {
         item: move.target
@@ -96,21 +111,25 @@ def _leaving(admin: Admin, broker: int, current: Plan) -> Plan:
     }
 
 
-def _until_empty(
-    admin: Admin, planned: Callable[[Plan], Plan], plan: Plan, current: Plan, manner: Manner
+def _execute_until_empty(
+    admin: Admin,
+    planned: Callable[[Plan], Plan],
+    plan: Plan,
+    current: Plan,
+    move_options: ReassignmentOptions,
 ) -> int:
-    """Carries the plan out, and those for topics that were made meanwhile; the exit code."""
+    """Executes the plan, and plans for topics created meanwhile. Returns the exit code."""
     for _ in range(ROUNDS_MAX):
-        code = carry_out(admin, plan, current, manner)
-        if code or not manner.wait:
+        code = execute_plan(admin, plan, current, move_options)
+        if code or not move_options.wait:
             return code
         current = assignment(admin)
         plan = planned(current)
         if not plan:
             return 0
     click.echo(
-        f"tidemill: topics are made on it again and again ({counted(len(plan), 'partition')} left): let "
-        "nobody make any for a while, and try again",
+        f"tidemill: new topics keep being placed on the broker ({counted(len(plan), 'partition')} left): "
+        "create no topics for a while, and try again",
         err=True,
     )
     return FAILED
@@ -120,29 +139,29 @@ def _until_empty(
     "rebalance",
     epilog="""\b
 Examples:
-  tidemill cluster rebalance                  the plan, and on a terminal a question
+  tidemill cluster rebalance                  show the plan, and ask for confirmation
   tidemill cluster rebalance --yes --throttle 50000000
   tidemill cluster rebalance --json > plan.json
 
-As little is moved as makes brokers hold, and preferably lead, as many partitions as each other; no partition
-comes into fewer racks than it is in.""",
+As little data moves as makes brokers hold, and preferably lead, equal numbers of partitions; no partition is
+spread over fewer racks than before.""",
 )
-@click.option("-y", "--yes", "--execute", is_flag=True, help="Do not ask.")
-@manner_options()
+@click.option("-y", "--yes", "--execute", is_flag=True, help="Do not ask for confirmation.")
+@add_move_options()
 @json_option
 @cluster_options
-def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target) -> int:
-    """Spread partitions and leaderships evenly; gives a new broker its share.
+def rebalance(yes: bool, move_options: ReassignmentOptions, as_json: bool, target: Target) -> int:
+    """Spread partitions and leaderships evenly over brokers.
 
-    The plan comes first, and is carried out when you agree. With --json it is printed alone, for 'tidemill
-    reassign execute'.
+    Run it after a broker was added. Shows the plan, and executes it after confirmation. With --json only the
+    plan is printed, for 'tidemill reassign execute'.
     """
     from tidemill.client import Admin
-    from tidemill.controller import balance
+    from tidemill.controller import reassignment_planner
 
     with Admin(target.bootstrap, target.config()) as admin:
         current = assignment(admin)
-        plan = balance.spread(current, racks_of(admin), random.Random())
+        plan = reassignment_planner.spread(current, racks_of(admin), random.Random())
         if as_json:
             click.echo(text(plan))
             return 0
@@ -150,19 +169,19 @@ def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target) -> int:
         moving = admin.list_reassignments() if not plan else {}
         if moving:
             done(
-                f"nothing else has to move than the {counted(len(moving), 'partition')} that are on the way: "
-                "'tidemill reassign list' shows how far"
+                f"nothing has to move but the {counted(len(moving), 'partition')} that are moving already: "
+                "'tidemill reassign list' shows the progress"
             )
             return 0
         if not plan:
-            done("nothing has to move: partitions are spread as evenly as can be")
+            done("nothing has to move: partitions are spread as evenly as possible")
         else:
             print_plan(admin, plan, current)
-            if not is_agreed("Carry this out?", yes):
+            if not is_confirmed("Execute this plan?", yes):
                 return 0
-            code = carry_out(admin, plan, current, manner)
-        if not code and manner.wait and (yes or plan):
-            code = tell(elect_preferred(admin, None))
+            code = execute_plan(admin, plan, current, move_options)
+        if not code and move_options.wait and (yes or plan):
+            code = report_problems(elect_preferred(admin, None))
     return code
 
 
@@ -170,21 +189,21 @@ def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target) -> int:
     "elect",
     epilog="""\b
 Examples:
-  tidemill cluster elect                      preferred replicas lead, all over the cluster
+  tidemill cluster elect                      preferred leaders of all partitions
   tidemill cluster elect orders -p 0 -p 3
   tidemill cluster elect --file election.json
-  tidemill cluster elect orders --unclean     when nobody who has all can come back
+  tidemill cluster elect orders --unclean     when no in-sync replica will return
 
-FILE has the shape of Kafka's: {"partitions": [{"topic": "orders", "partition": 0}]}.""",
+FILE has the format of Kafka's election tool: {"partitions": [{"topic": "orders", "partition": 0}]}.""",
 )
-@click.argument("names", metavar="[TOPIC...]", nargs=-1, shell_complete=suggest.topics)
+@click.argument("names", metavar="[TOPIC...]", nargs=-1, shell_complete=name_completion.topics)
 @click.option(
     "-f",
     "--file",
     "path",
     metavar="FILE",
     type=JsonFile("a file of partitions"),
-    help="Partitions as JSON; - is standard input.",
+    help="Partitions in a JSON file; - is standard input.",
 )
 @election_options
 @cluster_options
@@ -197,8 +216,8 @@ def elect_(
     as_json: bool,
     target: Target,
 ) -> int:
-    """Have preferred replicas lead again: of TOPICs, or of all."""
+    """Elect the preferred leaders of TOPICs, or of all topics."""
     if path is not None and names:
-        raise click.UsageError("give TOPICs or --file: one of them")
+        raise click.UsageError("give either TOPICs or --file")
     listed = read_partitions(path) if path is not None else None
     return elect(target, names, numbers, listed, unclean, yes, as_json)

@@ -1,4 +1,4 @@
-"""``tidemill cluster status``: who lives, leads and is in sync."""
+"""``tidemill cluster status``: shows live brokers, leaders and in-sync replicas."""
 
 from __future__ import annotations
 
@@ -10,96 +10,96 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.cluster_options import local_cluster_options
-from tidemill.cli.local import ZOOKEEPER
+from tidemill.cli.local_cluster import ZOOKEEPER
 from tidemill.cli.options import Target
-from tidemill.cli.output import counted, done, json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import FAILED, counted, done, json_option, on_terminal, print_json, print_table
 
 if TYPE_CHECKING:
-    from tidemill.cli.local import LocalCluster
+    from tidemill.cli.local_cluster import LocalCluster
     from tidemill.client import Admin
     from tidemill.client.admin_types import ClusterDescription, PartitionDescription
 
-FAILED = 1
 CONTROLLER_S = 3.0
 STORES_S = 5.0
-"""How long all brokers together may take to say whether their store answers."""
-NOTICED_S = 3.0
-"""How long a cluster may take to notice that a process has ended, before it is shown as it says."""
+"""Time in which all brokers together report whether they reach their store."""
+DETECTION_S = 3.0
+"""How long to wait until the cluster has detected ended processes, before its state is shown."""
 
-SILENT_MS = 3000
-"""A broker that says nothing for so long is left alone: another one is asked."""
+REQUEST_TIMEOUT_MS = 3000
+"""Request timeout, in milliseconds. After it another broker is asked."""
 
 NAMED_MAX = 5
-"""Partitions that are named, of those that are not well."""
+"""Largest number of partitions named of those that are offline or under-replicated."""
 
 
 @click.command(
     "status",
     epilog="""\b
 Examples:
-  tidemill cluster status                     the cluster of ./tidemill-cluster, if there is one
-  tidemill cluster status -b broker:9092      any other
+  tidemill cluster status                     the cluster in ./tidemill-cluster, if there is one
+  tidemill cluster status -b broker:9092      any other cluster
   tidemill cluster status --json | jq '.under_replicated[].topic'
   tidemill cluster status --check             for scripts and monitors""",
 )
 @click.option(
     "--check",
     is_flag=True,
-    help="Exit code 1 unless every replica of every partition is in sync, and brokers reach their store.",
+    help="Exit code 1 unless every replica of every partition is in sync, and all brokers reach their store.",
 )
 @json_option
 @local_cluster_options
 def status(check: bool, as_json: bool, target: Target, local: LocalCluster | None) -> int:
-    """Show who lives, leads and is in sync.
+    """Show live brokers, leaders and in-sync replicas.
 
-    "preferred" counts the partitions that a broker is to lead; 'tidemill cluster elect' sees to it.
+    "preferred" counts the partitions whose preferred leader is the broker; 'tidemill cluster elect' elects
+    it.
     """
     from tidemill.client import Admin
 
-    with Admin(target.bootstrap, target.config(request_timeout_ms=SILENT_MS)) as admin:
-        found = _found(admin, local)
+    with Admin(target.bootstrap, target.config(request_timeout_ms=REQUEST_TIMEOUT_MS)) as admin:
+        found = _cluster_state(admin, local)
     if as_json:
         print_json(found)
     else:
         _print(found)
-    return FAILED if check and not _is_well(found) else 0
+    return FAILED if check and not _is_healthy(found) else 0
 
 
-def _is_well(found: Mapping[str, Any]) -> bool:
+def _is_healthy(found: Mapping[str, Any]) -> bool:
     troubles = ("under_replicated", "offline", "unnoticed", "without_store")
-    return not any(found.get(one) for one in troubles) and not _is_zookeeper_down(found)
+    return not any(found.get(trouble) for trouble in troubles) and not _is_zookeeper_down(found)
 
 
 def _is_zookeeper_down(found: Mapping[str, Any]) -> bool:
-    """Whether the ZooKeeper that belongs to the cluster of this machine has ended."""
+    """Returns whether the ZooKeeper of the cluster of this machine has ended."""
     zookeeper = found.get("zookeeper")
     return zookeeper is not None and zookeeper.get("pid", 0) is None
 
 
-def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
-    cluster = _noticed(admin, local)
+def _cluster_state(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
+    cluster = _describe_cluster(admin, local)
     topics = admin.describe_topics([topic.name for topic in admin.list_topics(include_internal=True)])
-    partitions = [(name, one) for name, topic in topics.items() for one in topic.partitions]
+    partitions = [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
     counts: dict[str, Counter[int]] = {
-        "leads": Counter(one.leader for _, one in partitions if one.leader >= 0),
-        "preferred": Counter(one.replicas[0] for _, one in partitions if one.replicas),
-        "replicas": Counter(broker for _, one in partitions for broker in one.replicas),
-        "in_sync": Counter(broker for _, one in partitions for broker in one.isr),
+        "leads": Counter(partition.leader for _, partition in partitions if partition.leader >= 0),
+        "preferred": Counter(partition.replicas[0] for _, partition in partitions if partition.replicas),
+        "replicas": Counter(broker for _, partition in partitions for broker in partition.replicas),
+        "in_sync": Counter(broker for _, partition in partitions for broker in partition.isr),
     }
-    named = {one.broker_id: one for one in cluster.brokers}
+    named = {broker.broker_id: broker for broker in cluster.brokers}
     ports = local.ports if local is not None else {}
     running = local.running() if local is not None else {}
     unnoticed = sorted(number for number in ports.keys() & named.keys() if str(number) not in running)
     rows = []
     for number in sorted(named.keys() | ports.keys() | counts["replicas"].keys()):
-        one = named.get(number)
+        described = named.get(number)
         rows.append(
             {
                 "id": number,
-                "host": one.host if one is not None else "127.0.0.1" if number in ports else None,
-                "port": one.port if one is not None else ports.get(number),
-                "rack": one.rack if one is not None else None,
-                "living": one is not None and number not in unnoticed,
+                "host": described.host if described is not None else "127.0.0.1" if number in ports else None,
+                "port": described.port if described is not None else ports.get(number),
+                "rack": described.rack if described is not None else None,
+                "living": described is not None and number not in unnoticed,
                 "controller": number == cluster.controller_id,
                 **{what: count[number] for what, count in counts.items()},
                 **({"pid": running.get(str(number))} if local is not None else {}),
@@ -111,8 +111,12 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
         "brokers": rows,
         "topics": len(topics),
         "partitions": len(partitions),
-        "under_replicated": [_named(name, one) for name, one in partitions if one.under_replicated],
-        "offline": [_named(name, one) for name, one in partitions if one.leader < 0],
+        "under_replicated": [
+            _partition_object(name, partition) for name, partition in partitions if partition.under_replicated
+        ],
+        "offline": [
+            _partition_object(name, partition) for name, partition in partitions if partition.leader < 0
+        ],
         "without_store": [
             {"broker": number, "seconds": round(seconds, 3)}
             for number, seconds in admin.silent_stores(timeout=STORES_S).items()
@@ -122,25 +126,25 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
     }
 
 
-def _noticed(admin: Admin, local: LocalCluster | None) -> ClusterDescription:
-    """The cluster, once it has noticed which processes of this machine have ended, or a while has passed."""
-    deadline = time.monotonic() + NOTICED_S
+def _describe_cluster(admin: Admin, local: LocalCluster | None) -> ClusterDescription:
+    """Returns the cluster once it has detected the ended processes of this machine, or after NOTICED_S."""
+    deadline = time.monotonic() + DETECTION_S
     while True:
         found = admin.describe_cluster()
         if local is None:
             return found
         running = local.running()
         ended = {number for number in local.ports if str(number) not in running}
-        # Without ZooKeeper nobody can be elected in their place, and waiting is in vain.
-        is_blind = local.own_port is not None and ZOOKEEPER not in running
-        named = {one.broker_id for one in found.brokers}
-        if is_blind or not ended & named or time.monotonic() > deadline:
+        # Without ZooKeeper no other broker can be elected, and waiting is useless.
+        cannot_detect = local.own_port is not None and ZOOKEEPER not in running
+        named = {broker.broker_id for broker in found.brokers}
+        if cannot_detect or not ended & named or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
 
 
 def _moving(admin: Admin) -> int | None:
-    """How many partitions move; None while no controller says it."""
+    """Returns the number of moving partitions; None when no controller responds."""
     from tidemill.client import ClientError
 
     try:
@@ -154,55 +158,55 @@ def _zookeeper(local: LocalCluster, running: Mapping[str, int]) -> dict[str, Any
     return {"connect": local.zookeeper_connect, **own}
 
 
-def _named(topic: str, one: PartitionDescription) -> dict[str, Any]:
+def _partition_object(topic: str, partition: PartitionDescription) -> dict[str, Any]:
     return {
         "topic": topic,
-        "partition": one.partition,
-        "leader": one.leader,
-        "replicas": one.replicas,
-        "isr": one.isr,
+        "partition": partition.partition,
+        "leader": partition.leader,
+        "replicas": partition.replicas,
+        "isr": partition.isr,
     }
 
 
 def _table(brokers: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """All that is known of each, for programs."""
+    """Returns columns and rows with all facts of each broker, for programs."""
     columns = ["broker", "address", "rack", "state", "controller"]
     rows = [
         [
-            one["id"],
-            _address(one),
-            one["rack"],
-            "living" if one["living"] else "down",
-            "yes" if one["controller"] else "",
-            *(one[what] for what in ("leads", "preferred", "replicas", "in_sync")),
-            *([one["pid"] or ""] if "pid" in one else []),
+            broker["id"],
+            _address(broker),
+            broker["rack"],
+            "living" if broker["living"] else "down",
+            "yes" if broker["controller"] else "",
+            *(broker[what] for what in ("leads", "preferred", "replicas", "in_sync")),
+            *([broker["pid"] or ""] if "pid" in broker else []),
         ]
-        for one in brokers
+        for broker in brokers
     ]
     return [*columns, "leads", "preferred", "replicas", "in sync", *_process(brokers)], rows
 
 
 def _narrow_table(brokers: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """The same in the 80 columns of a terminal."""
-    racks = any(one["rack"] for one in brokers)
+    """Returns the same facts in the 80 columns of a terminal."""
+    racks = any(broker["rack"] for broker in brokers)
     rows = [
         [
-            one["id"],
-            _address(one),
-            *([one["rack"]] if racks else []),
-            "down" if not one["living"] else "controller" if one["controller"] else "living",
-            f"{one['leads']}/{one['preferred']}",
-            f"{one['in_sync']}/{one['replicas']}",
-            *([one["pid"] or ""] if "pid" in one else []),
+            broker["id"],
+            _address(broker),
+            *([broker["rack"]] if racks else []),
+            "down" if not broker["living"] else "controller" if broker["controller"] else "living",
+            f"{broker['leads']}/{broker['preferred']}",
+            f"{broker['in_sync']}/{broker['replicas']}",
+            *([broker["pid"] or ""] if "pid" in broker else []),
         ]
-        for one in brokers
+        for broker in brokers
     ]
     columns = ["broker", "address", *(["rack"] if racks else []), "state"]
     return [*columns, "leads /\npreferred", "in sync /\nreplicas", *_process(brokers)], rows
 
 
-def _address(one: dict[str, Any]) -> str:
-    return f"{one['host']}:{one['port']}" if one["host"] else ""
+def _address(broker: dict[str, Any]) -> str:
+    return f"{broker['host']}:{broker['port']}" if broker["host"] else ""
 
 
 def _process(brokers: list[dict[str, Any]]) -> list[str]:
@@ -212,29 +216,30 @@ def _process(brokers: list[dict[str, Any]]) -> list[str]:
 def _print(found: dict[str, Any]) -> None:
     columns, rows = (_narrow_table if on_terminal() else _table)(found["brokers"])
     text = {"address", "rack", "state", "controller"}
-    print_table(columns, rows, right=[one for one in columns if one not in text], empty="no brokers")
+    print_table(columns, rows, right=[column for column in columns if column not in text], empty="no brokers")
     if not on_terminal():
         _print_store(found, to_stderr=True)  # The table is for programs.
         return
     click.echo()
     _print_store(found)
-    for one in found["brokers"]:
-        if one.get("pid") is not None and not one["living"]:
+    for broker in found["brokers"]:
+        if broker.get("pid") is not None and not broker["living"]:
             click.secho(
-                f"broker {one['id']} is no part of the cluster, though process {one['pid']} runs: it starts, "
-                "or stands still; its log tells",
+                f"broker {broker['id']} is not part of the cluster, though process {broker['pid']} runs: it "
+                "is starting, or hangs; see its log",
                 fg="red",
             )
     for number in found.get("unnoticed", ()):
         click.secho(
-            f"broker {number} has ended, and the cluster has not noticed: what it leads can be neither read "
-            f"nor written until it does, or 'tidemill cluster start {number}' brings it back",
+            f"broker {number} has ended, and the cluster has not detected it: its partitions can be neither "
+            f"read nor written until it does, or until 'tidemill cluster start {number}' starts the broker "
+            "again",
             fg="red",
         )
     if found["moving"] is None:
-        click.secho("no controller answers: topics cannot be changed, and nobody is elected", fg="red")
+        click.secho("no controller responds: topics cannot be changed, and no leaders are elected", fg="red")
     total = f"{counted(found['partitions'], 'partition')} of {counted(found['topics'], 'topic')}"
-    if not _is_well(found):
+    if not _is_healthy(found):
         click.echo(total)
         _print_partitions("offline", found["offline"], "red")
         _print_partitions("under-replicated", found["under_replicated"], "yellow")
@@ -242,12 +247,12 @@ def _print(found: dict[str, Any]) -> None:
         done(f"{total}, every replica in sync")
     if found["moving"]:
         click.echo(
-            f"on the move: {counted(found['moving'], 'partition')}; 'tidemill reassign list' shows more"
+            f"moving: {counted(found['moving'], 'partition')}; 'tidemill reassign list' shows the progress"
         )
 
 
 def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
-    """Says so when ZooKeeper is gone, or brokers do not reach it."""
+    """Prints a warning when ZooKeeper is down, or brokers do not reach it."""
     if _is_zookeeper_down(found):
         click.secho(
             "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it", fg="red", err=to_stderr
@@ -255,13 +260,13 @@ def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
     without = found.get("without_store")
     if not without:
         return
-    named = ", ".join(str(one["broker"]) for one in without[:NAMED_MAX])
+    named = ", ".join(str(broker["broker"]) for broker in without[:NAMED_MAX])
     more = f" and {len(without) - NAMED_MAX} more" if len(without) > NAMED_MAX else ""
-    longest = max(one["seconds"] for one in without)
+    longest = max(broker["seconds"] for broker in without)
     click.secho(
         f"{'broker' if len(without) == 1 else 'brokers'} {named}{more} without the coordination store for "
-        f"{longest:.1f} s: nobody is elected, and topics and settings cannot be changed until it answers; "
-        "start ZooKeeper, or mend the network",
+        f"{longest:.1f} s: no leaders are elected, and topics and settings cannot be changed until it "
+        "responds; start ZooKeeper, or repair the network",
         fg="red",
         err=to_stderr,
     )
@@ -269,6 +274,8 @@ def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
 
 def _print_partitions(what: str, partitions: list[dict[str, Any]], colour: str) -> None:
     if partitions:
-        named = ", ".join(f"{one['topic']}-{one['partition']}" for one in partitions[:NAMED_MAX])
+        named = ", ".join(
+            f"{partition['topic']}-{partition['partition']}" for partition in partitions[:NAMED_MAX]
+        )
         more = f" and {len(partitions) - NAMED_MAX} more" if len(partitions) > NAMED_MAX else ""
         click.secho(f"{len(partitions)} {what}: {named}{more}", fg=colour)

@@ -1,4 +1,4 @@
-"""``tidemill completion``: the completion script for a shell."""
+"""``tidemill completion``: prints the completion script for a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tidemill config``: every configuration key, and a check of what a broker would make of its sources."""
+"""``tidemill config``: lists every configuration key, and checks the configuration of a broker."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 import click
 
-from tidemill.cli.options import broker_settings_option, config_file_option, pairs
+from tidemill.cli.options import config_file_option, pairs
 from tidemill.cli.output import INDENT, console, json_option, on_terminal, print_json, print_table
+from tidemill.cli.setting_options import broker_settings_option
 from tidemill.cli.table_layout import wrap
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
-from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
-from tidemill.model.configs.topic import near
+from tidemill.model.configs.config_def import READ_ONLY, TYPE_NAMES
+from tidemill.model.similar_names import did_you_mean
 
 SCOPES = {"broker": BROKER_KEYS, "topic": TOPIC_KEYS, "group": GROUP_KEYS}
 
 
 @click.group("config")
 def command() -> None:
-    """List every configuration key, and check a file."""
+    """List every configuration key, and check a configuration."""
 
 
 @command.command(
@@ -27,17 +28,17 @@ def command() -> None:
     epilog="""\b
 Examples:
   tidemill config keys                    broker and topic keys that take effect
-  tidemill config keys --all --json       everything, for programs
-  tidemill config keys retention          those whose names hold 'retention'
+  tidemill config keys --all --json       all keys, for programs
+  tidemill config keys retention          keys with 'retention' in their names
   tidemill config keys --markdown         the page docs/configuration.md""",
 )
 @click.argument("part", default="")
-@click.option("--scope", type=click.Choice([*SCOPES]), help="Only keys of this scope.")
-@click.option("--all", "all_keys", is_flag=True, help="Also keys that have no effect, with the reason.")
+@click.option("--scope", type=click.Choice([*SCOPES]), help="List only keys of this scope.")
+@click.option("--all", "all_keys", is_flag=True, help="Also list keys without effect, with the reason.")
 @click.option("--markdown", is_flag=True, help="Print the documentation page.")
 @json_option
 def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: bool) -> None:
-    """List configuration keys whose names hold PART."""
+    """List configuration keys with PART in their names."""
     if markdown:
         from tidemill.cli.config_page import page
 
@@ -59,17 +60,17 @@ def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: 
             _print_key(key, width)
         if not chosen:
             names = [name for table in SCOPES.values() for name in table]
-            click.secho(f"no key has {part!r} in its name{near(part, names)}", dim=True)
+            click.secho(f"no key has {part!r} in its name{did_you_mean(part, names)}", dim=True)
     else:
         columns = ["key", "scope", "type", "default", "allowed", "changes", "effect", "meaning"]
         print_table(columns, [_row(key) for key in chosen])
     hidden = sum(not key.takes_effect for table in SCOPES.values() for key in table.values())
     if on_terminal() and not all_keys and not part:
-        click.secho(f"{hidden} keys are known and have no effect here; --all shows them and why.", dim=True)
+        click.secho(f"{hidden} known keys have no effect here; --all shows them, with the reason.", dim=True)
 
 
 def _print_key(key: Key, width: int) -> None:
-    """A key as people read it: its facts in one line, what it means below."""
+    """Prints a key for people: its facts on one line, its meaning below."""
     default = key.render(key.default)
     facts = [
         TYPE_NAMES[key.type],
@@ -79,10 +80,10 @@ def _print_key(key: Key, width: int) -> None:
     ]
     scope = "" if key.scope == "broker" else f" ({key.scope})"
     head = f"{key.name}{scope}  "
-    told = "; ".join(facts)
-    lines = wrap(head + told, width)
+    details = "; ".join(facts)
+    lines = wrap(head + details, width)
     if not lines[0].startswith(head):
-        lines = [head, told]
+        lines = [head, details]
     click.echo(click.style(head, bold=True) + click.style(lines[0][len(head) :], dim=True))
     for line in wrap(" ".join(lines[1:]), width - INDENT) if lines[1:] else ():
         click.secho(" " * INDENT + line, dim=True)
@@ -107,7 +108,7 @@ def _row(key: Key) -> list[str]:
 
 
 def as_object(key: Key) -> dict[str, Any]:
-    """A key as JSON shows it."""
+    """Returns a key as JSON output shows it."""
     return {
         "name": key.name,
         "scope": key.scope,
@@ -127,9 +128,10 @@ def as_object(key: Key) -> dict[str, Any]:
 @broker_settings_option
 @json_option
 def check(config_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Check what 'serve' would be told: --config, environment and --set; show what is set and by what.
+    """Check the configuration that 'serve' would use.
 
-    What it refuses, 'serve' refuses in the same words. Ports, directories and ZooKeeper are left alone.
+    It comes from --config, environment and --set. Shows each set key and its source. A configuration that
+    'serve' refuses is refused with the same message. Ports, directories and ZooKeeper are not touched.
     """
     from tidemill.server.process import check_config
 

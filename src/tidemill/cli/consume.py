@@ -1,4 +1,4 @@
-"""``tidemill consume``: messages of topics, printed."""
+"""``tidemill consume``: prints the messages of topics."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.options import Duration, Moment, Target, Whole, target_options, unescape
-from tidemill.cli.output import after_interrupt, counted, on_terminal, time_text
-from tidemill.cli.records import as_text, for_terminal, hexadecimal, to_json
-from tidemill.cli.waiting import say_no_more
-from tidemill.model.configs.topic import near
+from tidemill.cli import name_completion
+from tidemill.cli.options import Duration, Moment, Target, WholeNumber, target_options, unescape
+from tidemill.cli.output import counted, interrupt_text, on_terminal, time_text
+from tidemill.cli.record_text import as_text, for_terminal, hexadecimal, to_json
+from tidemill.cli.wait_messages import stop_watching
+from tidemill.model.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from tidemill.client import Consumer
-    from tidemill.client.chunks import ConsumerRecord
+    from tidemill.client.completed_fetch import ConsumerRecord
     from tidemill.model.types import TopicPartition
 
 
 class Start:
-    """Where to begin: one of the ways at most."""
+    """The start position of a command. At most one of its options may be given."""
 
     __slots__ = ("beginning", "offset", "since_ms")
 
     def __init__(self, beginning: bool, offset: int | None, since_ms: int | None) -> None:
         if sum((beginning, offset is not None, since_ms is not None)) > 1:
-            raise click.UsageError("--from-beginning, --offset and --since: one of them at most")
+            raise click.UsageError("give at most one of --from-beginning, --offset and --since")
         self.beginning = beginning
         self.offset = offset
         self.since_ms = since_ms
 
     @property
-    def given(self) -> bool:
-        """Whether the user said where to begin."""
+    def is_given(self) -> bool:
+        """Returns whether the user gave a start position."""
         return self.beginning or self.offset is not None or self.since_ms is not None
 
     @property
     def is_looked_up(self) -> bool:
-        """Whether it is a place within a partition, and not one of its ends."""
+        """Returns whether the position is inside a partition, not its log start or log end offset."""
         return self.offset is not None or self.since_ms is not None
 
     def offsets(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset to read of each partition."""
+        """Returns the first offset to read of each partition."""
         starts = consumer.beginning_offsets(partitions)
         if self.beginning:
             return starts
@@ -67,29 +67,29 @@ class Start:
             first, more = elsewhere[0], len(elsewhere) - 1
             others = f"; {counted(more, 'other partition')} too" if more else ""
             click.echo(
-                f"tidemill: offset {self.offset} is not in {first}, which has {starts[first]} to "
-                f"{ends[first]}: reading begins at {at[first]}{others}",
+                f"tidemill: offset {self.offset} is out of range in {first}, which has {starts[first]} to "
+                f"{ends[first]}: reading starts at {at[first]}{others}",
                 err=True,
             )
         return at
 
 
 HEARTBEAT_MS = 1_000
-TROUBLE_S_MAX = 60.0
-"""How long the end of a partition is waited for that cannot be read."""
+UNREADABLE_S_MAX = 60.0
+"""How long to wait for the log end offset of a partition that cannot be read."""
 
 
-def refuse_lasting_trouble(consumer: Consumer) -> bool:
-    """Whether a partition cannot be read now. Raises when that has lasted too long to wait for an end."""
+def check_readable(consumer: Consumer) -> bool:
+    """Returns whether a partition is unreadable. Raises ClickException after ``UNREADABLE_S_MAX``."""
     found = consumer.troubles()
     for item, (error, seconds) in found.items():
-        if seconds >= TROUBLE_S_MAX:
+        if seconds >= UNREADABLE_S_MAX:
             raise click.ClickException(f"{item} cannot be read for {seconds:.0f} s: {error}")
     return bool(found)
 
 
 class Format:
-    """How a record is printed."""
+    """Prints records in one format."""
 
     def __init__(
         self, kind: str, show: set[str], separator: str, write: Callable[[bytes], Any], terminal: bool
@@ -100,10 +100,10 @@ class Format:
         self._write = write
         self._terminal = terminal
         self.count = 0
-        """How many records were printed."""
+        """Number of records printed."""
 
     def print(self, record: ConsumerRecord) -> None:
-        """One record, one line."""
+        """Prints one record on one line."""
         self._print(record)
         self.count += 1
 
@@ -160,40 +160,54 @@ Examples:
   tidemill consume hello --since 15m --json | jq .value
   tidemill consume hello -g readers                            as a member of a group
   tidemill consume --pattern 'orders\\..*' -v
-  tidemill consume hello -n 1 --timeout 5s                     exit code 1 if none comes
+  tidemill consume hello -n 1 --timeout 5s                     exit code 1 if no message comes
 
-Without a start it begins with what comes next; a group goes on where it was.""",
+Without a start position it prints new messages; a group resumes at its committed offsets.""",
 )
-@click.argument("topics", nargs=-1, shell_complete=suggest.topics)
-@click.option("--pattern", metavar="REGEX", help="Topics whose whole name matches.")
-@click.option("--from-beginning", is_flag=True, help="Begin with the oldest message.")
+@click.argument("topics", nargs=-1, shell_complete=name_completion.topics)
+@click.option("--pattern", metavar="REGEX", help="Read topics whose whole name matches.")
+@click.option("--from-beginning", is_flag=True, help="Start at the oldest message.")
 @click.option(
-    "--offset", type=int, metavar="N", help="Begin at offset N; -N: at the last N of each partition."
+    "--offset", type=int, metavar="N", help="Start at offset N; -N: at the last N messages of each partition."
 )
 @click.option(
-    "--since", type=Moment(), metavar="TIME", help="Begin at a time: 2026-03-01T12:00, or 10m (ago)."
+    "--since", type=Moment(), metavar="TIME", help="Start at a time: 2026-03-01T12:00, or 10m (ago)."
 )
-@click.option("-p", "--partition", "partitions", type=Whole(min=0), multiple=True, help="Only this one.")
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=WholeNumber(min=0),
+    multiple=True,
+    help="Read only this partition; can be repeated.",
+)
 @click.option(
     "-g",
     "--group",
     metavar="NAME",
-    help="Join this group, and commit its offsets.",
-    shell_complete=suggest.groups,
+    help="Join this consumer group, and commit its offsets.",
+    shell_complete=name_completion.groups,
 )
-@click.option("-n", "--max-messages", type=Whole(min=1), metavar="N", help="End after N messages.")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="End when none comes for so long (5s, 1m).")
-@click.option("-e", "--exit-at-end", is_flag=True, help="End with what is there now.")
+@click.option("-n", "--max-messages", type=WholeNumber(min=1), metavar="N", help="Exit after N messages.")
+@click.option(
+    "--timeout", type=Duration(), metavar="TIME", help="Exit when no message comes for this long (5s, 1m)."
+)
+@click.option("-e", "--exit-at-end", is_flag=True, help="Exit at the current end of the partitions.")
 @click.option(
     "-o", "--format", "kind", type=click.Choice(["plain", "json", "hex"]), default="plain", show_default=True
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @click.option(
-    "--show", default="", metavar="FIELDS", help="Also topic, partition, offset, timestamp, headers, key."
+    "--show",
+    default="",
+    metavar="FIELDS",
+    help="Also print: topic, partition, offset, timestamp, headers, key.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show all of them.")
-@click.option("--separator", default="\\t", show_default=True, metavar="TEXT", help="Between the fields.")
-@click.option("--read-committed", is_flag=True, help="Leave out open and aborted transactions.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all fields.")
+@click.option(
+    "--separator", default="\\t", show_default=True, metavar="TEXT", help="Separator of the fields."
+)
+@click.option("--read-committed", is_flag=True, help="Skip messages of open and aborted transactions.")
 @target_options
 def command(
     topics: tuple[str, ...],
@@ -214,21 +228,21 @@ def command(
     read_committed: bool,
     target: Target,
 ) -> None:
-    """Print the messages of TOPICS, one a line.
+    """Print the messages of TOPICS, one per line.
 
-    Exit code 1 when --max-messages was given and fewer came before --timeout or the end.
+    Exit code 1 when fewer than --max-messages came before --timeout or the end.
     """
     if bool(topics) == (pattern is not None):
-        raise click.UsageError("name topics, or a --pattern")
+        raise click.UsageError("give either TOPICS or --pattern")
     if pattern is not None:
         try:
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as problem:
-            raise click.UsageError(f"--pattern {pattern}: no regular expression: {problem}") from None
+            raise click.UsageError(f"--pattern {pattern}: not a regular expression: {problem}") from None
     if group == "":
         raise click.UsageError("--group is empty: name a group, or leave it out")
     if group is not None and partitions:
-        raise click.UsageError("a group shares partitions out by itself: leave --partition or --group out")
+        raise click.UsageError("a group assigns partitions itself: leave --partition or --group out")
     from tidemill.client import Consumer
 
     start = Start(from_beginning, offset, since)
@@ -241,7 +255,7 @@ def command(
         group_id=group,
         auto_offset_reset="earliest" if from_beginning else "latest",
         isolation_level="read_committed" if read_committed else "read_uncommitted",
-        # So that it is noticed soon when the coordinator does not answer.
+        # A coordinator that does not respond is noticed soon.
         heartbeat_interval_ms=HEARTBEAT_MS,
         # A misspelt name would become a topic.
         allow_auto_create_topics=False,
@@ -255,20 +269,20 @@ def command(
             _subscribe(consumer, topics, pattern, start)
         else:
             _assign(consumer, topics, pattern, partitions, start)
-        with _telling(shown):
+        with _report_count(shown):
             _print_all(consumer, shown, max_messages, timeout, exit_at_end)
     if max_messages is not None and shown.count < max_messages:
-        why = "that is all there is now" if exit_at_end else f"and then none within {timeout:g} s"
+        why = "and the end was reached" if exit_at_end else f"and then none within {timeout:g} s"
         raise click.ClickException(f"{shown.count} of {max_messages} messages came, {why}")
 
 
 @contextmanager
-def _telling(shown: Format) -> Iterator[None]:
-    """Says after the block, when ctrl-C or an error ended it, how many messages were read."""
+def _report_count(shown: Format) -> Iterator[None]:
+    """Prints how many messages were read, when ctrl-C or an error ended the block."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(after_interrupt(f"{counted(shown.count, 'message')} read"), err=True)
+        click.echo(interrupt_text(f"{counted(shown.count, 'message')} read"), err=True)
         raise
     except BrokenPipeError:
         raise
@@ -276,7 +290,7 @@ def _telling(shown: Format) -> Iterator[None]:
         problem.add_note(f"{counted(shown.count, 'message')} read")
         raise
     finally:
-        say_no_more()
+        stop_watching()
 
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "headers", "key")
@@ -293,7 +307,7 @@ def _fields(show: str, verbose: bool) -> set[str]:
 
 
 def _find_topics(consumer: Consumer, topics: Sequence[str]) -> None:
-    """Refuses topics that are not there: a group would wait for them without a word."""
+    """Raises ClickException for topics that do not exist: a group would wait for them silently."""
     from tidemill.client import ClientError
     from tidemill.client.errors import BrokerUnreachable, RequestTimeout
     from tidemill.model.errors import ErrorCode
@@ -305,10 +319,10 @@ def _find_topics(consumer: Consumer, topics: Sequence[str]) -> None:
             raise
         except ClientError as problem:
             if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                return  # The consumer meets it too, and says what it means.
+                return  # The consumer gets the same error, and explains it.
             raise click.ClickException(
-                f"topic {topic!r} is not there: 'tidemill topic create {topic}' creates it, 'tidemill topic "
-                f"list' shows what there is{near(topic, consumer.topics())}"
+                f"topic {topic!r} does not exist: 'tidemill topic create {topic}' creates it, 'tidemill "
+                f"topic list' shows the topics{did_you_mean(topic, consumer.topics())}"
             ) from None
 
 
@@ -325,7 +339,7 @@ def _assign(
         names = [name for name in consumer.topics() if compiled.fullmatch(name)]
         if not names:
             raise click.ClickException(
-                f"no topic matches {pattern!r}; 'tidemill topic list' shows what there is"
+                f"no topic matches {pattern!r}; 'tidemill topic list' shows the topics"
             )
     chosen = [
         item
@@ -342,7 +356,7 @@ def _assign(
         )
     consumer.assign(chosen)
     bad = consumer.troubles()
-    # Where all begins at an end, those that nobody leads do so by the policy, once somebody does.
+    # A partition without a leader starts at its start or end by auto.offset.reset, once it has a leader.
     now = chosen if start.is_looked_up else [item for item in chosen if item not in bad]
     for item, at in start.offsets(consumer, now).items():
         consumer.seek(item, at)
@@ -350,10 +364,10 @@ def _assign(
 
 def _subscribe(consumer: Consumer, topics: tuple[str, ...], pattern: str | None, start: Start) -> None:
     class Seek:
-        """Moves what was just assigned to where the user wants to begin."""
+        """Seeks newly assigned partitions to the start position."""
 
         def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-            if start.given and partitions:
+            if start.is_given and partitions:
                 for item, at in start.offsets(consumer, partitions).items():
                     consumer.seek(item, at)
 
@@ -375,10 +389,12 @@ def _print_all(
     reader.register(sys.stdout.fileno(), 0)
     while True:
         if any(events & select.POLLERR for _, events in reader.poll(0)):
-            raise BrokenPipeError("nobody reads any more, and no message comes whose writing would tell")
+            raise BrokenPipeError(
+                "the reader of standard output has gone, and no message comes whose write would fail"
+            )
         if exit_at_end:
             assigned = consumer.assignment()
-            is_whole = not refuse_lasting_trouble(consumer)
+            is_whole = not check_readable(consumer)
             if assigned and is_whole and (ends is None or set(ends) != assigned):
                 ends = consumer.end_offsets(assigned)
             if ends is not None and all(consumer.position(item) >= end for item, end in ends.items()):

@@ -1,4 +1,4 @@
-"""``tidemill group``: consumer groups, their lag and their offsets."""
+"""``tidemill group``: shows consumer groups, their lag and their offsets, and changes their offsets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.options import Moment, Target, Whole, target_options
+from tidemill.cli import name_completion
+from tidemill.cli.options import Moment, Target, WholeNumber, target_options
 from tidemill.cli.output import (
+    FAILED,
     count_text,
     done,
     fits,
@@ -24,18 +25,17 @@ from tidemill.model.types import TopicPartition
 if TYPE_CHECKING:
     from tidemill.client.admin_types import GroupDescription, PartitionLag
 
-FAILED = 1
 
 STATES = (
     *("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead"),
     *("Assigning", "Reconciling", "NotReady", "Unknown"),
 )
-"""As brokers name the states of groups; the last ones are those of newer kinds of groups."""
+"""Names of the states of groups, as brokers use them; the last ones are of newer kinds of groups."""
 
 
 @click.group("group")
 def command() -> None:
-    """Consumer groups: members, lag, offsets."""
+    """List, describe, reset and delete consumer groups."""
 
 
 @command.command(
@@ -47,12 +47,12 @@ def command() -> None:
     multiple=True,
     type=click.Choice(STATES, case_sensitive=False),
     metavar="STATE",
-    help="Only groups in it: Stable, Empty ...",
+    help="List only groups in this state, as Stable or Empty; can be repeated.",
 )
 @json_option
 @target_options
 def list_(states: tuple[str, ...], as_json: bool, target: Target) -> None:
-    """List groups."""
+    """List consumer groups."""
     from tidemill.client import Admin
 
     with Admin(target.bootstrap, target.config()) as admin:
@@ -74,14 +74,14 @@ Examples:
   tidemill group describe readers --members
   tidemill group describe readers --json | jq '.[].lag'""",
 )
-@click.argument("names", nargs=-1, required=True, shell_complete=suggest.groups)
+@click.argument("names", nargs=-1, required=True, shell_complete=name_completion.groups)
 @click.option(
-    "--members", "by_member", is_flag=True, help="A line for each member instead of each partition."
+    "--members", "by_member", is_flag=True, help="Print a row per member instead of a row per partition."
 )
 @json_option
 @target_options
 def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Target) -> int:
-    """Show state, members and lag of groups. Exit code 1 when one could not be shown."""
+    """Show state, members and lag of groups. Exit code 1 when a group could not be described."""
     from tidemill.client import Admin, ClientError
 
     found = []
@@ -103,7 +103,7 @@ def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Tar
 
 
 def as_object(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, Any]:
-    """A group as JSON shows it."""
+    """Returns a group as JSON output shows it."""
     return {
         "group": group.group_id,
         "state": group.state,
@@ -165,14 +165,14 @@ def _print_group(group: GroupDescription, lags: list[PartitionLag], by_member: b
         ]
         columns = ["topic", "partition", "committed", "start", "end", "lag", "member", "host"]
         right = ["partition", "committed", "start", "end", "lag"]
-        empty = "no committed offsets, and nothing is read"
+        empty = "no committed offsets, and no partition is read"
     if not terminal:
         columns = ["group", *columns]
         rows = [[group.group_id, *row] for row in rows]
     if by_member or not terminal or fits(columns, rows):
         print_table(columns, rows, right=right, empty=empty)
         return
-    # The names of members are long: numbers stand for them, and a second table says whose they are.
+    # The names of members are long: the table shows numbers, and a second table maps them to names.
     hosts = {row.member_id: row.host or "" for row in lags if row.member_id in names}
     numbers = {member_id: str(number) for number, member_id in enumerate(sorted(hosts), 1)}
     short = [[*row[:6], numbers.get(lag.member_id, "-")] for row, lag in zip(rows, lags, strict=True)]
@@ -192,23 +192,25 @@ Examples:
   tidemill group reset readers --shift-by -100 -t hello:0
   tidemill group reset readers --to-offset 42 -t hello:1
 
-Without --topic it moves in all that the group has committed. The group must have no members.""",
+Without --topic all partitions with a committed offset are reset. The group must have no members.""",
 )
-@click.argument("name", shell_complete=suggest.groups)
+@click.argument("name", shell_complete=name_completion.groups)
 @click.option(
     "-t",
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC[:PARTITION]",
-    help="Only there.",
-    shell_complete=suggest.topics,
+    help="Reset only this topic or partition; can be repeated.",
+    shell_complete=name_completion.topics,
 )
-@click.option("--to", type=click.Choice(["earliest", "latest"]), help="To the start, or to the end.")
-@click.option("--to-offset", type=Whole(min=0), metavar="N", help="To this offset.")
-@click.option("--to-time", type=Moment(), metavar="TIME", help="To the first message at or after TIME.")
-@click.option("--shift-by", type=int, metavar="N", help="So many messages forward, or back when negative.")
-@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@click.option(
+    "--to", type=click.Choice(["earliest", "latest"]), help="Reset to the log start or to the log end."
+)
+@click.option("--to-offset", type=WholeNumber(min=0), metavar="N", help="Reset to this offset.")
+@click.option("--to-time", type=Moment(), metavar="TIME", help="Reset to the first message at or after TIME.")
+@click.option("--shift-by", type=int, metavar="N", help="Move forward by N messages, or back when negative.")
+@click.option("--dry-run", is_flag=True, help="Show the changes, but do not apply them.")
 @json_option
 @target_options
 def reset(
@@ -222,13 +224,13 @@ def reset(
     as_json: bool,
     target: Target,
 ) -> None:
-    """Move the offsets of a group."""
+    """Reset the committed offsets of a group."""
     given = [way for way in (to, to_offset, to_time, shift_by) if way is not None]
     if len(given) != 1:
-        raise click.UsageError("say where to, in one way: --to, --to-offset, --to-time or --shift-by")
+        raise click.UsageError("give exactly one of --to, --to-offset, --to-time and --shift-by")
     from tidemill.client import Admin
 
-    whole, single = _places(topics)
+    whole, single = _parse_partitions(topics)
     where: str | int = to if to is not None else to_offset if to_offset is not None else "earliest"
     with Admin(target.bootstrap, target.config()) as admin:
         plan = admin.reset_group_offsets(
@@ -255,16 +257,16 @@ def reset(
         )
         return
     if not plan:
-        raise click.ClickException(f"group {name!r} has committed nothing: name topics with --topic")
+        raise click.ClickException(f"group {name!r} has no committed offsets: name topics with --topic")
     rows = [
         [item.topic, item.partition, "-" if old is None else old, new] for item, (old, new) in plan.items()
     ]
     print_table(["topic", "partition", "from", "to"], rows, right=["partition", "from", "to"])
     if dry_run and on_terminal():
-        click.secho("Nothing was changed; leave --dry-run out to do it.", dim=True)
+        click.secho("Nothing was changed; leave --dry-run out to apply it.", dim=True)
 
 
-def _places(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPartition]]:
+def _parse_partitions(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPartition]]:
     whole, single = [], []
     for text in texts:
         topic, colon, partition = text.rpartition(":")
@@ -278,11 +280,11 @@ def _places(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPartition]]:
 
 
 @command.command("delete")
-@click.argument("names", nargs=-1, required=True, shell_complete=suggest.groups)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.argument("names", nargs=-1, required=True, shell_complete=name_completion.groups)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @target_options
 def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:
-    """Delete groups without members, and their offsets. Asks first on a terminal."""
+    """Delete groups without members, and their offsets. Asks for confirmation on a terminal."""
     from tidemill.client import Admin, ClientError
 
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""Options of Apache Kafka's tools, and what they are called here: for who types them by habit."""
+"""Options of Apache Kafka's tools and their equivalents here, for users who know those tools."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ EQUIVALENTS: Final[dict[str, tuple[str, ...]]] = {
     "--to-earliest": ("--to earliest",),
     "--to-latest": ("--to latest",),
 }
-"""Each option, and what a command may have instead; the first that it has is named."""
+"""Maps each option to its equivalents; the first that a command has is suggested."""
 
 ARGUMENTS: Final = ("--topic", "--topics", "--group", "--entity-name", "--broker", "--brokers", "--files")
-"""Options of things that are named without an option here."""
+"""Options of Kafka whose values are plain arguments here."""
 
 
-def explained(problem: click.UsageError) -> click.UsageError:
-    """The problem with what Kafka's option is called here, in the place of options that are written alike."""
+def with_equivalent(problem: click.UsageError) -> click.UsageError:
+    """Returns the error with the equivalent of Kafka's option, instead of click's similar option names."""
     if not isinstance(problem, click.NoSuchOption) or problem.ctx is None:
         return problem
-    told = _equivalent(problem.option_name, problem.ctx)
+    hint = _equivalent(problem.option_name, problem.ctx)
     return (
-        click.UsageError(f"No such option {problem.option_name!r}. {told}", problem.ctx) if told else problem
+        click.UsageError(f"No such option {problem.option_name!r}. {hint}", problem.ctx) if hint else problem
     )
 
 
 def _equivalent(option: str, context: click.Context) -> str:
-    """What the command has instead of an option of Kafka's; empty where nothing is."""
+    """Returns a hint at the equivalent of an option of Kafka; empty where the command has none."""
     command = context.command
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for equivalent in EQUIVALENTS.get(option, ()):
@@ -57,5 +57,5 @@ def _equivalent(option: str, context: click.Context) -> str:
             return f"Use {equivalent}."
     if option in ARGUMENTS and any(isinstance(parameter, click.Argument) for parameter in command.params):
         usage = " ".join(command.collect_usage_pieces(context)[1:])
-        return f"It stands without an option: {context.command_path} {usage}"
+        return f"It is a plain argument: {context.command_path} {usage}"
     return ""

@@ -1,4 +1,4 @@
-"""``tidemill log``: look into the files of a data directory."""
+"""``tidemill log``: inspects the files of a data directory."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import click
 from tidemill.cli.log_export import export
 from tidemill.cli.log_import import import_
 from tidemill.cli.log_verify import recover, unpacked_bytes_max, verify
-from tidemill.cli.options import Existing, broker_settings_option, config_file_option
-from tidemill.cli.output import on_terminal
-from tidemill.cli.records import as_text, for_terminal
+from tidemill.cli.options import Existing, config_file_option
+from tidemill.cli.output import FAILED, on_terminal
+from tidemill.cli.record_text import as_text, for_terminal
+from tidemill.cli.setting_options import broker_settings_option
 from tidemill.model.errors import ConfigError, KafkaError, UnpackedTooLarge
 
 if TYPE_CHECKING:
-    from tidemill.log.dump import DumpOptions
-    from tidemill.model.ports import Files
+    from tidemill.log_tools.dump import DumpOptions
+    from tidemill.model.interfaces import Files
 
 FILES = Existing("files of a log, or the directory of one partition, as DATA/TOPIC-0")
-FAILED = 1
 DAMAGE_SHOWN = 10
 MISFITS = ("Mismatches", "Found", "The following")
-"""How the headings begin under which an index does not fit its log; holes in a log are no damage."""
+"""Start of the headings that report an index that does not match its log; offset gaps are not damage."""
 
 
 @click.group("log")
 def command() -> None:
-    """Look into the files of a data directory, check and recover them, bring them from Kafka and back."""
+    """Inspect, check and recover the files of a data directory, and exchange them with Kafka."""
 
 
 command.add_command(verify)
@@ -48,12 +48,12 @@ DECODERS = {
 
 
 def decoder_options(function: Any) -> Any:
-    """Adds the options that name a decoder."""
+    """Adds the options that select a decoder."""
     for name, (option, text) in reversed(DECODERS.items()):
         function = click.option(option, "decoder", flag_value=name, help=text)(function)
     for what in ("value", "key"):
         option = f"--{what}-decoder-class"
-        text = f"How {what}s are shown: StringDecoder, IntegerDecoder, LongDecoder, DefaultDecoder (hex)."
+        text = f"Decoder of {what}s: StringDecoder, IntegerDecoder, LongDecoder, DefaultDecoder (hex)."
         function = click.option(option, metavar="CLASS", help=text)(function)
     return function
 
@@ -63,28 +63,30 @@ def decoder_options(function: Any) -> Any:
     epilog="""\b
 Examples:
   tidemill log dump tidemill-data/hello-0/00000000000000000000.log
-  tidemill log dump tidemill-data/hello-0 --payload          every file of a partition
+  tidemill log dump tidemill-data/hello-0 --payload          all files of a partition
   tidemill log dump tidemill-data/__consumer_offsets-7 --offsets-decoder
   tidemill log dump tidemill-data/hello-0 --json --records | jq 'select(.kind == "record").offset'
 
-Options and lines are those of kafka-dump-log. Exit code 1 when a file is damaged, or an index does not
-fit its log. The broker may be running: nothing is written.""",
+Options and output lines are those of kafka-dump-log. Exit code 1 when a file is damaged, or an index does not
+match its log. A broker may be running: nothing is written.""",
 )
 @click.argument("paths", nargs=-1, type=FILES)
-@click.option("--files", "named", metavar="FILE,...", help="Files as kafka-dump-log takes them, with commas.")
-@click.option("-r", "--records", "--deep-iteration", is_flag=True, help="Every record, not only the batches.")
-@click.option("-p", "--payload", "--print-data-log", is_flag=True, help="Records with keys and values.")
-@click.option("--skip-record-metadata", is_flag=True, help="Of records nothing but keys and values.")
+@click.option(
+    "--files", "named", metavar="FILE,...", help="Files separated by commas, as kafka-dump-log takes them."
+)
+@click.option("-r", "--records", "--deep-iteration", is_flag=True, help="Print records, not only batches.")
+@click.option("-p", "--payload", "--print-data-log", is_flag=True, help="Print records with keys and values.")
+@click.option("--skip-record-metadata", is_flag=True, help="Print only keys and values of records.")
 @decoder_options
-@click.option("--index-sanity-check", is_flag=True, help="Of indexes only whether a start would keep them.")
-@click.option("--verify-index-only", is_flag=True, help="Compare indexes with their logs, show no entries.")
-@click.option("--max-bytes", type=click.IntRange(0), help="Stop after so many bytes of each log.")
+@click.option("--index-sanity-check", is_flag=True, help="Only check whether a start would keep the indexes.")
+@click.option("--verify-index-only", is_flag=True, help="Compare indexes with their logs; print no entries.")
+@click.option("--max-bytes", type=click.IntRange(0), help="Stop after this many bytes of each log.")
 @click.option("--max-message-size", type=int, hidden=True, help="Accepted; a batch may have any size here.")
 @config_file_option
 @broker_settings_option
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each entry.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line for each entry.")
 def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any) -> int:
-    """Show batches, records and index entries of segment files.
+    """Print batches, records and index entries of segment files.
 
     PATHS are files (.log, .index, .timeindex, .txnindex, .snapshot, .checkpoint, leader-epoch-checkpoint)
     or the directory of a partition.
@@ -107,15 +109,15 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
             else:
                 _print_lines(files, path, options, damage, problems)
         except UnpackedTooLarge as problem:
-            problems.append(f"{path} is not shown to its end: {problem}")
+            problems.append(f"{path} is not printed to its end: {problem}")
         except KafkaError as problem:
-            # The other files may be sound.
+            # The other files may be intact.
             damage.append(str(problem) if path in str(problem) else f"{path}: {problem}")
         except FileNotFoundError:
             if path in paths:
                 raise
-            # The broker took it away after the directory was listed.
-            click.echo(f"{path} went away while it was looked for", err=True)
+            # A running broker deleted the file after the directory was listed.
+            click.echo(f"{path} was deleted after its directory was listed", err=True)
     for text in problems:
         click.echo(text, err=True)
     for text in damage[:DAMAGE_SHOWN]:
@@ -128,7 +130,7 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
 
 def _options(flags: dict[str, Any]) -> DumpOptions:
     from tidemill.interchange import decoders
-    from tidemill.log.dump import DumpOptions
+    from tidemill.log_tools.dump import DumpOptions
 
     named, key_class, value_class = flags["decoder"], flags["key_decoder_class"], flags["value_decoder_class"]
     try:
@@ -152,7 +154,7 @@ def _options(flags: dict[str, Any]) -> DumpOptions:
 
 
 def _print_json(files: Files, path: str, options: DumpOptions, damage: list[str]) -> None:
-    from tidemill.log.dump import entries, utf8
+    from tidemill.log_tools.dump import entries, utf8
 
     for entry in entries(
         files,
@@ -171,7 +173,7 @@ def _print_json(files: Files, path: str, options: DumpOptions, damage: list[str]
 def _print_lines(
     files: Files, path: str, options: DumpOptions, damage: list[str], problems: list[str]
 ) -> None:
-    from tidemill.log.dump import lines
+    from tidemill.log_tools.dump import lines
 
     clean = for_terminal if on_terminal() else str
     for line in lines(files, path, options, problems, lambda entry: _note_damage(path, entry, damage)):
@@ -185,8 +187,7 @@ def _note_damage(path: str, entry: dict[str, Any], damage: list[str]) -> None:
 
 
 def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
-    from tidemill.log.dump import METADATA_SNAPSHOT
-    from tidemill.log.names import (
+    from tidemill.log.file_names import (
         INDEX,
         LEADER_EPOCHS,
         LOG,
@@ -196,6 +197,7 @@ def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
         TRANSACTION_INDEX,
         offset_of,
     )
+    from tidemill.log_tools.dump import METADATA_SNAPSHOT
 
     for path in paths:
         if not os.path.isdir(path):
@@ -213,7 +215,7 @@ def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
         ]
         if not known:
             raise click.ClickException(
-                f"{path} holds no files of a log: give the directory of one partition, as {path}/TOPIC-0"
+                f"{path} contains no log files: give the directory of one partition, as {path}/TOPIC-0"
             )
         yield from (os.path.join(path, name) for name in known)
 
@@ -222,14 +224,14 @@ def _damage(path: str, entry: dict[str, Any]) -> str | None:
     kind = entry["kind"]
     if kind == "invalid_bytes":
         where = f"{entry['count']} bytes from position {entry['position']} on"
-        return f"{path}: {where} are no batch: {entry['fault']}"
+        return f"{path}: {where} are not a valid batch: {entry['fault']}"
     if kind == "batch" and entry.get("valid") is False:
         return f"{path}: the checksum of the batch at position {entry['position']} is wrong"
     return None
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """``entry`` as JSON can hold it: bytes as text, or as base64 under another name."""
+    """Returns ``entry`` for JSON: bytes become text, or base64 under another name."""
     shown: dict[str, Any] = {}
     for name, value in entry.items():
         if name == "headers":

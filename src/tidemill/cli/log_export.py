@@ -1,4 +1,4 @@
-"""``tidemill log export``: the data of a broker, served by Apache Kafka from then on."""
+"""``tidemill log export``: hands the data of a broker over to Apache Kafka."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.log_import import DIRECTORY, FAILED, each_once, locked
+from tidemill.cli.log_import import DIRECTORY, distinct_paths, locked
 from tidemill.cli.log_verify import progress
 from tidemill.cli.options import StateFile
-from tidemill.cli.output import bytes_text, count_text, done, json_option, on_terminal, print_json
-from tidemill.cli.records import for_terminal
+from tidemill.cli.output import FAILED, bytes_text, count_text, done, json_option, on_terminal, print_json
+from tidemill.cli.record_text import for_terminal
 
 if TYPE_CHECKING:
-    from tidemill.interchange.directories import Found
-    from tidemill.interchange.exporting import Export
+    from tidemill.interchange.directories import BrokerDirectories
+    from tidemill.interchange.kafka_export import Export
 
 TO_BE_NAMED = "HOST:PORT"
 
@@ -29,129 +29,131 @@ Examples:
   tidemill log export /var/lib/tidemill --in-place --script nodes.txt
   zookeeper-shell.sh 127.0.0.1:2181/kafka < nodes.txt
 
-Give every directory of the broker's log.dirs, the first one first. The broker has to be stopped. What is
-printed last are the lines that Kafka's server.properties needs. Apache Kafka 3.9 is the last that runs on
-ZooKeeper; from there it can be migrated to KRaft. The way back is tidemill log import.""",
+Give every directory of the broker's log.dirs, the first one first. The broker must be stopped. The output
+ends with the lines for Kafka's server.properties. Apache Kafka 3.9 is the last version that runs on
+ZooKeeper; it can be migrated to KRaft afterwards. tidemill log import is the reverse.""",
 )
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=DIRECTORY)
-@click.option("--to", "target", metavar="NEW", type=click.Path(), help="Copy the data into a new directory.")
-@click.option("--in-place", is_flag=True, help="Make the directories Kafka's as they are, without a copy.")
+@click.option("--to", "target", metavar="NEW", type=click.Path(), help="Copy the data to a new directory.")
+@click.option("--in-place", is_flag=True, help="Convert the directories in place, without a copy.")
 @click.option(
-    "--zookeeper", metavar="HOST:PORT[/CHROOT]", help="Make the nodes there; the chroot is made, too."
+    "--zookeeper", metavar="HOST:PORT[/CHROOT]", help="Create the nodes, and the chroot, in this ZooKeeper."
 )
-@click.option("--script", metavar="FILE", type=StateFile(), help="Write them as zookeeper-shell's commands.")
-@click.option("--nodes", metavar="FILE", type=StateFile(), help="Write them as a JSON object.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--script", metavar="FILE", type=StateFile(), help="Write the nodes as zookeeper-shell commands."
+)
+@click.option("--nodes", metavar="FILE", type=StateFile(), help="Write the nodes as a JSON object.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
 @json_option
 def export(
     paths: tuple[str, ...], target: str | None, in_place: bool, dry_run: bool, as_json: bool, **to: str | None
 ) -> int:
-    """Hand the data of a broker over to Apache Kafka 3.9 on ZooKeeper.
+    """Export the data of a broker to Apache Kafka 3.9 on ZooKeeper.
 
-    Partitions are in Kafka's files already; what Kafka keeps in ZooKeeper is written there: topics with ids
-    and settings, settings of brokers. Committed offsets are in the topic __consumer_offsets.
+    Partitions already have Kafka's file formats. The metadata that Kafka keeps in ZooKeeper is written there:
+    topics with ids and settings, and broker settings. Committed offsets are in the topic __consumer_offsets.
     """
-    from tidemill.interchange.directories import find
-    from tidemill.interchange.exporting import plan, read_store
+    from tidemill.interchange.directories import read_directories
+    from tidemill.interchange.kafka_export import plan, read_store
     from tidemill.log.files import SystemFiles
 
     if (target is None) == (not in_place):
-        raise click.UsageError("say --to NEW for a copy, or --in-place: one of them")
+        raise click.UsageError("give either --to NEW for a copy, or --in-place")
     if not any(to.values()):
         raise click.UsageError(
-            "say where the nodes go: --zookeeper HOST:PORT/CHROOT, --script or --nodes FILE"
+            "give a target for the nodes: --zookeeper HOST:PORT/CHROOT, --script or --nodes FILE"
         )
-    paths = each_once(paths)
+    paths = distinct_paths(paths)
     if to["script"] and to["nodes"] and os.path.realpath(to["script"]) == os.path.realpath(to["nodes"]):
         raise click.UsageError(f"--script and --nodes both name {to['script']}: name two files")
     if target is not None:
         target = os.path.abspath(target)
         _check_target(paths, target)
-    with locked(paths, take=not dry_run):
-        found = find(SystemFiles(), paths)
+    with locked(paths, acquire=not dry_run):
+        found = read_directories(SystemFiles(), paths)
         planned = plan(asyncio.run(read_store(found)), found)
         if not planned.problems and not dry_run:
-            _carry_out(planned, found, target, **to)
+            _export(planned, found, target, **to)
     if as_json:
         print_json(_document(planned, found, target, to["zookeeper"], dry_run))
     else:
-        _tell(planned, found, target, to, dry_run)
+        _print_report(planned, found, target, to, dry_run)
     return FAILED if planned.problems else 0
 
 
 def _check_target(paths: tuple[str, ...], target: str) -> None:
-    """A usage error when no copy can be made at ``target``."""
+    """Raises UsageError when no copy can be created at ``target``."""
     place = os.path.realpath(target)
     for path in paths:
         if place == os.path.realpath(path):
             raise click.UsageError(
-                f"--to {target} is the directory that is exported: name a new one, or say --in-place to make "
-                "it Kafka's where it is"
+                f"--to {target} is the exported directory itself: name a new one, or give --in-place to "
+                "convert it without a copy"
             )
         if place.startswith(os.path.realpath(path) + os.sep):
             raise click.UsageError(
                 f"--to {target} is inside {path}, which is exported: name a new directory outside of it"
             )
     if os.path.lexists(target):
-        raise click.UsageError(f"{target} is there already: --to names a new directory")
+        raise click.UsageError(f"{target} exists already: --to must name a new directory")
     folder = os.path.dirname(place)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
-        raise click.UsageError(f"--to {target}: {folder} is no directory; name another place")
+        raise click.UsageError(f"--to {target}: {folder} is not a directory; name another path")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise click.UsageError(
-            f"--to {target}: nothing can be made in {folder}; change its rights, or name another place"
+            f"--to {target}: cannot write to {folder}; change its permissions, or name another path"
         )
 
 
-def _carry_out(
+def _export(
     planned: Export,
-    found: Found,
+    found: BrokerDirectories,
     target: str | None,
     zookeeper: str | None,
     script: str | None,
     nodes: str | None,
 ) -> None:
-    """The copy first, then the nodes; the directories are given away once all else is done."""
-    from tidemill.interchange import exporting, zookeeper_nodes
+    """Copies the data first, then writes the nodes. Directories are converted in place after all else."""
+    from tidemill.interchange import kafka_export, zookeeper_nodes
     from tidemill.log.files import SystemFiles
 
     files = SystemFiles()
-    made = zookeeper_nodes.to_nodes(planned.metadata)
+    node_data = zookeeper_nodes.to_nodes(planned.metadata)
     if zookeeper:
         zookeeper_nodes.check_empty(zookeeper)
     if target is not None:
-        with progress(sum(one.size for one in found.partitions.values()), "copying") as advance:
+        with progress(sum(partition.size for partition in found.partitions.values()), "copying") as advance:
             try:
-                exporting.copy_away(files, found, target, planned, advance)
+                kafka_export.copy_converted(files, found, target, planned, advance)
             except OSError as problem:
                 raise click.ClickException(
-                    f"the copy to {target} was not finished ({problem.strerror}): remove it before the "
-                    "next try"
+                    f"the copy to {target} was not finished ({problem.strerror}): remove it before you "
+                    "try again"
                 ) from None
             except KeyboardInterrupt:
                 click.echo(
-                    f"tidemill: the copy to {target} was not finished: remove it before the next try",
+                    f"tidemill: the copy to {target} was not finished: remove it before you try again",
                     err=True,
                 )
                 raise
     if script:
         with open(script, "w", encoding="utf-8") as file:
-            file.write(exporting.shell_script(made))
+            file.write(kafka_export.shell_script(node_data))
     if nodes:
-        zookeeper_nodes.write_file(nodes, made)
+        zookeeper_nodes.write_file(nodes, node_data)
     if zookeeper:
-        zookeeper_nodes.write_zookeeper(zookeeper, made)
+        zookeeper_nodes.write_zookeeper(zookeeper, node_data)
     if target is None:
-        exporting.give_away(files, found, planned)
+        kafka_export.convert_in_place(files, found, planned)
 
 
 def _document(
-    planned: Export, found: Found, target: str | None, zookeeper: str | None, dry_run: bool
+    planned: Export, found: BrokerDirectories, target: str | None, zookeeper: str | None, dry_run: bool
 ) -> dict[str, Any]:
-    from tidemill.interchange.exporting import EXPORTED, server_properties
-    from tidemill.log.checkpoints import encode_id
+    from tidemill.interchange.kafka_export import EXPORTED, server_properties
+    from tidemill.log.checkpoint_files import encode_id
 
     directories = found.paths if target is None else [target]
     return {
@@ -169,18 +171,18 @@ def _document(
             }
             for name, topic in sorted(planned.metadata.topics.items())
         },
-        "bytes": sum(one.size for one in found.partitions.values()),
+        "bytes": sum(partition.size for partition in found.partitions.values()),
         "server_properties": server_properties(planned, directories, zookeeper or TO_BE_NAMED),
         "problems": planned.problems,
         "notes": planned.notes,
     }
 
 
-def _tell(
-    planned: Export, found: Found, target: str | None, to: dict[str, str | None], dry_run: bool
+def _print_report(
+    planned: Export, found: BrokerDirectories, target: str | None, to: dict[str, str | None], dry_run: bool
 ) -> None:
     from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
-    from tidemill.interchange.exporting import EXPORTED, server_properties
+    from tidemill.interchange.kafka_export import EXPORTED, server_properties
 
     show = for_terminal if on_terminal() else str
     for text in planned.problems:
@@ -191,7 +193,7 @@ def _tell(
         raise click.ClickException("nothing was exported")
     metadata = planned.metadata
     partitions = sum(len(topic.partitions) for topic in metadata.topics.values())
-    size = bytes_text(sum(one.size for one in found.partitions.values()))
+    size = bytes_text(sum(partition.size for partition in found.partitions.values()))
     counts = f"{count_text(len(metadata.topics))} topics, {count_text(partitions)} partitions, {size}"
     click.echo(f"broker {planned.node_id} of cluster {metadata.cluster_id}: {counts}")
     if dry_run:
@@ -202,12 +204,12 @@ def _tell(
     if target is None:
         store = f"{found.paths[0]}/{EXPORTED}"
         click.echo(
-            f"the state that Tidemill had is kept as {show(store)}; to go back before Kafka was started, "
-            f"give it its old name, {STORE_FILE}"
+            f"the metadata of Tidemill is kept in {show(store)}; to go back before Kafka was started, "
+            f"rename it to {STORE_FILE}"
         )
     zookeeper = to["zookeeper"] or TO_BE_NAMED
     if to["script"] and not to["zookeeper"]:
-        click.echo(f"first make the nodes: zookeeper-shell.sh {zookeeper} < {to['script']}")
+        click.echo(f"first create the nodes: zookeeper-shell.sh {zookeeper} < {to['script']}")
     click.echo("then start Apache Kafka 3.9 with these lines in its server.properties:")
     for key, value in server_properties(planned, directories, zookeeper).items():
         click.echo(f"  {key}={value}")

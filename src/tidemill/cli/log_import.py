@@ -1,4 +1,4 @@
-"""``tidemill log import``: a data directory of Apache Kafka, served by Tidemill from then on."""
+"""``tidemill log import``: takes over the data directories of a broker of Apache Kafka."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.options import Existing
-from tidemill.cli.output import bytes_text, count_text, done, json_option, on_terminal, print_json
-from tidemill.cli.records import for_terminal
+from tidemill.cli.output import FAILED, bytes_text, count_text, done, json_option, on_terminal, print_json
+from tidemill.cli.record_text import for_terminal
 
 if TYPE_CHECKING:
     from tidemill.interchange.cluster import ClusterMetadata
-    from tidemill.interchange.directories import Found
-    from tidemill.interchange.importing import Import
+    from tidemill.interchange.directories import BrokerDirectories
+    from tidemill.interchange.kafka_import import Import
 
-FAILED = 1
 DIRECTORY = Existing("a data directory of a broker, as log.dirs has it", directory=True)
 
 
 @contextmanager
-def locked(paths: tuple[str, ...], *, take: bool) -> Iterator[None]:
-    """Holds the locks of data directories, or (without ``take``) only sees that nobody holds them."""
+def locked(paths: tuple[str, ...], *, acquire: bool) -> Iterator[None]:
+    """Holds the locks of data directories; without ``acquire`` only checks that no broker holds them."""
+    from tidemill.log.file_names import LOCK
     from tidemill.log.files import SystemFiles
-    from tidemill.log.names import LOCK
-    from tidemill.log.verify import is_in_use
+    from tidemill.log_tools.verify import is_in_use
 
     locks: list[Any] = []
     try:
         for path in paths:
             try:
-                if not take and is_in_use(path):
+                if not acquire and is_in_use(path):
                     raise BlockingIOError
-                if take:
+                if acquire:
                     locks.append(SystemFiles().lock(f"{path}/{LOCK}"))
             except BlockingIOError:
                 raise click.ClickException(
-                    f"{path} is in use by a broker (it holds {LOCK}): stop that one first"
+                    f"{path} is in use by a broker (it holds {LOCK}): stop it first"
                 ) from None
         yield
     finally:
@@ -49,8 +48,8 @@ def locked(paths: tuple[str, ...], *, take: bool) -> Iterator[None]:
             lock.close()
 
 
-def each_once(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The directories by their whole paths; a usage error for one that is given twice."""
+def distinct_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the absolute paths of the directories. Raises UsageError for one that is given twice."""
     seen: dict[str, str] = {}
     for path in paths:
         place = os.path.realpath(path)
@@ -66,55 +65,58 @@ def each_once(paths: tuple[str, ...]) -> tuple[str, ...]:
     epilog="""\b
 Examples:
   tidemill log import /var/lib/kafka --dry-run
-  tidemill log import /var/lib/kafka                           a broker of Kafka on KRaft
+  tidemill log import /var/lib/kafka                           a Kafka broker on KRaft
   tidemill log import /disk1/kafka /disk2/kafka --metadata /disk3/kafka
   tidemill log import /var/lib/kafka --zookeeper zk1:2181,zk2:2181/kafka
   tidemill serve --data /var/lib/kafka
 
-Give every directory of the broker's log.dirs, in the order in which the broker is to have them. The broker
-of Kafka has to be stopped; a killed one's logs are checked by the first start. Nothing in the partitions'
-directories is changed. Exit code 1, and nothing is written, when something would be lost.""",
+Give every directory of the broker's log.dirs, in the order that the broker is to use. The Kafka broker must
+be stopped; after a kill, the first start checks its logs. Nothing in the directories of partitions is
+changed, unless --open-as-committed is given. Exit code 1, and nothing is written, when data would be
+lost.""",
 )
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=DIRECTORY)
 @click.option(
-    "--zookeeper", metavar="HOST:PORT[/CHROOT]", help="Take topics and settings from Kafka's ZooKeeper."
+    "--zookeeper", metavar="HOST:PORT[/CHROOT]", help="Read topics and settings from Kafka's ZooKeeper."
 )
 @click.option(
     "--nodes",
     metavar="FILE",
     type=Existing("a JSON file of node paths and their data", directory=False),
-    help="Take them from a file: a JSON object of node paths and data.",
+    help="Read topics and settings from a JSON object of node paths and data.",
 )
 @click.option(
-    "--metadata", metavar="DIR", type=DIRECTORY, help="Kafka's metadata.log.dir, when it is none of DIR."
+    "--metadata", metavar="DIR", type=DIRECTORY, help="Kafka's metadata.log.dir, when it is not one of DIR."
 )
 @click.option(
-    "--without-settings", is_flag=True, help="Take topics as their directories tell, kept for ever."
+    "--without-settings",
+    is_flag=True,
+    help="Take topics from the directories alone, with unlimited retention.",
 )
-@click.option("--missing-as-empty", is_flag=True, help="Partitions without a directory begin empty.")
-@click.option("--only-whole", is_flag=True, help="Leave out topics with partitions on other brokers.")
+@click.option("--missing-as-empty", is_flag=True, help="Create partitions without a directory as empty.")
+@click.option("--only-whole", is_flag=True, help="Skip topics with partitions on other brokers.")
 @click.option(
     "--open-as-committed",
     is_flag=True,
-    help="End transactions that nobody ended: commit them, or abort what was about to be.",
+    help="End open transactions: commit them, except those with an abort prepared.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
-    """Take over the data directories of a broker of Apache Kafka.
+    """Import the data directories of a broker of Apache Kafka.
 
-    Topics, ids and settings come from the metadata of KRaft in the directories, or from ZooKeeper. Committed
-    offsets are in the topic __consumer_offsets, and come with it; so do those that groups keep in ZooKeeper.
+    Topics, ids and settings come from the KRaft metadata in the directories, or from ZooKeeper. Committed
+    offsets are in the topic __consumer_offsets and are kept; offsets that groups store in ZooKeeper are, too.
     """
-    from tidemill.interchange.directories import find
-    from tidemill.interchange.ending import commit_open
-    from tidemill.interchange.importing import Choices, plan, write_store
-    from tidemill.interchange.transactions import open_transactions
+    from tidemill.interchange.directories import read_directories
+    from tidemill.interchange.kafka_import import Choices, plan, write_store
+    from tidemill.interchange.open_transactions import open_transactions
+    from tidemill.interchange.transaction_completion import commit_open
     from tidemill.log.files import SystemFiles
 
-    paths = each_once(paths)
-    with locked(paths, take=not dry_run):
-        found = find(SystemFiles(), paths)
+    paths = distinct_paths(paths)
+    with locked(paths, acquire=not dry_run):
+        found = read_directories(SystemFiles(), paths)
         damage: list[str] = []
         transactions = open_transactions(SystemFiles(), found, damage)
         planned = plan(
@@ -132,7 +134,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     if as_json:
         print_json(_document(planned, found, dry_run))
     else:
-        _tell(planned, found, dry_run)
+        _print_report(planned, found, dry_run)
     return FAILED if planned.problems else 0
 
 
@@ -140,19 +142,23 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
     names = ("zookeeper", "nodes", "metadata", "without_settings")
     given = [f"--{name.replace('_', '-')}" for name in names if options[name]]
     if len(given) > 1:
-        raise click.UsageError(f"{' and '.join(given)} do not go together: topics come from one place")
+        raise click.UsageError(f"{' and '.join(given)} cannot be combined: topics come from one source")
     return {name: options[name] for name in names}
 
 
 def _metadata(
-    found: Found, zookeeper: str | None, nodes: str | None, metadata: str | None, without_settings: bool
+    found: BrokerDirectories,
+    zookeeper: str | None,
+    nodes: str | None,
+    metadata: str | None,
+    without_settings: bool,
 ) -> ClusterMetadata:
-    """The cluster's metadata from where it was asked for, or from where it is."""
+    """Returns the cluster's metadata from the source of the options, or from the directories."""
     from tidemill.interchange import zookeeper_nodes
-    from tidemill.interchange.importing import adopted
-    from tidemill.interchange.kraft_reading import read_kraft
+    from tidemill.interchange.kafka_import import metadata_of_directories
+    from tidemill.interchange.kraft_metadata_reader import read_kraft
+    from tidemill.log.file_names import METADATA_DIRECTORY
     from tidemill.log.files import SystemFiles
-    from tidemill.log.names import METADATA_DIRECTORY
 
     if zookeeper:
         return zookeeper_nodes.from_nodes(
@@ -161,23 +167,24 @@ def _metadata(
     if nodes:
         return zookeeper_nodes.from_nodes(zookeeper_nodes.read_file(nodes), nodes, is_file=True)
     if without_settings:
-        return adopted(found)
-    places = [one.metadata for one in found.directories if one.metadata]
+        return metadata_of_directories(found)
+    places = [directory.metadata for directory in found.directories if directory.metadata]
     if metadata:
         metadata = os.path.abspath(metadata)
         below = f"{metadata}/{METADATA_DIRECTORY}"
         places = [below if os.path.isdir(below) else metadata]
     if not places:
         raise click.UsageError(
-            f"{found.paths[0]} does not tell the settings of its topics: Kafka keeps them in ZooKeeper "
+            f"{found.paths[0]} does not contain the settings of its topics: Kafka keeps them in ZooKeeper "
             f"(--zookeeper HOST:PORT/CHROOT) or in {METADATA_DIRECTORY} of its metadata.log.dir (--metadata "
-            "DIR). Without them every topic is kept for ever until its settings are made: --without-settings."
+            "DIR). To import topics with unlimited retention until their settings are made: "
+            "--without-settings."
         )
     return read_kraft(SystemFiles(), places[0])
 
 
-def _document(planned: Import, found: Found, dry_run: bool) -> dict[str, Any]:
-    from tidemill.log.checkpoints import encode_id
+def _document(planned: Import, found: BrokerDirectories, dry_run: bool) -> dict[str, Any]:
+    from tidemill.log.checkpoint_files import encode_id
 
     metadata = planned.metadata
     return {
@@ -187,7 +194,7 @@ def _document(planned: Import, found: Found, dry_run: bool) -> dict[str, Any]:
         "cluster_id": metadata.cluster_id,
         "node_id": planned.node_id,
         "directories": found.paths,
-        "clean_shutdown": all(one.clean for one in found.directories),
+        "clean_shutdown": all(directory.clean for directory in found.directories),
         "topics": {
             name: {
                 "topic_id": encode_id(topic.topic_id),
@@ -199,34 +206,34 @@ def _document(planned: Import, found: Found, dry_run: bool) -> dict[str, Any]:
         "broker_configs": metadata.broker_configs,
         "group_configs": metadata.group_configs,
         "group_offsets": len(metadata.group_offsets),
-        "bytes": sum(one.size for one in found.partitions.values()),
+        "bytes": sum(partition.size for partition in found.partitions.values()),
         "problems": planned.problems,
         "notes": planned.notes,
-        "left_alone": planned.left_alone,
+        "left_alone": planned.not_imported,
     }
 
 
-def _tell(planned: Import, found: Found, dry_run: bool) -> None:
+def _print_report(planned: Import, found: BrokerDirectories, dry_run: bool) -> None:
     show = for_terminal if on_terminal() else str
     metadata = planned.metadata
     for text in planned.problems:
         click.echo(f"problem {show(text)}", err=True)
     for text in planned.notes:
         click.echo(f"note    {show(text)}")
-    for path in planned.left_alone:
+    for path in planned.not_imported:
         click.echo(
-            f"note    {show(path)} belongs to no topic that is taken over: it is left alone; move it away "
-            "before a topic of that name is made"
+            f"note    {show(path)} belongs to no imported topic and is left unchanged; move it away "
+            "before a topic of that name is created"
         )
     if planned.problems:
         raise click.ClickException("nothing was imported")
     partitions = sum(len(topic.partitions) for topic in metadata.topics.values())
     counts = f"{count_text(len(metadata.topics))} topics, {count_text(partitions)} partitions"
-    size = bytes_text(sum(one.size for one in found.partitions.values()))
+    size = bytes_text(sum(partition.size for partition in found.partitions.values()))
     whose = f"broker {planned.node_id} of cluster {metadata.cluster_id}"
-    click.echo(f"{whose}, by {show(metadata.source)}: {counts}, {size}")
-    if not all(one.clean for one in found.directories):
-        click.echo("its broker was not stopped in order: the first start checks the ends of the logs")
+    click.echo(f"{whose}, from {show(metadata.source)}: {counts}, {size}")
+    if not all(directory.clean for directory in found.directories):
+        click.echo("its broker did not shut down cleanly: the first start checks the ends of the logs")
     if dry_run:
         click.echo("nothing was written (--dry-run)")
         return

@@ -1,4 +1,4 @@
-"""``tidemill log verify`` and ``recover``: is a data directory sound, and what does a start do to it."""
+"""``tidemill log verify`` and ``recover``: check a data directory, and do the recovery of a start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Existing, broker_settings_option, config_file_option, pairs
+from tidemill.cli.options import Existing, config_file_option, pairs
 from tidemill.cli.output import (
+    FAILED,
     bytes_bar,
     bytes_text,
     count_text,
@@ -20,19 +21,19 @@ from tidemill.cli.output import (
     on_terminal,
     print_json,
 )
-from tidemill.cli.records import for_terminal
+from tidemill.cli.record_text import for_terminal
+from tidemill.cli.setting_options import broker_settings_option
 
 if TYPE_CHECKING:
-    from tidemill.log.findings import Check, Finding
-    from tidemill.log.verify import DirectoryCheck
+    from tidemill.log_tools.findings import Check, Finding
+    from tidemill.log_tools.verify import DirectoryCheck
 
-FAILED = 1
 BAR_FROM_BYTES = 200_000_000
-"""Less than this takes no longer than a bar needs to be read."""
+"""Smaller logs are checked faster than a progress bar can be read."""
 
 
 def unpacked_bytes_max(config_file: str | None, sets: tuple[str, ...]) -> int:
-    """What the records of a batch may unpack to, by the configuration of the broker whose files these are."""
+    """Returns the limit on the unpacked size of a batch, from the configuration of the files' broker."""
     from tidemill.model.configs import BrokerConfig
     from tidemill.model.unpacked_limit import UNPACKED_KEY
 
@@ -45,7 +46,7 @@ DIRECTORY = Existing("a data directory of a broker (its log.dirs), or one of its
 
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where a person looks on and there is much to do; gives what it is to be told."""
+    """Yields a function that advances a bar on stderr, on a terminal and for many bytes."""
     if total < BAR_FROM_BYTES or not on_terminal():
         yield lambda count: None
         return
@@ -58,13 +59,13 @@ def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
     "verify",
     epilog="""\b
 Examples:
-  tidemill log verify tidemill-data              every partition, the checkpoints, meta.properties
+  tidemill log verify tidemill-data              all partitions, the checkpoints, meta.properties
   tidemill log verify tidemill-data/orders-0     one partition
   tidemill log verify tidemill-data --json | jq '.partitions[] | select(.damage > 0)'
 
-Nothing is written, and a broker may be running. Exit code 0 when all is sound, 1 when damage was found. What
-a start would do about it: tidemill log recover --dry-run. Of the broker's configuration one key counts:
-tidemill.unpacked.batch.bytes.max; batches that unpack to more are not looked into.""",
+Nothing is written, and a broker may be running. Exit code 0 when all files are sound, 1 when one is damaged.
+tidemill log recover --dry-run shows what a start would repair. Of the broker's configuration one key counts:
+tidemill.unpacked.batch.bytes.max; records in batches that unpack to more are not checked.""",
 )
 @click.argument("path", metavar="DIR", type=DIRECTORY)
 @config_file_option
@@ -73,12 +74,12 @@ tidemill.unpacked.batch.bytes.max; batches that unpack to more are not looked in
 def verify(path: str, config_file: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Check every byte of a data directory, or of one partition.
 
-    Framing, checksums, the order of offsets, each record, indexes against the log, aborted transactions,
-    producer snapshots, leader epochs, checkpoints, and what a crash left lying about.
+    Checks framing, checksums, the order of offsets, each record, indexes against the log, aborted
+    transactions, producer snapshots, leader epochs, checkpoints, and files left over by a crash.
     """
     from tidemill.log.files import SystemFiles
-    from tidemill.log.findings import Check
-    from tidemill.log.verify import (
+    from tidemill.log_tools.findings import Check
+    from tidemill.log_tools.verify import (
         DirectoryCheck,
         check_partition,
         is_data_directory,
@@ -97,7 +98,8 @@ def verify(path: str, config_file: str | None, sets: tuple[str, ...], as_json: b
         return _report([check], None, as_json)
     if not is_data_directory(files, path):
         raise click.UsageError(
-            f"{path} is neither a data directory nor a partition's: name the log.dirs of a broker"
+            f"{path} is neither a data directory nor the directory of a partition: name one of the broker's "
+            "log.dirs"
         )
     directory = DirectoryCheck(files, path, unpacked_bytes_max=bytes_max)
     with progress(log_bytes(files, directory.partitions.values()), "checking") as advance:
@@ -114,14 +116,14 @@ def _report(checks: list[Check], directory: DirectoryCheck | None, as_json: bool
     else:
         for check in every:
             for finding in check.findings:
-                _say(finding)
+                _print_finding(finding)
             if check.left_out:
                 click.echo(f"       {check.directory}: and {check.left_out} more")
-        _sum_up(checks, every, damages)
+        _print_summary(checks, every, damages)
     return FAILED if damages else 0
 
 
-def _say(finding: Finding) -> None:
+def _print_finding(finding: Finding) -> None:
     text = for_terminal(str(finding)) if on_terminal() else str(finding)
     if finding.damage:
         click.echo(f"{click.style('damage', fg='red') if on_terminal() else 'damage'} {text}")
@@ -129,7 +131,7 @@ def _say(finding: Finding) -> None:
         click.echo(f"note   {text}")
 
 
-def _sum_up(checks: list[Check], every: list[Check], damages: int) -> None:
+def _print_summary(checks: list[Check], every: list[Check], damages: int) -> None:
     parts = [
         counted(len(checks), "partition"),
         counted(sum(check.segments for check in checks), "segment"),
@@ -137,12 +139,14 @@ def _sum_up(checks: list[Check], every: list[Check], damages: int) -> None:
         counted(sum(check.records for check in checks), "record"),
         bytes_text(sum(check.bytes for check in checks)),
     ]
-    gone_through = ", ".join(parts)
-    running = " (a broker is running: what it writes now is not in it)" if every and every[0].running else ""
+    checked = ", ".join(parts)
+    running = (
+        " (a broker is running: its latest writes are not included)" if every and every[0].running else ""
+    )
     if damages:
-        click.echo(f"{gone_through}: {count_text(damages)} times damage{running}")
+        click.echo(f"{checked}: damage in {count_text(damages)} places{running}")
     else:
-        click.secho(f"{gone_through}: sound{running}", fg="green" if on_terminal() else None)
+        click.secho(f"{checked}: sound{running}", fg="green" if on_terminal() else None)
 
 
 def _document(checks: list[Check], directory: DirectoryCheck | None, damages: int) -> dict[str, Any]:
@@ -188,37 +192,37 @@ Examples:
   tidemill log recover --dry-run /var/lib/tidemill
   tidemill log recover /var/lib/tidemill
 
-A start of the broker does the same by itself. --dry-run goes through it over copies, and changes nothing;
-without it the directory's lock is taken, so that no broker may be running.""",
+A start of the broker does the same. --dry-run works on copies, and changes nothing; without it the lock of
+the directory is taken, so that no broker may be running.""",
 )
 @click.argument("path", metavar="DIR", type=DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
 @config_file_option
 @broker_settings_option
 @json_option
 def recover(path: str, dry_run: bool, config_file: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Do what a start does with the logs of a data directory, or say what that would be.
+    """Recover the logs of a data directory as a start does.
 
-    After an unclean stop each log is checked from its recovery point on and cut at the first byte that is
-    not part of a good batch; indexes, leader epochs and producer state are made anew where they are not
-    sound.
+    After an unclean shutdown each log is checked from its recovery point, and truncated at the first byte
+    that is not part of a valid batch; indexes, leader epochs and producer state are rebuilt where they are
+    not sound.
     """
-    from tidemill.log.dry_run import ScratchFiles
     from tidemill.log.files import SystemFiles
-    from tidemill.log.verify import is_data_directory, is_in_use, is_partition_directory
+    from tidemill.log_tools.dry_run import ScratchFiles
+    from tidemill.log_tools.verify import is_data_directory, is_in_use, is_partition_directory
 
     bytes_max = unpacked_bytes_max(config_file, sets)
     path = os.path.abspath(path)
     if is_partition_directory(SystemFiles(), path):
         raise click.UsageError(
-            f"{path} is the directory of a partition: give the data directory, {os.path.dirname(path)}"
+            f"{path} is the directory of a partition: name the data directory, {os.path.dirname(path)}"
         )
     if not is_data_directory(SystemFiles(), path):
-        raise click.UsageError(f"{path} is no data directory of a broker: name one of its log.dirs")
+        raise click.UsageError(f"{path} is not a data directory of a broker: name one of its log.dirs")
     if not dry_run:
         return _recover(SystemFiles(), path, as_json, bytes_max)
     if is_in_use(path):
-        raise click.ClickException(f"a broker is running on {path}: stop it, then ask what a start would do")
+        raise click.ClickException(f"a broker is running on {path}: stop it before you try a recovery")
     scratch = ScratchFiles()
     try:
         return _recover(scratch, path, as_json, bytes_max, scratch)
@@ -227,20 +231,20 @@ def recover(path: str, dry_run: bool, config_file: str | None, sets: tuple[str, 
 
 
 def _recover(files: Any, path: str, as_json: bool, bytes_max: int, rehearsal: Any = None) -> int:
-    from tidemill.log.config import LogConfig
-    from tidemill.log.manager import LogManager
+    from tidemill.log.log_config import LogConfig
+    from tidemill.log.log_manager import LogManager
 
     began, now_ms = time.monotonic(), int(time.time() * 1000)
     manager = LogManager(files, [path])
-    manager.lock()
+    manager.dirs.lock()
     try:
-        manager.stored_cluster_id()
+        manager.dirs.stored_cluster_id()
         manager.load(now_ms, lambda topic: LogConfig(unpacked_bytes_max=bytes_max))
     except BaseException:
-        manager.unlock()
+        manager.dirs.unlock()
         raise
-    clean = manager.directories[0].clean
-    warnings = list(manager.warnings)
+    clean = manager.dirs.all[0].clean
+    warnings = list(manager.dirs.warnings)
     changes = rehearsal.changes() if rehearsal is not None else ([], [], [])
     if rehearsal is None:
         problems = manager.close(now_ms, {})
@@ -255,35 +259,40 @@ def _recover(files: Any, path: str, as_json: bool, bytes_max: int, rehearsal: An
         "checked_bytes": manager.recovered_bytes,
         "messages": warnings,
         "removed": removed,
-        "cut": [{"path": one, "size": size, "lost": os.stat(one).st_size - size} for one, size in cut],
+        "cut": [{"path": file, "size": size, "lost": os.stat(file).st_size - size} for file, size in cut],
         "written": written,
     }
     if as_json:
         print_json(document)
         return 0
-    _tell(document, time.monotonic() - began)
+    _print_report(document, time.monotonic() - began)
     return 0
 
 
-def _tell(document: dict[str, Any], seconds: float) -> None:
-    from tidemill.log.names import CUT
+def _print_report(document: dict[str, Any], seconds: float) -> None:
+    from tidemill.log.file_names import CUT
 
     show = for_terminal if on_terminal() else str
-    stop = "was stopped in order" if document["clean_shutdown"] else "was not stopped in order"
+    stop = "was shut down cleanly" if document["clean_shutdown"] else "was not shut down cleanly"
     click.echo(f"{document['directory']}: {document['partitions']} partitions; it {stop}")
     for text in document["messages"]:
         click.echo(f"  {show(text)}")
-    for one in document["cut"]:
-        click.echo(f"  would cut {show(one['path'])} to {one['size']} bytes ({one['lost']} are lost)")
-    for one in document["removed"]:
-        click.echo(f"  would remove {show(one)}")
-    kept = [one for one in document["written"] if one.endswith(CUT)]
-    for one in kept:
-        click.echo(f"  would keep what is cut in {show(one)}")
+    for truncation in document["cut"]:
+        click.echo(
+            f"  would truncate {show(truncation['path'])} to {truncation['size']} bytes "
+            f"({truncation['lost']} are lost)"
+        )
+    for path in document["removed"]:
+        click.echo(f"  would remove {show(path)}")
+    kept = [path for path in document["written"] if path.endswith(CUT)]
+    for path in kept:
+        click.echo(f"  would keep the truncated bytes in {show(path)}")
     others = len(document["written"]) - len(kept)
     if others:
         click.echo(f"  would write {others} files (indexes, epochs, producer snapshots)")
     checked = f"{bytes_text(document['checked_bytes'])} of logs checked in {seconds:.1f} s"
     click.echo(
-        f"{checked}; nothing was changed" if document["dry_run"] else f"{checked}; a start is clean now"
+        f"{checked}; nothing was changed"
+        if document["dry_run"]
+        else f"{checked}; the next start needs no recovery"
     )

@@ -1,7 +1,7 @@
-"""The ``tidemill`` command. Each command is a module that is imported when it is called for.
+"""The ``tidemill`` command. The module of each subcommand is imported when it runs.
 
 Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130 interrupted; 141 the reader of the
-output went away.
+output has gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill import __version__, _mode
+from tidemill import __version__, _build_mode
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -25,19 +25,19 @@ FAILED, USAGE, INTERRUPTED, PIPE_BROKEN = 1, 2, 130, 141
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "Run a broker."),
     "topic": ("topic", "Create, list, describe, alter and delete topics."),
-    "cluster": ("cluster", "Several brokers: start some here, see how they are, move data."),
-    "reassign": ("reassign", "Move partitions between brokers, by plans in Kafka's JSON."),
+    "cluster": ("cluster", "Run a cluster on this machine; check and balance any cluster."),
+    "reassign": ("reassign", "Move partitions between brokers, with plans in Kafka's JSON format."),
     "broker": ("broker", "List brokers, and describe and alter their settings."),
     "produce": ("produce", "Send messages from standard input or a file."),
     "consume": ("consume", "Print messages of topics."),
-    "group": ("group", "Consumer groups: members, lag, offsets."),
-    "log": ("log", "Look into the files of a data directory."),
-    "pipeline": ("pipeline", "Load topics with Spark, and publish to them."),
+    "group": ("group", "List, describe, reset and delete consumer groups."),
+    "log": ("log", "Inspect, check, recover and exchange data directories."),
+    "pipeline": ("pipeline", "Load topics with Spark, and publish files to topics."),
     "perf": ("perf", "Measure producing, consuming and latency."),
-    "config": ("config", "List every configuration key, and check a file."),
+    "config": ("config", "List every configuration key, and check a configuration."),
     "completion": ("completion", "Print the completion script for a shell."),
 }
-"""Command: its module in this package, and its line in the help."""
+"""Maps each command to its module in this package, and its line in the help."""
 
 MISSING_EXTRAS = {
     "pyspark": "pipeline",
@@ -48,12 +48,12 @@ MISSING_EXTRAS = {
 }
 
 
-class ReaderGone(Exception):
-    """Nobody reads the output any more. (Click would turn a BrokenPipeError into exit code 1.)"""
+class OutputClosed(Exception):
+    """The reader of the output has gone. (Click would turn a BrokenPipeError into exit code 1.)"""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named here and imported when one of them runs."""
+    """A group whose commands are named in COMMANDS, and imported when they run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -71,10 +71,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
+            from tidemill.model.similar_names import most_similar
 
-            near = difflib.get_close_matches(args[0], list(COMMANDS), 1, 0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            found = most_similar(args[0], COMMANDS)
+            hint = f" Did you mean {found!r}?" if found else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
             outcome = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            raise ReaderGone from None
+            raise OutputClosed from None
         return outcome
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    mode = "compiled data path" if _mode.compiled else f"plain Python data path: {_mode.reason}"
+    mode = "compiled data path" if _build_mode.compiled else f"plain Python data path: {_build_mode.reason}"
     python = ".".join(map(str, sys.version_info[:3]))
     click.echo(f"tidemill {__version__} ({mode}; Python {python})")
     ctx.exit()
@@ -123,10 +123,10 @@ def command() -> None:
     """Tidemill: a commit log that speaks the Kafka protocol.
 
     \b
-    tidemill serve                              a broker on port 9092
-    tidemill topic create hello                 in another terminal: a topic,
-    echo 'good morning' | tidemill produce hello          a message,
-    tidemill consume hello --from-beginning               and there it is
+    tidemill serve                                        run a broker on port 9092
+    tidemill topic create hello                           in another terminal: create a topic,
+    echo 'good morning' | tidemill produce hello          send a message,
+    tidemill consume hello --from-beginning               and print it
     """
 
 
@@ -137,10 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Opens the standard streams that a shell closed (``>&-``): no socket or file takes their numbers.
+    """Opens the standard streams that a shell closed (``>&-``), so that no socket or file gets their numbers.
 
-    Reading such an input and writing to such an output fail with EBADF, as they do for cat. Messages on
-    such a stderr are lost.
+    Reading from such an input and writing to such an output fails with EBADF, as for cat. Messages on such a
+    stderr are lost.
     """
     for name, flags, mode in (
         ("stdin", os.O_WRONLY, "r"),
@@ -153,62 +153,62 @@ def _open_closed_streams() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line; its exit code."""
+    """Runs one command line. Returns its exit code."""
     try:
         outcome = command.main(list(arguments), prog_name="tidemill", standalone_mode=False)
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as problem:
         return problem.exit_code
     except click.UsageError as problem:
-        from tidemill.cli.kafka_options import explained
+        from tidemill.cli.kafka_options import with_equivalent
 
-        explained(problem).show()
+        with_equivalent(problem).show()
         return USAGE
     except click.ClickException as problem:
-        _say(_with_notes(problem.format_message(), problem))
+        _print_error(_with_notes(problem.format_message(), problem))
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         return interrupted(arguments)
-    except ReaderGone:
-        # What is left in the buffer must not raise again at the end.
+    except OutputClosed:
+        # The rest of the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE_BROKEN
     except ImportError as problem:
         extra = MISSING_EXTRAS.get((problem.name or "").partition(".")[0])
         if extra is None:
             raise
-        _say(f"this needs {problem.name}, which is not installed: pip install 'tidemill[{extra}]'")
+        _print_error(f"this needs {problem.name}, which is not installed: pip install 'tidemill[{extra}]'")
         return FAILED
     except Exception as problem:
         if isinstance(problem, OSError) and (_output_is_lost() or _is_full(problem, arguments)):
-            _say(f"standard output cannot be written: {problem.strerror}")
+            _print_error(f"standard output cannot be written: {problem.strerror}")
             return FAILED
         if os.environ.get("TIDEMILL_TRACEBACK") or not _is_expected(problem):
             raise
-        _say(_with_notes(_one_line(problem), problem))
+        _print_error(_with_notes(_one_line(problem), problem))
         return FAILED
 
 
 def interrupted(arguments: Sequence[str]) -> int:
-    """The exit code after ctrl-C: of a broker that only began to start it is the same as later."""
+    """Returns the exit code after ctrl-C: 0 for a broker, also before its start was complete."""
     return 0 if list(arguments[:1]) == ["serve"] else INTERRUPTED
 
 
 def _is_expected(problem: Exception) -> bool:
-    """Whether the problem's own text tells a user what is wrong."""
+    """Returns whether the text of the exception explains the problem to a user."""
     from tidemill.model.errors import TidemillError
 
     return isinstance(problem, (TidemillError, OSError))
 
 
 def _is_full(problem: OSError, arguments: Sequence[str]) -> bool:
-    """Whether it says that there is no room where only standard output was written to."""
+    """Returns whether there is no space left, in a command that writes to standard output only."""
     full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and problem.filename is None
     return full and arguments[0] not in ("log", "pipeline")
 
 
 def _output_is_lost() -> bool:
-    """Whether what was printed could not be written; the rest is let go of then."""
+    """Returns whether standard output cannot be written; its remaining buffer is dropped then."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -219,7 +219,7 @@ def _output_is_lost() -> bool:
 
 def _one_line(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.strerror:
-        from tidemill.model.faults import fault_of
+        from tidemill.model.os_error_texts import fault_of
 
         fault = fault_of(problem)
         return f"{problem.filename} cannot be used: {fault}" if problem.filename else fault
@@ -227,10 +227,10 @@ def _one_line(problem: Exception) -> str:
 
 
 def _with_notes(text: str, problem: Exception) -> str:
-    """Behind the text what the command has added to the problem: how far it had come."""
+    """Returns the text followed by the notes of the exception, such as the progress of the command."""
     notes = "; ".join(getattr(problem, "__notes__", ()))
     return f"{text} ({notes})" if notes else text
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     click.echo(f"tidemill: {text}", err=True)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options that several commands share, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from tidemill.cli import suggest
 from tidemill.model.errors import ConfigError
 from tidemill.model.secrets import HIDDEN, is_secret
 
 if TYPE_CHECKING:
-    # Only newer versions of click know what a parameter's type makes.
+    # Only newer versions of click have a type parameter for the result of a parameter type.
     FloatType = click.ParamType[float]
     WholeType = click.ParamType[int]
     TextType = click.ParamType[str]
@@ -29,43 +28,43 @@ CONFIG_FILE_VARIABLE = "TIDEMILL_CONFIG"
 F = TypeVar("F", bound=Callable[..., Any])
 
 API_TIMEOUT_S = 15
-"""How long a command waits for the cluster before it gives up, unless -X says otherwise."""
+"""Time limit of a command's calls to the cluster, in seconds, unless -X overrides it."""
 
 LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
 SHORT_MAX = 2**15 - 1
-"""What the protocol's numbers can hold."""
+"""Largest values of the protocol's integer types."""
 
 DIGITS_MAX = 19
-"""No 64-bit number has more."""
+"""The most decimal digits of a 64-bit integer."""
 
 CONNECT_TIMEOUT_S = 3
-"""How long the first look at a broker takes at most; a slow one is left to the client."""
+"""Timeout of the first connection to a broker, in seconds; after it the client goes on trying."""
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Existing(click.Path):
-    """A file or a directory that is there. ``what`` says which is meant, for messages."""
+    """A file or directory that exists. ``what`` describes the expected one in messages."""
 
     def __init__(self, what: str, *, directory: bool | None = None) -> None:
         super().__init__()
         self.what = what
         self.directory = directory
-        """True: only a directory will do; False: only what is none; None: either."""
+        """True: only a directory is accepted; False: no directory is accepted; None: both are."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = str(value)
         if not path:
             self.fail(f"the name is empty: name {self.what}", param, ctx)
         if not os.path.exists(path):
-            how = "is a link to what is not there" if os.path.islink(path) else "is not there"
+            how = "is a link to a missing file" if os.path.islink(path) else "does not exist"
             self.fail(f"{path} {how}: name {self.what}", param, ctx)
         if self.directory is not None and os.path.isdir(path) != self.directory:
-            how = "is no directory" if self.directory else "is a directory"
+            how = "is not a directory" if self.directory else "is a directory"
             self.fail(f"{path} {how}: name {self.what}", param, ctx)
         if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
-            self.fail(f"{path} cannot be read: change its rights, or name {self.what}", param, ctx)
+            self.fail(f"{path} cannot be read: change its permissions, or name {self.what}", param, ctx)
         return path
 
 
@@ -80,14 +79,14 @@ class JsonFile(Existing):
 
 
 class Target:
-    """The cluster a command talks to, and the client configuration it uses."""
+    """The cluster that a command connects to, and the client configuration it uses."""
 
     def __init__(self, bootstrap: str, config: dict[str, Any]) -> None:
         self.bootstrap = bootstrap
         self._config = config
 
     def config(self, **defaults: Any) -> dict[str, Any]:
-        """The configuration of a client: ``defaults`` (dots as underscores) below what the user gave."""
+        """Returns a client's configuration: ``defaults`` (dots as underscores), overridden by the user's."""
         timeout = API_TIMEOUT_S * 1000
         merged: dict[str, Any] = {"default.api.timeout.ms": timeout, "client.id": "tidemill-cli"}
         merged.update({name.replace("_", "."): value for name, value in defaults.items()})
@@ -95,10 +94,10 @@ class Target:
         return merged
 
     def check_reachable(self) -> None:
-        """Says at once when nobody listens there, where a client would go on trying for a while."""
-        from tidemill.client import waits
-        from tidemill.client.config import parse_address
-        from tidemill.client.waits import Kind
+        """Raises ClickException at once when no broker accepts connections; a client would go on trying."""
+        from tidemill.client import wait_reasons
+        from tidemill.client.config_keys import parse_address
+        from tidemill.client.wait_reasons import Kind
 
         failures = []
         for text in self.bootstrap.split(","):
@@ -107,7 +106,7 @@ class Target:
             except ConfigError as problem:
                 raise click.UsageError(f"--bootstrap-server {self.bootstrap}: {problem}") from None
             try:
-                with waits.waiting(Kind.CLUSTER, f"{text.strip()} has not taken the connection"):
+                with wait_reasons.waiting(Kind.CLUSTER, f"{text.strip()} has not accepted the connection"):
                     socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
             except TimeoutError:
                 return
@@ -130,9 +129,9 @@ bootstrap_option = click.option(
     show_default=True,
     show_envvar=True,
     metavar="HOST:PORT",
-    help="Brokers to ask first, apart by commas.",
+    help="Brokers to connect to first, separated by commas.",
 )
-"""The same for every command that asks a cluster. ``bootstrap.servers`` of its client keys goes before the
+"""Option of every command that connects to a cluster. ``bootstrap.servers`` of its client keys overrides the
 default."""
 
 
@@ -143,9 +142,9 @@ client_file_option = click.option(
     show_envvar=True,
     metavar="FILE",
     type=Existing("a properties file of client keys", directory=False),
-    help="Properties file of client keys, as logins.",
+    help="Properties file of client keys, such as logins.",
 )
-"""The same for every command that asks a cluster. A file keeps secrets out of the list of processes."""
+"""Option of every command that connects to a cluster. A file keeps secrets out of the list of processes."""
 
 config_file_option = click.option(
     "-c",
@@ -155,38 +154,18 @@ config_file_option = click.option(
     show_envvar=True,
     metavar="FILE",
     type=Existing("a properties file", directory=False),
-    help="Properties file, as Kafka's.",
+    help="Properties file of the broker, as Kafka's server.properties.",
 )
-"""The same for what starts a broker and for what checks a start."""
-
-broker_settings_option = click.option(
-    "-s",
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one key; can be repeated.",
-    shell_complete=suggest.broker_settings,
-)
-
-topic_settings_option = click.option(
-    "-s",
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one topic key.",
-    shell_complete=suggest.topic_settings,
-)
+"""Option of the commands that start a broker or check its configuration."""
 
 
 def target_options(function: F) -> F:
     """Adds ``--bootstrap-server``, ``--command-config`` and ``-X``; the command gets ``target``."""
 
-    def made(
+    def wrapped(
         *arguments: Any, bootstrap: str, client_file: str | None, client_sets: tuple[str, ...], **rest: Any
     ) -> Any:
-        from tidemill.cli.waiting import watching
+        from tidemill.cli.wait_messages import watching
 
         settings = client_settings(client_file, client_sets)
         target = Target(brokers_of(click.get_current_context(), bootstrap, settings), settings)
@@ -195,33 +174,33 @@ def target_options(function: F) -> F:
                 target.check_reachable()
                 return function(*arguments, target=target, **rest)
         except ConfigError as problem:
-            # Of keys that do not go together, which only the client that they are for can tell.
+            # Keys that contradict one another, which only the client itself checks.
             raise click.UsageError(str(problem)) from None
 
-    made.__name__ = function.__name__
-    made.__doc__ = function.__doc__
-    # Options that the decorators below this one have collected so far.
-    made.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    wrapped.__name__ = function.__name__
+    wrapped.__doc__ = function.__doc__
+    # The options that decorators below this one have added so far.
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
         click.option(
             "-X",
             "client_sets",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Set one client key; can be repeated.",
+            help="Set a client key; can be repeated.",
         ),
         client_file_option,
         bootstrap_option,
     ):
-        made = option(made)
-    return made  # type: ignore[return-value]
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
 
 
 def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
-    """Client keys of a properties file and of ``KEY=VALUE`` texts, the texts going before the file."""
+    """Returns the client keys of a properties file, overridden by those of ``KEY=VALUE`` texts."""
     found: dict[str, Any] = {}
     if config_file is not None:
-        from tidemill.client.config import SERIALIZERS
+        from tidemill.client.config_keys import SERIALIZERS
         from tidemill.model.configs.properties import read_properties
 
         for line in read_properties(config_file):
@@ -237,7 +216,7 @@ def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[
 
 
 def brokers_of(ctx: click.Context, bootstrap: str, settings: Mapping[str, Any]) -> str:
-    """The brokers to ask first: ``bootstrap``, or those of the client keys where nobody has named any."""
+    """Returns the first brokers to connect to: ``bootstrap``, or by default those of the client keys."""
     if ctx.get_parameter_source("bootstrap") not in (None, ParameterSource.DEFAULT):
         return bootstrap
     found: str = settings.get("bootstrap.servers") or settings.get("metadata.broker.list") or bootstrap
@@ -245,7 +224,7 @@ def brokers_of(ctx: click.Context, bootstrap: str, settings: Mapping[str, Any]) 
 
 
 def _check_client_setting(where: str, name: str, value: str) -> None:
-    from tidemill.client.config import check_setting
+    from tidemill.client.config_keys import check_setting
 
     try:
         check_setting(name, value)
@@ -254,7 +233,7 @@ def _check_client_setting(where: str, name: str, value: str) -> None:
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """``("a=1", "b=2")`` as a mapping; a usage error for a text without ``=``."""
+    """Returns ``("a=1", "b=2")`` as a mapping. Raises UsageError for a text without ``=``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -264,8 +243,8 @@ def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-class Whole(click.IntRange):
-    """A whole number within bounds. (Click says "integer range" to who gives something else.)"""
+class WholeNumber(click.IntRange):
+    """An integer within bounds. (The messages of click speak of an "integer range".)"""
 
     name = "integer"
 
@@ -273,16 +252,16 @@ class Whole(click.IntRange):
         try:
             number = int(value)
         except ValueError:
-            self.fail(f"{value!r} is no whole number", param, ctx)
+            self.fail(f"{value!r} is not a whole number", param, ctx)
         low, high = self.min, self.max
         if (low is not None and number < low) or (high is not None and number > high):
             bounds = f"{low} to {high}" if high is not None else f"{low} or more"
-            self.fail(f"{number} is out of range: allowed is {bounds}", param, ctx)
+            self.fail(f"{number} is out of range: it must be {bounds}", param, ctx)
         return number
 
 
 class StateFile(click.Path):
-    """A regular file or none, in a directory that is there and can be written to."""
+    """A regular or new file in a directory that exists and is writable."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = str(value)
@@ -290,14 +269,14 @@ class StateFile(click.Path):
         if os.path.isdir(path):
             self.fail(f"{path} is a directory: name a file in it", param, ctx)
         if not os.path.isdir(folder):
-            self.fail(f"{folder} is no directory: make it first, or name another file", param, ctx)
+            self.fail(f"{folder} is not a directory: create it first, or name another file", param, ctx)
         if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            self.fail(f"{path} cannot be written: name another file, or change the rights", param, ctx)
+            self.fail(f"{path} cannot be written: name another file, or change the permissions", param, ctx)
         return path
 
 
-class Descriptor(Whole):
-    """A descriptor that is open for writing."""
+class Descriptor(WholeNumber):
+    """A file descriptor that is open for writing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -313,15 +292,15 @@ class Descriptor(Whole):
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``500ms``, ``90s``, ``10m``, ``2h``, ``7d``, ``1w``; a bare number is seconds."""
+    """Returns the seconds in ``500ms``, ``90s``, ``10m``, ``2h``, ``7d``, ``1w``; the default unit is s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?", text.strip())
     if match is None:
-        raise ConfigError(f"{text!r} is no duration: use 500ms, 90s, 10m, 2h, 7d or 1w")
+        raise ConfigError(f"{text!r} is not a duration: use 500ms, 90s, 10m, 2h, 7d or 1w")
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def parse_moment(text: str) -> int:
-    """Milliseconds since 1970 of a moment.
+    """Returns the milliseconds since 1970 of a moment.
 
     ``2026-03-01``, ``2026-03-01T12:00`` (local time, unless it names a zone), ``10m`` (that long ago), or
     milliseconds as a number of at least 11 digits.
@@ -336,17 +315,17 @@ def parse_moment(text: str) -> int:
     try:
         if re.fullmatch(r"\d+(?:\.\d+)?\s*(ms|s|m|h|d|w)", text):
             return max(0, int((time.time() - parse_duration(text)) * 1000))
-        # A moment before 1970 would mean something else to a broker.
+        # A broker would interpret a moment before 1970 differently.
         return max(0, int(datetime.fromisoformat(text).timestamp() * 1000))
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"{text!r} is no moment: use 2026-03-01T12:00 (local time, or with a zone as +01:00), "
+            f"{text!r} is not a point in time: use 2026-03-01T12:00 (local time, or with a zone as +01:00), "
             "10m for ten minutes ago, or milliseconds since 1970"
         ) from None
 
 
 class Duration(FloatType):
-    """A duration in seconds, for an option."""
+    """A duration in seconds, as an option type."""
 
     name = "duration"
 
@@ -360,7 +339,7 @@ class Duration(FloatType):
 
 
 class Moment(WholeType):
-    """A moment in ms since 1970, for an option."""
+    """A point in time in milliseconds since 1970, as an option type."""
 
     name = "moment"
 
@@ -374,7 +353,7 @@ class Moment(WholeType):
 
 
 def unescape(text: str) -> str:
-    """``\\t``, ``\\n``, ``\\0``, ``\\xNN`` and ``\\\\`` in a separator, as shells find hard to pass."""
+    """Replaces ``\\t``, ``\\n``, ``\\0``, ``\\xNN`` and ``\\\\`` in a separator, which are hard to type."""
     names = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
 
     def replaced(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""What commands print: tables and colours for people on a terminal, tabs for pipes, JSON for programs."""
+"""Output of commands: tables and colours on a terminal, tabs for pipes, JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidemill.cli.records import for_terminal
+from tidemill.cli.record_text import for_terminal
 from tidemill.cli.table_layout import GAP, blocks, fit, wrap
 
 if TYPE_CHECKING:
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FAILED = 1
+"""The exit code of a command that could not do its work, or found a problem."""
+
 INDENT = 4
-"""Spaces before what belongs to the line above."""
+"""Indentation of lines that belong to the line above, in spaces."""
 
 _BREAKS = str.maketrans("\t\r\n", "   ")
-"""What ends a cell or a line for programs; ids of clients and groups may have it in them."""
+"""Characters that end a cell or a line for programs; client ids and group ids may contain them."""
 
 
 def json_option(function: F) -> F:
@@ -32,24 +35,24 @@ def json_option(function: F) -> F:
 
 
 def on_terminal() -> bool:
-    """Whether a person reads standard output."""
+    """Returns whether standard output is a terminal."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Prints one JSON document on standard output."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def console(*, error: bool = False) -> Console:
-    """Rich's console on stdout, or on stderr."""
+    """Returns a Rich console on stdout, or on stderr."""
     from rich.console import Console
 
     return Console(stderr=error, highlight=False)
 
 
 def bytes_bar(what: str, *more: str) -> Progress:
-    """A bar on stderr that counts bytes, and goes when it has ended; ``more`` are texts beside it."""
+    """Returns a transient bar on stderr that counts bytes; ``more`` are texts beside it."""
     from rich import progress
 
     return progress.Progress(
@@ -71,13 +74,13 @@ def print_table(
     right: Sequence[str] = (),
     spare: Sequence[str] = (),
     settings: bool = False,
-    empty: str = "nothing there",
+    empty: str = "no rows",
 ) -> None:
-    """``rows`` under ``columns``: a table on a terminal, lines with tabs (and a head line) elsewhere.
+    """Prints ``rows`` under ``columns``: a table on a terminal, lines with tabs and a header elsewhere.
 
-    ``right`` names the columns of numbers, ``spare`` those that a narrow terminal does without. ``settings``:
-    the first two columns are a key and its value, which stand together where the table is too wide.
-    ``empty`` is said on a terminal when there are no rows.
+    ``right`` names the columns of numbers, ``spare`` the columns that are dropped on a narrow terminal. With
+    ``settings`` the first two columns are a key and its value, which stay together where the table is too
+    wide. ``empty`` is printed on a terminal when there are no rows.
     """
     listed = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not on_terminal():
@@ -104,7 +107,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    # A line between the columns is one space; with the padding they are as far apart as fit() counts.
+    # A line between the columns is one space; with the padding the gap is the one that fit() counts.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
     for column, head in zip(columns, layout.heads, strict=True):
         table.add_column(
@@ -119,7 +122,7 @@ def print_table(
 
 
 def fits(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bool:
-    """Whether the terminal is wide enough for a table."""
+    """Returns whether the terminal is wide enough for a table."""
     return fit(columns, _shown(rows), console().width) is not None
 
 
@@ -128,14 +131,14 @@ def _shown(rows: Iterable[Sequence[Any]]) -> list[list[str]]:
 
 
 def _print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, settings: bool) -> None:
-    """Rows that are too wide for a table: a block of lines each."""
+    """Prints rows that are too wide for a table as blocks of lines."""
     if settings:
         for key, value, *facts in rows:
             click.echo(f"{click.style(key, fg='cyan', bold=True)}={value}")
-            told = [f"{name} {fact}" for name, fact in zip(columns[2:], facts, strict=True) if fact]
-            lines = wrap("; ".join(told), width - INDENT)
+            details = [f"{name} {fact}" for name, fact in zip(columns[2:], facts, strict=True) if fact]
+            lines = wrap("; ".join(details), width - INDENT)
             if len(lines) > 1:
-                lines = [line for fact in told for line in wrap(fact, width - INDENT)]
+                lines = [line for fact in details for line in wrap(fact, width - INDENT)]
             for line in lines:
                 click.secho(" " * INDENT + line, dim=True)
         return
@@ -147,33 +150,33 @@ def _print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 
 def done(text: str) -> None:
-    """Says on a terminal, in green, what was done; elsewhere plainly."""
+    """Prints a completed action, in green on a terminal."""
     click.secho(text, fg="green" if on_terminal() else None)
 
 
 def require_yes(question: str) -> None:
-    """Asks at the terminal. Raises ClickException after no; ctrl-C and ctrl-D abort."""
+    """Asks for confirmation on the terminal. Raises ClickException after no; ctrl-C and ctrl-D abort."""
     if not click.confirm(question):
-        raise click.ClickException("nothing was done: the answer was no")
+        raise click.ClickException("nothing was done: not confirmed")
 
 
 def count_text(number: float) -> str:
-    """``1,234,567``."""
+    """Formats a number as ``1,234,567``."""
     return f"{number:,.0f}"
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """``1 partition``, ``2 partitions``; ``several`` is the plural where it is not ``what`` with an s."""
+    """Formats ``1 partition``, ``2 partitions``; ``several`` is an irregular plural."""
     return f"{count_text(number)} {what if number == 1 else several or what + 's'}"
 
 
-def after_interrupt(text: str) -> str:
+def interrupt_text(text: str) -> str:
     """Formats the message printed at ctrl-C: on a terminal it begins on the line below ``^C``."""
     return f"\ninterrupted: {text}" if sys.stderr.isatty() else f"interrupted: {text}"
 
 
 def bytes_text(number: float) -> str:
-    """``12.3 MB``: powers of ten, as disks and networks count."""
+    """Formats bytes as ``12.3 MB``, in powers of ten, as disks and networks count."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(number) < 1000 or unit == "TB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -182,7 +185,7 @@ def bytes_text(number: float) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """Local date and time of a timestamp; ``-`` where there is none."""
+    """Formats a timestamp as local date and time; ``-`` where there is none."""
     if timestamp_ms < 0:
         return "-"
     from datetime import datetime

@@ -1,4 +1,4 @@
-"""``tidemill perf``: measure producing, consuming and latency against a running cluster."""
+"""``tidemill perf``: measures producing, consuming and latency against a running cluster."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.options import Duration, Target, Whole, target_options
+from tidemill.cli import name_completion
+from tidemill.cli.options import Duration, Target, WholeNumber, target_options
 from tidemill.cli.output import (
-    after_interrupt,
     bytes_text,
     count_text,
     counted,
+    interrupt_text,
     json_option,
     print_json,
     print_table,
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from tidemill.client.producer import BulkDelivery, RecordMetadata
 
 BULK = 1_000
-"""Messages that are handed over at once."""
+"""Messages passed to the producer in one call."""
 SAMPLE_EVERY = 1_000
-"""One message of so many is timed."""
+"""One of this many messages is timed."""
 VALUES = 512
-"""Different values that are sent in turn."""
+"""Number of different values, sent in turn."""
 VALUES_BYTES = 4_000_000
-"""Of large values there are as many as this holds, and one at least."""
+"""Total bytes of the values: there are fewer of large values, at least one."""
 SIZE_MAX = 100_000_000
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 READ_BACK_S = 30.0
-"""How long an acknowledged message may take to reach the consumer."""
+"""Limit of the time from the acknowledgement of a message until it is consumed, in seconds."""
 ALPHABET = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 
 
@@ -48,14 +48,14 @@ ALPHABET = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 def command() -> None:
     """Measure producing, consuming and latency.
 
-    The figures are those of this client and of this machine as well as of the cluster.
+    The figures depend on this client and this machine as well as on the cluster.
     """
 
 
 class Rates:
-    """A line on stderr, once a second: how fast it goes. Silent where nobody looks.
+    """Prints throughput on stderr once a second, if that is a terminal.
 
-    A context manager: the line goes away at the end of the block, and ctrl-C in it prints the figures so far.
+    A context manager: its line is erased at the end of the block, and ctrl-C in it prints the figures so far.
     """
 
     def __init__(self, total: int) -> None:
@@ -80,10 +80,10 @@ class Rates:
                 f"{counted(self._count, 'message')} in {seconds:.3f} s, "
                 f"{count_text(self._count / seconds)} messages/s, {bytes_text(self._bytes / seconds)}/s"
             )
-            click.echo(after_interrupt(figures), err=True)
+            click.echo(interrupt_text(figures), err=True)
 
     def note(self, count: int, size_bytes: int) -> None:
-        """Takes how far it is. Prints it at most once a second."""
+        """Records the progress. Prints it at most once a second."""
         self._count, self._bytes = count, size_bytes
         if not self._shown:
             return
@@ -102,14 +102,14 @@ class Rates:
 
 
 def make_values(size_bytes: int, seed: int = 1) -> list[bytes]:
-    """Values of letters, the same in every run: compressible as text is, not as zeros are."""
+    """Returns values of letters, the same in every run: they compress as text does, not as zeros do."""
     randomness = random.Random(seed)
     count = max(1, min(VALUES, VALUES_BYTES // max(1, size_bytes)))
     return [bytes(randomness.choices(ALPHABET, k=size_bytes)) for _ in range(count)]
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, percentiles and maximum, in milliseconds; empty for no times."""
+    """Returns mean, percentiles and maximum in milliseconds; empty for no times."""
     if not seconds:
         return {}
     ordered = sorted(seconds)
@@ -169,11 +169,22 @@ Examples:
   tidemill perf produce bench -n 1000000 --size 1024 -z zstd -X linger.ms=20
   tidemill perf produce bench -n 60000 --rate 1000 --json | jq .latency_ms.p99""",
 )
-@click.argument("topic", shell_complete=suggest.topics)
-@click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000_000, show_default=True)
-@click.option("--size", type=Whole(0, SIZE_MAX), default=100, show_default=True, help="Bytes of a value.")
-@click.option("--rate", type=Whole(min=1), help="Messages a second; as fast as possible when left out.")
-@click.option("-p", "--partitions", type=Whole(min=1), default=1, show_default=True, help="When it is new.")
+@click.argument("topic", shell_complete=name_completion.topics)
+@click.option("-n", "--messages", "count", type=WholeNumber(min=1), default=1_000_000, show_default=True)
+@click.option(
+    "--size", type=WholeNumber(0, SIZE_MAX), default=100, show_default=True, help="Bytes of each value."
+)
+@click.option(
+    "--rate", type=WholeNumber(min=1), help="Messages per second; as fast as possible when left out."
+)
+@click.option(
+    "-p",
+    "--partitions",
+    type=WholeNumber(min=1),
+    default=1,
+    show_default=True,
+    help="Partitions of a new topic.",
+)
 @click.option(
     "-z",
     "--compression",
@@ -196,7 +207,7 @@ def produce(
     as_json: bool,
     target: Target,
 ) -> None:
-    """Send messages as fast as they go, or at a rate. Latency: from send() to the acknowledgement."""
+    """Send messages as fast as possible, or at a rate. Latency is from send() to the acknowledgement."""
     from tidemill.client import Admin, Producer
 
     with Admin(target.bootstrap, target.config()) as admin:
@@ -204,13 +215,13 @@ def produce(
     values = make_values(size)
     latencies: list[float] = []
     failures: list[Exception] = []
-    # In small steps where a rate is asked for: a second's worth at once is no steady rate.
+    # Small steps where a rate is given: the messages of a second at once are not a steady rate.
     step = BULK if rate is None else max(1, min(BULK, rate // 100))
     config = target.config(compression_type=compression, acks=acks)
     with Producer(target.bootstrap, config) as producer, Rates(count) as rates:
         producer.partitions_for(topic)
         began = time.perf_counter()
-        under_way: deque[BulkDelivery] = deque()
+        in_flight: deque[BulkDelivery] = deque()
         sent = acknowledged = 0
         for part in _parts(values, count, step):
             if rate is not None:
@@ -221,12 +232,12 @@ def produce(
                 sent += 1
                 acknowledged += 1
             if part:
-                under_way.append(producer.send_batch(topic, part))
+                in_flight.append(producer.send_batch(topic, part))
                 sent += len(part)
-            while under_way and under_way[0].done():
-                acknowledged += under_way.popleft().result()
+            while in_flight and in_flight[0].done():
+                acknowledged += in_flight.popleft().result()
             rates.note(acknowledged, acknowledged * size)
-        for delivery in under_way:
+        for delivery in in_flight:
             acknowledged += delivery.result()
         producer.flush()
         seconds = time.perf_counter() - began
@@ -262,22 +273,26 @@ Examples:
   tidemill perf consume bench
   tidemill perf consume bench --arrow --json""",
 )
-@click.argument("topics", nargs=-1, required=True, shell_complete=suggest.topics)
-@click.option("-n", "--messages", "count", type=Whole(min=1), help="So many.  [all that are there]")
-@click.option("--arrow", is_flag=True, help="As Arrow tables, without an object a message.")
+@click.argument("topics", nargs=-1, required=True, shell_complete=name_completion.topics)
+@click.option("-n", "--messages", "count", type=WholeNumber(min=1), help="Number of messages to read.  [all]")
+@click.option("--arrow", is_flag=True, help="Read Arrow tables, without an object per message.")
 @click.option(
-    "--timeout", type=Duration(), default="10s", show_default=True, help="End when none comes so long."
+    "--timeout",
+    type=Duration(),
+    default="10s",
+    show_default=True,
+    help="Exit when no message comes for this long.",
 )
 @json_option
 @target_options
 def consume(
     topics: tuple[str, ...], count: int | None, arrow: bool, timeout: float, as_json: bool, target: Target
 ) -> None:
-    """Read topics from their beginning as fast as it goes. Exit code 1 when messages were missing."""
+    """Read topics from the beginning as fast as possible. Exit code 1 when messages were missing."""
     from tidemill.client import Consumer
 
     if arrow:
-        import pyarrow.compute  # noqa: F401 - its import is no part of what is measured
+        import pyarrow.compute  # noqa: F401 - its import is not part of the measurement
 
     config = target.config(enable_auto_commit=False, max_poll_records=10_000)
     config.pop("group.id", None)
@@ -345,14 +360,18 @@ Examples:
   tidemill perf latency bench
   tidemill perf latency bench -n 10000 --size 1024 --acks 1 --json""",
 )
-@click.argument("topic", shell_complete=suggest.topics)
-@click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000, show_default=True)
-@click.option("--size", type=Whole(0, SIZE_MAX), default=100, show_default=True, help="Bytes of a value.")
+@click.argument("topic", shell_complete=name_completion.topics)
+@click.option("-n", "--messages", "count", type=WholeNumber(min=1), default=1_000, show_default=True)
+@click.option(
+    "--size", type=WholeNumber(0, SIZE_MAX), default=100, show_default=True, help="Bytes of a value."
+)
 @click.option("-a", "--acks", type=click.Choice(["all", "1"]), default="all", show_default=True)
 @json_option
 @target_options
 def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target: Target) -> None:
-    """Send one message after the other, each acknowledged and read back before the next.
+    """Send messages one at a time, and measure their latency.
+
+    Each message is acknowledged and read back before the next.
 
     "latency" is from send() to the acknowledgement, "end to end" from send() to the consumer.
     """

@@ -1,4 +1,4 @@
-"""``tidemill pipeline``: jobs of Spark on topics."""
+"""``tidemill pipeline``: runs Spark jobs on topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from tidemill.cli.options import (
     Target,
-    Whole,
+    WholeNumber,
     bootstrap_option,
     brokers_of,
     client_file_option,
@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _client_options(function: Function) -> Function:
-    """Options that every job has."""
+    """Adds the options that every job has."""
     for decorate in (
         bootstrap_option,
         client_file_option,
@@ -35,15 +35,18 @@ def _client_options(function: Function) -> Function:
             "extra",
             multiple=True,
             metavar="NAME=VALUE",
-            help="Another option of the format tidemill, as kafka.client.id=me. May be repeated.",
+            help="Set an option of the format tidemill, as kafka.client.id=me; can be repeated.",
         ),
-        click.option("--master", default="local[*]", show_default=True, help="Where Spark runs."),
+        click.option("--master", default="local[*]", show_default=True, help="Master URL of Spark."),
         click.option(
-            "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."
+            "--conf", multiple=True, metavar="KEY=VALUE", help="Set a Spark setting; can be repeated."
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for machines."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for programs."),
         click.option(
-            "-v", "--verbose", is_flag=True, help="Show what Spark says, and the trace of a failure."
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Show the output of Spark, and the stack trace of a failure.",
         ),
     ):
         function = decorate(function)
@@ -52,7 +55,7 @@ def _client_options(function: Function) -> Function:
 
 @click.group("pipeline")
 def command() -> None:
-    """Spark jobs: load topics into Parquet, publish tables to topics.
+    """Run Spark jobs: load topics into Parquet, publish files to topics.
 
     Needs the extra tidemill[pipeline] and a Java runtime of version 17 or later.
     """
@@ -60,44 +63,47 @@ def command() -> None:
 
 @command.command()
 @_client_options
-@click.option("-t", "--topic", "topics", multiple=True, help="Topic to load. May be repeated.")
+@click.option("-t", "--topic", "topics", multiple=True, help="Topic to load; can be repeated.")
 @click.option("--pattern", help="Regular expression for whole topic names, instead of --topic.")
-@click.option("-o", "--output", required=True, help="Folder for the Parquet files.")
-@click.option("--checkpoint", help="Folder for Spark's checkpoint.  [default: OUTPUT.checkpoint]")
-@click.option("--schema", help='JSON fields of the values as DDL: "carrier string, delay double".')
+@click.option("-o", "--output", required=True, help="Directory of the Parquet files.")
+@click.option("--checkpoint", help="Directory of Spark's checkpoint.  [default: OUTPUT.checkpoint]")
+@click.option("--schema", help='JSON fields of the values, as DDL: "carrier string, delay double".')
 @click.option(
     "--event-time",
     default="kafka_timestamp",
     show_default=True,
-    help="Column whose local date is the event date; the folders are named by it.",
+    help="Column whose local date is the event date, which names the directories.",
 )
-@click.option("--time-zone", help="Zone of the event date, as America/New_York.  [default: the machine's]")
+@click.option("--time-zone", help="Time zone of the event date, as America/New_York.  [default: local]")
 @click.option(
     "--trigger",
     default="available-now",
     show_default=True,
-    help='available-now loads what is there and ends; an interval ("10 seconds") goes on until ctrl-C.',
+    help='available-now loads existing messages and ends; an interval ("10 seconds") runs until ctrl-C.',
 )
-@click.option("--max-offsets", type=Whole(1), help="Messages of one micro-batch, at most.")
-@click.option("--group", help="Consumer group that shows the progress to lag tools.")
-@click.option("--tasks", type=Whole(1), help="Tasks that write files.  [default: one a core]")
+@click.option("--max-offsets", type=WholeNumber(1), help="Largest number of messages in a micro-batch.")
+@click.option("--group", help="Consumer group whose committed offsets show the progress to lag tools.")
+@click.option(
+    "--tasks", type=WholeNumber(1), help="Number of tasks that write files.  [default: one per core]"
+)
 def load(**given: Any) -> None:
-    """Loads topics into Parquet, each message exactly once, in folders by event date.
+    """Load topics into Parquet, each message exactly once.
 
-    Run again with the same output and checkpoint it goes on where it was, also after a crash. A value whose
-    fields do not hold all of it is kept whole in the column raw_value, and counted.
+    The directories are named by event date. A second run with the same output and checkpoint continues where
+    the first ended, also after a crash. A value that its fields cannot represent in full is kept unchanged in
+    the column raw_value, and counted.
 
     \b
     tidemill pipeline load -t flights -o flights.parquet --time-zone America/New_York \\
         --schema "carrier string, dep_delay double"
     """
-    from tidemill.pipeline.jobs.before import check_load, check_master, check_topics_to_load
-    from tidemill.pipeline.jobs.load import LoadJob
+    from tidemill.pipeline.jobs.load import LoadJob, check_load
     from tidemill.pipeline.jobs.load import load as run
+    from tidemill.pipeline.jobs.preflight_checks import check_master, check_topics_to_load
 
     source = _kafka_options(given)
     if named := {"subscribe", "subscribepattern", "assign"} & {name.lower() for name in source}:
-        raise click.UsageError(f"--option {min(named)}: name what to load with --topic or --pattern")
+        raise click.UsageError(f"--option {min(named)}: name topics with --topic or --pattern")
     source.update(_selection(given["topics"], given["pattern"]))
     if given["max_offsets"] is not None:
         source["maxOffsetsPerTrigger"] = str(given["max_offsets"])
@@ -131,35 +137,42 @@ def load(**given: Any) -> None:
         },
         f"loaded {counted(result.rows, 'message')} in {batches}, {result.seconds:.1f} s",
     )
-    _say_what_is_raw(result.raw)
+    _warn_of_raw_values(result.raw)
 
 
 @command.command()
 @_client_options
 @click.argument("paths", nargs=-1, required=True)
-@click.option("-t", "--topic", required=True, help="Topic to write to; it has to be there.")
+@click.option("-t", "--topic", required=True, help="Topic to write to; it must exist.")
 @click.option(
     "--format",
     "form",
     default="csv",
     show_default=True,
     type=click.Choice(["csv", "json", "parquet", "orc"]),
-    help="What the files are.",
+    help="Format of the files.",
 )
-@click.option("--key", help="Column that becomes the key; without one messages are spread.")
-@click.option("--timestamp", help="Column that becomes the record's time.  [default: now]")
+@click.option("--key", help="Column of the message key; without it, messages are spread over the partitions.")
+@click.option("--timestamp", help="Column of the message timestamp.  [default: now]")
 @click.option(
-    "--field", "fields", multiple=True, help="Column of the JSON value. May be repeated.  [default: all]"
+    "--field", "fields", multiple=True, help="Column of the JSON value; can be repeated.  [default: all]"
 )
-@click.option("--schema", help='Types of CSV columns as DDL: "delay double".  [default: what the values are]')
-@click.option("--read-option", multiple=True, metavar="NAME=VALUE", help="An option of Spark's reader.")
+@click.option("--schema", help='Types of CSV columns as DDL: "delay double".  [default: inferred]')
+@click.option(
+    "--read-option",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an option of Spark's reader; can be repeated.",
+)
 def publish(**given: Any) -> None:
-    """Publishes CSV, JSON or Parquet files to a topic: each row becomes one JSON message.
+    """Publish CSV, JSON, Parquet or ORC files to a topic.
+
+    Each row becomes one JSON message.
 
     \b
     tidemill pipeline publish flights.csv -t flights --key carrier --timestamp time_hour
     """
-    from tidemill.pipeline.jobs.before import check_master, check_publish, check_topic_to_write
+    from tidemill.pipeline.jobs.preflight_checks import check_master, check_publish, check_topic_to_write
     from tidemill.pipeline.jobs.publish import PublishJob, read_files
     from tidemill.pipeline.jobs.publish import publish as run
 
@@ -187,7 +200,7 @@ def publish(**given: Any) -> None:
 
 @contextmanager
 def wrong_usage() -> Iterator[None]:
-    """Makes wrong usage of what the checks before a job refuse."""
+    """Converts ConfigError of the checks before a job to UsageError."""
     try:
         yield
     except ConfigError as problem:
@@ -195,7 +208,7 @@ def wrong_usage() -> Iterator[None]:
 
 
 def _kafka_options(given: dict[str, Any]) -> dict[str, str]:
-    """Options of the format ``tidemill`` for the cluster: those of ``--option`` go before the file's keys."""
+    """Returns options of the format ``tidemill``: those of ``--option`` override the keys of the file."""
     keys = client_settings(given["client_file"], ())
     keys["bootstrap.servers"] = brokers_of(click.get_current_context(), given["bootstrap"], keys)
     return {**{f"kafka.{name}": value for name, value in keys.items()}, **pairs("--option", given["extra"])}
@@ -208,10 +221,10 @@ def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:
 
 
 def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
-    """Runs ``work`` with a session; a failure inside Spark becomes one line, and its trace if asked."""
-    from tidemill.pipeline.failures import explained
+    """Runs ``work`` with a session. A failure in Spark becomes one line, and a stack trace if asked."""
     from tidemill.pipeline.java import require_java
     from tidemill.pipeline.jobs.session import interruptible
+    from tidemill.pipeline.spark_errors import explained
 
     require_java()
     spark = _started(given)
@@ -220,7 +233,7 @@ def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
     except (TidemillError, OSError, click.ClickException):
         _show_trace(given)
         raise
-    except Exception as problem:  # noqa: BLE001 - Spark's, Java's and Python workers', all to be one line
+    except Exception as problem:  # noqa: BLE001 - of Spark, Java or Python workers; printed as one line
         _show_trace(given)
         raise click.ClickException(explained(problem) + _next_step(given)) from None
     finally:
@@ -228,9 +241,9 @@ def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
 
 
 def _started(given: dict[str, Any]) -> Any:
-    """A session that says nothing, or everything with --verbose."""
-    from tidemill.pipeline.failures import start_failure
+    """Returns a session that prints nothing, or with --verbose everything."""
     from tidemill.pipeline.jobs import session
+    from tidemill.pipeline.spark_errors import start_failure
 
     settings = pairs("--conf", given["conf"])
     if given["verbose"]:
@@ -243,15 +256,15 @@ def _started(given: dict[str, Any]) -> Any:
         except (TidemillError, ImportError):
             raise
         except Exception as problem:  # noqa: BLE001 - as above
-            raise click.ClickException(start_failure(problem, output.said) + _next_step(given)) from None
-    # Failures come back as exceptions; the log would tell of them as stack traces.
+            raise click.ClickException(start_failure(problem, output.text) + _next_step(given)) from None
+    # Failures come back as exceptions; the log would repeat them as stack traces.
     spark.sparkContext.setLogLevel("OFF")
-    output.pass_on()
+    output.forward()
     return spark
 
 
 def _next_step(given: dict[str, Any]) -> str:
-    return "" if given["verbose"] else ". The same command with --verbose shows all that Spark says"
+    return "" if given["verbose"] else ". The same command with --verbose shows the output of Spark"
 
 
 def _show_trace(given: dict[str, Any]) -> None:
@@ -261,16 +274,16 @@ def _show_trace(given: dict[str, Any]) -> None:
         click.echo(traceback.format_exc(), err=True)
 
 
-def _say_what_is_raw(raw: Mapping[str, int]) -> None:
-    """Tells which rows have not all of their value in the fields."""
+def _warn_of_raw_values(raw: Mapping[str, int]) -> None:
+    """Prints how many rows do not have all of their value in the fields, with the reasons."""
     if not raw:
         return
     from tidemill.pipeline.jobs.round_trip import REASONS
 
     reasons = "; ".join(f"{count:,}: {REASONS.get(code, code)}" for code, count in raw.items())
     click.echo(
-        f"tidemill: {sum(raw.values()):,} messages have more in them than their fields hold, and are whole "
-        f"in raw_value ({reasons})",
+        f"tidemill: {sum(raw.values()):,} messages contain more than their fields can hold, and are kept in "
+        f"full in raw_value ({reasons})",
         err=True,
     )
 

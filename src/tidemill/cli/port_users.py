@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine, as Linux tells it in /proc; elsewhere nobody is named."""
+"""Finds the process that listens on a port of this machine, in /proc of Linux; elsewhere it finds none."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LISTENS = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
+"""The state of listening sockets in /proc/net/tcp."""
 
 COMMAND_MAX = 100
 
 
 def port_user(port: int) -> str | None:
-    """``process 7 (python -m tidemill serve)``: who listens there, None where that is not to be found out.
+    """Returns the listening process, as ``process 7 (python -m tidemill serve)``; None when it is unknown.
 
-    Processes of other users do not show what they have open.
+    The open sockets of other users' processes are not visible.
     """
     inodes = set(_inodes(port))
     if not inodes:
         return None
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            if any(os.readlink(one) in inodes for one in (directory / "fd").iterdir()):
+            if any(os.readlink(file) in inodes for file in (directory / "fd").iterdir()):
                 return f"process {directory.name} ({_command(directory)})"
         except OSError:
             continue
@@ -31,7 +31,7 @@ def port_user(port: int) -> str | None:
 
 
 def _inodes(port: int) -> Iterator[str]:
-    """The sockets that listen there, as links to them read."""
+    """Yields the listening sockets of a port, in the form of links in /proc/PID/fd."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
@@ -46,5 +46,5 @@ def _command(directory: Path) -> str:
     line = (directory / "cmdline").read_bytes().decode("utf-8", "replace")
     program, *arguments = line.rstrip("\0").split("\0")
     text = shlex.join([os.path.basename(program), *arguments])
-    text = "".join(one if one.isprintable() else "?" for one in text)
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= COMMAND_MAX else f"{text[:COMMAND_MAX]}..."

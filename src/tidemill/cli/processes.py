@@ -1,10 +1,10 @@
-"""Processes that go on when the command that started them has ended: each has a directory with its files.
+"""Background processes that outlive the command that starts them. Each has a directory with two files.
 
 =========  ==========================================================================================
-file       what it holds
+file       contents
 =========  ==========================================================================================
-NAME.pid   process number and, where the system tells, when it started: a number is used again some day
-NAME.log   what the process says, over all of its starts
+NAME.pid   process id and, where the system has it, start time: process ids are reused
+NAME.log   output of the process, over all of its starts
 =========  ==========================================================================================
 """
 
@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 START_TIME = 19
-"""The place of a process's start in /proc/PID/stat, counted behind its name (field 22)."""
+"""Index of the start time in /proc/PID/stat, counted after the process name (field 22)."""
 
 POLL_S = 0.02
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Background:
-    """A process by its files in ``directory``; it may have been started by an earlier command."""
+    """A process identified by its files in ``directory``; an earlier command may have started it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory = directory
@@ -33,7 +33,7 @@ class Background:
         self.log_file = directory / f"{name}.log"
 
     def pid(self) -> int | None:
-        """The process number; None when it does not run."""
+        """Returns the process id; None when the process is not running."""
         try:
             number, _, started = self._pid_file.read_text().strip().partition(" ")
             pid = int(number)
@@ -43,15 +43,15 @@ class Background:
         return pid if now is not None and (not started or started == now) else None
 
     @property
-    def stands_still(self) -> bool:
-        """Whether a signal has halted it: it does nothing until another one lets it go on."""
+    def is_suspended(self) -> bool:
+        """Whether a signal has suspended the process: it does nothing until another signal resumes it."""
         pid = self.pid()
         fields = _stat(pid) if pid is not None else None
         return fields is not None and fields[0] == "T"
 
     @property
     def last_line(self) -> str:
-        """What it said last."""
+        """The last line of its output."""
         with contextlib.suppress(OSError), open(self.log_file, "rb") as file:
             file.seek(max(0, os.path.getsize(self.log_file) - 8192))
             lines = file.read().decode("utf-8", "replace").split("\n")
@@ -59,13 +59,13 @@ class Background:
         return ""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Starts it, apart from this terminal; the process number. It is not waited for."""
+        """Starts the process, detached from this terminal. Returns its id, and does not wait for it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        # Ctrl-C waits until it is written which process this is: nobody would find it again.
+        # Ctrl-C is deferred until the process id is written: no command could find the process otherwise.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
-            # Not subprocess: what it starts is to be waited for, and this outlives the one that could.
+            # Not subprocess, which expects to wait for its child: this process outlives its parent.
             pid = os.posix_spawn(
                 command[0],
                 list(command),
@@ -90,7 +90,7 @@ class Background:
         return pid
 
     def signal(self, number: signal.Signals) -> int | None:
-        """Sends a signal; the process number, None when it does not run."""
+        """Sends a signal. Returns the process id; None when the process is not running."""
         pid = self.pid()
         if pid is None:
             return None
@@ -101,7 +101,7 @@ class Background:
         return pid
 
     def wait_end(self, timeout_s: float) -> bool:
-        """Whether it has ended by then."""
+        """Waits for the end of the process. Returns whether it ended before the timeout."""
         deadline = time.monotonic() + timeout_s
         while self.pid() is not None:
             if time.monotonic() >= deadline:
@@ -112,20 +112,20 @@ class Background:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, as the system counts ("" where it does not tell); None for one that ended."""
+    """Returns the start time of a process ("" where the system has none); None for one that ended."""
     with contextlib.suppress(ChildProcessError, OverflowError):
-        os.waitpid(pid, os.WNOHANG)  # One of our own would else stay, ended, until we end.
+        os.waitpid(pid, os.WNOHANG)  # A child of this process would stay a zombie otherwise.
     fields = _stat(pid)
     if fields is None:
         if os.path.isdir("/proc/self"):
             return None
         return "" if _is_there(pid) else None
-    # It is shown as ended when its first thread has; its ports are free when the others have, too.
+    # A process is shown as ended when its first thread has; its ports are free when all threads have ended.
     return None if fields[0] in "ZX" and _threads(pid) <= 1 else fields[START_TIME]
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What the system tells of a process, from its state on; None where it tells nothing."""
+    """Returns the fields of /proc/PID/stat, from the state on; None where there is no such file."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

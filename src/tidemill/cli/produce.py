@@ -1,4 +1,4 @@
-"""``tidemill produce``: messages from standard input or files."""
+"""``tidemill produce``: sends messages from standard input or files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.options import Existing, Target, Whole, target_options, unescape
-from tidemill.cli.output import after_interrupt, count_text, counted, on_terminal
-from tidemill.cli.records import BadInput, InputRecord, from_json
-from tidemill.cli.waiting import say_no_more
-from tidemill.model.configs.topic import near
+from tidemill.cli import name_completion
+from tidemill.cli.options import Existing, Target, WholeNumber, target_options, unescape
+from tidemill.cli.output import count_text, counted, interrupt_text, on_terminal
+from tidemill.cli.record_text import BadInput, InputRecord, from_json
+from tidemill.cli.wait_messages import stop_watching
+from tidemill.model.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from tidemill.client.producer import BulkDelivery, Producer
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 256 * 1024 * 1024
 INTERRUPTED_S = 3.0
-"""How long after ctrl-C the acknowledgements are waited for of what was sent."""
+"""How long to wait, after ctrl-C, for the acknowledgements of messages that were sent."""
 
-UNDER_WAY_MAX = 256
-"""Chunks of input whose fate is not known yet; the oldest is waited for."""
+IN_FLIGHT_MAX = 256
+"""Chunks of input without a result yet; above this the oldest is waited for."""
 
 
 @click.command(
@@ -34,14 +34,14 @@ UNDER_WAY_MAX = 256
     epilog="""\b
 Examples:
   echo 'good morning' | tidemill produce hello
-  tidemill produce hello -K : < lines.txt             lines such as  key:value
+  tidemill produce hello -K : < lines.txt             lines in the form  key:value
   tidemill produce hello -f day1.txt -f day2.txt -z zstd
   tidemill produce hello -k user7 -H source=cli -p 0
   tidemill consume hello --from-beginning --json -e | tidemill produce copy --json --create
 
-A topic that is not there is created with --create only; on a terminal it asks.""",
+A missing topic is created only with --create, or after confirmation on a terminal.""",
 )
-@click.argument("topic", shell_complete=suggest.topics)
+@click.argument("topic", shell_complete=name_completion.topics)
 @click.option(
     "-f",
     "--file",
@@ -49,16 +49,29 @@ A topic that is not there is created with --create only; on a terminal it asks."
     multiple=True,
     metavar="FILE",
     type=Existing("a file of messages", directory=False),
-    help="Read this file; can be repeated.",
+    help="Read messages from this file; can be repeated.",
 )
 @click.option(
-    "-K", "--key-separator", metavar="TEXT", help="A line's key ends here (\\t, \\x01 are understood)."
+    "-K",
+    "--key-separator",
+    metavar="TEXT",
+    help="Separator of key and value in a line; \\t and \\x01 are accepted.",
 )
 @click.option("-k", "--key", metavar="TEXT", help="Key of every message.")
 @click.option(
-    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message."
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header of every message; can be repeated.",
 )
-@click.option("-p", "--partition", type=Whole(min=0), help="Partition; by the key when left out.")
+@click.option(
+    "-p",
+    "--partition",
+    type=WholeNumber(min=0),
+    help="Partition of every message; chosen by key when left out.",
+)
 @click.option(
     "-z",
     "--compression",
@@ -68,13 +81,13 @@ A topic that is not there is created with --create only; on a terminal it asks."
 @click.option(
     "-a", "--acks", type=click.Choice(["all", "1", "0"]), help="Acknowledgements to wait for.  [all]"
 )
-@click.option(
-    "-Z", "--null", "null_marker", metavar="TEXT", help="A value of TEXT is no value (a tombstone)."
-)
+@click.option("-Z", "--null", "null_marker", metavar="TEXT", help="Send a null value (a tombstone) for TEXT.")
 @click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as 'consume --json' prints them.")
-@click.option("--keep-place", is_flag=True, help="With --json: keep partition and timestamp.")
-@click.option("--create", is_flag=True, help="Create TOPIC when it is not there.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not say how many messages were sent.")
+@click.option(
+    "--keep-place", is_flag=True, help="With --json: keep the partition and timestamp of each message."
+)
+@click.option("--create", is_flag=True, help="Create TOPIC if it does not exist.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print how many messages were sent.")
 @target_options
 def command(
     topic: str,
@@ -94,22 +107,22 @@ def command(
 ) -> int:
     """Send each line of standard input, or of files, as a message to TOPIC.
 
-    Exit code 0 means that every message was acknowledged. It stops at the first line that is no message:
-    those before it are sent. After an error, and after ctrl-C, it says how many were sent and acknowledged.
+    Exit code 0 means that every message was acknowledged. The command stops at the first invalid line; the
+    messages before it are sent. After an error or ctrl-C it prints how many were sent and acknowledged.
     """
     if as_json and (key_separator is not None or key is not None):
-        raise click.UsageError("--json lines carry their keys: leave --key and --key-separator out")
+        raise click.UsageError("--json lines contain their keys: leave --key and --key-separator out")
     if key is not None and key_separator is not None:
         raise click.UsageError(
-            "--key is for every message, --key-separator finds a key in each: leave one out"
+            "--key sets the key of every message, --key-separator reads it from each line: give only one"
         )
     if keep_place and not as_json:
-        raise click.UsageError("--keep-place is for --json: other lines have neither partition nor timestamp")
+        raise click.UsageError("--keep-place needs --json: other lines have neither partition nor timestamp")
     separator = unescape(key_separator).encode() if key_separator is not None else None
     if separator == b"":
-        raise click.UsageError("--key-separator is empty: no key can end there")
+        raise click.UsageError("--key-separator is empty: give at least one character")
     from tidemill.client import Producer
-    from tidemill.client.config import KEYS
+    from tidemill.client.config_keys import KEYS
 
     fixed = [_header(text) for text in headers]
     fixed_key = key.encode() if key is not None else None
@@ -124,7 +137,7 @@ def command(
             if separator is not None:
                 record.key, found, record.value = line.partition(separator)
                 if not found:
-                    raise BadInput(f"there is no {key_separator!r} after which its value would begin")
+                    raise BadInput(f"it has no {key_separator!r} between key and value")
             if record.value == null_value:
                 record.value = None
         if partition is not None:
@@ -133,58 +146,58 @@ def command(
 
     choices = {"acks": acks, "compression_type": compression}
     config = target.config(**{name: text for name, text in choices.items() if text})
-    # The buffer may be full as long as its oldest message may wait.
+    # A send may wait for buffer space as long as the oldest message may wait for its delivery.
     config.setdefault("max.block.ms", config.get("delivery.timeout.ms", KEYS["delivery.timeout.ms"].default))
     with Producer(target.bootstrap, config) as producer:
         _find_topic(target, topic, create)
-        sent = _send_and_tell(producer, topic, files, read)
+        sent = _send_and_report(producer, topic, files, read)
     if not quiet and (on_terminal() or sys.stderr.isatty()):
         click.secho(f"{counted(sent, 'message')} sent to {topic}", dim=True, err=True)
     return 0
 
 
-def _send_and_tell(
+def _send_and_report(
     producer: Producer, topic: str, files: tuple[str, ...], read: Callable[[bytes], InputRecord]
 ) -> int:
-    """As :func:`_send_all`; at ctrl-C and at errors it says how far it has come."""
+    """Sends all lines as :func:`_send_all`; after ctrl-C or an error prints how many were sent."""
     try:
         try:
             return _send_all(producer, topic, files, read)
         except BadInput:
             raise
         except Exception as problem:
-            say_no_more()
+            stop_watching()
             producer.close()
-            problem.add_note(_fate(producer))
+            problem.add_note(_delivery_summary(producer))
             raise
     except KeyboardInterrupt:
-        say_no_more()
+        stop_watching()
         try:
             producer.close(INTERRUPTED_S)
         finally:
-            click.echo(after_interrupt(_fate(producer)), err=True)
+            click.echo(interrupt_text(_delivery_summary(producer)), err=True)
         raise
 
 
-def _fate(producer: Producer) -> str:
-    """How many messages were sent, and what is known of them."""
+def _delivery_summary(producer: Producer) -> str:
+    """Returns how many messages were sent and acknowledged, in words."""
     counts = producer.counts()
     sent = f"{counted(counts.sent, 'message')} sent"
     if not counts.sent:
         return sent
     if producer.config.int("acks") == 0:
-        return f"{sent}; with acks=0 nobody says which of them have arrived"
+        return f"{sent}; with acks=0 there is no acknowledgement of their arrival"
     if counts.acknowledged == counts.sent:
         return f"{sent}, all acknowledged"
     rest = counts.sent - counts.acknowledged
     return (
-        f"{sent}, {count_text(counts.acknowledged)} acknowledged; of the other {count_text(rest)} it is not "
-        "known whether the topic has them"
+        f"{sent}, {count_text(counts.acknowledged)} acknowledged; the fate of the other {count_text(rest)} "
+        "is unknown"
     )
 
 
 def _find_topic(target: Target, topic: str, create: bool) -> None:
-    """Makes sure that the topic is there. A new one is created when that is asked for, or a user says yes."""
+    """Ensures that the topic exists. A missing one is created with --create, or after confirmation."""
     from tidemill.client import Admin, ClientError
     from tidemill.client.errors import BrokerUnreachable, RequestTimeout, is_there
     from tidemill.model.errors import ErrorCode
@@ -197,13 +210,13 @@ def _find_topic(target: Target, topic: str, create: bool) -> None:
             raise
         except ClientError as problem:
             if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                return  # The producer meets it too, and says what it means.
-        names = [one.name for one in admin.list_topics()]
-        hint = near(topic, names)
-        question = f"topic {topic!r} is not there{hint or '.'} Create {topic!r}?"
-        if not create and not _asked(question):
+                return  # The producer gets the same error, and explains it.
+        names = [topic.name for topic in admin.list_topics()]
+        hint = did_you_mean(topic, names)
+        question = f"topic {topic!r} does not exist{hint or '.'} Create {topic!r}?"
+        if not create and not _confirmed(question):
             raise click.ClickException(
-                f"topic {topic!r} is not there: 'tidemill topic create {topic}' creates it, or --create of "
+                f"topic {topic!r} does not exist: 'tidemill topic create {topic}' creates it, or --create of "
                 f"this command{hint}"
             )
         try:
@@ -213,8 +226,8 @@ def _find_topic(target: Target, topic: str, create: bool) -> None:
                 raise
 
 
-def _asked(question: str) -> bool:
-    """What a user on a terminal says. Standard input may be the messages, so the terminal itself is asked."""
+def _confirmed(question: str) -> bool:
+    """Asks for confirmation on the terminal itself, because standard input may contain the messages."""
     if not sys.stderr.isatty():
         return False
     try:
@@ -235,24 +248,25 @@ def _header(text: str) -> tuple[str, bytes | None]:
 def _send_all(
     producer: Producer, topic: str, files: tuple[str, ...], read: Callable[[bytes], InputRecord]
 ) -> int:
-    """Sends all lines; how many were acknowledged. BadInput when it stopped before their end."""
-    from tidemill.client.accumulator import RECORD_OVERHEAD_BYTES
+    """Sends all lines. Returns how many were acknowledged. Raises BadInput for an invalid line."""
+    from tidemill.client.record_accumulator import RECORD_OVERHEAD_BYTES
 
     sent = 0
-    under_way: deque[BulkDelivery] = deque()
+    in_flight: deque[BulkDelivery] = deque()
     stopped: BadInput | None = None
     size_max = min(producer.config.int("max.request.size"), producer.config.int("buffer.memory"))
 
     def checked(line: bytes) -> InputRecord:
         record = read(line)
-        # As the producer counts, which does not know of lines.
+        # The size as the producer counts it; the producer's own error would not name the line.
         size = RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
         for name, value in record.headers:
             size += 10 + len(name) + len(value or b"")
         if size > size_max:
             raise BadInput(
-                f"a message of about {size} bytes is over max.request.size={size_max}; send smaller ones, or "
-                f"raise it with -X max.request.size={2 * size}, and max.message.bytes of the topic"
+                f"a message of about {size} bytes exceeds max.request.size={size_max}; send smaller "
+                f"messages, or raise it with -X max.request.size={2 * size}, and max.message.bytes of the "
+                "topic"
             )
         return record
 
@@ -260,15 +274,15 @@ def _send_all(
         for source, number, lines in _chunks(files):
             records, stopped = _records(lines, checked, source, number)
             if records:
-                under_way.append(_send(producer, topic, records))
+                in_flight.append(_send(producer, topic, records))
             if stopped is not None:
                 break
-            while under_way and (len(under_way) > UNDER_WAY_MAX or under_way[0].done()):
-                sent += under_way.popleft().result()
+            while in_flight and (len(in_flight) > IN_FLIGHT_MAX or in_flight[0].done()):
+                sent += in_flight.popleft().result()
     except BadInput as problem:
         stopped = problem
-    while under_way:
-        sent += under_way.popleft().result()
+    while in_flight:
+        sent += in_flight.popleft().result()
     if stopped is not None:
         raise BadInput(f"{stopped} ({counted(sent, 'message')} before it sent, nothing after it)")
     return sent
@@ -277,14 +291,14 @@ def _send_all(
 def _records(
     lines: list[bytes], read: Callable[[bytes], InputRecord], source: str, first_line: int
 ) -> tuple[list[InputRecord], BadInput | None]:
-    """The records of the lines up to the first that is none, and what is wrong with that one."""
+    """Returns the records of the lines up to the first invalid line, and the error of that line."""
     records: list[InputRecord] = []
     for line in lines:
         try:
             record = read(line)
             if records and (record.partition is None) != (records[0].partition is None):
                 raise BadInput(
-                    "it names a partition and others do not, or the other way about: give --partition, or "
+                    "some lines have a partition and others do not: give --partition, or "
                     "leave --keep-place out"
                 )
         except BadInput as problem:
@@ -306,10 +320,10 @@ def _send(producer: Producer, topic: str, records: list[InputRecord]) -> BulkDel
 
 
 def _chunks(files: tuple[str, ...]) -> Iterator[tuple[str, int, list[bytes]]]:
-    """Lines as they become available, with the file (for messages) and the number of the first one."""
+    """Yields lines as they become available, with their file (for messages) and first line number."""
     if not files:
         if sys.stdin.isatty():
-            click.secho("One message a line; ctrl-D ends.", dim=True, err=True)
+            click.secho("One message per line; ctrl-D ends the input.", dim=True, err=True)
         for number, lines in _lines_of(sys.stdin.buffer):
             yield "", number, lines
         return
@@ -328,7 +342,8 @@ def _lines_of(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
     rest_bytes = 0
     number = 1
     while True:
-        # os.read gives what is there: a line typed or piped slowly is sent at once, not with the next ones.
+        # os.read returns available data: a line typed or piped slowly is sent at once, not with the next
+        # ones.
         data = os.read(descriptor, CHUNK_BYTES)
         if not data:
             break

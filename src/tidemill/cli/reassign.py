@@ -1,4 +1,4 @@
-"""``tidemill reassign``: what Kafka's reassignment tool does, with its files."""
+"""``tidemill reassign``: the functions of Kafka's reassignment tool, with its file formats."""
 
 from __future__ import annotations
 
@@ -9,24 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli import suggest, throttles
+from tidemill.cli import name_completion, throttles
 from tidemill.cli.cluster_options import cluster_options
-from tidemill.cli.manner import Manner, manner_options
-from tidemill.cli.moves import (
-    Places,
-    Plan,
-    assignment,
-    copied_bytes,
-    racks_of,
-    read_placed,
-    read_plan,
-    read_topics,
-    replica_sizes,
-    text,
-)
-from tidemill.cli.moving import carry_out, elect_preferred, follow, tell
 from tidemill.cli.options import Duration, JsonFile, Target, TextType
 from tidemill.cli.output import (
+    FAILED,
     bytes_text,
     counted,
     done,
@@ -36,13 +23,26 @@ from tidemill.cli.output import (
     print_table,
     require_yes,
 )
+from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
+from tidemill.cli.reassignment_plans import (
+    Plan,
+    TargetDirectories,
+    assignment,
+    copied_bytes,
+    racks_of,
+    read_plan,
+    read_plan_with_directories,
+    read_topics,
+    replica_sizes,
+    text,
+)
+from tidemill.cli.reassignment_progress import await_moves, elect_preferred, execute_plan, report_problems
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.client import Admin
 
-FAILED = 1
 DONE, MOVING, ELSEWHERE, OTHERWISE, MISSING = (
     "done",
     "moving",
@@ -50,33 +50,33 @@ DONE, MOVING, ELSEWHERE, OTHERWISE, MISSING = (
     "not as planned",
     "missing",
 )
-"""How a partition of a plan can be."""
+"""States of a partition of a plan."""
 
 
 plan_argument = click.argument("plan", metavar="FILE", type=JsonFile("a plan"))
 
 
 class BrokerIds(TextType):
-    """``1,2,3``."""
+    """A list of broker ids, as ``1,2,3``."""
 
     name = "broker ids"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", str(value)):
-            self.fail(f"{value!r} is no list of broker ids: give it as 1,2,3", param, ctx)
+            self.fail(f"{value!r} is not a list of broker ids: give it as 1,2,3", param, ctx)
         return str(value)
 
 
 @click.group("reassign")
 def command() -> None:
-    """Move partitions between brokers, by plans in the JSON of Kafka's tools.
+    """Move partitions between brokers, with plans in the JSON format of Kafka's tools.
 
     \b
     tidemill reassign generate -t orders --brokers 2,3,4 > plan.json
     tidemill reassign execute plan.json --throttle 50000000
     tidemill reassign verify plan.json
 
-    'tidemill cluster rebalance', 'cluster decommission' and 'topic alter --replication-factor' make
+    'tidemill cluster rebalance', 'cluster decommission' and 'topic alter --replication-factor' create
     their plans themselves.
     """
 
@@ -88,17 +88,27 @@ Examples:
   tidemill reassign generate -t orders -t payments --brokers 2,3,4 > plan.json
   tidemill reassign generate topics.json --current before.json > plan.json
 
-FILE names topics as Kafka's tool reads them: {"version": 1, "topics": [{"topic": "orders"}]}. The plan places
-partitions as if their topics were made now; 'tidemill cluster rebalance --json' moves less.""",
+FILE names topics in the format of Kafka's tool: {"version": 1, "topics": [{"topic": "orders"}]}. The plan
+places partitions as if their topics were new; 'tidemill cluster rebalance --json' moves less data.""",
 )
 @click.argument("topics_file", metavar="[FILE]", required=False, type=JsonFile("a file of topics"))
 @click.option(
-    "-t", "--topic", "topics", multiple=True, help="A topic to place.", shell_complete=suggest.topics
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    help="A topic to place; can be repeated.",
+    shell_complete=name_completion.topics,
 )
-@click.option("--brokers", type=BrokerIds(), metavar="ID,ID", help="Where to place them.  [all that live]")
-@click.option("--no-racks", is_flag=True, help="Do not mind racks.")
 @click.option(
-    "--current", metavar="FILE", type=click.Path(dir_okay=False), help="Write how it is now, to go back."
+    "--brokers", type=BrokerIds(), metavar="ID,ID", help="Brokers to place them on.  [all live brokers]"
+)
+@click.option("--no-racks", is_flag=True, help="Ignore racks.")
+@click.option(
+    "--current",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write the current assignment, to roll back.",
 )
 @cluster_options
 def generate(
@@ -111,18 +121,18 @@ def generate(
 ) -> None:
     """Print a plan that places topics anew, as JSON."""
     from tidemill.client import Admin
-    from tidemill.controller import balance
+    from tidemill.controller import reassignment_planner
 
     names = [*topics, *(read_topics(topics_file) if topics_file is not None else ())]
     if not names:
-        raise click.UsageError("no topic is named: give --topic, or a FILE of topics")
+        raise click.UsageError("no topic given: give --topic, or a FILE of topics")
     with Admin(target.bootstrap, target.config()) as admin:
         racks = racks_of(admin)
         if brokers is not None:
             wanted = {int(text) for text in brokers.split(",")}
             if wanted - racks.keys():
                 raise click.ClickException(
-                    f"--brokers {brokers}: no broker {shown(wanted - racks.keys())} lives; those that do are "
+                    f"--brokers {brokers}: broker {shown(wanted - racks.keys())} is not live; live brokers: "
                     f"{shown(racks)}"
                 )
             racks = {broker: racks[broker] for broker in wanted}
@@ -131,22 +141,22 @@ def generate(
         if brokers is not None and len(replicas) > len(racks):
             raise click.ClickException(
                 f"--brokers {brokers}: {item.topic}-{item.partition} has {len(replicas)} replicas, each on a "
-                f"broker of its own: name as many, or give {item.topic} fewer first ('tidemill topic alter "
-                f"{item.topic} --replication-factor {len(racks)}')"
+                "different broker: name as many brokers, or reduce its replicas first ('tidemill topic "
+                f"alter {item.topic} --replication-factor {len(racks)}')"
             )
     if no_racks:
         racks = dict.fromkeys(racks)
-    plan = balance.generate(now, racks, random.Random())
+    plan = reassignment_planner.generate(now, racks, random.Random())
     if current is not None:
         with open(current, "w", encoding="utf-8") as file:
             file.write(text(now) + "\n")
     click.echo(text(plan))
     if not plan:
-        click.echo("tidemill: nothing has to be moved", err=True)
+        click.echo("tidemill: nothing has to move", err=True)
 
 
 def shown(brokers: Any) -> str:
-    """``1, 2, 3``."""
+    """Formats broker ids as ``1, 2, 3``."""
     return ", ".join(map(str, sorted(brokers)))
 
 
@@ -159,66 +169,70 @@ Examples:
   tidemill reassign execute - --current before.json < plan.json""",
 )
 @plan_argument
-@click.option("--additional", is_flag=True, help="Also when others are on the move.")
+@click.option("--additional", is_flag=True, help="Add these moves to others in progress.")
 @click.option(
-    "--current", metavar="FILE", type=click.Path(dir_okay=False), help="Write how it is now, to go back."
+    "--current",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write the current assignment, to roll back.",
 )
-@manner_options(wait=False)
+@add_move_options(wait=False)
 @cluster_options
 def execute(
     plan: str,
     additional: bool,
     current: str | None,
-    manner: Manner,
+    move_options: ReassignmentOptions,
     target: Target,
 ) -> int:
-    """Begin the moves of the plan in FILE, and with --wait go with them to their end.
+    """Start the moves of the plan in FILE.
 
-    Without, 'tidemill reassign verify' shows how far they are, and lifts throttles at the end.
+    With --wait, waits until they are complete. Without it, 'tidemill reassign verify' shows the progress, and
+    removes throttles at the end.
     """
     from tidemill.client import Admin
 
-    wanted, places = read_placed(plan)
+    wanted, directories = read_plan_with_directories(plan)
     with Admin(target.bootstrap, target.config()) as admin:
         moving = admin.list_reassignments()
         if moving and not additional:
             raise click.ClickException(
-                f"{counted(len(moving), 'partition')} on the move already ('tidemill reassign list'): wait "
-                "until they are there, or give --additional"
+                f"{counted(len(moving), 'partition')} moving already ('tidemill reassign list'): wait until "
+                "the moves are complete, or give --additional"
             )
         now = assignment(admin, sorted({item.topic for item in wanted}))
         if current is not None:
             with open(current, "w", encoding="utf-8") as file:
                 before = {item: replicas for item, replicas in now.items() if item in wanted}
                 file.write(text(before) + "\n")
-        code = _place(admin, places)
-        return carry_out(admin, wanted, now, manner) or code
+        code = _move_to_directories(admin, directories)
+        return execute_plan(admin, wanted, now, move_options) or code
 
 
-def _place(admin: Admin, places: Places) -> int:
-    """Tells brokers in which directories replicas are to be, also those that come; the exit code."""
+def _move_to_directories(admin: Admin, directories: TargetDirectories) -> int:
+    """Sets the target directories of replicas, including replicas to be created. Returns the exit code."""
     problems: dict[TopicPartition, object] = {}
-    for broker, directories in sorted(places.items()):
-        for item, problem in admin.alter_replica_log_dirs(broker, directories).items():
-            # It makes the replica there when that comes.
+    for broker, paths in sorted(directories.items()):
+        for item, problem in admin.alter_replica_log_dirs(broker, paths).items():
+            # The broker creates a missing replica in that directory.
             if problem is not None and problem.code != ErrorCode.REPLICA_NOT_AVAILABLE:
                 problems[item] = problem
-    return tell(problems)
+    return report_problems(problems)
 
 
-def _elsewhere(admin: Admin, places: Places) -> dict[TopicPartition, str]:
-    """Those that are not, or not yet, in the directories where they are to be, and how they are."""
+def _misplaced_replicas(admin: Admin, directories: TargetDirectories) -> dict[TopicPartition, str]:
+    """Returns the replicas that are not in their planned directories yet, with their state."""
     found: dict[TopicPartition, str] = {}
-    for broker, directories in places.items():
+    for broker, paths in directories.items():
         (listed,) = admin.describe_log_dirs([broker]).values()
-        lying: dict[TopicPartition, set[tuple[str, bool]]] = {}
-        for one in listed:
-            for replica in one.replicas:
+        located: dict[TopicPartition, set[tuple[str, bool]]] = {}
+        for directory in listed:
+            for replica in directory.replicas:
                 item = TopicPartition(replica.topic, replica.partition)
-                lying.setdefault(item, set()).add((one.path, replica.future))
-        for item, path in directories.items():
-            if (path, False) not in lying.get(item, set()):
-                found[item] = MOVING if (path, True) in lying.get(item, set()) else OTHERWISE
+                located.setdefault(item, set()).add((directory.path, replica.future))
+        for item, path in paths.items():
+            if (path, False) not in located.get(item, set()):
+                found[item] = MOVING if (path, True) in located.get(item, set()) else OTHERWISE
     return found
 
 
@@ -230,9 +244,11 @@ Examples:
   tidemill reassign verify plan.json --wait --json""",
 )
 @plan_argument
-@click.option("--wait", is_flag=True, help="Wait until nothing of it moves any more, with a bar.")
-@click.option("--timeout", "timeout_s", type=Duration(), metavar="DURATION", help="Wait so long at most.")
-@click.option("--keep-throttle", is_flag=True, help="Leave throttles as they are.")
+@click.option("--wait", is_flag=True, help="Wait until the moves are complete, with a progress bar.")
+@click.option(
+    "--timeout", "timeout_s", type=Duration(), metavar="DURATION", help="Stop waiting after this time."
+)
+@click.option("--keep-throttle", is_flag=True, help="Do not remove throttles.")
 @json_option
 @cluster_options
 def verify(
@@ -243,53 +259,54 @@ def verify(
     as_json: bool,
     target: Target,
 ) -> int:
-    """Show how far the plan in FILE is; exit code 1 unless all of it is done.
+    """Show the progress of the plan in FILE. Exit code 1 unless the plan is complete.
 
-    Once nothing of it moves any more, throttles are lifted that no other move needs.
+    Once none of its moves is in progress, throttles that no other move needs are removed.
     """
     from tidemill.client import Admin
 
-    wanted, places = read_placed(plan)
+    wanted, directories = read_plan_with_directories(plan)
     with Admin(target.bootstrap, target.config()) as admin:
         if wait:
-            follow(admin, wanted, assignment(admin, _there(admin, wanted)), timeout_s)
+            await_moves(admin, wanted, assignment(admin, _existing_topics(admin, wanted)), timeout_s)
             elect_preferred(
-                admin, {item: wanted[item] for item in wanted if item.topic in _there(admin, wanted)}
+                admin,
+                {item: wanted[item] for item in wanted if item.topic in _existing_topics(admin, wanted)},
             )
         states = _states(admin, wanted)
         if set(states.values()) == {DONE}:
-            states.update(_elsewhere(admin, places))
-        is_lifted = False
+            states.update(_misplaced_replicas(admin, directories))
+        are_removed = False
         if not keep_throttle and not {MOVING, ELSEWHERE} & set(states.values()):
-            is_lifted = throttles.lift(admin, {item.topic for item in wanted})
+            are_removed = throttles.remove_throttles(admin, {item.topic for item in wanted})
     if as_json:
         partitions = [
             {"topic": item.topic, "partition": item.partition, "replicas": wanted[item], "state": state}
             for item, state in sorted(states.items())
         ]
-        print_json({"partitions": partitions, "throttles_lifted": is_lifted})
+        print_json({"partitions": partitions, "throttles_lifted": are_removed})
     else:
         print_table(
             ["partition", "planned", "state"],
             [[item, ",".join(map(str, wanted[item])), state] for item, state in sorted(states.items())],
         )
-        if is_lifted:
-            done("throttles are lifted")
+        if are_removed:
+            done("throttles removed")
     return 0 if set(states.values()) == {DONE} else FAILED
 
 
-def _there(admin: Admin, plan: Plan) -> list[str]:
+def _existing_topics(admin: Admin, plan: Plan) -> list[str]:
     there = {topic.name for topic in admin.list_topics(include_internal=True)}
     return sorted({item.topic for item in plan} & there)
 
 
 def _states(admin: Admin, plan: Plan) -> dict[TopicPartition, str]:
     moving = admin.list_reassignments(plan)
-    found = admin.describe_topics(_there(admin, plan))
+    found = admin.describe_topics(_existing_topics(admin, plan))
     now = {
-        TopicPartition(name, one.partition): one.replicas
+        TopicPartition(name, partition.partition): partition.replicas
         for name, topic in found.items()
-        for one in topic.partitions
+        for partition in topic.partitions
     }
     states = {}
     for item, replicas in plan.items():
@@ -309,7 +326,7 @@ def _states(admin: Admin, plan: Plan) -> dict[TopicPartition, str]:
 @json_option
 @cluster_options
 def list_(as_json: bool, target: Target) -> None:
-    """List the partitions that are on the move, and how far each is."""
+    """List the partitions that are moving, and the progress of each."""
     from tidemill.client import Admin
 
     with Admin(target.bootstrap, target.config()) as admin:
@@ -348,7 +365,7 @@ def list_(as_json: bool, target: Target) -> None:
             for row in rows
         ],
         right=("partition", "copied", "of"),
-        empty="nothing moves",
+        empty="no moves in progress",
     )
 
 
@@ -362,40 +379,42 @@ def list_(as_json: bool, target: Target) -> None:
     required=False,
     type=JsonFile("a plan"),
 )
-@click.option("--all", "every", is_flag=True, help="All moves of the cluster.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--keep-throttle", is_flag=True, help="Leave throttles as they are.")
+@click.option("--all", "every", is_flag=True, help="Cancel all moves of the cluster.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--keep-throttle", is_flag=True, help="Do not remove throttles.")
 @cluster_options
 def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target: Target) -> int:
-    """Stop the moves of the plan in FILE, or all: partitions are again where they were before.
+    """Cancel the moves of the plan in FILE, or all moves.
 
-    What does not move is left alone: it may be there already. Throttles are lifted that no other
-    move needs.
+    The partitions get their previous replicas again. Moves that are complete are not undone. Throttles that
+    no other move needs are removed.
     """
     from tidemill.client import Admin
 
     if (plan is None) != every:
-        raise click.UsageError("give a FILE, or --all: one of them")
+        raise click.UsageError("give either a FILE or --all")
     wanted = read_plan(plan) if plan is not None else None
     with Admin(target.bootstrap, target.config()) as admin:
         moving = admin.list_reassignments(wanted)
         if every and moving and not yes and sys.stdin.isatty() and sys.stdout.isatty():
-            require_yes(f"Stop the moves of {counted(len(moving), 'partition')}?")
+            require_yes(f"Cancel the moves of {counted(len(moving), 'partition')}?")
         outcomes = admin.alter_reassignments(dict.fromkeys(moving)) if moving else {}
-        # What has ended since it was listed does not move any more.
+        # Moves that have ended since they were listed need no cancellation.
         outcomes = {
             item: problem
             for item, problem in outcomes.items()
             if problem is None or problem.code != ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
         }
         problems = {item: problem for item, problem in outcomes.items() if problem is not None}
-        is_lifted = False
+        are_removed = False
         if not keep_throttle:
-            # Of moves that have ended nobody knows the topics any more.
-            every_topic = (one.name for one in admin.list_topics(include_internal=True))
+            # The topics of moves that have ended are not known any more.
+            every_topic = (topic.name for topic in admin.list_topics(include_internal=True))
             topics = every_topic if wanted is None else {item.topic for item in wanted}
-            is_lifted = throttles.lift(admin, topics)
-    done(f"stopped {counted(len(outcomes) - len(problems), 'move')}" if outcomes else "nothing moves")
-    if is_lifted:
-        done("throttles are lifted")
-    return tell(problems)
+            are_removed = throttles.remove_throttles(admin, topics)
+    done(
+        f"cancelled {counted(len(outcomes) - len(problems), 'move')}" if outcomes else "no moves in progress"
+    )
+    if are_removed:
+        done("throttles removed")
+    return report_problems(problems)

@@ -1,4 +1,4 @@
-"""``tidemill serve``: run a broker."""
+"""``tidemill serve``: runs a broker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 from tidemill.cli.options import (
     Descriptor,
     StateFile,
-    Whole,
-    broker_settings_option,
+    WholeNumber,
     config_file_option,
     pairs,
 )
+from tidemill.cli.setting_options import broker_settings_option
 
 
 @click.command(
@@ -25,24 +25,30 @@ Examples:
   tidemill serve --set listeners=PLAINTEXT://127.0.0.1:19092 --set log.dirs=/var/lib/tidemill
   TIDEMILL_NUM_PARTITIONS=6 tidemill serve --set tidemill.metrics.port=9404
 
-Every key can come from a file (Kafka's server.properties works), from the environment
-(TIDEMILL_LOG_DIRS is log.dirs) and from --set, which goes before both.
-'tidemill config keys' lists them.""",
+Every key can be set in a file (Kafka's server.properties works), in the environment (TIDEMILL_LOG_DIRS is
+log.dirs) and with --set, which takes precedence over both.
+'tidemill config keys' lists the keys.""",
 )
 @config_file_option
 @broker_settings_option
-@click.option("-p", "--port", type=Whole(0, 65535), help="Port; short for --set listeners=PLAINTEXT://:PORT.")
+@click.option(
+    "-p", "--port", type=WholeNumber(0, 65535), help="Port; short for --set listeners=PLAINTEXT://:PORT."
+)
 @click.option("-d", "--data", metavar="DIR", help="Data directory; short for --set log.dirs=DIR.")
-@click.option("--log-level", metavar="LEVEL", help="trace, debug, info, warning or error; also net=debug,...")
-@click.option("-q", "--quiet", is_flag=True, help="Leave out the hints at the start.")
+@click.option(
+    "--log-level", metavar="LEVEL", help="trace, debug, info, warning or error; or of one area: net=debug,..."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Do not print hints at the start.")
 @click.option(
     "--ready-file",
     type=StateFile(),
     metavar="FILE",
-    help="Write a line of JSON there once the broker serves; removed at the start.",
+    help="Write a line of JSON to FILE once the broker serves; an old FILE is removed at the start.",
 )
-@click.option("--ready-fd", type=Descriptor(0), metavar="N", help="Write it to this descriptor.")
-@click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
+@click.option(
+    "--ready-fd", type=Descriptor(0), metavar="N", help="Write the same line to this file descriptor."
+)
+@click.option("--until-eof", is_flag=True, help="Stop at the end of standard input.")
 def command(
     config_file: str | None,
     sets: tuple[str, ...],
@@ -56,13 +62,13 @@ def command(
 ) -> int:
     """Run a broker until ctrl-C or SIGTERM.
 
-    It listens on port 9092 and keeps its data in ./tidemill-data, unless told otherwise.
+    It listens on port 9092 and keeps its data in ./tidemill-data by default.
     """
-    from tidemill.server.process import Start, serve
+    from tidemill.server.process import ServeOptions, serve
 
     pairs("--set", sets)
     if ready_file is not None and os.path.isfile(ready_file):
-        # It tells of another start: whoever waits for this one must not believe it.
+        # The file is of an earlier start: a process that waits for this start must not read it.
         os.remove(ready_file)
     shorts = []
     if port is not None:
@@ -70,7 +76,7 @@ def command(
     if data is not None:
         shorts.append(("-d/--data", f"log.dirs={data}"))
     return serve(
-        Start(
+        ServeOptions(
             config_file=config_file,
             sets=sets,
             options=shorts,

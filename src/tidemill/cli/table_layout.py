@@ -1,7 +1,7 @@
-"""Texts within the width of a terminal: lines break between words, and nothing is cut.
+"""Fits text into the width of a terminal: lines break between words, and nothing is truncated.
 
-A table that is too wide has its cells wrapped at spaces and after commas. Where its words leave no room for
-that, each row becomes a block of lines, a column a line.
+A table that is too wide has its cells wrapped at spaces and after commas. Where its words are too long for
+that, each row becomes a block of lines, one line per column.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _WORDS = re.compile(r"[^\s,]*,*[^\S\n]*|\n")
 
 
 class Layout(NamedTuple):
-    """A table that fits: the cells with their line breaks."""
+    """A table that fits: its cells contain their line breaks."""
 
     heads: list[str]
     rows: list[list[str]]
 
 
 def fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
-    """The table within ``width`` columns of the terminal; None where its words are too long."""
+    """Returns the table wrapped to ``width`` terminal columns; None where its words are too long."""
     cells = [[head, *(row[index] for row in rows)] for index, head in enumerate(columns)]
     widths = [max(map(_width, column)) for column in cells]
     least = [max(_width(word) for cell in column for word in _words(cell)) for column in cells]
@@ -43,7 +43,7 @@ def fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> La
 
 
 def blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[tuple[str, str]]]:
-    """Each row as pairs of a column's name, padded, and its value with line breaks; no empty cells."""
+    """Returns each row as pairs of padded column name and wrapped value, without empty cells."""
     label = max(map(_width, columns), default=0)
     found: list[list[tuple[str, str]]] = []
     for row in rows:
@@ -58,7 +58,7 @@ def blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The lines of a text, broken at spaces and after commas; a word that is longer stays whole."""
+    """Returns the lines of a text, broken at spaces and after commas; a word that is too long stays whole."""
     lines = [""]
     for word in _words(text):
         if word == "\n":
@@ -76,7 +76,7 @@ def _words(text: str) -> list[str]:
 
 
 def _share(widths: list[int], least: list[int], room: int) -> list[int]:
-    """Takes from the widest columns until they fit; none gets less than its longest word."""
+    """Shrinks the widest columns until all fit; no column gets narrower than its longest word."""
     found = list(widths)
     while sum(found) > room:
         index = max((i for i in range(len(found)) if found[i] > least[i]), key=lambda i: found[i])
@@ -85,7 +85,7 @@ def _share(widths: list[int], least: list[int], room: int) -> list[int]:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal: East Asian letters take two."""
+    """Returns the width in terminal columns: East Asian letters take two."""
     from rich.cells import cell_len
 
     return max(cell_len(line.rstrip()) for line in text.split("\n"))

@@ -1,7 +1,7 @@
-"""Limits on how fast moves copy, by the settings that Kafka's reassignment tool uses (KIP-73).
+"""Replication throttles of moves, in the settings that Kafka's reassignment tool uses (KIP-73).
 
-A rate for each broker that takes part, and on each topic the replicas that it holds for: those that there are
-as leaders, those that come as followers.
+Each participating broker gets a rate, and each topic the replicas that the rate applies to: the existing ones
+as leaders, the new ones as followers.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.moves import Plan, racks_of
+from tidemill.cli.reassignment_plans import Plan, racks_of
 
 if TYPE_CHECKING:
     from tidemill.client import Admin, ConfigResource
 
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-"""Keys of brokers, in bytes a second."""
+"""Broker keys, in bytes per second."""
 
 REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
-"""Keys of topics: partition:broker pairs."""
+"""Topic keys: partition:broker pairs."""
 
 PAUSE_S = 0.05
-HEARD_S = 10.0
+APPLY_TIMEOUT_S = 10.0
 """The longest wait for all brokers to apply a throttle, in seconds."""
 
 
-def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> None:
-    """Limits what the moves of ``plan`` copy on each broker, to be done before they begin.
+def set_throttles(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> None:
+    """Throttles the moves of ``plan`` on each broker. To be called before the moves start.
 
-    What is limited on its topics already stays so: other partitions of them may be on the move. Returns once
-    every broker has applied the throttle: before that a move would begin without a limit, and the next
-    command would read old settings from a broker.
+    Throttled replicas already set on its topics are kept: other partitions of them may be moving. Returns
+    once every broker has applied the throttle: before that a move would start without a throttle, and the
+    next command would read old settings from a broker.
     """
     from tidemill.client import ConfigResource, ResourceType
 
@@ -53,75 +53,76 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
         admin.alter_configs(resource, dict.fromkeys(RATES, str(bytes_per_second)))
     for topic, listed in pairs.items():
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = _given(admin, resource, REPLICAS)
+        entries = _own_settings(admin, resource, REPLICAS)
         held = [entries[key].split(",") if entries.get(key) else [] for key in REPLICAS]
         together = [dict.fromkeys([*old, *new]) for old, new in zip(held, listed, strict=True)]
-        values = {key: ",".join(one) for key, one in zip(REPLICAS, together, strict=True) if one}
+        values = {key: ",".join(members) for key, members in zip(REPLICAS, together, strict=True) if members}
         admin.alter_configs(resource, values)
-    # A broker applies changes of settings in the order of their writes: the last one comes after all others.
-    late = _late(admin, live, resource, values)
-    if late:
-        named = ", ".join(map(str, late))
+    # A broker applies setting changes in the order of their writes: the last one follows all others.
+    pending = _without_settings(admin, live, resource, values)
+    if pending:
+        named = ", ".join(map(str, pending))
         click.echo(
-            f"tidemill: broker {named} has not applied the throttle settings after {HEARD_S:g} s, and may "
-            "copy without a throttle at first: 'tidemill reassign list' shows how far moves are",
+            f"tidemill: broker {named} has not applied the throttle settings after {APPLY_TIMEOUT_S:g} s, "
+            "and may copy without a throttle at first: 'tidemill reassign list' shows the progress",
             err=True,
         )
 
 
-def _late(
+def _without_settings(
     admin: Admin, brokers: Iterable[int], resource: ConfigResource, values: Mapping[str, str]
 ) -> list[int]:
-    """The brokers that do not know these settings of a topic after :data:`HEARD_S` seconds."""
-    deadline = time.monotonic() + HEARD_S
-    late = list(brokers)
-    while late := [one for one in late if not _knows(admin, one, resource, values)]:
+    """Returns the brokers that have not applied these settings of a topic after :data:`APPLY_TIMEOUT_S`."""
+    deadline = time.monotonic() + APPLY_TIMEOUT_S
+    pending = list(brokers)
+    while pending := [broker for broker in pending if not _has_settings(admin, broker, resource, values)]:
         if time.monotonic() > deadline:
             break
         time.sleep(PAUSE_S)
-    return late
+    return pending
 
 
-def _knows(admin: Admin, broker: int, resource: ConfigResource, values: Mapping[str, str]) -> bool:
-    """Whether a broker knows these settings of a topic; not, if it does not answer."""
+def _has_settings(admin: Admin, broker: int, resource: ConfigResource, values: Mapping[str, str]) -> bool:
+    """Returns whether a broker has applied these settings of a topic; False if it does not respond."""
     from tidemill.client import ClientError
 
     try:
-        return _given(admin, resource, REPLICAS, broker=broker) == values
+        return _own_settings(admin, resource, REPLICAS, broker=broker) == values
     except ClientError:
         return False
 
 
-def lift(admin: Admin, topics: Iterable[str]) -> bool:
-    """Takes the limits away, from these topics and from all brokers that live; whether there were any.
+def remove_throttles(admin: Admin, topics: Iterable[str]) -> bool:
+    """Removes the throttles of these topics and of all live brokers. Returns whether there were any.
 
-    Those that moves under way may need stay: of their topics, and of all brokers as long as anything moves.
+    Throttles that moves in progress may need are kept: those of their topics, and of all brokers during any
+    move.
     """
     from tidemill.client import ConfigResource, ResourceType
 
     moving = {item.topic for item in admin.list_reassignments()}
     found = [
-        _lifted(admin, ConfigResource(ResourceType.TOPIC, topic), REPLICAS)
+        _remove_settings(admin, ConfigResource(ResourceType.TOPIC, topic), REPLICAS)
         for topic in sorted(set(topics) - moving)
     ]
     found += [
-        _lifted(admin, ConfigResource(ResourceType.BROKER, str(broker)), RATES)
+        _remove_settings(admin, ConfigResource(ResourceType.BROKER, str(broker)), RATES)
         for broker in (racks_of(admin) if not moving else ())
     ]
     return any(found)
 
 
-def _lifted(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> bool:
-    given = _given(admin, resource, keys)
+def _remove_settings(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> bool:
+    given = _own_settings(admin, resource, keys)
     if given:
         admin.alter_configs(resource, remove=list(given))
     return bool(given)
 
 
-def _given(
+def _own_settings(
     admin: Admin, resource: ConfigResource, keys: tuple[str, ...], *, broker: int | None = None
 ) -> dict[str, str]:
-    """What is set of these keys, as ``broker`` knows it; nothing of a topic that is not there."""
+    """Returns the values set for these keys, as ``broker`` has them; none for a topic that does not exist."""
     from tidemill.client import ClientError
     from tidemill.model.errors import ErrorCode
 

@@ -1,4 +1,4 @@
-"""``tidemill topic``: create, list, describe, alter, delete."""
+"""``tidemill topic``: creates, lists, describes, alters and deletes topics."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.elections import elect, election_options
-from tidemill.cli.manner import Manner, manner_options
+from tidemill.cli import name_completion
+from tidemill.cli.leader_elections import elect, election_options
 from tidemill.cli.options import (
     INT_MAX,
     SHORT_MAX,
     Target,
-    Whole,
+    WholeNumber,
     pairs,
     target_options,
-    topic_settings_option,
 )
 from tidemill.cli.output import (
+    FAILED,
     bytes_text,
     count_text,
     counted,
@@ -31,24 +30,24 @@ from tidemill.cli.output import (
     print_table,
     require_yes,
 )
-from tidemill.cli.settings import changes_of, unset_option
-from tidemill.model.configs.topic import near
+from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
+from tidemill.cli.setting_options import changes_of, topic_settings_option, unset_option
+from tidemill.model.similar_names import did_you_mean
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.client import Admin, ClientError
     from tidemill.client.admin_types import PartitionDescription
 
-FAILED = 1
 
 ENDS_TIMEOUT_S = 3.0
-"""How long a partition may refuse to tell its offsets before it is shown without them."""
+"""How long to wait for the offsets of a partition before it is shown without them."""
 
 HELD_BY_INTERNAL = {
-    "__consumer_offsets": "the committed offsets of every group: consumers would begin anew",
-    "__transaction_state": "the state of every transaction: open ones would stay open",
+    "__consumer_offsets": "the committed offsets of every group: without them consumers start anew",
+    "__transaction_state": "the state of every transaction: without it open transactions stay open",
 }
-"""What is lost with a topic that the cluster made for itself."""
+"""Contents of internal topics, which a deletion would lose."""
 
 
 @click.group("topic")
@@ -64,13 +63,21 @@ Examples:
   tidemill topic create orders -p 6 --set retention.ms=-1 --set compression.type=zstd""",
 )
 @click.argument("names", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=Whole(1, INT_MAX), help="Partitions.  [the broker's num.partitions]")
 @click.option(
-    "-r", "--replication-factor", type=Whole(1, SHORT_MAX), help="Replicas.  [the broker's default]"
+    "-p",
+    "--partitions",
+    type=WholeNumber(1, INT_MAX),
+    help="Number of partitions.  [the broker's num.partitions]",
+)
+@click.option(
+    "-r",
+    "--replication-factor",
+    type=WholeNumber(1, SHORT_MAX),
+    help="Replicas per partition.  [the broker's default]",
 )
 @topic_settings_option
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is fine.")
-@click.option("--dry-run", is_flag=True, help="Check, and create nothing.")
+@click.option("--if-not-exists", is_flag=True, help="Do not fail when a topic exists already.")
+@click.option("--dry-run", is_flag=True, help="Validate the request, but create nothing.")
 @json_option
 @target_options
 def create(
@@ -115,7 +122,7 @@ def create(
     else:
         for row in rows:
             if not row["created"]:
-                done(f"{row['name']}: could be created" if dry_run else f"{row['name']} is there already")
+                done(f"{row['name']}: could be created" if dry_run else f"{row['name']} exists already")
             else:
                 parts = f" with {counted(row['partitions'], 'partition')}" if row["partitions"] > 0 else ""
                 done(f"created {row['name']}{parts}")
@@ -130,8 +137,10 @@ Examples:
   tidemill topic list --counts
   tidemill topic list --json | jq -r '.[].name'""",
 )
-@click.option("-a", "--all", "include_internal", is_flag=True, help="Also internal topics.")
-@click.option("--counts", is_flag=True, help="Also how many offsets they span: messages, at most.")
+@click.option("-a", "--all", "include_internal", is_flag=True, help="Also list internal topics.")
+@click.option(
+    "--counts", is_flag=True, help="Also show the offset range of each: an upper bound of its messages."
+)
 @json_option
 @target_options
 def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -> int:
@@ -166,7 +175,7 @@ def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -
                 for topic in topics
             ]
         )
-        return _tell(failures)
+        return _print_failures(failures)
     columns = ["topic", "partitions", "replicas", *(["offsets"] if counts else [])]
     rows = [
         [
@@ -177,8 +186,8 @@ def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -
         ]
         for topic in topics
     ]
-    print_table(columns, rows, right=columns[1:], empty="no topics; 'tidemill topic create NAME' makes one")
-    return _tell(failures)
+    print_table(columns, rows, right=columns[1:], empty="no topics; 'tidemill topic create NAME' creates one")
+    return _print_failures(failures)
 
 
 def _counted(number: int | None) -> str:
@@ -187,8 +196,8 @@ def _counted(number: int | None) -> str:
     return count_text(number) if on_terminal() else str(number)
 
 
-def _tell(failures: Mapping[TopicPartition, ClientError]) -> int:
-    """Says which partitions could not be looked into; the exit code."""
+def _print_failures(failures: Mapping[TopicPartition, ClientError]) -> int:
+    """Prints the partitions whose offsets could not be read. Returns the exit code."""
     if failures:
         first = next(iter(failures.values()))
         more = f" (and {len(failures) - 1} other partitions)" if len(failures) > 1 else ""
@@ -200,15 +209,17 @@ def _tell(failures: Mapping[TopicPartition, ClientError]) -> int:
     "describe",
     epilog="\b\nExamples:\n  tidemill topic describe orders\n  tidemill topic describe orders --json",
 )
-@click.argument("names", nargs=-1, required=True, shell_complete=suggest.topics)
-@click.option("--configs", "all_configs", is_flag=True, help="Every topic key, also those at their defaults.")
+@click.argument("names", nargs=-1, required=True, shell_complete=name_completion.topics)
+@click.option(
+    "--configs", "all_configs", is_flag=True, help="Show every topic key, including those at their defaults."
+)
 @json_option
 @target_options
 def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: Target) -> int:
-    """Show partitions, offsets, sizes and settings of topics. Exit code 1 when one could not be shown.
+    """Show partitions, offsets, sizes and settings of topics. Exit code 1 when a topic cannot be described.
 
-    "offsets" is end minus start: as many messages at most, fewer where compaction, transactions or a
-    deletion left holes.
+    "offsets" is log end offset minus log start offset: an upper bound of the number of messages, since
+    compaction, transactions and deletions leave gaps.
     """
     from tidemill.client import Admin, ClientError
 
@@ -221,7 +232,7 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
             try:
                 found.append(_described(admin, name, all_configs, sizes, failures))
             except ClientError as problem:
-                missing.append(f"{problem}{_near_topic(admin, name, problem)}")
+                missing.append(f"{problem}{_similar_topic(admin, name, problem)}")
     if as_json:
         print_json(found)
     else:
@@ -229,18 +240,18 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
             _print_topic(topic, all_configs)
     for failure in missing:
         click.echo(f"tidemill: {failure}", err=True)
-    return _tell(failures) or (FAILED if missing else 0)
+    return _print_failures(failures) or (FAILED if missing else 0)
 
 
-def _near_topic(admin: Admin, name: str, problem: ClientError) -> str:
-    """The topic whose name comes nearest, as a hint; empty where there is one of that name, or no answer."""
+def _similar_topic(admin: Admin, name: str, problem: ClientError) -> str:
+    """Returns the topic with the most similar name as a hint; empty for other errors, or without response."""
     from tidemill.client import ClientError
     from tidemill.model.errors import ErrorCode
 
     if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return ""
     try:
-        return near(name, [one.name for one in admin.list_topics()])
+        return did_you_mean(name, [topic.name for topic in admin.list_topics()])
     except ClientError:
         return ""  # The topic's own error is printed.
 
@@ -292,7 +303,7 @@ def _state(partition: PartitionDescription, problem: ClientError | None) -> str:
 
 
 def _sizes(admin: Admin, names: Collection[str]) -> dict[TopicPartition, int]:
-    """Bytes of the topics' partitions on their largest replicas; empty where the cluster does not tell."""
+    """Returns the bytes of partitions on their largest replicas; empty where the cluster has no sizes."""
     from tidemill.client import ClientError
 
     sizes: dict[TopicPartition, int] = {}
@@ -312,7 +323,7 @@ def _sizes(admin: Admin, names: Collection[str]) -> dict[TopicPartition, int]:
 def _ends(
     admin: Admin, items: list[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, ClientError]]:
-    """First offsets, ends, and what is wrong with partitions that have not told them."""
+    """Returns log start offsets, log end offsets, and the errors of partitions without them."""
     failures: dict[TopicPartition, ClientError] = {}
     patience_s = min(ENDS_TIMEOUT_S, admin.config.seconds("default.api.timeout.ms"))
     starts = admin.list_offsets(dict.fromkeys(items, "earliest"), timeout=patience_s, failures=failures)
@@ -322,7 +333,7 @@ def _ends(
 
 
 def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:
-    """A topic for people, or (tabs) for programs, which get its settings only where they asked for them."""
+    """Prints a topic, as tables or (with tabs) for programs, which get its settings only on request."""
     terminal = on_terminal()
     partitions = topic["partitions"]
     offsets = sum((p["end_offset"] or 0) - (p["start_offset"] or 0) for p in partitions)
@@ -371,15 +382,24 @@ Examples:
   tidemill topic alter orders --partitions 12
   tidemill topic alter orders --replication-factor 3 --throttle 50000000""",
 )
-@click.argument("name", shell_complete=suggest.topics)
-@click.option("-p", "--partitions", type=Whole(1, INT_MAX), help="Grow to so many; they cannot shrink.")
+@click.argument("name", shell_complete=name_completion.topics)
 @click.option(
-    "-r", "--replication-factor", "factor", type=Whole(1, SHORT_MAX), help="Have so many replicas of each."
+    "-p",
+    "--partitions",
+    type=WholeNumber(1, INT_MAX),
+    help="Increase the number of partitions; it cannot decrease.",
+)
+@click.option(
+    "-r",
+    "--replication-factor",
+    "factor",
+    type=WholeNumber(1, SHORT_MAX),
+    help="Change the number of replicas of each partition.",
 )
 @topic_settings_option
-@unset_option("the broker's value", suggest.topic_keys)
-@click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
-@manner_options()
+@unset_option("the broker's value", name_completion.topic_keys)
+@click.option("--dry-run", is_flag=True, help="Validate the change, but do not apply it.")
+@add_move_options()
 @target_options
 def alter(
     name: str,
@@ -388,54 +408,58 @@ def alter(
     settings: tuple[str, ...],
     removed: tuple[str, ...],
     dry_run: bool,
-    manner: Manner,
+    move_options: ReassignmentOptions,
     target: Target,
 ) -> int:
-    """Change settings of a topic, let it grow, or have more or fewer replicas."""
+    """Change the settings, partitions or replicas of a topic."""
     from tidemill.client import Admin, ConfigResource, ResourceType
 
     changes = changes_of(settings, removed)
     if not (partitions or factor or any(changes)):
         raise click.UsageError("nothing to change: give --partitions, --replication-factor, --set or --unset")
-    said = []
+    changed = []
     with Admin(target.bootstrap, target.config()) as admin:
         if any(changes):
             known = admin.topic_configs(name) if removed else {}
             for key in removed:
                 if key not in known:
-                    raise click.ClickException(f"--unset {key}: a topic has no such key{near(key, known)}")
+                    raise click.ClickException(
+                        f"--unset {key}: a topic has no such key{did_you_mean(key, known)}"
+                    )
             resource = ConfigResource(ResourceType.TOPIC, name)
             admin.alter_configs(resource, changes.wanted, remove=removed, validate_only=dry_run)
-            said += changes.told
+            changed += changes.descriptions
         if partitions:
             admin.create_partitions(name, partitions, validate_only=dry_run)
-            said.append(f"{partitions} partitions")
-        if said:
-            done(f"{name}: {'could have ' if dry_run else ''}{', '.join(said)}")
+            changed.append(f"{partitions} partitions")
+        if changed:
+            done(f"{name}: {'would have ' if dry_run else ''}{', '.join(changed)}")
         if not factor:
             return 0
-        from tidemill.cli.moving import change_factor
+        from tidemill.cli.reassignment_progress import change_factor
 
-        return change_factor(admin, name, factor, manner, dry_run=dry_run)
+        return change_factor(admin, name, factor, move_options, dry_run=dry_run)
 
 
 @command.command(
     "delete", epilog="\b\nExamples:\n  tidemill topic delete hello\n  tidemill topic delete --yes a b c"
 )
-@click.argument("names", nargs=-1, required=True, shell_complete=suggest.topics)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
-@click.option("--force", is_flag=True, help="Also topics that the cluster keeps its own state in.")
+@click.argument("names", nargs=-1, required=True, shell_complete=name_completion.topics)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--if-exists", is_flag=True, help="Do not fail when a topic does not exist.")
+@click.option(
+    "--force", is_flag=True, help="Also delete internal topics, which contain state of the cluster."
+)
 @target_options
 def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, target: Target) -> int:
-    """Delete topics and all their messages. Asks first on a terminal."""
+    """Delete topics and all their messages. Asks for confirmation on a terminal."""
     from tidemill.client import Admin
     from tidemill.model.errors import ErrorCode
 
     for name in names:
         if name in HELD_BY_INTERNAL and not force:
             raise click.ClickException(
-                f"{name} holds {HELD_BY_INTERNAL[name]}; nothing was deleted, --force would do it"
+                f"{name} holds {HELD_BY_INTERNAL[name]}; nothing was deleted; --force deletes it"
             )
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         require_yes(f"Delete {', '.join(names)} and all messages?")
@@ -445,7 +469,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
             if problem is None:
                 done(f"deleted {name}")
             elif if_exists and problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                done(f"{name} is not there")
+                done(f"{name} does not exist")
             else:
                 failures += 1
                 click.echo(f"tidemill: {problem}", err=True)
@@ -456,18 +480,18 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
     "elect",
     epilog="\b\nExamples:\n  tidemill topic elect orders\n  tidemill topic elect orders -p 0 --unclean",
 )
-@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=suggest.topics)
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=name_completion.topics)
 @election_options
 @target_options
 def elect_(
     names: tuple[str, ...], numbers: tuple[int, ...], unclean: bool, yes: bool, as_json: bool, target: Target
 ) -> int:
-    """Have preferred replicas lead again."""
+    """Elect the preferred leaders of TOPICs."""
     return elect(target, names, numbers, None, unclean, yes, as_json)
 
 
 def topic_id_text(topic_id: bytes) -> str | None:
-    """A topic id as Kafka's tools print it (base64 for URLs, unpadded); None for no id."""
+    """Returns a topic id as Kafka's tools print it (base64 for URLs, unpadded); None for no id."""
     if not any(topic_id):
         return None
     import base64

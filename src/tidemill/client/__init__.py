@@ -1,6 +1,6 @@
 """Producer, consumer, admin and range reader: synchronous, for any cluster that speaks the Kafka protocol.
 
-The names below are imported on first use, so that a program pays only for what it takes.
+The names below are imported on first use, so that a program loads only the modules that it uses.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidemill.client.admin import Admin
     from tidemill.client.admin_types import ConfigResource, NewTopic, ResourceType
-    from tidemill.client.chunks import ConsumerRecord, ConsumerRecords
+    from tidemill.client.completed_fetch import ConsumerRecord, ConsumerRecords
     from tidemill.client.consumer import Consumer, RebalanceListener
     from tidemill.client.errors import ClientError
     from tidemill.client.producer import Delivery, Producer, RecordMetadata
-    from tidemill.client.ranges import RangeReader
+    from tidemill.client.range_reader import RangeReader
     from tidemill.model.types import TopicPartition
 
-_HOMES = {
+_MODULES = {
     "Admin": "admin",
     "ClientError": "errors",
     "ConfigResource": "admin_types",
     "Consumer": "consumer",
-    "ConsumerRecord": "chunks",
-    "ConsumerRecords": "chunks",
+    "ConsumerRecord": "completed_fetch",
+    "ConsumerRecords": "completed_fetch",
     "Delivery": "producer",
     "NewTopic": "admin_types",
     "Producer": "producer",
-    "RangeReader": "ranges",
+    "RangeReader": "range_reader",
     "RebalanceListener": "consumer",
     "RecordMetadata": "producer",
     "ResourceType": "admin_types",
@@ -57,10 +57,10 @@ def __getattr__(name: str) -> Any:
         from tidemill.model.types import TopicPartition
 
         return TopicPartition
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

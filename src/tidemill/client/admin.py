@@ -4,60 +4,990 @@
         admin.create_topic("topic", partitions=6, configs={"retention.ms": "-1"})
         print(admin.describe_topic("topic"))
 
-Every call waits for its outcome and raises ClientError where it failed. Timeouts are in seconds,
-``default.api.timeout.ms`` unless told. An admin may be used by several threads.
-
-The calls are in :mod:`tidemill.client.admin_topics`, :mod:`tidemill.client.admin_configs`,
-:mod:`tidemill.client.admin_groups` and :mod:`tidemill.client.admin_moves`; here are those for the cluster.
+Every call waits for its outcome, and raises ClientError when it fails. Timeouts are in seconds;
+``default.api.timeout.ms`` is the default. Several threads may share an admin client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tidemill.client.admin_base import grace
-from tidemill.client.admin_configs import ConfigAdmin
-from tidemill.client.admin_groups import GroupAdmin
-from tidemill.client.admin_moves import MoveAdmin
-from tidemill.client.admin_topics import HIGH_WATERMARK, TopicAdmin
-from tidemill.client.admin_types import BrokerDescription, ClusterDescription, LogDirectory, ReplicaSize
-from tidemill.client.cluster import CONTROL
-from tidemill.client.errors import BrokerUnreachable, RequestTimeout, check, code_of
+from tidemill.client.admin_connections import AdminConnections, remaining_ms, response_timeout
+from tidemill.client.admin_types import (
+    SOURCES,
+    BrokerDescription,
+    ClusterDescription,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSynonym,
+    CreatedTopic,
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+    LogDirectory,
+    NewTopic,
+    PartitionDescription,
+    PartitionLag,
+    PartitionMove,
+    ProducerEntry,
+    ReplicaSize,
+    ResourceType,
+    TopicDescription,
+    TopicListing,
+)
+from tidemill.client.cluster_metadata import Topic
+from tidemill.client.config import config_of
+from tidemill.client.config_keys import COMMON
+from tidemill.client.connection import Connection
+from tidemill.client.consumer_protocol import by_topic, decode_assignment
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, code_of, error_for
+from tidemill.client.group_offsets import Committed, commit_offsets, fetch_offsets, with_coordinator
+from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group
+from tidemill.client.network_client import CONTROL
+from tidemill.client.offsets import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    OffsetAt,
+    list_offsets,
+    list_offsets_known,
+)
+from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages import describe_log_dirs
+from tidemill.wire.messages import (
+    alter_configs,
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    create_partitions,
+    create_topics,
+    delete_records,
+    delete_topics,
+    describe_configs,
+    describe_log_dirs,
+    describe_producers,
+    elect_leaders,
+    incremental_alter_configs,
+    list_partition_reassignments,
+    unregister_broker,
+)
+from tidemill.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from tidemill.wire.messages.delete_groups import DeleteGroupsRequest
 from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
+from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
+from tidemill.wire.messages.list_groups import ListGroupsRequest
+from tidemill.wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+
+HIGH_WATERMARK = -1
+"""For :meth:`Admin.delete_records`: all records below the high watermark."""
+
+PLACES = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+DEAD = "Dead"
+PREFERRED, UNCLEAN = 0, 1
+"""Types of elections: of the preferred replica, and of any live replica of a leaderless partition."""
 
 
-class Admin(TopicAdmin, ConfigAdmin, GroupAdmin, MoveAdmin):
+class Admin:
     """Administrates a cluster. Configuration as for the other clients (:mod:`tidemill.client.config`)."""
 
-    def describe_cluster(self, timeout: float | None = None) -> ClusterDescription:
-        """The cluster's id, controller and brokers."""
-        deadline = self._deadline(timeout)
-        connection = self._cluster.any_connection(deadline)
-        if connection.supports(ApiKey.DESCRIBE_CLUSTER):
-            answer = self._cluster.call_any(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), deadline)
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        /,
+        **keywords: Any,
+    ) -> None:
+        self.config = config_of(COMMON, bootstrap_servers, config, keywords)
+        self._connections = AdminConnections(self.config)
+        self._cluster = self._connections.cluster
+
+    # -- topics, their records and offsets ----------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        *,
+        configs: Mapping[str, str] | None = None,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> CreatedTopic:
+        """Creates a topic and waits until its partitions have leaders. -1 selects the broker's default."""
+        topic = NewTopic(
+            name,
+            partitions,
+            replication_factor,
+            dict(configs or {}),
+            {p: list(replicas) for p, replicas in (assignments or {}).items()},
+        )
+        result = self.create_topics([topic], validate_only=validate_only, timeout=timeout)[name]
+        if isinstance(result, ClientError):
+            raise result
+        return result
+
+    def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout: float | None = None
+    ) -> dict[str, CreatedTopic | ClientError]:
+        """Creates topics; returns the created topic or the error of each. ``validate_only`` only checks the
+        requests.
+        """
+        deadline = self._connections.deadline(timeout)
+        wanted = [_creatable(topic) for topic in topics]
+
+        def send(connection: Connection) -> dict[str, CreatedTopic | ClientError]:
+            request = create_topics.CreateTopicsRequest(
+                topics=wanted, timeout_ms=remaining_ms(deadline), validate_only=validate_only
+            )
+            response = connection.call(ApiKey.CREATE_TOPICS, request, timeout=response_timeout(deadline))
+            result: dict[str, CreatedTopic | ClientError] = {}
+            for item in response.topics:
+                if item.error_code:
+                    result[item.name] = _refused(item, "create", connection)
+                    continue
+                configs = {entry.name: entry.value for entry in item.configs or ()}
+                result[item.name] = CreatedTopic(
+                    item.name, item.topic_id, item.num_partitions, item.replication_factor, configs
+                )
+            return result
+
+        found: dict[str, CreatedTopic | ClientError] = self._connections.call_controller(deadline, send)
+        if not validate_only:
+            for name, outcome in found.items():
+                if isinstance(outcome, CreatedTopic):
+                    self._await_leaders(name, deadline)
+                    # The topic leaves the metadata, so that the next refresh does not read all topics created
+                    # before.
+                    self._cluster.remove_topic(name)
+        return found
+
+    def _await_leaders(self, name: str, deadline: float) -> None:
+        """Returns once the metadata has leaders for all partitions of the topic, or at ``deadline``."""
+        pause = 0.01
+        while time.monotonic() < deadline:
+            self._cluster.refresh(deadline, [name])
+            known = self._cluster.topics.get(name)
+            if known is not None and known.partitions and all(p.leader >= 0 for p in known.partitions):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
+
+    def delete_topic(self, name: str, timeout: float | None = None) -> None:
+        """Deletes a topic and its records."""
+        problem = self.delete_topics([name], timeout)[name]
+        if problem is not None:
+            raise problem
+
+    def delete_topics(
+        self, names: Iterable[str], timeout: float | None = None
+    ) -> dict[str, ClientError | None]:
+        """Deletes topics; returns None or the error of each."""
+        deadline = self._connections.deadline(timeout)
+        wanted = list(names)
+
+        def send(connection: Connection) -> dict[str, ClientError | None]:
+            version = connection.version(ApiKey.DELETE_TOPICS)
+            request = delete_topics.DeleteTopicsRequest(timeout_ms=remaining_ms(deadline))
+            if version >= 6:
+                request.topics = [delete_topics.DeleteTopicState(name=name) for name in wanted]
+            else:
+                request.topic_names = wanted
+            response = connection.call(
+                ApiKey.DELETE_TOPICS, request, version=version, timeout=response_timeout(deadline)
+            )
+            result: dict[str, ClientError | None] = {}
+            for item in response.responses:
+                result[item.name or ""] = _refused(item, "delete", connection) if item.error_code else None
+            return result
+
+        found: dict[str, ClientError | None] = self._connections.call_controller(deadline, send)
+        for name in wanted:
+            self._cluster.remove_topic(name)
+        return found
+
+    def list_topics(
+        self, *, include_internal: bool = False, timeout: float | None = None
+    ) -> list[TopicListing]:
+        """Returns all topics, sorted by name."""
+        self._cluster.refresh(self._connections.deadline(timeout), every=True)
+        return [
+            TopicListing(
+                topic.name,
+                topic.topic_id,
+                len(topic.partitions),
+                max((len(p.replicas) for p in topic.partitions), default=0),
+                topic.internal,
+            )
+            for topic in sorted(self._cluster.topics.values(), key=lambda topic: topic.name)
+            if include_internal or not topic.internal
+        ]
+
+    def describe_topic(self, name: str, timeout: float | None = None) -> TopicDescription:
+        """Describes the partitions of a topic. Raises ClientError UNKNOWN_TOPIC_OR_PARTITION if it does not
+        exist.
+        """
+        return self.describe_topics([name], timeout)[name]
+
+    def describe_topics(
+        self, names: Iterable[str], timeout: float | None = None
+    ) -> dict[str, TopicDescription]:
+        """Describes the partitions of topics. Raises ClientError for the first topic that does not exist."""
+        deadline = self._connections.deadline(timeout)
+        wanted = list(names)
+        self._cluster.refresh(deadline, wanted)
+        return {name: _topic_description(self._cluster.topic(name, deadline)) for name in wanted}
+
+    def create_partitions(
+        self,
+        topic: str,
+        total: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Raises the number of partitions to ``total``; ``assignments`` has the replicas of the new
+        partitions.
+        """
+        deadline = self._connections.deadline(timeout)
+        item = create_partitions.CreatePartitionsTopic(name=topic, count=total, assignments=None)
+        if assignments is not None:
+            item.assignments = [
+                create_partitions.CreatePartitionsAssignment(broker_ids=list(ids)) for ids in assignments
+            ]
+
+        def send(connection: Connection) -> None:
+            request = create_partitions.CreatePartitionsRequest(
+                topics=[item], timeout_ms=remaining_ms(deadline), validate_only=validate_only
+            )
+            response = connection.call(ApiKey.CREATE_PARTITIONS, request, timeout=response_timeout(deadline))
+            for result in response.results:
+                check(
+                    result.error_code,
+                    f"raise topic {topic!r} to {total} partitions",
+                    detail=result.error_message,
+                    broker=connection.address,
+                    topic=topic,
+                )
+
+        self._connections.call_controller(deadline, send)
+        while not validate_only and time.monotonic() < deadline:
+            self._await_leaders(topic, deadline)
+            known = self._cluster.topics.get(topic)
+            if known is None or len(known.partitions) >= total:
+                return
+            time.sleep(0.05)
+
+    # -- records and offsets ------------------------------------------------------------------------------
+
+    def delete_records(
+        self, before: Mapping[TopicPartition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Deletes the records before each offset (HIGH_WATERMARK: all); returns the new log start offsets."""
+        wanted = {TopicPartition(*item): offset for item, offset in before.items()}
+        deadline = self._connections.deadline(timeout)
+
+        def build(items: list[TopicPartition]) -> Any:
+            return delete_records.DeleteRecordsRequest(
+                topics=[
+                    delete_records.DeleteRecordsTopic(
+                        name=topic,
+                        partitions=[
+                            delete_records.DeleteRecordsPartition(
+                                partition_index=p, offset=wanted[TopicPartition(topic, p)]
+                            )
+                            for p in numbers
+                        ],
+                    )
+                    for topic, numbers in by_topic(items).items()
+                ],
+                timeout_ms=remaining_ms(deadline),
+            )
+
+        result: dict[TopicPartition, int] = {}
+        for broker, item, entry in self._connections.call_leaders(
+            wanted, ApiKey.DELETE_RECORDS, build, deadline
+        ):
             check(
-                answer.error_code,
-                "describe the cluster",
-                detail=answer.error_message,
+                entry.error_code,
+                f"delete records of {item} before {wanted[item]}",
+                broker=broker,
+                topic=item.topic,
+                partition=item.partition,
+            )
+            result[item] = entry.low_watermark
+        return result
+
+    def list_offsets(
+        self,
+        places: Mapping[TopicPartition, int | str],
+        *,
+        committed_only: bool = False,
+        timeout: float | None = None,
+        failures: dict[TopicPartition, ClientError] | None = None,
+    ) -> dict[TopicPartition, OffsetAt]:
+        """Returns the offsets at ``earliest``, ``latest``, ``max-timestamp`` or a time in ms, by partition.
+
+        With ``failures``, the errors of partitions are stored there and not raised.
+        """
+        times: dict[TopicPartition, int] = {}
+        for item, place in places.items():
+            found = PLACES.get(place) if isinstance(place, str) else place
+            if found is None:
+                raise ValueError(f"offsets at {place!r}: use {', '.join(PLACES)} or milliseconds since 1970")
+            times[TopicPartition(*item)] = found
+        deadline = self._connections.deadline(timeout)
+        if failures is not None:
+            return list_offsets_known(self._cluster, times, deadline, failures, committed_only=committed_only)
+        return list_offsets(self._cluster, times, deadline, committed_only=committed_only)
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, list[ProducerEntry]]:
+        """Returns the active idempotent producers of each partition, from its leader."""
+
+        def build(items: list[TopicPartition]) -> Any:
+            return describe_producers.DescribeProducersRequest(
+                topics=[
+                    describe_producers.TopicRequest(name=topic, partition_indexes=numbers)
+                    for topic, numbers in by_topic(items).items()
+                ]
+            )
+
+        wanted = [TopicPartition(*item) for item in partitions]
+        deadline = self._connections.deadline(timeout)
+        result: dict[TopicPartition, list[ProducerEntry]] = {}
+        for broker, item, entry in self._connections.call_leaders(
+            wanted, ApiKey.DESCRIBE_PRODUCERS, build, deadline
+        ):
+            what = f"describe the producers of {item}"
+            check(entry.error_code, what, detail=entry.error_message, broker=broker)
+            result[item] = [
+                ProducerEntry(
+                    p.producer_id,
+                    p.producer_epoch,
+                    p.last_sequence,
+                    p.last_timestamp,
+                    p.coordinator_epoch,
+                    p.current_txn_start_offset,
+                )
+                for p in entry.active_producers
+            ]
+        return result
+
+    # -- settings -----------------------------------------------------------------------------------------
+
+    def topic_configs(
+        self, topic: str, timeout: float | None = None, *, documentation: bool = False
+    ) -> dict[str, ConfigEntry]:
+        """Returns the configuration of a topic, by key."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self.describe_configs(resource, documentation=documentation, timeout=timeout)
+
+    def broker_configs(self, broker_id: int, timeout: float | None = None) -> dict[str, ConfigEntry]:
+        """Returns the configuration of a broker, by key."""
+        return self.describe_configs(ConfigResource(ResourceType.BROKER, str(broker_id)), timeout=timeout)
+
+    def describe_configs(
+        self,
+        resource: ConfigResource,
+        keys: Iterable[str] | None = None,
+        *,
+        documentation: bool = False,
+        broker: int | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, ConfigEntry]:
+        """Returns the configuration of a resource: all keys, or ``keys``.
+
+        Brokers apply a change at different times: ``broker`` selects the broker that responds.
+        """
+        deadline = self._connections.deadline(timeout)
+        connection = (
+            self._connection_for(resource, deadline)
+            if broker is None
+            else self._broker_connection(broker, deadline)
+        )
+        version = connection.version(ApiKey.DESCRIBE_CONFIGS)
+        request = describe_configs.DescribeConfigsRequest(
+            resources=[
+                describe_configs.DescribeConfigsResource(
+                    resource_type=int(resource.kind),
+                    resource_name=resource.name,
+                    configuration_keys=None if keys is None else list(keys),
+                )
+            ],
+            include_synonyms=version >= 1,
+            include_documentation=documentation and version >= 3,
+        )
+        response = connection.call(
+            ApiKey.DESCRIBE_CONFIGS, request, version=version, timeout=response_timeout(deadline)
+        )
+        result = response.results[0]
+        what = f"describe the configuration of {_named(resource)}"
+        check(result.error_code, what, detail=result.error_message, broker=connection.address)
+        return {entry.name: _config_entry(entry) for entry in result.configs}
+
+    def alter_configs(
+        self,
+        resource: ConfigResource,
+        set: Mapping[str, str] | None = None,
+        *,
+        remove: Iterable[str] = (),
+        append: Mapping[str, str] | None = None,
+        subtract: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Changes keys of a resource: sets, removes, appends to or subtracts from lists. Other keys stay."""
+        deadline = self._connections.deadline(timeout)
+        changes = [(key, SET, value) for key, value in (set or {}).items()]
+        changes += [(key, DELETE, "") for key in remove]
+        changes += [(key, APPEND, value) for key, value in (append or {}).items()]
+        changes += [(key, SUBTRACT, value) for key, value in (subtract or {}).items()]
+        entries = [
+            incremental_alter_configs.AlterableConfig(
+                name=key, config_operation=operation, value=None if operation == DELETE else str(value)
+            )
+            for key, operation, value in changes
+        ]
+        request = incremental_alter_configs.IncrementalAlterConfigsRequest(
+            resources=[
+                incremental_alter_configs.AlterConfigsResource(
+                    resource_type=int(resource.kind), resource_name=resource.name, configs=entries
+                )
+            ],
+            validate_only=validate_only,
+        )
+        self._alter(resource, ApiKey.INCREMENTAL_ALTER_CONFIGS, request, deadline)
+
+    def replace_configs(
+        self,
+        resource: ConfigResource,
+        configs: Mapping[str, str],
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Replaces the configuration of a resource: a key that ``configs`` omits gets its default."""
+        deadline = self._connections.deadline(timeout)
+        request = alter_configs.AlterConfigsRequest(
+            resources=[
+                alter_configs.AlterConfigsResource(
+                    resource_type=int(resource.kind),
+                    resource_name=resource.name,
+                    configs=[
+                        alter_configs.AlterableConfig(name=key, value=str(value))
+                        for key, value in configs.items()
+                    ],
+                )
+            ],
+            validate_only=validate_only,
+        )
+        self._alter(resource, ApiKey.ALTER_CONFIGS, request, deadline)
+
+    def _alter(self, resource: ConfigResource, key: ApiKey, request: Any, deadline: float) -> None:
+        connection = self._connection_for(resource, deadline)
+        response = connection.call(key, request, timeout=response_timeout(deadline))
+        what = f"change the configuration of {_named(resource)}"
+        for result in response.responses:
+            check(result.error_code, what, detail=result.error_message, broker=connection.address)
+
+    def _connection_for(self, resource: ConfigResource, deadline: float) -> Connection:
+        """Returns a connection to the broker that has the configuration, or to any broker."""
+        own = resource.kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name
+        if not own:
+            return self._cluster.any_connection(deadline)
+        if not resource.name.isdigit():
+            raise ValueError(f"a broker's name is its id, {resource.name!r} is no number")
+        return self._broker_connection(int(resource.name), deadline)
+
+    def _broker_connection(self, broker: int, deadline: float) -> Connection:
+        if broker not in self._cluster.nodes:
+            self._cluster.refresh(deadline)
+        return self._cluster.connection(broker, CONTROL, deadline)
+
+    # -- groups and their offsets -------------------------------------------------------------------------
+
+    def list_groups(
+        self,
+        *,
+        states: Iterable[str] = (),
+        types: Iterable[str] = (),
+        timeout: float | None = None,
+    ) -> list[GroupListing]:
+        """Returns the groups of all brokers, filtered by ``states`` (Stable ..) and ``types`` (classic,
+        consumer).
+
+        Raises ClientError UNSUPPORTED_VERSION if a broker cannot filter: by state before 2.6, by type before
+        3.8.
+        """
+        deadline = self._connections.deadline(timeout)
+        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
+        found: dict[str, GroupListing] = {}
+        for node_id in self._connections.live_brokers(deadline):
+            connection = self._cluster.connection(node_id, CONTROL, deadline)
+            # A broker that cannot filter is an error: it would return groups that do not match.
+            response = connection.call(ApiKey.LIST_GROUPS, request)
+            if response.error_code not in (0, ErrorCode.COORDINATOR_NOT_AVAILABLE):
+                raise error_for(response.error_code, "list groups", broker=connection.address)
+            for group in response.groups:
+                found[group.group_id] = GroupListing(
+                    group.group_id, group.protocol_type, group.group_state, group.group_type, node_id
+                )
+        return [found[name] for name in sorted(found)]
+
+    def describe_group(self, group: str, timeout: float | None = None) -> GroupDescription:
+        """Describes a group, its members and its assignment. Raises ClientError GROUP_ID_NOT_FOUND without a
+        group.
+        """
+
+        def send(connection: Connection) -> GroupDescription:
+            version = connection.version(ApiKey.DESCRIBE_GROUPS)
+            request = DescribeGroupsRequest(groups=[group])
+            response = connection.call(ApiKey.DESCRIBE_GROUPS, request, version=version).groups[0]
+            gone = response.error_code == ErrorCode.GROUP_ID_NOT_FOUND or response.group_state == DEAD
+            if gone and connection.supports(ApiKey.CONSUMER_GROUP_DESCRIBE):
+                found = _describe_consumer_group(connection, group)
+                if found is not None:
+                    return found
+            if gone:
+                raise error_for(
+                    ErrorCode.GROUP_ID_NOT_FOUND, f"describe group {group!r}", broker=connection.address
+                )
+            check(response.error_code, f"describe group {group!r}", broker=connection.address)
+            return _described(response, connection.node_id)
+
+        found: GroupDescription = with_coordinator(
+            self._cluster, group, self._connections.deadline(timeout), send
+        )
+        return found
+
+    def delete_group(self, group: str, timeout: float | None = None) -> None:
+        """Deletes a group without members, and its offsets."""
+
+        def send(connection: Connection) -> None:
+            response = connection.call(ApiKey.DELETE_GROUPS, DeleteGroupsRequest(groups_names=[group]))
+            for result in response.results:
+                check(result.error_code, f"delete group {group!r}", broker=connection.address)
+
+        with_coordinator(self._cluster, group, self._connections.deadline(timeout), send)
+
+    def remove_member(
+        self, group: str, *, member_id: str = "", instance_id: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Removes a member from its group, by member id or, for a static member, by instance id."""
+
+        def send(connection: Connection) -> None:
+            response = leave_group(connection, group, member_id, instance_id, "removed by an administrator")
+            what = f"remove {instance_id or member_id!r} from group {group!r}"
+            check(response.error_code, what, broker=connection.address)
+            for member in response.members:
+                check(member.error_code, what, broker=connection.address)
+
+        with_coordinator(self._cluster, group, self._connections.deadline(timeout), send)
+
+    # -- offsets ------------------------------------------------------------------------------------------
+
+    def group_offsets(
+        self,
+        group: str,
+        partitions: Iterable[TopicPartition] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, Committed]:
+        """Returns the committed offsets of a group, or of ``partitions``; omits partitions without one."""
+        return fetch_offsets(self._cluster, group, partitions, self._connections.deadline(timeout))
+
+    def alter_group_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int | Committed],
+        timeout: float | None = None,
+    ) -> None:
+        """Sets committed offsets of a group without members."""
+        wanted = {
+            TopicPartition(*item): (
+                (at, -1, "") if isinstance(at, int) else (at.offset, at.leader_epoch, at.metadata)
+            )
+            for item, at in offsets.items()
+        }
+        try:
+            commit_offsets(self._cluster, group, wanted, self._connections.deadline(timeout))
+        except ClientError as problem:
+            if problem.code == ErrorCode.UNKNOWN_MEMBER_ID:
+                raise error_for(
+                    ErrorCode.NON_EMPTY_GROUP, f"set offsets of group {group!r}", broker=problem.broker
+                ) from problem
+            raise
+
+    def delete_group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> None:
+        """Deletes committed offsets of topics to which no member subscribes."""
+        grouped = by_topic(TopicPartition(*item) for item in partitions)
+        request = OffsetDeleteRequest(
+            group_id=group,
+            topics=[
+                OffsetDeleteRequestTopic(
+                    name=topic,
+                    partitions=[OffsetDeleteRequestPartition(partition_index=p) for p in numbers],
+                )
+                for topic, numbers in grouped.items()
+            ],
+        )
+
+        def send(connection: Connection) -> None:
+            response = connection.call(ApiKey.OFFSET_DELETE, request)
+            check(response.error_code, f"delete offsets of group {group!r}", broker=connection.address)
+            for topic in response.topics:
+                for entry in topic.partitions:
+                    check(
+                        entry.error_code,
+                        f"delete the offset of group {group!r} in {topic.name}-{entry.partition_index}",
+                        broker=connection.address,
+                    )
+
+        with_coordinator(self._cluster, group, self._connections.deadline(timeout), send)
+
+    def reset_group_offsets(
+        self,
+        group: str,
+        topics: Sequence[str] | None = None,
+        *,
+        to: str | int = "earliest",
+        timestamp_ms: int | None = None,
+        shift_by: int | None = None,
+        partitions: Iterable[TopicPartition] | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, tuple[int | None, int]]:
+        """Resets the offsets of a group without members; returns the old offset or None, and the new offset.
+
+        The partitions are those of ``topics``, ``partitions``, or all with a committed offset. The new offset
+        is ``to`` (earliest, latest or an offset), the first record at or after ``timestamp_ms`` (otherwise
+        the end), or the old offset plus ``shift_by``. It is limited to the range of the log. ``dry_run``
+        changes nothing.
+        """
+        deadline = self._connections.deadline(timeout)
+        old = self.group_offsets(group, timeout=timeout)
+        items = self._partitions_to_reset(old, topics, partitions, deadline)
+        starts = list_offsets(self._cluster, dict.fromkeys(items, EARLIEST), deadline)
+        ends = list_offsets(self._cluster, dict.fromkeys(items, LATEST), deadline)
+        timed = (
+            list_offsets(self._cluster, dict.fromkeys(items, timestamp_ms), deadline)
+            if timestamp_ms is not None
+            else {}
+        )
+        plan: dict[TopicPartition, tuple[int | None, int]] = {}
+        for item in items:
+            before = old[item].offset if item in old else None
+            start, end = starts[item].offset, ends[item].offset
+            if timestamp_ms is not None:
+                target = timed[item].offset if timed[item].offset >= 0 else end
+            elif shift_by is not None:
+                target = (start if before is None else before) + shift_by
+            elif isinstance(to, str):
+                if to not in ("earliest", "latest"):
+                    raise ValueError(f"reset to {to!r}: use earliest, latest or an offset")
+                target = start if to == "earliest" else end
+            else:
+                target = to
+            plan[item] = (before, min(max(target, start), end))
+        if not dry_run:
+            self.alter_group_offsets(group, {item: new for item, (_, new) in plan.items()}, timeout)
+        return plan
+
+    def _partitions_to_reset(
+        self,
+        old: Mapping[TopicPartition, Committed],
+        topics: Sequence[str] | None,
+        partitions: Iterable[TopicPartition] | None,
+        deadline: float,
+    ) -> list[TopicPartition]:
+        items = {TopicPartition(*item) for item in partitions or ()}
+        for name in topics or ():
+            known = self._cluster.topic(name, deadline)
+            items.update(TopicPartition(name, p.partition) for p in known.partitions)
+        if topics is None and partitions is None:
+            items.update(old)
+        return sorted(items)
+
+    def group_lag(self, group: str, timeout: float | None = None) -> list[PartitionLag]:
+        """Returns position and lag of a group in every partition with a committed offset or an assigned
+        member.
+
+        Raises ClientError if a leader does not respond in time.
+        """
+        deadline = self._connections.deadline(timeout)
+        committed = self.group_offsets(group, timeout=timeout)
+        readers: dict[TopicPartition, GroupMember] = {}
+        try:
+            description = self.describe_group(group, timeout)
+        except ClientError as problem:
+            if problem.code != ErrorCode.GROUP_ID_NOT_FOUND or not committed:
+                raise
+        else:
+            readers = {item: member for member in description.members for item in member.partitions}
+        self._cluster.refresh(deadline, {item.topic for item in [*committed, *readers]})
+        items = [i for i in sorted({*committed, *readers}) if i.topic in self._cluster.topics]
+        led = [item for item in items if self._is_led(item)]
+        starts = list_offsets(self._cluster, dict.fromkeys(led, EARLIEST), deadline)
+        ends = list_offsets(self._cluster, dict.fromkeys(led, LATEST), deadline)
+        rows: list[PartitionLag] = []
+        for item in items:
+            at = committed[item].offset if item in committed else None
+            end = ends[item].offset if item in ends else None
+            member = readers.get(item)
+            rows.append(
+                PartitionLag(
+                    item.topic,
+                    item.partition,
+                    at,
+                    starts[item].offset if item in starts else None,
+                    end,
+                    None if at is None or end is None else max(0, end - at),
+                    member.member_id if member else "",
+                    member.client_id if member else "",
+                    member.host if member else "",
+                )
+            )
+        return rows
+
+    def _is_led(self, item: TopicPartition) -> bool:
+        """Whether the metadata has a leader of the partition."""
+        partitions = self._cluster.topics[item.topic].partitions
+        return item.partition < len(partitions) and partitions[item.partition].leader >= 0
+
+    def await_empty(self, group: str, timeout: float | None = None) -> None:
+        """Waits until the group has no members. Raises ClientError NON_EMPTY_GROUP after ``timeout``."""
+        deadline = self._connections.deadline(timeout)
+        while True:
+            description = self.describe_group(group, max(0.0, deadline - time.monotonic()))
+            if not description.members:
+                return
+            if time.monotonic() >= deadline:
+                raise error_for(
+                    ErrorCode.NON_EMPTY_GROUP, f"wait for the members of group {group!r} to leave"
+                )
+            time.sleep(0.1)
+
+    # -- reassignments and elections ----------------------------------------------------------------------
+
+    def alter_reassignments(
+        self, wishes: Mapping[TopicPartition, Sequence[int] | None], timeout: float | None = None
+    ) -> dict[TopicPartition, ClientError | None]:
+        """Starts or cancels reassignments; returns None or the error of each partition (KIP-455).
+
+        ``wishes`` has the new broker ids of each partition, the preferred leader first; None cancels the
+        reassignment in progress. A different number of ids changes the replication factor. Reassignments
+        continue after the call: see :meth:`list_reassignments`.
+        """
+        deadline = self._connections.deadline(timeout)
+        topics = [
+            alter_partition_reassignments.ReassignableTopic(
+                name=name,
+                partitions=[
+                    alter_partition_reassignments.ReassignablePartition(
+                        partition_index=number, replicas=_listed(wishes[TopicPartition(name, number)])
+                    )
+                    for number in numbers
+                ],
+            )
+            for name, numbers in by_topic(wishes).items()
+        ]
+
+        def send(connection: Connection) -> dict[TopicPartition, ClientError | None]:
+            request = alter_partition_reassignments.AlterPartitionReassignmentsRequest(
+                timeout_ms=remaining_ms(deadline), topics=topics
+            )
+            response = connection.call(
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS, request, timeout=response_timeout(deadline)
+            )
+            check(
+                response.error_code,
+                "move partitions",
+                detail=response.error_message,
                 broker=connection.address,
             )
-            brokers = [BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in answer.brokers]
-            return ClusterDescription(answer.cluster_id, answer.controller_id, sorted(brokers))
+            results = (
+                (item.name, p.partition_index, p) for item in response.responses for p in item.partitions
+            )
+            return _outcomes(results, "move", connection)
+
+        found: dict[TopicPartition, ClientError | None] = self._connections.call_controller(deadline, send)
+        return found
+
+    def alter_replica_log_dirs(
+        self, broker_id: int, directories: Mapping[TopicPartition, str], timeout: float | None = None
+    ) -> dict[TopicPartition, ClientError | None]:
+        """Moves replicas between directories of one broker (KIP-113); returns None or the error of each.
+
+        ``directories`` has the absolute path of the target directory of each replica. The error is
+        REPLICA_NOT_AVAILABLE if the broker has no such replica yet; it will create the replica in that
+        directory. :meth:`describe_log_dirs` shows the progress.
+        """
+        deadline = self._connections.deadline(timeout)
+        if broker_id not in self._cluster.nodes:
+            self._cluster.refresh(deadline)
+        connection = self._cluster.connection(broker_id, CONTROL, deadline)
+        by_path: dict[str, list[TopicPartition]] = {}
+        for item, path in directories.items():
+            by_path.setdefault(path, []).append(item)
+        request = alter_replica_log_dirs.AlterReplicaLogDirsRequest(
+            dirs=[
+                alter_replica_log_dirs.AlterReplicaLogDir(
+                    path=path,
+                    topics=[
+                        alter_replica_log_dirs.AlterReplicaLogDirTopic(name=name, partitions=numbers)
+                        for name, numbers in by_topic(items).items()
+                    ],
+                )
+                for path, items in by_path.items()
+            ]
+        )
+        response = connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, request, timeout=response_timeout(deadline))
+        results = (
+            (item.topic_name, p.partition_index, p) for item in response.results for p in item.partitions
+        )
+        return _outcomes(results, f"move the replica of broker {broker_id} of", connection)
+
+    def list_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None, timeout: float | None = None
+    ) -> dict[TopicPartition, PartitionMove]:
+        """Returns the reassignments in progress, of ``partitions`` or of all."""
+        deadline = self._connections.deadline(timeout)
+        wanted = None
+        if partitions is not None:
+            wanted = [
+                list_partition_reassignments.ListPartitionReassignmentsTopics(
+                    name=name, partition_indexes=numbers
+                )
+                for name, numbers in by_topic(partitions).items()
+            ]
+
+        def send(connection: Connection) -> dict[TopicPartition, PartitionMove]:
+            request = list_partition_reassignments.ListPartitionReassignmentsRequest(
+                timeout_ms=remaining_ms(deadline), topics=wanted
+            )
+            response = connection.call(
+                ApiKey.LIST_PARTITION_REASSIGNMENTS, request, timeout=response_timeout(deadline)
+            )
+            check(
+                response.error_code,
+                "list the moves of partitions",
+                detail=response.error_message,
+                broker=connection.address,
+            )
+            return {
+                TopicPartition(topic.name, p.partition_index): PartitionMove(
+                    list(p.replicas), list(p.adding_replicas), list(p.removing_replicas)
+                )
+                for topic in response.topics
+                for p in topic.partitions
+            }
+
+        found: dict[TopicPartition, PartitionMove] = self._connections.call_controller(deadline, send)
+        return found
+
+    def elect_leaders(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        unclean: bool = False,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, ClientError | None]:
+        """Elects the preferred replicas as leaders; returns None or the error of each (KIP-183, KIP-460).
+
+        Without ``partitions``, all partitions are checked, and the result has only those that needed an
+        election. If the leader is the right one already, the error is ELECTION_NOT_NEEDED. ``unclean`` elects
+        any live replica of a partition without a leader; records that this replica lacks are lost.
+        """
+        deadline = self._connections.deadline(timeout)
+        wanted = None
+        if partitions is not None:
+            wanted = [
+                elect_leaders.TopicPartitions(topic=name, partitions=numbers)
+                for name, numbers in by_topic(partitions).items()
+            ]
+
+        def send(connection: Connection) -> dict[TopicPartition, ClientError | None]:
+            version = connection.version(ApiKey.ELECT_LEADERS)
+            what = "elect leaders"
+            if unclean and version < 1:
+                raise error_for(
+                    ErrorCode.UNSUPPORTED_VERSION, "elect out-of-sync leaders", broker=connection.address
+                )
+            request = elect_leaders.ElectLeadersRequest(
+                election_type=UNCLEAN if unclean else PREFERRED,
+                topic_partitions=wanted,
+                timeout_ms=remaining_ms(deadline),
+            )
+            response = connection.call(
+                ApiKey.ELECT_LEADERS, request, version=version, timeout=response_timeout(deadline)
+            )
+            check(response.error_code, what, broker=connection.address)
+            items = response.replica_election_results
+            results = ((item.topic, p.partition_id, p) for item in items for p in item.partition_result)
+            return _outcomes(results, "elect a leader of", connection)
+
+        found: dict[TopicPartition, ClientError | None] = self._connections.call_controller(deadline, send)
+        return found
+
+    def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
+        """Removes the registration of a dead broker that does not return: topic deletions continue."""
+        deadline = self._connections.deadline(timeout)
+
+        def send(connection: Connection) -> None:
+            version = connection.version(ApiKey.UNREGISTER_BROKER)
+            request = unregister_broker.UnregisterBrokerRequest(broker_id=broker_id)
+            response = connection.call(
+                ApiKey.UNREGISTER_BROKER, request, version=version, timeout=response_timeout(deadline)
+            )
+            check(
+                response.error_code,
+                f"unregister broker {broker_id}",
+                detail=response.error_message,
+                broker=connection.address,
+            )
+
+        self._connections.call_controller(deadline, send)
+
+    # -- brokers ------------------------------------------------------------------------------------------
+
+    def describe_cluster(self, timeout: float | None = None) -> ClusterDescription:
+        """Returns the cluster id, the controller and the brokers."""
+        deadline = self._connections.deadline(timeout)
+        connection = self._cluster.any_connection(deadline)
+        if connection.supports(ApiKey.DESCRIBE_CLUSTER):
+            response = self._cluster.call_any(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), deadline)
+            check(
+                response.error_code,
+                "describe the cluster",
+                detail=response.error_message,
+                broker=connection.address,
+            )
+            brokers = [BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in response.brokers]
+            return ClusterDescription(response.cluster_id, response.controller_id, sorted(brokers))
         self._cluster.refresh(deadline)
         brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in self._cluster.nodes.values()]
         return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, sorted(brokers))
 
     def silent_stores(self, timeout: float | None = None) -> dict[int, float]:
-        """The brokers whose coordination store (ZooKeeper) does not answer, and for how many seconds.
+        """Returns the brokers whose coordination store (ZooKeeper) does not respond, and since how many
+        seconds.
 
-        Every broker is asked, for each has a connection to the store of its own. Brokers that do not answer
-        themselves, and those of Apache Kafka, which do not say it, are left out.
+        Each broker reports its own connection to the store. The result omits brokers that do not respond, and
+        brokers of Apache Kafka, which do not report the connection.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._connections.deadline(timeout)
         self._cluster.refresh(deadline)
         found: dict[int, float] = {}
         for broker_id in sorted(self._cluster.nodes):
@@ -65,32 +995,34 @@ class Admin(TopicAdmin, ConfigAdmin, GroupAdmin, MoveAdmin):
                 connection = self._cluster.connection(broker_id, CONTROL, deadline)
                 if not connection.supports(ApiKey.DESCRIBE_CLUSTER):
                     continue
-                # One broker that stands still must not take the time of all others.
-                patience = min(grace(deadline), self.config.seconds("request.timeout.ms"))
-                answer = connection.call(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), timeout=patience)
+                # The limit leaves time for the other brokers if one is suspended.
+                timeout_seconds = min(response_timeout(deadline), self.config.seconds("request.timeout.ms"))
+                response = connection.call(
+                    ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), timeout=timeout_seconds
+                )
             except (BrokerUnreachable, RequestTimeout):
                 continue
-            if answer.store_silent_ms > 0:
-                found[broker_id] = answer.store_silent_ms / 1000
+            if response.store_silent_ms > 0:
+                found[broker_id] = response.store_silent_ms / 1000
         return found
 
     def describe_log_dirs(
         self, brokers: Iterable[int] | None = None, timeout: float | None = None
     ) -> dict[int, list[LogDirectory]]:
-        """The log directories of brokers (all, unless told), with the size of every replica in them."""
-        deadline = self._deadline(timeout)
+        """Returns the log directories of all brokers, or of ``brokers``, with the size of every replica."""
+        deadline = self._connections.deadline(timeout)
         if brokers is None:
-            brokers = self._living_brokers(deadline)
+            brokers = self._connections.live_brokers(deadline)
         else:
             self._cluster.refresh(deadline)
         result: dict[int, list[LogDirectory]] = {}
         for broker_id in brokers:
             connection = self._cluster.connection(broker_id, CONTROL, deadline)
             request = describe_log_dirs.DescribeLogDirsRequest(topics=None)
-            answer = connection.call(ApiKey.DESCRIBE_LOG_DIRS, request, timeout=grace(deadline))
+            response = connection.call(ApiKey.DESCRIBE_LOG_DIRS, request, timeout=response_timeout(deadline))
             what = f"describe the directories of broker {broker_id}"
-            check(answer.error_code, what, broker=connection.address)
-            result[broker_id] = [_log_directory(found) for found in answer.results]
+            check(response.error_code, what, broker=connection.address)
+            result[broker_id] = [_log_directory(found) for found in response.results]
         return result
 
     # -- ending -------------------------------------------------------------------------------------------
@@ -108,6 +1040,153 @@ class Admin(TopicAdmin, ConfigAdmin, GroupAdmin, MoveAdmin):
         self.close()
 
 
+def _creatable(topic: NewTopic) -> create_topics.CreatableTopic:
+    by_hand = topic.assignments or {}
+    return create_topics.CreatableTopic(
+        name=topic.name,
+        num_partitions=-1 if by_hand else topic.partitions,
+        replication_factor=-1 if by_hand else topic.replication_factor,
+        assignments=[
+            create_topics.CreatableReplicaAssignment(partition_index=p, broker_ids=list(ids))
+            for p, ids in sorted(by_hand.items())
+        ],
+        configs=[
+            create_topics.CreatableTopicConfig(name=key, value=str(value))
+            for key, value in (topic.configs or {}).items()
+        ],
+    )
+
+
+def _refused(item: Any, what: str, connection: Connection) -> ClientError:
+    """Builds the error of one topic in a response; raises NOT_CONTROLLER instead."""
+    missing = item.error_code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+    problem = error_for(
+        item.error_code,
+        f"{what} topic {item.name!r}",
+        detail=item.error_message,
+        broker=connection.address,
+        topic=item.name,
+        step="check its name; the list of topics has all names" if missing else None,
+    )
+    if item.error_code == ErrorCode.NOT_CONTROLLER:
+        raise problem
+    return problem
+
+
+def _topic_description(topic: Topic) -> TopicDescription:
+    return TopicDescription(
+        topic.name,
+        topic.topic_id,
+        topic.internal,
+        [
+            PartitionDescription(p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.offline)
+            for p in topic.partitions
+        ],
+    )
+
+
+def _config_entry(entry: Any) -> ConfigEntry:
+    source = SOURCES.get(entry.config_source, "unknown")
+    return ConfigEntry(
+        entry.name,
+        entry.value,
+        source,
+        bool(entry.is_default) or source == "default",
+        entry.read_only,
+        entry.is_sensitive,
+        [ConfigSynonym(s.name, s.value, SOURCES.get(s.source, "unknown")) for s in entry.synonyms],
+        entry.documentation,
+    )
+
+
+def _named(resource: ConfigResource) -> str:
+    return f"{resource.kind.name.lower().replace('_', ' ')} {resource.name or '(all)'!r}"
+
+
+def _described(response: Any, coordinator: int) -> GroupDescription:
+    members: list[GroupMember] = []
+    for member in response.members:
+        partitions: list[TopicPartition] = []
+        if response.protocol_type == CONSUMER_PROTOCOL:
+            try:
+                partitions = decode_assignment(member.member_assignment)
+            except ProtocolError:
+                partitions = []  # the format of another protocol: its partitions are unknown
+        members.append(
+            GroupMember(
+                member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions
+            )
+        )
+    return GroupDescription(
+        response.group_id,
+        response.group_state,
+        response.protocol_type,
+        response.protocol_data,
+        coordinator,
+        members,
+    )
+
+
+def _describe_consumer_group(connection: Connection, group: str) -> GroupDescription | None:
+    """Describes a group of the consumer protocol (KIP-848); returns None if there is no such group."""
+    response = connection.call(
+        ApiKey.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=[group])
+    ).groups[0]
+    if code_of(response.error_code) in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+        return None
+    check(response.error_code, f"describe group {group!r}", broker=connection.address)
+    members = [
+        GroupMember(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            [
+                TopicPartition(topic.topic_name, p)
+                for topic in member.assignment.topic_partitions
+                for p in topic.partitions
+            ],
+        )
+        for member in response.members
+    ]
+    return GroupDescription(
+        response.group_id,
+        response.group_state,
+        "consumer",
+        response.assignor_name,
+        connection.node_id,
+        members,
+    )
+
+
+def _listed(replicas: Sequence[int] | None) -> list[int] | None:
+    return None if replicas is None else list(replicas)
+
+
+def _outcomes(
+    results: Iterable[tuple[str, int, Any]], what: str, connection: Connection
+) -> dict[TopicPartition, ClientError | None]:
+    """Returns None or the error of each partition; raises NOT_CONTROLLER instead."""
+    found: dict[TopicPartition, ClientError | None] = {}
+    for topic, number, result in results:
+        item = TopicPartition(topic, number)
+        if not result.error_code:
+            found[item] = None
+            continue
+        problem = error_for(
+            result.error_code,
+            f"{what} {item}",
+            detail=getattr(result, "error_message", None),
+            broker=connection.address,
+            topic=topic,
+            partition=number,
+        )
+        if problem.code == ErrorCode.NOT_CONTROLLER:
+            raise problem
+        found[item] = problem
+    return found
+
+
 def _log_directory(found: Any) -> LogDirectory:
     return LogDirectory(
         found.log_dir,
@@ -120,6 +1199,3 @@ def _log_directory(found: Any) -> LogDirectory:
             for p in topic.partitions
         ],
     )
-
-
-__all__ = ["HIGH_WATERMARK", "Admin"]

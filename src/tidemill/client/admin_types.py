@@ -1,16 +1,18 @@
-"""What the admin client takes and gives back: immutable, named tuples, with ``_asdict()`` for machines."""
+"""The arguments and results of the admin client: immutable named tuples; ``_asdict()`` converts them to
+mappings.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidemill.model.configs.provenance import provenance_in
+from tidemill.model.configs.source_descriptions import provenance_in
 from tidemill.model.types import TopicPartition
 
 
 class NewTopic(NamedTuple):
-    """A topic to create. -1 is the broker's default; ``assignments`` names the replicas by partition."""
+    """A topic to create. -1 selects the broker's default; ``assignments`` has the replicas by partition."""
 
     name: str
     partitions: int = -1
@@ -20,7 +22,7 @@ class NewTopic(NamedTuple):
 
 
 class CreatedTopic(NamedTuple):
-    """A topic that was created. -1 and no configs from brokers that do not tell."""
+    """A created topic. Numbers are -1 and configs are empty if the broker does not return them."""
 
     name: str
     topic_id: bytes
@@ -40,7 +42,7 @@ class TopicListing(NamedTuple):
 
 
 class PartitionDescription(NamedTuple):
-    """A partition; ``leader`` is -1 while there is none."""
+    """A partition; ``leader`` is -1 if the partition has no leader."""
 
     partition: int
     leader: int
@@ -51,7 +53,7 @@ class PartitionDescription(NamedTuple):
 
     @property
     def under_replicated(self) -> bool:
-        """Whether a replica is out of sync."""
+        """Whether a replica is not in sync."""
         return len(self.isr) < len(self.replicas)
 
 
@@ -65,7 +67,7 @@ class TopicDescription(NamedTuple):
 
 
 class PartitionMove(NamedTuple):
-    """A move that is under way: all replicas, with those that come and those that go."""
+    """A reassignment in progress: all replicas, the replicas to be added and the replicas to be removed."""
 
     replicas: list[int]
     adding: list[int]
@@ -73,7 +75,7 @@ class PartitionMove(NamedTuple):
 
     @property
     def target(self) -> list[int]:
-        """The replicas once it is done, the preferred leader first."""
+        """The replicas after the reassignment, the preferred leader first."""
         return [broker for broker in self.replicas if broker not in self.removing]
 
 
@@ -87,7 +89,7 @@ class BrokerDescription(NamedTuple):
 
 
 class ClusterDescription(NamedTuple):
-    """The cluster; ``controller_id`` -1 while there is none."""
+    """The cluster; ``controller_id`` is -1 if there is no controller."""
 
     cluster_id: str | None
     controller_id: int
@@ -95,7 +97,7 @@ class ClusterDescription(NamedTuple):
 
 
 class ResourceType(IntEnum):
-    """What configuration belongs to."""
+    """The types of resources that have a configuration."""
 
     TOPIC = 2
     BROKER = 4
@@ -105,7 +107,9 @@ class ResourceType(IntEnum):
 
 
 class ConfigResource(NamedTuple):
-    """A thing with configuration; a broker's name is its id, empty for the default of all brokers."""
+    """A resource with a configuration. The name of a broker is its id, or empty for the default of all
+    brokers.
+    """
 
     kind: ResourceType
     name: str
@@ -126,7 +130,7 @@ SOURCES = {
 
 
 class ConfigSynonym(NamedTuple):
-    """A key and value that would apply otherwise."""
+    """A key and value of lower precedence."""
 
     name: str
     value: str | None
@@ -134,7 +138,7 @@ class ConfigSynonym(NamedTuple):
 
 
 class ConfigEntry(NamedTuple):
-    """One key; the value of a sensitive one is None."""
+    """A configuration entry; the value of a sensitive key is None."""
 
     name: str
     value: str | None
@@ -147,12 +151,12 @@ class ConfigEntry(NamedTuple):
 
     @property
     def set_by(self) -> str:
-        """What set the value, as exactly as the documentation tells, if that was asked for."""
+        """The source of the value, as exactly as the documentation states it, if it was requested."""
         return provenance_in(self.documentation) or self.source
 
 
 class GroupListing(NamedTuple):
-    """A group in a list; ``state`` and ``type`` are empty from older brokers."""
+    """A group in a list; older brokers leave ``state`` and ``type`` empty."""
 
     group_id: str
     protocol_type: str
@@ -162,7 +166,7 @@ class GroupListing(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """A member of a group, and what it reads."""
+    """A member of a group and its partitions."""
 
     member_id: str
     instance_id: str | None
@@ -172,7 +176,7 @@ class GroupMember(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """A group; ``state`` as Kafka names it: Stable, Empty, PreparingRebalance, CompletingRebalance, Dead."""
+    """A group; ``state`` has Kafka's names: Stable, Empty, PreparingRebalance, CompletingRebalance, Dead."""
 
     group_id: str
     state: str
@@ -183,9 +187,9 @@ class GroupDescription(NamedTuple):
 
 
 class PartitionLag(NamedTuple):
-    """How far a group is in a partition. ``lag`` is None without a committed offset.
+    """The position of a group in a partition. ``lag`` is None without a committed offset.
 
-    ``start``, ``end`` and ``lag`` are None for a partition that no broker leads.
+    ``start``, ``end`` and ``lag`` are None if the partition has no leader.
     """
 
     topic: str
@@ -210,7 +214,7 @@ class ReplicaSize(NamedTuple):
 
 
 class LogDirectory(NamedTuple):
-    """A log directory of a broker; -1 where the broker does not tell."""
+    """A log directory of a broker; -1 if the broker does not return the size."""
 
     path: str
     error: str | None
@@ -220,7 +224,7 @@ class LogDirectory(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """A producer that a partition remembers; -1 where there is nothing."""
+    """An active producer of a partition; -1 for absent values."""
 
     producer_id: int
     producer_epoch: int

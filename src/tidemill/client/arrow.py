@@ -1,16 +1,16 @@
-"""Between Arrow and the client: batches of records read, and columns of messages to send.
+"""Converts fetched records to Arrow record batches, and Arrow columns to messages.
 
-What is read has these columns; ``headers`` only where they were asked for:
+Record batches have these columns; ``headers`` only if requested:
 
 ==============  ==============================================  =======================================
 name            type                                            notes
 ==============  ==============================================  =======================================
-key             binary                                          null where the record has none
+key             binary                                          null if the record has none
 value           binary                                          null: a tombstone
 offset          int64
 timestamp       timestamp[us, UTC]                              +-(2**63 - 1): beyond what it can hold
 timestamp_type  int32                                           0 create time, 1 append time
-headers         list<struct<key: string, value: binary>>        null where the record has none
+headers         list<struct<key: string, value: binary>>        null if the record has none
 ==============  ==============================================  =======================================
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidemill.records.arrow import to_record_batch
-from tidemill.records.vectors import Columns
+from tidemill.records.column_vectors import Columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ SendColumns = tuple[
 
 
 def record_batch(columns: Columns) -> pa.RecordBatch:
-    """Decoded columns as a batch with the names above."""
+    """Converts decoded columns to a batch with the columns above."""
     import pyarrow as pa
 
     batch = to_record_batch(columns)
@@ -47,14 +47,14 @@ def record_batch(columns: Columns) -> pa.RecordBatch:
 
 
 def columns_of(table: Any) -> Iterator[SendColumns]:
-    """The columns to send of a Table or RecordBatch, in slices: values, keys, times, headers, partitions.
+    """Yields the columns to send of a Table or RecordBatch: values, keys, times, headers, partitions.
 
-    ValueError when there is no column ``value``, or one has a type that cannot be sent.
+    The rows come in slices. Raises ValueError without a column ``value``, or for a column of another type.
     """
     import pyarrow as pa
 
     if "value" not in table.schema.names:
-        raise ValueError(f"the table has the columns {table.schema.names}, and no value to send")
+        raise ValueError(f"the table has the columns {table.schema.names} and no column value to send")
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
@@ -86,7 +86,7 @@ def _bytes(column: Any, name: str) -> list[bytes | None]:
     elif not (
         pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     ):
-        raise ValueError(f"column {name} is {kind}, it must be binary or string; cast it first")
+        raise ValueError(f"column {name} is {kind}, and must be binary or string; cast it first")
     found: list[bytes | None] = column.to_pylist()
     return found
 
@@ -101,17 +101,21 @@ def _times(column: Any, name: str) -> list[int | None]:
             column = pc.floor_temporal(column, unit="millisecond")
         column = column.cast(pa.timestamp("ms", tz=kind.tz)).cast(pa.int64())
     elif not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
-        raise ValueError(f"column {name} is {kind}, it must be a timestamp, or int64 milliseconds since 1970")
+        raise ValueError(
+            f"column {name} is {kind}, and must be a timestamp, or int64 milliseconds since 1970"
+        )
     found: list[int | None] = column.to_pylist()
     return found
 
 
 def _numbers(column: Any, name: str) -> list[int]:
-    """Partitions; null leaves the choice to the partitioner, -1 in the result."""
+    """Converts partitions; null becomes -1, for which the partitioner chooses."""
     found = [None if number is None else int(number) for number in column.to_pylist()]
     wrong = next((number for number in found if number is not None and number < 0), None)
     if wrong is not None:
-        raise ValueError(f"column {name} has {wrong}: partitions begin at 0, and null leaves the choice")
+        raise ValueError(
+            f"column {name} has {wrong}: partitions begin at 0, and null leaves the choice to the partitioner"
+        )
     return [-1 if number is None else number for number in found]
 
 

@@ -1,10 +1,10 @@
-"""Who of a group reads which partition: pure functions, executed by the group's leading member.
+"""Assignors: assign partitions to the members of a group. Pure functions that the group leader calls.
 
-range              per topic, a run of neighbouring partitions to each member
-roundrobin         all partitions of all topics dealt out in order
-sticky             balanced, and as little moved as can be; everything is given up in a rebalance
-cooperative-sticky the same goal, but only what moves is given up (KIP-429): a partition that has another
-                   owner still is left out of the first round, and handed on in the one after
+range              per topic, a range of adjacent partitions for each member
+roundrobin         all partitions of all topics in order, to one member after the other
+sticky             balanced with the fewest moves; members revoke all partitions in a rebalance
+cooperative-sticky the same goal, but members revoke only the partitions that move (KIP-429): a partition
+that still has another owner is omitted from the first rebalance, and assigned in the next
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from tidemill.client.sticky import stick
+from tidemill.client.sticky_assignor import assign_sticky
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 
@@ -20,9 +20,9 @@ Assignment = dict[str, list[TopicPartition]]
 
 
 class Member(NamedTuple):
-    """A member as it introduces itself to the leading member.
+    """A member, as the group leader knows it from its subscription.
 
-    ``owned`` is what it has now, ``generation`` since when (-1: unknown).
+    ``owned`` are its current partitions, ``generation`` the one in which it got them (-1: unknown).
     """
 
     member_id: str
@@ -35,23 +35,23 @@ class Member(NamedTuple):
 
 
 class Assignor(Protocol):
-    """A strategy. ``name`` is what members agree on; other implementations can be given by the user."""
+    """A strategy, which the members agree on by ``name``. Users may pass their own implementations."""
 
     name: str
     cooperative: bool
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-        """Every partition of the subscribed topics (name to count) to one member; each member has a list."""
+        """Assigns every partition of the subscribed topics (name to count); returns each member's list."""
         ...
 
 
 def _order(member: Member) -> tuple[bool, str, str]:
-    """Static members first, by instance id: their place outlives a restart."""
+    """Sort key: static members first, by instance id, since their position survives a restart."""
     return (member.instance_id is None, member.instance_id or "", member.member_id)
 
 
-def deal(partitions: Iterable[TopicPartition], members: Sequence[Member]) -> Assignment:
-    """Deals ``partitions`` in their order to ``members`` in theirs, past who has not subscribed."""
+def assign_in_turn(partitions: Iterable[TopicPartition], members: Sequence[Member]) -> Assignment:
+    """Deals ``partitions`` to ``members`` in order, skipping members that are not subscribed to the topic."""
     result: Assignment = {member.member_id: [] for member in members}
     takers = [(member.member_id, frozenset(member.topics)) for member in members]
     turn = 0
@@ -66,7 +66,7 @@ def deal(partitions: Iterable[TopicPartition], members: Sequence[Member]) -> Ass
 
 
 class RangeAssignor:
-    """Neighbouring partitions of each topic; the first members get one more where it does not come out."""
+    """Assigns adjacent partitions of each topic; the first members get one more for an uneven division."""
 
     name = "range"
     cooperative = False
@@ -90,7 +90,7 @@ class RangeAssignor:
 
 
 class RoundRobinAssignor:
-    """All partitions in the order of topic and number, dealt to the members in order."""
+    """Deals all partitions, in the order of topic and number, to the members in order."""
 
     name = "roundrobin"
     cooperative = False
@@ -104,11 +104,11 @@ class RoundRobinAssignor:
             if topic in wanted
             for p in range(partitions[topic])
         )
-        return deal(every, sorted(members, key=_order))
+        return assign_in_turn(every, sorted(members, key=_order))
 
 
 class StickyAssignor:
-    """Balanced with the fewest moves; members give up everything in a rebalance."""
+    """Balances with the fewest moves; members revoke all partitions in a rebalance."""
 
     name = "sticky"
     cooperative = False
@@ -116,7 +116,7 @@ class StickyAssignor:
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
         """See :class:`Assignor`."""
         ordered = sorted(members, key=_order)
-        return stick(
+        return assign_sticky(
             partitions,
             [member.member_id for member in ordered],
             [frozenset(member.topics) for member in ordered],
@@ -126,18 +126,18 @@ class StickyAssignor:
 
 
 class CooperativeStickyAssignor(StickyAssignor):
-    """Balanced with the fewest moves; only what moves is given up, one round before it is handed on."""
+    """Balances with the fewest moves; a partition is revoked one rebalance before it is reassigned."""
 
     name = "cooperative-sticky"
     cooperative = True
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
         """See :class:`Assignor`."""
-        return hold_back(super().assign(partitions, members), members)
+        return without_owned_by_others(super().assign(partitions, members), members)
 
 
-def hold_back(target: Assignment, members: Sequence[Member]) -> Assignment:
-    """The first round towards ``target``: without the partitions that another member still owns."""
+def without_owned_by_others(target: Assignment, members: Sequence[Member]) -> Assignment:
+    """Returns ``target`` without the partitions that another member still owns: the first rebalance."""
     owner = {item: member.member_id for member in members for item in member.owned}
     return {
         member_id: [item for item in items if owner.get(item, member_id) == member_id]
@@ -161,7 +161,7 @@ JAVA_NAMES = {
 
 
 def assignors_for(names: Iterable[str | Assignor]) -> list[Assignor]:
-    """The strategies for what ``partition.assignment.strategy`` holds: names, or objects of one's own."""
+    """Returns the strategies of ``partition.assignment.strategy``: names, or the user's own objects."""
     result: list[Assignor] = []
     for name in names:
         if not isinstance(name, str):
@@ -170,6 +170,6 @@ def assignors_for(names: Iterable[str | Assignor]) -> list[Assignor]:
         found = BUILT_IN.get(JAVA_NAMES.get(name, name))
         if found is None:
             allowed = ", ".join(BUILT_IN)
-            raise ConfigError(f"partition.assignment.strategy has {name!r}; known are {allowed}")
+            raise ConfigError(f"partition.assignment.strategy has {name!r}; use one of {allowed}")
         result.append(found())
     return result

@@ -1,9 +1,9 @@
-"""One connection to one broker: requests go out one after the other, answers come back in that order.
+"""A connection to one broker: sends requests one after the other and receives the responses in that order.
 
-Requests may be sent by several threads, and any thread may wait for its answer: whoever waits reads for
-all. An answer is received straight into one ``bytes`` of its announced size (``MSG_WAITALL``), which the
-decoders then read by positions. The announced size is bounded, and memory that no byte has arrived for is
-never touched, so that a length that lies costs a closed connection and nothing else.
+Several threads may send requests, and any thread may wait for its response: a waiting thread reads for all
+threads. A response is received directly into one ``bytes`` object of its announced size (``MSG_WAITALL``),
+which the decoders then read by position. The announced size is bounded. Memory is not touched before its
+bytes arrive, so that a false length closes the connection and has no other cost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tidemill
 from tidemill.client.authentication import (
     RENEW_AGAIN_SECONDS,
     UNLIMITED,
-    NoLoginDue,
+    LoginNotExpected,
     Security,
     Session,
     authenticate,
@@ -37,30 +37,89 @@ from tidemill.client.errors import (
     RequestTimeout,
     error_for,
 )
-from tidemill.client.request import Broken, Request
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
+from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
 from tidemill.wire.apis import API, ApiKey
-from tidemill.wire.header import encode_request
+from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
 
 TICK_SECONDS = 1
-"""The kernel gives a blocked call back after this long, so that deadlines are looked at."""
+"""The kernel ends a blocked call after this time, so that deadlines are checked."""
 
 RECEIVE_SLICE = 64 * 1024 * 1024
-"""Most bytes asked for in one call; a longer answer comes in several pieces."""
+"""Maximum bytes requested in one call; a larger response is received in several pieces."""
 
 TLS_ALERT = 0x1503
-"""How an alert of TLS begins: a listener that speaks TLS sends one to who does not."""
+"""First bytes of a TLS alert: a TLS listener sends one to a client that does not use TLS."""
 
 
 def _reason_text(problem: OSError | None) -> str:
     return "it has no address" if problem is None else fault_of(problem)
 
 
+class ConnectionBroken(BrokerUnreachable):
+    """The connection ended while a request waited for its response."""
+
+    reason: OSError | None = None
+
+
+class InFlightRequest:
+    """A request in flight. Once ``done``, ``frame`` holds the response without its size."""
+
+    __slots__ = (
+        "api_key",
+        "connection",
+        "correlation_id",
+        "done",
+        "error",
+        "expires",
+        "frame",
+        "sent",
+        "tag",
+        "version",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        api_key: ApiKey,
+        version: int,
+        correlation_id: int,
+        expires: float,
+        tag: Any,
+    ) -> None:
+        self.connection = connection
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.sent = time.monotonic()
+        self.expires = expires
+        self.tag = tag
+        self.done = False
+        self.error: ClientError | None = None
+        self.frame: bytes = b""
+
+    def response(self) -> Any:
+        """Returns the decoded response; raises the error that ended the connection.
+
+        Raises BrokerUnreachable if the bytes are not a valid response; the connection is closed then.
+        """
+        if self.error is not None:
+            raise self.error
+        try:
+            return self.decoded()
+        except ProtocolError as problem:
+            raise self.connection.reject_response(problem) from problem
+
+    def decoded(self) -> Any:
+        """Decodes ``frame``; raises ProtocolError if it is not a valid response."""
+        return decode_response(self.api_key, self.version, self.frame)[1]
+
+
 class Connection:
-    """A connection with its negotiated versions. Opened by :meth:`open`; never again after a failure."""
+    """A connection and its negotiated versions. Opened once, by :meth:`open`; not reused after a failure."""
 
     def __init__(
         self,
@@ -77,18 +136,18 @@ class Connection:
         self.closed = False
         self.used = time.monotonic()
         self._config = config
-        self._client_id = config.text("client.id")
+        self._client_id = config.str("client.id")
         self._timeout = config.seconds("request.timeout.ms")
-        self._bytes_max = config.int("response.bytes.max")
+        self._frames = FrameReader(4, config.int("response.bytes.max"), "a response", "response.bytes.max")
         self._versions: dict[int, tuple[int, int]] = {}
         self._chosen: dict[int, int] = {}
         self._socket: Any = None
         self._poll = select.poll()
         self._send_lock = threading.Lock()
         self._reading = threading.Condition()
-        """Notified when a thread has stopped to read: the answers that others wait for may be there."""
+        """Notified when a thread stops reading: responses for other threads may have arrived."""
         self._is_read = False
-        self._pending: deque[Request] = deque()
+        self._pending: deque[InFlightRequest] = deque()
         self._correlation = 0
         security = security or Security(config)
         self._tls = security.tls
@@ -96,18 +155,18 @@ class Connection:
         self._login_session: Session = UNLIMITED
         self._renewing = False
         self._is_known = False
-        """Whether the broker has answered anything but ApiVersions, which it answers to everybody."""
-        # OpenSSL forbids to read and write one session at the same time, and one thread sends while another
-        # one receives. No call holds the lock for longer than a tick.
+        """Whether the broker has answered a request other than ApiVersions, which needs no login."""
+        # OpenSSL forbids concurrent reads and writes of a session, and one thread sends while another
+        # receives. No call holds the lock for longer than a tick.
         self._session: Any = threading.Lock() if self._tls is not None else contextlib.nullcontext()
 
     # -- opening ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connects, learns which versions the broker speaks, and logs in where that is asked for.
+        """Connects, negotiates versions with the broker, and logs in if the configuration has a login.
 
-        It takes ``socket.connection.setup.timeout.ms`` at most.
-        BrokerUnreachable with the reason; AuthenticationFailed when one end refuses the other.
+        Takes at most ``socket.connection.setup.timeout.ms``.
+        Raises BrokerUnreachable with the reason; AuthenticationFailed when either end rejects the other.
         """
         mechanism = self._login.begin() if self._login is not None else None
         setup_s = self._config.seconds("socket.connection.setup.timeout.ms")
@@ -117,9 +176,9 @@ class Connection:
         try:
             self._negotiate(deadline)
             if self._login is not None and mechanism is not None:
-                self._check_login_known(mechanism.name)
-                ask = partial(self._ask, deadline)
-                self._login_session = authenticate(ask, self._login, mechanism, self.address)
+                self._check_login_supported(mechanism.name)
+                send_request = partial(self._call_until, deadline)
+                self._login_session = authenticate(send_request, self._login, mechanism, self.address)
         except ProtocolError as problem:
             self.close()
             raise BrokerUnreachable(
@@ -127,20 +186,20 @@ class Connection:
                 "security.protocol",
                 broker=self.address,
             ) from problem
-        except Broken as problem:
+        except ConnectionBroken as problem:
             self.close()
             refusal = self._tls.refusal(problem.reason, self.address) if self._tls is not None else None
             if refusal is not None:
                 raise refusal from problem
             raise BrokerUnreachable(
-                f"{self.address} took the connection and has not answered the first question "
+                f"{self.address} accepted the connection and has not answered the first request "
                 f"({str(problem).partition(';')[0]}); is it the port of a Kafka broker, and is "
                 "security.protocol what that listener speaks?",
                 broker=self.address,
             ) from problem
         except RequestTimeout as problem:
             raise BrokerUnreachable(
-                f"{self.address} took the connection and has not answered within {setup_s:g} s; is the "
+                f"{self.address} accepted the connection and has not answered within {setup_s:g} s; is the "
                 "broker stopped or overloaded, and is it a Kafka broker?",
                 broker=self.address,
             ) from problem
@@ -152,7 +211,7 @@ class Connection:
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:  # UnicodeError: a label of the name is empty or too long.
-            why = fault_of(problem) if isinstance(problem, OSError) else "it is no host name"
+            why = fault_of(problem) if isinstance(problem, OSError) else "it is not a host name"
             raise BrokerUnreachable(
                 f"the name of broker {self.address} cannot be resolved: {why}; check "
                 "bootstrap.servers and the broker's advertised.listeners",
@@ -162,23 +221,23 @@ class Connection:
         connected = False
         for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
             try:
-                made = socket.socket(family, kind, protocol)
-            except OSError as problem:  # The name has an IPv6 address, and this machine no IPv6.
+                new_socket = socket.socket(family, kind, protocol)
+            except OSError as problem:  # The name has an IPv6 address, and this machine has no IPv6.
                 reason = problem
                 continue
             try:
-                self._prepare(made)
-                # An address that does not answer leaves time for those after it.
-                made.settimeout(max(0.001, (deadline - time.monotonic()) / left))
-                made.connect(address)
+                self._prepare(new_socket)
+                # Each address gets a share of the time, so that a silent one leaves time for the next.
+                new_socket.settimeout(max(0.001, (deadline - time.monotonic()) / left))
+                new_socket.connect(address)
                 connected = True
-                made.settimeout(max(0.001, deadline - time.monotonic()))
-                return self._ready(made)
+                new_socket.settimeout(max(0.001, deadline - time.monotonic()))
+                return self._prepare_blocking(new_socket)
             except OSError as problem:
-                made.close()
+                new_socket.close()
                 reason = problem
             except BaseException:
-                made.close()
+                new_socket.close()
                 raise
         why = _reason_text(reason)
         if connected and self._tls is not None:
@@ -194,41 +253,41 @@ class Connection:
             broker=self.address,
         ) from reason
 
-    def _prepare(self, made: socket.socket) -> None:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    def _prepare(self, new_socket: socket.socket) -> None:
+        new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, key in (
             (socket.SO_SNDBUF, "send.buffer.bytes"),
             (socket.SO_RCVBUF, "receive.buffer.bytes"),
         ):
             if self._config.int(key) > 0:
-                made.setsockopt(socket.SOL_SOCKET, option, self._config.int(key))
+                new_socket.setsockopt(socket.SOL_SOCKET, option, self._config.int(key))
 
-    def _ready(self, made: socket.socket) -> socket.socket:
-        """TLS where it is asked for; then blocking, with a tick, so that one call takes a whole answer."""
+    def _prepare_blocking(self, new_socket: socket.socket) -> socket.socket:
+        """Wraps the socket in TLS if configured; makes it block with a tick: one call reads a response."""
         if self._tls is not None:
-            made = self._tls.wrap(made, self.host)
-            made.settimeout(TICK_SECONDS)
-            return made
-        made.settimeout(None)
+            new_socket = self._tls.wrap(new_socket, self.host)
+            new_socket.settimeout(TICK_SECONDS)
+            return new_socket
+        new_socket.settimeout(None)
         tick = struct.pack("ll", TICK_SECONDS, 0)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
-        return made
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+        return new_socket
 
     def _negotiate(self, deadline: float) -> None:
         version = API[ApiKey.API_VERSIONS].version_max
         while True:
-            question = ApiVersionsRequest(
+            request_message = ApiVersionsRequest(
                 client_software_name="tidemill", client_software_version=tidemill.__version__
             )
             timeout = min(self._timeout, max(0.001, deadline - time.monotonic()))
-            request = self.send(ApiKey.API_VERSIONS, question, version=version, timeout=timeout)
+            request = self.send(ApiKey.API_VERSIONS, request_message, version=version, timeout=timeout)
             while not request.done:
                 self.wait(request, timeout + 1)
             if request.error is not None:
                 raise request.error
-            # A broker that does not know the version answers in version 0, and says what it knows.
+            # A broker that does not support the version responds in version 0 with the versions it supports.
             code = struct.unpack_from(">h", request.frame, 4)[0] if len(request.frame) >= 6 else 0
             if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
                 request.version = 0
@@ -237,16 +296,16 @@ class Connection:
                 ]
                 version = min(version - 1, known[0]) if known else 0
                 continue
-            answer = request.decoded()
-            if answer.error_code:
-                raise error_for(answer.error_code, "negotiate versions", broker=self.address)
-            self._versions = {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys}
+            response = request.decoded()
+            if response.error_code:
+                raise error_for(response.error_code, "negotiate versions", broker=self.address)
+            self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
             return
 
     # -- versions -----------------------------------------------------------------------------------------
 
     def supports(self, key: ApiKey, version: int = 0) -> bool:
-        """Whether both ends speak ``key`` in ``version`` or a later one."""
+        """Whether both ends support ``key`` in ``version`` or later."""
         theirs = self._versions.get(key)
         spec = API[key]
         return theirs is not None and max(version, spec.version_min, theirs[0]) <= min(
@@ -254,7 +313,7 @@ class Connection:
         )
 
     def version(self, key: ApiKey, at_most: int = 32767) -> int:
-        """The highest version of ``key`` that both ends speak; ClientError where there is none."""
+        """Returns the highest version of ``key`` that both ends support; raises ClientError without one."""
         chosen = self._chosen.get(key)
         if chosen is not None:
             return min(chosen, at_most)
@@ -264,7 +323,7 @@ class Connection:
             spec = API[key]
             raise ClientError(
                 f"broker {self.address} has no common version of {spec.name}: it offers {has}, this client "
-                f"speaks {spec.version_min} to {spec.version_max}; use a newer broker, or do without",
+                f"supports {spec.version_min} to {spec.version_max}; use a newer broker, or do without",
                 ErrorCode.UNSUPPORTED_VERSION,
                 broker=self.address,
             )
@@ -282,26 +341,26 @@ class Connection:
         version: int | None = None,
         timeout: float | None = None,
         tag: Any = None,
-        answered: bool = True,
-    ) -> Request:
-        """Sends a request and returns at once. ``answered`` is False for Produce with acks=0.
+        has_response: bool = True,
+    ) -> InFlightRequest:
+        """Sends a request and returns at once. ``has_response`` is False for Produce with acks=0.
 
-        ``timeout`` is in seconds, ``request.timeout.ms`` unless told; an answer that has not come by then
-        closes the connection.
+        ``timeout`` is in seconds, by default ``request.timeout.ms``. The connection is closed if the response
+        has not arrived by then.
         """
         if version is None:
             version = self.version(key)
         self.used = now = time.monotonic()
         if now >= self._login_session.renew_at:
             self._renew(now)
-        request = Request(self, key, version, 0, now + (timeout or self._timeout), tag)
+        request = InFlightRequest(self, key, version, 0, now + (timeout or self._timeout), tag)
         with self._send_lock:
-            self._post(request, message, answered)
+            self._write_request(request, message, has_response)
         if request.error is not None:
             raise request.error
         return request
 
-    def _post(self, request: Request, message: Any, answered: bool = True) -> None:
+    def _write_request(self, request: InFlightRequest, message: Any, has_response: bool = True) -> None:
         """Writes a request. The caller holds the send lock."""
         if self.closed:
             raise BrokerUnreachable(f"the connection to broker {self.address} is closed", broker=self.address)
@@ -310,60 +369,60 @@ class Connection:
         frame = encode_request(
             request.api_key, request.version, request.correlation_id, self._client_id, message
         )
-        if answered:
+        if has_response:
             self._pending.append(request)
         else:
             request.done = True
         try:
             self._write(frame, request.expires)
         except OSError as problem:
-            self._fail(self._broken(problem))
+            self._fail(self._connection_error(problem))
 
     # -- logging in ---------------------------------------------------------------------------------------
 
-    def _ask(self, deadline: float, key: ApiKey, message: Any, version: int | None) -> Any:
-        """Asks and waits until ``deadline``, as a part of a login. No other thread sends meanwhile."""
+    def _call_until(self, deadline: float, key: ApiKey, message: Any, version: int | None) -> Any:
+        """Sends a request of a login and waits until ``deadline``. No other thread sends meanwhile."""
         version = self.version(key) if version is None else version
         timeout = min(self._timeout, max(0.001, deadline - time.monotonic()))
-        request = Request(self, key, version, 0, time.monotonic() + timeout, None)
-        self._post(request, message)
+        request = InFlightRequest(self, key, version, 0, time.monotonic() + timeout, None)
+        self._write_request(request, message)
         while not request.done:
             self.wait(request, timeout + 1)
         return request.response()
 
-    def _check_login_known(self, mechanism: str) -> None:
+    def _check_login_supported(self, mechanism: str) -> None:
         if not self.supports(ApiKey.SASL_AUTHENTICATE):
             raise AuthenticationFailed(
-                f"broker {self.address} has no login by {mechanism}: it is older than Kafka 1.0, or has no "
-                "SASL; set security.protocol to plaintext or ssl, or use a newer broker",
+                f"broker {self.address} does not support login by {mechanism}: it is older than Kafka 1.0, "
+                "or has no SASL; set security.protocol to plaintext or ssl, or use a newer broker",
                 broker=self.address,
             )
 
-    def session_over(self, now: float) -> bool:
+    def is_session_expired(self, now: float) -> bool:
         """Whether the SASL session has expired: the broker closes the connection at the next request."""
         return now >= self._login_session.ends_at
 
     def _renew(self, now: float) -> None:
-        """Logs in again on this connection (KIP-368), beside what goes on while the login still holds."""
+        """Logs in again on this connection (KIP-368); other requests continue while the session is valid."""
         with self._send_lock:
             if self._renewing or self.closed or now < self._login_session.renew_at:
-                return  # Another thread has done it, or is at it.
+                return  # Another thread has logged in again, or is doing so.
             self._renewing = True
-        if self.session_over(now):
+        if self.is_session_expired(now):
             self._renew_now()
         else:
             threading.Thread(target=self._renew_now, name="tidemill-login", daemon=True).start()
 
     def _renew_now(self) -> None:
-        """Nothing else is sent from the first message to the last: the broker would take it for a part."""
+        """Logs in; sends nothing else meanwhile, since the broker would treat it as part of the login."""
         if self._login is None:
             return
         try:
             mechanism = self._login.begin()
             with self._send_lock:
-                ask = partial(self._ask, time.monotonic() + self._timeout)
-                self._login_session = authenticate(ask, self._login, mechanism, self.address)
-        except NoLoginDue:
+                send_request = partial(self._call_until, time.monotonic() + self._timeout)
+                self._login_session = authenticate(send_request, self._login, mechanism, self.address)
+        except LoginNotExpected:
             again = time.monotonic() + RENEW_AGAIN_SECONDS
             self._login_session = Session(again, self._login_session.ends_at)
         except ClientError as problem:
@@ -384,23 +443,26 @@ class Connection:
                     view = view[opened.send(view) :]
             except (BlockingIOError, TimeoutError):
                 if time.monotonic() > deadline:
-                    raise OSError(errno.ETIMEDOUT, "the broker takes no more bytes") from None
+                    raise OSError(errno.ETIMEDOUT, "the broker accepts no more bytes") from None
 
-    def wait(self, request: Request, timeout: float) -> bool:
-        """Waits up to ``timeout`` seconds for the answer; True once there is one, or an error."""
+    def wait(self, request: InFlightRequest, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds; returns True once there is a response or an error."""
         deadline = time.monotonic() + timeout
         while not request.done:
             if not self._begin_reading(request, deadline):
                 return request.done
             try:
-                if not self._step(min(deadline, request.expires), request) and time.monotonic() >= deadline:
+                if (
+                    not self._read_until(min(deadline, request.expires), request)
+                    and time.monotonic() >= deadline
+                ):
                     return False
             finally:
                 self._end_reading()
         return True
 
-    def _begin_reading(self, request: Request | None = None, deadline: float | None = None) -> bool:
-        """Waits until no other thread reads; False at ``deadline``, and once ``request`` has ended."""
+    def _begin_reading(self, request: InFlightRequest | None = None, deadline: float | None = None) -> bool:
+        """Waits until no other thread reads; returns False at ``deadline``, or once ``request`` has ended."""
         with self._reading:
             while self._is_read and (request is None or not request.done):
                 left_s = None if deadline is None else deadline - time.monotonic()
@@ -417,17 +479,17 @@ class Connection:
             self._is_read = False
             self._reading.notify_all()
 
-    def _step(self, deadline: float, request: Request) -> bool:
-        """Reads one answer if one begins by ``deadline``; closes when the request has expired. Done?"""
+    def _read_until(self, deadline: float, request: InFlightRequest) -> bool:
+        """Reads a response if one arrives by ``deadline``; closes on expiry. Returns ``request.done``."""
         if request.done:
             return True
         if self._readable(max(0.0, deadline - time.monotonic())):
             self._receive()
         elif time.monotonic() >= request.expires:
-            self._fail(self._late(request))
+            self._fail(self._timeout_error(request))
         return request.done
 
-    def _late(self, request: Request) -> RequestTimeout:
+    def _timeout_error(self, request: InFlightRequest) -> RequestTimeout:
         return RequestTimeout(
             f"broker {self.address} has not answered {API[request.api_key].name} in time; is it overloaded? "
             "raise request.timeout.ms if it only needs longer",
@@ -437,15 +499,15 @@ class Connection:
     def call(
         self, key: ApiKey, message: Any, *, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Sends a request and waits for its decoded answer."""
+        """Sends a request and returns its decoded response."""
         request = self.send(key, message, version=version, timeout=timeout)
         self.wait(request, (timeout or self._timeout) + 1)
         if not request.done:
-            self._fail(self._late(request))
+            self._fail(self._timeout_error(request))
         return request.response()
 
     def receive(self) -> None:
-        """For a thread that polls :meth:`fileno` itself: takes the answers that have begun to arrive."""
+        """Reads the responses that have begun to arrive; for a thread that polls :meth:`fileno` itself."""
         self._begin_reading()
         try:
             while self._readable(0.0):
@@ -454,31 +516,31 @@ class Connection:
             self._end_reading()
 
     def expire(self, now: float) -> bool:
-        """Closes the connection when its oldest request is overdue."""
+        """Closes the connection if its oldest request has expired; returns whether it did."""
         oldest = self._pending[0] if self._pending else None
         if oldest is not None and now >= oldest.expires:
-            self._fail(self._late(oldest))
+            self._fail(self._timeout_error(oldest))
             return True
         return False
 
-    def unanswered(self) -> Request | None:
-        """The oldest request without an answer; None also where one has begun to arrive. From any thread."""
+    def unanswered(self) -> InFlightRequest | None:
+        """The oldest request without a response; None if a response has begun to arrive. From any thread."""
         try:
             oldest = self._pending[0]
         except IndexError:
             return None
         found = self._socket
         try:
-            if found is None or self._has_decrypted(found):
+            if found is None or self._has_unread(found):
                 return None
-            arrived = select.poll()  # Not the one of the thread that reads, which no other may use.
+            arrived = select.poll()  # The poll object of the reading thread may not be used by another.
             arrived.register(found, select.POLLIN)
             return None if arrived.poll(0) else oldest
         except (OSError, ValueError):
             return None  # It is being closed.
 
-    def _has_decrypted(self, opened: Any) -> bool:
-        """Whether TLS has bytes that nobody has taken, or may have: another thread uses the session."""
+    def _has_unread(self, opened: Any) -> bool:
+        """Whether TLS has or may have unread bytes: True also while another thread uses the session."""
         if self._tls is None:
             return False
         if not self._session.acquire(blocking=False):
@@ -490,7 +552,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for their answer."""
+        """The number of requests without a response."""
         return len(self._pending)
 
     def fileno(self) -> int:
@@ -509,38 +571,51 @@ class Connection:
         return bool(self._poll.poll(max(0, int(timeout * 1000 + 0.999))))
 
     def _receive(self) -> None:
-        """Reads one whole answer and hands it to its request. No other thread reads meanwhile."""
+        """Reads one whole response and stores it in its request. No other thread reads meanwhile."""
         try:
             if not self._pending:
-                raise ProtocolError("an answer to no request")
+                raise ProtocolError("a response without a request")
             request = self._pending[0]
             deadline = max(request.expires, time.monotonic() + TICK_SECONDS)
-            size = int.from_bytes(self._take(4, deadline), "big", signed=True)
-            if size >> 16 == TLS_ALERT and self._tls is None:
-                raise ProtocolError("an alert of TLS: set security.protocol=ssl, or sasl_ssl with a login")
-            if not 4 <= size <= self._bytes_max:
-                raise ProtocolError(f"an answer of {size} bytes; allowed are 4 to {self._bytes_max}")
-            frame = self._take(size, deadline)
+            frame = self._next_frame(deadline)
             correlation = int.from_bytes(frame[:4], "big", signed=True)
             if correlation != request.correlation_id:
-                raise ProtocolError(f"correlation id {correlation} where {request.correlation_id} was due")
+                raise ProtocolError(f"correlation id {correlation}, expected {request.correlation_id}")
         except ProtocolError as problem:
-            self.refuse_answer(problem)
+            self.reject_response(problem)
             return
         except OSError as problem:
-            self._fail(self._broken(problem))
+            self._fail(self._connection_error(problem))
             return
         try:
             self._pending.popleft()
         except IndexError:
-            return  # Another thread has closed meanwhile, which ended the request.
+            return  # Another thread has closed the connection meanwhile, which ended the request.
         self.used = time.monotonic()
         self._is_known = self._is_known or request.api_key != ApiKey.API_VERSIONS
         request.frame = frame
         request.done = True
 
-    def _take(self, count: int, deadline: float) -> bytes:
-        """Exactly ``count`` bytes. The usual case is one system call and no copy."""
+    def _next_frame(self, deadline: float) -> bytes:
+        """Returns the next response, without its size field. Receives no bytes after it."""
+        frames = self._frames
+        try:
+            start = frames.next_frame()
+            while start == NEED_DATA:
+                frames.receive(self._read_exactly(frames.missing_bytes, deadline))
+                start = frames.next_frame()
+        except FrameSizeError as problem:
+            if problem.size >> 16 == TLS_ALERT and self._tls is None:
+                raise ProtocolError(
+                    "a TLS alert: set security.protocol=ssl, or sasl_ssl with a login"
+                ) from None
+            raise
+        frame = frames.data[start : frames.end]
+        frames.consume()
+        return frame
+
+    def _read_exactly(self, count: int, deadline: float) -> bytes:
+        """Reads exactly ``count`` bytes, usually with one system call and no copy."""
         pieces: list[bytes] = []
         opened = self._socket
         if opened is None:
@@ -560,25 +635,24 @@ class Connection:
                     return piece if not pieces else b"".join([*pieces, piece])
                 pieces.append(piece)
             if not piece and time.monotonic() > deadline:
-                raise OSError(errno.ETIMEDOUT, "the answer does not go on")
+                raise OSError(errno.ETIMEDOUT, "the rest of the response did not arrive")
 
     # -- closing ------------------------------------------------------------------------------------------
 
-    def _broken(self, problem: OSError) -> Broken:
+    def _connection_error(self, problem: OSError) -> ConnectionBroken:
         text = (
-            f"the connection to broker {self.address} broke: {fault_of(problem)}; it is opened again when "
-            "needed"
+            f"the connection to broker {self.address} broke: {fault_of(problem)}; it is reopened when needed"
         )
         if self._versions and not self._is_known and self._login is None:
-            text += ". If that listener asks for a login, set security.protocol=sasl_ssl or sasl_plaintext"
-        broken = Broken(text, broker=self.address)
+            text += ". If that listener requires a login, set security.protocol=sasl_ssl or sasl_plaintext"
+        broken = ConnectionBroken(text, broker=self.address)
         broken.reason = problem
         return broken
 
-    def refuse_answer(self, problem: ProtocolError) -> BrokerUnreachable:
-        """Closes, since the broker sent what is no answer; the error that says so."""
+    def reject_response(self, problem: ProtocolError) -> BrokerUnreachable:
+        """Closes the connection after an invalid response, and returns the error for it."""
         error = BrokerUnreachable(
-            f"broker {self.address} sent what is no answer ({problem}); check host, port and "
+            f"broker {self.address} sent an invalid response ({problem}); check host, port and "
             "security.protocol",
             broker=self.address,
         )
@@ -586,7 +660,7 @@ class Connection:
         return error
 
     def _fail(self, error: ClientError) -> None:
-        """Ends every request under way with ``error``, and closes."""
+        """Ends every request in flight with ``error``, and closes the connection."""
         self.closed = True
         self._end_pending(error)
         found = self._socket
@@ -597,7 +671,7 @@ class Connection:
                 self._poll.unregister(found)
             found.close()
             self._socket = None
-        # A thread that found the connection open a moment ago may have put its request there since.
+        # A thread that found the connection open before may have added its request since.
         self._end_pending(error)
 
     def _end_pending(self, error: ClientError) -> None:
@@ -610,7 +684,7 @@ class Connection:
             request.done = True
 
     def close(self) -> None:
-        """Closes; requests under way end with :class:`ClientClosed`."""
+        """Closes the connection; requests in flight end with :class:`ClientClosed`."""
         if not self.closed:
             self._fail(
                 ClientClosed(f"the connection to {self.address} was closed", ErrorCode.NETWORK_EXCEPTION)

@@ -1,4 +1,4 @@
-"""Opening connections: several brokers side by side, and what is remembered of those that failed."""
+"""Opens connections to several brokers in parallel, and remembers the brokers that failed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tidemill.model.errors import ErrorCode, TidemillError
 from tidemill.wire.apis import API, ApiKey
 
 HEAD_START_S = 1.0
-"""How long a broker may take to answer before the next one is tried beside it."""
+"""How long an attempt may take before the next broker is tried in parallel."""
 
 FORGOTTEN_S = 10.0
-"""A broker that nobody has tried for so long after its pause has a new start."""
+"""The failures of a broker that was not tried for this long after its pause are forgotten."""
 
 
 class Opener(NamedTuple):
-    """A broker to try: what names the attempt, its address, and what opens a connection to it."""
+    """A broker to try: the key of the attempt, the address, and a function that opens a connection."""
 
     key: Hashable
     address: str
@@ -37,7 +37,7 @@ class Opener(NamedTuple):
 
 
 class Attempt:
-    """A connection that a thread opens. ``connection`` or ``problem`` is there once ``done``."""
+    """A connection that a thread opens. Once ``done``, ``connection`` or ``problem`` is set."""
 
     __slots__ = ("address", "connection", "done", "problem")
 
@@ -51,8 +51,8 @@ class Attempt:
         return str(self.problem) if self.problem is not None else f"{self.address} has not answered"
 
 
-class Openings:
-    """The attempts of one client that are under way. For any thread."""
+class ConnectionAttempts:
+    """The attempts of one client that are in progress. For any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -62,7 +62,7 @@ class Openings:
         self._closed = False
 
     def open(self, made: Connection) -> None:
-        """Opens a connection. BrokerUnreachable with the reason; AuthenticationFailed."""
+        """Opens a connection. Raises BrokerUnreachable with the reason, or AuthenticationFailed."""
         self._since[made] = time.monotonic()
         try:
             made.open()
@@ -70,16 +70,16 @@ class Openings:
             del self._since[made]
 
     def slow(self, than_s: float) -> list[tuple[float, Connection]]:
-        """The connections whose opening takes longer, and since when, in monotonic seconds."""
+        """Returns the connections whose opening takes longer, and since when, in monotonic seconds."""
         now = time.monotonic()
         return [(since, made) for made, since in list(self._since.items()) if now - since > than_s]
 
     def first(self, openers: Sequence[Opener], deadline: float) -> Connection:
-        """The first connection that is open. The next broker is tried once one has failed, or is slow.
+        """Returns the first connection that opens. Tries the next broker once one has failed or is slow.
 
-        NoAnswerYet at the ``deadline`` (monotonic; the first attempt has a second at least), and
-        BrokerUnreachable when all have failed; AuthenticationFailed in their place where a login was refused.
-        Slower attempts go on; the next call waits for them, too.
+        Raises NoAnswerYet at ``deadline`` (monotonic; the first attempt has at least a second), and
+        BrokerUnreachable if all have failed; AuthenticationFailed instead if a login was refused.
+        Slower attempts continue; the next call waits for them as well.
         """
         todo = deque(openers)
         attempts: list[Attempt] = []
@@ -102,14 +102,14 @@ class Openings:
                 elif not is_waiting or now >= deadline:
                     for attempt in attempts:
                         if isinstance(attempt.problem, AuthenticationFailed):
-                            raise attempt.problem  # To log in again would not help, and may lock the account.
+                            raise attempt.problem  # Another login would not help, and may lock the account.
                     kind = NoAnswerYet if is_waiting else BrokerUnreachable
                     raise kind("no broker can be reached: " + "; ".join(map(str, attempts)))
                 else:
                     self._changed.wait(max(0.0, min(deadline, next_at if todo else deadline) - now))
 
     def _begin(self, opener: Opener) -> Attempt:
-        """Has a thread open a connection, unless one does already. Under the lock."""
+        """Starts a thread that opens a connection, unless one is running. The caller holds the lock."""
         running = self._attempts.get(opener.key)
         if running is not None:
             return running
@@ -130,25 +130,25 @@ class Openings:
         return attempt
 
     def close(self) -> None:
-        """Ends every :meth:`first`."""
+        """Makes every :meth:`first` raise ClientClosed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class Failure(NamedTuple):
-    """Attempts to use a broker that all failed, since its last success."""
+    """The failed attempts to use a broker since its last success."""
 
     attempts: int
     until: float
-    """When it may be tried again, in monotonic seconds."""
+    """When the broker may be tried again, in monotonic seconds."""
     since: float
-    """When the first of them failed, in monotonic seconds."""
+    """When the first attempt failed, in monotonic seconds."""
     reason: str
 
 
 class Failures:
-    """The brokers of one client that failed, by their ids."""
+    """The failed brokers of one client, by their ids."""
 
     def __init__(self, config: ClientConfig, randomness: random.Random) -> None:
         self._config = config
@@ -156,7 +156,7 @@ class Failures:
         self._found: dict[int, Failure] = {}
 
     def failed(self, node_id: int, problem: TidemillError | None = None) -> None:
-        """Notes a failure: the broker is left alone for a growing pause, with a fifth of jitter."""
+        """Records a failure: the broker is not tried during a growing pause, with a jitter of a fifth."""
         now = time.monotonic()
         before = self._found.get(node_id)
         if before is not None and now - before.until > FORGOTTEN_S:
@@ -169,23 +169,23 @@ class Failures:
         self._found[node_id] = Failure(count + 1, now + pause, since, reason)
 
     def ended(self, node_id: int) -> None:
-        """Forgets the failures of a broker that has answered."""
+        """Forgets the failures of a broker that answered."""
         self._found.pop(node_id, None)
 
     def pause(self, node_id: int) -> float:
-        """Seconds until a broker that failed may be tried again; 0 when now."""
+        """Seconds until a failed broker may be tried again; 0 if it may be tried now."""
         found = self._found.get(node_id)
         return max(0.0, found.until - time.monotonic()) if found else 0.0
 
     def reason(self, node_id: int) -> tuple[float, str] | None:
-        """Since when a broker fails that is tried now, and why."""
+        """Returns since when a broker that is in use fails, and why; None if it does not."""
         found = self._found.get(node_id)
         if found is None or not found.reason or time.monotonic() - found.until > FORGOTTEN_S:
             return None
         return found.since, found.reason
 
     def repeated(self, within_s: float) -> list[tuple[float, str]]:
-        """The same of the brokers that were tried more than once, and a moment ago: somebody needs them."""
+        """As :meth:`reason`, for all brokers that failed more than once, and lately: a caller needs them."""
         now = time.monotonic()
         return [
             (found.since, found.reason)
@@ -194,17 +194,17 @@ class Failures:
         ]
 
 
-def slow_open(made: Connection) -> str:
-    """What to say of a connection that takes long to open."""
+def slow_open_text(made: Connection) -> str:
+    """Describes a connection that takes long to open."""
     if made.fileno() < 0:
         return (
-            f"broker {made.address} has not taken the connection; is it running, and is a firewall between?"
+            f"broker {made.address} has not accepted the connection; is it running, and reachable from here?"
         )
-    return f"broker {made.address} took the connection and has not answered; is it stopped or overloaded?"
+    return f"broker {made.address} accepted the connection and has not answered; is it stopped or overloaded?"
 
 
-def no_answer(connection: Connection, key: ApiKey) -> str:
-    """What to say of a request that a broker leaves without an answer."""
+def no_response_text(connection: Connection, key: ApiKey) -> str:
+    """Describes a request that a broker has not answered."""
     return (
         f"broker {connection.address} has not answered {API[key].name}; is it stopped or overloaded, or is "
         "the network cut?"

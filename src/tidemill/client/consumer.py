@@ -6,38 +6,44 @@
             for record in consumer.poll(1.0):
                 print(record.value)
 
-A consumer is for one thread at a time (another one raises), except :meth:`Consumer.wakeup`. Timeouts are in
-seconds. Where an exception leaves the ``with``, the records that were given out last are not committed by
-themselves: the group reads them again.
+One thread at a time may use a consumer, except :meth:`Consumer.wakeup`; other threads get a RuntimeError.
+Timeouts are in seconds. After an exception in the ``with`` block, close() does not commit the records
+returned last: the group reads them again.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidemill.client import waits
+from tidemill.client import wait_reasons
 from tidemill.client.assignors import assignors_for
-from tidemill.client.chunks import ConsumerRecord, ConsumerRecords
-from tidemill.client.collecting import collect, collect_arrow
+from tidemill.client.completed_fetch import ConsumerRecord, ConsumerRecords
+from tidemill.client.config import config_of
+from tidemill.client.config_keys import CONSUMER
+from tidemill.client.consumer_coordinator import ConsumerCoordinator
 from tidemill.client.errors import (
     BrokerUnreachable,
+    ClientClosed,
     ClientError,
     NoAnswerYet,
     NoOffset,
     RequestTimeout,
     error_for,
 )
-from tidemill.client.fetcher import Place
-from tidemill.client.group import Membership
-from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed
-from tidemill.client.positions import Positions
-from tidemill.client.waits import Wait
+from tidemill.client.fetched_records import collect, collect_arrow
+from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed, fetch_offsets
+from tidemill.client.network_client import NetworkClient
+from tidemill.client.offset_resets import OffsetResets
+from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, by_leader, list_offsets
+from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -48,31 +54,32 @@ LOG = logging.getLogger(__name__)
 
 ARROW_BYTES_MAX = 64 * 1024 * 1024
 
-HOPELESS = frozenset({ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED})
-"""What is said of a topic that will not be there however long a consumer waits."""
+PERMANENT_ERRORS = frozenset({ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED})
+"""Errors of a topic that a retry does not fix."""
 
 
 class RebalanceListener(Protocol):
-    """Hears of partitions that come and go. Called inside poll() and close(), in their thread."""
+    """Receives the changes of the assignment, inside poll() and close(), in their thread."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These were added; positions may be sought now."""
+        """The partitions were added; a seek is possible now."""
         ...
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """These go; what was done with their records can still be committed."""
+        """The partitions are being revoked; a commit of their offsets is still possible."""
         ...
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are gone already; a commit would fail."""
+        """The partitions belong to other members already; a commit would fail."""
         ...
 
 
-class Consumer(Positions):
+class Consumer:
     """Reads topics.
 
-    Configuration by Kafka's names, as a mapping (``{"group.id": "g"}``) or as keywords (``group_id="g"``);
-    the table is in :mod:`tidemill.client.config`. Nothing is connected before the first call that needs it.
+    The configuration has Kafka's names, as a mapping (``{"group.id": "g"}``) or as keywords
+    (``group_id="g"``); :mod:`tidemill.client.config_keys` has the table. Connects at the first call that
+    needs a broker.
     """
 
     def __init__(
@@ -82,11 +89,24 @@ class Consumer(Positions):
         /,
         **keywords: Any,
     ) -> None:
-        super().__init__(bootstrap_servers, config, **keywords)
+        self.config = config_of(CONSUMER, bootstrap_servers, config, keywords)
+        self._cluster = NetworkClient(self.config)
+        self._cluster.create = self.config.bool("allow.auto.create.topics")
+        self._positions: dict[TopicPartition, PartitionPosition] = {}
+        self._unread: dict[TopicPartition, int] = {}
+        """The position of an iteration in the records of its last poll."""
+        self._returned_offsets: dict[TopicPartition, int] = {}
+        """The first offset of the records returned last, which the user may still be processing."""
+        self._fetcher = Fetcher(self._cluster, self._positions)
+        self._resets = OffsetResets(self._cluster, self._positions, self._fetcher)
+        self._timeout = self.config.seconds("default.api.timeout.ms")
+        self._policy = self.config.str("auto.offset.reset")
+        self._closed = False
+        self._user_lock = threading.RLock()
         self._names: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._listener: RebalanceListener | None = None
-        self._group: Membership | None = None
+        self._group: ConsumerCoordinator | None = None
         self._subscribed = False
         self._subscribed_at = 0.0
         self._seen_version = -1
@@ -95,7 +115,7 @@ class Consumer(Positions):
         self._next_commit = time.monotonic() + self._commit_every
         self._woken = False
         self._closing = False
-        waits.register(self)
+        wait_reasons.register(self)
 
     # -- choosing -----------------------------------------------------------------------------------------
 
@@ -106,18 +126,19 @@ class Consumer(Positions):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Shares ``topics``, or those whose whole name matches ``pattern``, with the rest of the group.
+        """Subscribes to ``topics``, or to topics whose whole name matches ``pattern``, as a member of the
+        group.
 
-        Replaces an earlier subscription. ConfigError without ``group.id``.
+        Replaces the former subscription. Raises ConfigError without ``group.id``.
         """
-        with self._used():
+        with self._acquire():
             names = {topics} if isinstance(topics, str) else set(topics)
             if bool(names) == (pattern is not None):
                 raise ValueError("subscribe to topics or to a pattern: exactly one of them")
             if not self.config["group.id"]:
                 raise ConfigError("subscribe() needs group.id; without a group, assign() partitions")
-            if self._places and not self._subscribed:
-                raise ValueError("partitions are assigned by hand; unsubscribe() first")
+            if self._positions and not self._subscribed:
+                raise ValueError("partitions are assigned; unsubscribe() first")
             self._names = names
             self._pattern = re.compile(pattern) if pattern is not None else None
             self._cluster.every = pattern is not None
@@ -128,110 +149,113 @@ class Consumer(Positions):
             self._subscribed_at = time.monotonic()
             if self._group is None:
                 assignors = assignors_for(self.config["partition.assignment.strategy"])
-                self._group = Membership(self._cluster, assignors, self)
+                self._group = ConsumerCoordinator(self._cluster, assignors, self)
             else:
                 self._group.request_rejoin("the subscription changed")
             self._group.is_subscribed = True
 
     def unsubscribe(self) -> None:
-        """Gives everything up: leaves the group, drops partitions assigned by hand."""
-        with self._used():
+        """Leaves the group, and drops assigned partitions."""
+        with self._acquire():
             self._leave("unsubscribed")
-            for item in list(self._places):
+            for item in list(self._positions):
                 self._drop(item)
             self._names, self._pattern, self._listener, self._subscribed = set(), None, None, False
             self._cluster.every = False
 
     def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Reads these partitions, without a group's assignment. Positions of those kept stay."""
-        with self._used():
+        """Assigns partitions without a group. Partitions that were assigned before keep their positions."""
+        with self._acquire():
             if self._subscribed:
                 raise ValueError("the consumer subscribes to topics; unsubscribe() first")
             wanted = {TopicPartition(*item) for item in partitions}
-            for item in list(self._places):
+            for item in list(self._positions):
                 if item not in wanted:
                     self._drop(item)
             for item in wanted:
-                self._places.setdefault(item, Place())
+                self._positions.setdefault(item, PartitionPosition())
             missing = {item.topic for item in wanted if item.topic not in self._cluster.topics}
             if missing:
-                self._cluster.want(missing)
+                self._cluster.add_topics(missing)
             if self._auto_commit:
                 self._member()
 
     def assignment(self) -> set[TopicPartition]:
-        """The partitions read now."""
-        return set(self._places)
+        """Returns the assigned partitions."""
+        return set(self._positions)
 
     def subscription(self) -> set[str]:
-        """The topics subscribed to now; with a pattern, those that matched last."""
+        """Returns the subscribed topics; with a pattern, the topics that matched last."""
         return set(self._names)
 
     # -- reading ------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> ConsumerRecords:
-        """The next records, at most ``max.poll.records``; empty when none came within ``timeout`` seconds.
+        """Returns the next records, at most ``max.poll.records``; none if none arrive within ``timeout``
+        seconds.
 
-        Also what keeps a member in its group: it joins, rebalances, and commits where that is automatic.
+        Also joins the group, takes part in rebalances, and commits if auto-commit is enabled.
         """
         count = self.config.int("max.poll.records") if max_records is None else max_records
-        with self._used():
+        with self._acquire():
             self._begin_poll()
-            found = self._await(timeout, lambda: collect(self._fetcher, self._places, count))
+            found = self._await(timeout, lambda: collect(self._fetcher, self._positions, count))
             return ConsumerRecords(found or {})
 
     def poll_arrow(
         self, timeout: float = 1.0, *, include_headers: bool = False, bytes_max: int = ARROW_BYTES_MAX
     ) -> pa.Table | None:
-        """All records that are there, as a table; None when none came within ``timeout`` seconds.
+        """Returns all fetched records as a table; None if none arrive within ``timeout`` seconds.
 
-        Columns: topic (string), partition (int32), and those of :mod:`tidemill.client.arrow`. No
-        Python object is made for a record.
+        Columns: topic (string), partition (int32), and those of :mod:`tidemill.client.arrow`. Creates no
+        Python object for a record.
         """
-        with self._used():
+        with self._acquire():
             self._begin_poll()
             return self._await(
-                timeout, lambda: collect_arrow(self._fetcher, self._places, include_headers, bytes_max)
+                timeout, lambda: collect_arrow(self._fetcher, self._positions, include_headers, bytes_max)
             )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Records without end, until the consumer is closed. Commits count those that were given out."""
+        """Iterates over records until the consumer is closed. Commits include the records returned so far."""
         while not self._closed:
             records = self.poll(1.0)
             self._unread.update({item: records[item][0].offset for item in records.partitions()})
             for record in records:
                 item = TopicPartition(record.topic, record.partition)
-                if item in self._unread:  # Else its partition was given up, or is read from elsewhere.
+                if item in self._unread:  # Otherwise it was revoked or sought.
                     self._unread[item] = record.offset + 1
-                    self._at_work = {item: record.offset}
+                    self._returned_offsets = {item: record.offset}
                     yield record
             self._unread.clear()
 
     def _begin_poll(self) -> None:
-        """The user is done with what was given out; what a loop was left before is fetched again."""
-        self._at_work.clear()
+        """Marks the records of the last poll as processed; refetches the records that an iteration did not
+        return.
+        """
+        self._returned_offsets.clear()
         for item, offset in list(self._unread.items()):
-            self._places[item].offset = offset
+            self._positions[item].offset = offset
             self._forget(item)
 
     def _await(self, timeout: float, collect: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + timeout
-        if not self._subscribed and not self._places:
+        if not self._subscribed and not self._positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
         while True:
             if self._woken:
                 self._woken = False
                 return None
             wait = self._coordinate(deadline)
-            self._fetcher.take()
+            self._fetcher.handle_responses()
             before = {
                 chunk.item: chunk.next_offset
                 for chunk in self._fetcher.chunks
-                if chunk.item in self._places and self._places[chunk.item].offset == chunk.next_offset
+                if chunk.item in self._positions and self._positions[chunk.item].offset == chunk.next_offset
             }
             found = collect()
             if found:
-                self._at_work = before
+                self._returned_offsets = before
                 return found
             wait = min(wait, self._fetcher.send())
             left = deadline - time.monotonic()
@@ -240,7 +264,9 @@ class Consumer(Positions):
             self._fetcher.wait(min(left, wait), self._resets.connections)
 
     def _coordinate(self, deadline: float) -> float:
-        """Group, metadata, positions, commits; seconds until this is worth doing again."""
+        """Advances membership, metadata, commits and positions; returns the seconds until the next useful
+        call.
+        """
         group = self._group
         wait = 1.0
         if self._cluster.needs_refresh():
@@ -248,7 +274,7 @@ class Consumer(Positions):
                 self._first_metadata(deadline)
             else:
                 self._cluster.refresh_soon(self._fetcher.wake)
-        self._look_at_metadata()
+        self._update_subscription()
         if group is not None and self._subscribed:
             group.commits.finish()
             self._commit_in_time()
@@ -259,7 +285,7 @@ class Consumer(Positions):
             group.commits.finish()
             self._commit_in_time()
         try:
-            return min(wait, self._find_positions(deadline))
+            return min(wait, self._update_positions(deadline))
         except ClientError as problem:
             if not problem.retriable or isinstance(problem, NoOffset):
                 raise
@@ -276,16 +302,16 @@ class Consumer(Positions):
             if not self._cluster.nodes:
                 raise
 
-    def _look_at_metadata(self) -> None:
-        """What new metadata changes: topics that match the pattern, partitions to share out.
+    def _update_subscription(self) -> None:
+        """Rejoins the group if new metadata changes the matching topics or the partitions to assign.
 
-        Raises AuthenticationFailed where a helper thread was refused.
+        Raises the AuthenticationFailed of a helper thread.
         """
         self._cluster.raise_refusal()
         if self._cluster.version == self._seen_version or not self._cluster.version:
             return
         self._seen_version = self._cluster.version
-        self._refuse_topics()
+        self._raise_topic_errors()
         group = self._group
         if group is None or not self._subscribed:
             return
@@ -302,13 +328,15 @@ class Consumer(Positions):
                 group.request_rejoin("the topics that match the pattern changed")
         group.metadata_changed()
 
-    def _refuse_topics(self) -> None:
-        """Raises for topics that no waiting brings, once for each reading of the metadata, as Java does."""
-        names = self._names if self._subscribed else {item.topic for item in self._places}
+    def _raise_topic_errors(self) -> None:
+        """Raises a permanent error of the topics, once for each refresh of the metadata, as Java's consumer
+        does.
+        """
+        names = self._names if self._subscribed else {item.topic for item in self._positions}
         errors = self._cluster.errors
-        hopeless = sorted(name for name in names if errors.get(name) in HOPELESS)
-        if hopeless:
-            raise error_for(errors[hopeless[0]], f"read {', '.join(map(repr, hopeless))}", topic=hopeless[0])
+        failed = sorted(name for name in names if errors.get(name) in PERMANENT_ERRORS)
+        if failed:
+            raise error_for(errors[failed[0]], f"read {', '.join(map(repr, failed))}", topic=failed[0])
 
     # -- committing ---------------------------------------------------------------------------------------
 
@@ -318,14 +346,14 @@ class Consumer(Positions):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Commits the positions, or ``offsets`` (of the records to read next), and waits.
+        """Commits the positions, or ``offsets`` (of the next records to read), and waits.
 
-        CommitFailed when the group went on without this member.
+        Raises CommitFailed if the group rebalanced without this member.
         """
-        with self._used():
-            self._member().commits.now(self._to_commit(offsets), self._deadline(timeout))
+        with self._acquire():
+            self._member().commits.commit(self._offsets_to_commit(offsets), self._deadline(timeout))
             if offsets is None:
-                self._at_work.clear()
+                self._returned_offsets.clear()
 
     def commit_async(
         self,
@@ -333,38 +361,38 @@ class Consumer(Positions):
         *,
         on_commit: Callable[[ClientError | None], None] | None = None,
     ) -> None:
-        """Commits without waiting. ``on_commit(error or None)`` is called in a later poll() or close()."""
-        with self._used():
-            self._member().commits.soon(
-                self._to_commit(offsets), self._deadline(None), on_commit or _log_failed_commit
+        """Commits without waiting. A later poll() or close() calls ``on_commit(error or None)``."""
+        with self._acquire():
+            self._member().commits.commit_async(
+                self._offsets_to_commit(offsets), self._deadline(None), on_commit or _log_failed_commit
             )
             if offsets is None:
-                self._at_work.clear()
+                self._returned_offsets.clear()
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, Committed]:
-        """The group's committed offsets; partitions without one are left out."""
-        with self._used():
+        """Returns the committed offsets of the group; omits partitions without an offset."""
+        with self._acquire():
             self._member()
             return self._fetch_committed([TopicPartition(*i) for i in partitions], self._deadline(timeout))
 
-    def _member(self) -> Membership:
+    def _member(self) -> ConsumerCoordinator:
         if not self.config["group.id"]:
             raise ConfigError("committed offsets need group.id")
         if self._group is None:
             assignors = assignors_for(self.config["partition.assignment.strategy"])
-            self._group = Membership(self._cluster, assignors, self)
+            self._group = ConsumerCoordinator(self._cluster, assignors, self)
         return self._group
 
-    def _to_commit(
+    def _offsets_to_commit(
         self, offsets: Mapping[TopicPartition, int | Committed] | None
     ) -> dict[TopicPartition, tuple[int, int, str]]:
         if offsets is None:
             return {
-                item: (self._unread.get(item, place.offset), -1, "")
-                for item, place in self._places.items()
-                if place.offset is not None
+                item: (self._unread.get(item, position.offset), -1, "")
+                for item, position in self._positions.items()
+                if position.offset is not None
             }
         return {
             TopicPartition(*item): (at, -1, "")
@@ -377,51 +405,51 @@ class Consumer(Positions):
         if not self._auto_commit or time.monotonic() < self._next_commit:
             return
         self._next_commit = time.monotonic() + self._commit_every
-        offsets = self._to_commit(None)
+        offsets = self._offsets_to_commit(None)
         group = self._group
         if not offsets or group is None or (self._subscribed and group.generation < 0):
             return
         try:
-            group.commits.soon(offsets, time.monotonic() + 1, _log_failed_commit)
+            group.commits.commit_async(offsets, time.monotonic() + 1, _log_failed_commit)
         except ClientError as problem:
             _log_failed_commit(problem)
 
     # -- what the membership calls ------------------------------------------------------------------------
 
     def owned(self) -> list[TopicPartition]:
-        """See :class:`tidemill.client.group.User`."""
-        return sorted(self._places)
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
+        return sorted(self._positions)
 
     def subscribed_topics(self) -> set[str]:
-        """See :class:`tidemill.client.group.User`."""
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
         return set(self._names)
 
     def commit_before_rebalance(self, deadline: float) -> None:
-        """See :class:`tidemill.client.group.User`."""
-        offsets = self._to_commit(None)
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
+        offsets = self._offsets_to_commit(None)
         group = self._group
         if not self._auto_commit or not offsets or group is None or group.generation < 0:
             return
         try:
-            group.commits.now(offsets, max(deadline, time.monotonic() + 1))
+            group.commits.commit(offsets, max(deadline, time.monotonic() + 1))
         except ClientError as problem:
             _log_failed_commit(problem)
 
     def revoke(self, items: Sequence[TopicPartition]) -> None:
-        """See :class:`tidemill.client.group.User`."""
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
         with self._dropping(items):
             if self._listener is not None:
                 self._listener.on_revoked(items)
 
     def lose(self, items: Sequence[TopicPartition]) -> None:
-        """See :class:`tidemill.client.group.User`."""
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
         with self._dropping(items):
             if self._listener is not None:
                 self._listener.on_lost(items)
 
     @contextmanager
     def _dropping(self, items: Sequence[TopicPartition]) -> Iterator[None]:
-        """Forgets ``items`` after the block, whatever the user's listener raises in it."""
+        """Drops ``items`` after the block, even if the user's listener raises an exception in the block."""
         try:
             yield
         finally:
@@ -429,37 +457,238 @@ class Consumer(Positions):
                 self._drop(item)
 
     def assign_from_group(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
-        """See :class:`tidemill.client.group.User`."""
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
         for item in items:
-            self._places.setdefault(item, Place())
+            self._positions.setdefault(item, PartitionPosition())
         missing = {item.topic for item in items if item.topic not in self._cluster.topics}
         if missing:
-            self._cluster.want(missing)
+            self._cluster.add_topics(missing)
         self._next_commit = time.monotonic() + self._commit_every
         if self._listener is not None:
             self._listener.on_assigned(added)
 
     def wake(self) -> None:
-        """See :class:`tidemill.client.group.User`."""
+        """See :class:`tidemill.client.consumer_coordinator.User`."""
         self._fetcher.wake()
 
     def _drop(self, item: TopicPartition) -> None:
-        self._places.pop(item, None)
+        self._positions.pop(item, None)
         self._forget(item)
+
+    # -- positions ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _acquire(self) -> Iterator[None]:
+        """Raises an error for a second thread, and if the consumer is closed."""
+        if not self._user_lock.acquire(blocking=False):
+            raise RuntimeError(
+                "the consumer is used by another thread; only wakeup() may be called from there"
+            )
+        try:
+            if self._closed:
+                raise ClientClosed(
+                    "the consumer is closed; create a new consumer", ErrorCode.NETWORK_EXCEPTION
+                )
+            yield
+        finally:
+            self._user_lock.release()
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else timeout)
+
+    def _update_positions(self, deadline: float) -> float:
+        """Sets unknown positions: from committed offsets, otherwise by ``auto.offset.reset``.
+
+        Returns the seconds until the next useful call.
+        """
+        unknown = [i for i, p in self._positions.items() if p.offset is None and p.reset is None]
+        if unknown:
+            committed: dict[TopicPartition, Committed] = {}
+            if self.config["group.id"]:
+                committed = self._fetch_committed(unknown, deadline)
+            for item in unknown:
+                position = self._positions[item]
+                if item in committed:
+                    position.offset = committed[item].offset
+                elif self._policy == "none":
+                    raise NoOffset(
+                        f"no offset is committed for {item}, and auto.offset.reset=none; seek(), or set "
+                        "earliest or latest",
+                        topic=item.topic,
+                        partition=item.partition,
+                    )
+                else:
+                    position.reset = EARLIEST if self._policy == "earliest" else LATEST
+        return self._resets.step()
+
+    def _fetch_committed(
+        self, items: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, Committed]:
+        return fetch_offsets(
+            self._cluster,
+            self.config.str("group.id"),
+            items,
+            deadline,
+            stable=self._fetcher.committed_only,
+        )
+
+    def _position_of(self, item: TopicPartition) -> PartitionPosition:
+        found = self._positions.get(TopicPartition(*item))
+        if found is None:
+            raise ValueError(
+                f"{item} is not assigned to this consumer; assigned are {sorted(self._positions)}"
+            )
+        return found
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Sets the position of a partition to ``offset``."""
+        with self._acquire():
+            if offset < 0:
+                raise ValueError(f"offset {offset} of {partition}: offsets count from 0")
+            position = self._position_of(partition)
+            position.offset, position.reset = offset, None
+            self._forget(TopicPartition(*partition))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Sets the positions to the first records, of all partitions without an argument."""
+        self._seek_to(partitions, EARLIEST)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Sets the positions to the ends, of all partitions without an argument."""
+        self._seek_to(partitions, LATEST)
+
+    def _seek_to(self, partitions: Sequence[TopicPartition], where: int) -> None:
+        with self._acquire():
+            for item in partitions or list(self._positions):
+                position = self._position_of(item)
+                position.offset, position.reset = None, where
+                self._forget(TopicPartition(*item))
+
+    def _forget(self, item: TopicPartition) -> None:
+        """Drops the fetched records of a partition and the progress of an iteration in them."""
+        self._fetcher.forget(item)
+        self._unread.pop(item, None)
+        self._returned_offsets.pop(item, None)
+
+    def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
+        """Returns the offset of the next record. Raises RequestTimeout if it is not known in time."""
+        with self._acquire():
+            deadline = self._deadline(timeout)
+            while True:
+                offset = self._position_of(partition).offset
+                if offset is not None:
+                    return self._unread.get(TopicPartition(*partition), offset)
+                by_leader(self._cluster, [TopicPartition(*partition)], deadline, "look up an offset of")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    late = RequestTimeout(f"the position in {partition} was not found in time")
+                    raise self._resets.failures.get(TopicPartition(*partition), late)
+                if self._cluster.needs_refresh():
+                    self._cluster.refresh(deadline)
+                wait = self._update_positions(deadline)
+                if self._position_of(partition).offset is None:
+                    self._fetcher.wait(min(left, wait), self._resets.connections, for_records=False)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Returns no records of the partitions until :meth:`resume`; the membership continues."""
+        with self._acquire():
+            for item in partitions:
+                self._position_of(item).paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Returns records of the partitions again."""
+        with self._acquire():
+            for item in partitions:
+                self._position_of(item).paused = False
+
+    def paused(self) -> set[TopicPartition]:
+        """Returns the paused partitions."""
+        return {item for item, position in self._positions.items() if position.paused}
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Returns the number of records up to the end as of the last fetch; None before the first fetch."""
+        position = self._position_of(partition)
+        end = position.last_stable_offset if self._fetcher.committed_only else position.high_watermark
+        return max(0, end - position.offset) if end >= 0 and position.offset is not None else None
+
+    def troubles(self) -> dict[TopicPartition, tuple[str, float]]:
+        """Returns the assigned partitions that cannot be read: the name of the error, and since how many
+        seconds.
+
+        The consumer retries: a partition may get a leader, or a disk may return.
+        """
+        now = time.monotonic()
+        for item in self._positions:
+            self._fetcher.has_leader(item)
+        return {
+            item: (position.trouble, now - position.trouble_since)
+            for item, position in self._positions.items()
+            if position.trouble
+        }
+
+    def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAt | None]:
+        """Returns the first offset at or after each time (ms since 1970 UTC), with its time; None without a
+        record.
+        """
+        with self._acquire():
+            wanted = {TopicPartition(*item): stamp for item, stamp in times_ms.items()}
+            if any(stamp < 0 for stamp in wanted.values()):
+                raise ValueError("times are milliseconds since 1970, not negative")
+            found = list_offsets(self._cluster, wanted, self._deadline(timeout))
+            return {item: (at if at.offset >= 0 else None) for item, at in found.items()}
+
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Returns the log start offset of each partition."""
+        return self._ends(partitions, EARLIEST, timeout)
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Returns the high watermark of each partition, or the last stable offset with read_committed."""
+        return self._ends(partitions, LATEST, timeout)
+
+    def _ends(
+        self, partitions: Iterable[TopicPartition], where: int, timeout: float | None
+    ) -> dict[TopicPartition, int]:
+        with self._acquire():
+            wanted = {TopicPartition(*item): where for item in partitions}
+            found = list_offsets(
+                self._cluster,
+                wanted,
+                self._deadline(timeout),
+                committed_only=self._fetcher.committed_only,
+            )
+            return {item: at.offset for item, at in found.items()}
+
+    def partitions_for(self, topic: str, timeout: float | None = None) -> list[TopicPartition]:
+        """Returns the partitions of a topic. Raises ClientError if the topic does not exist."""
+        with self._acquire():
+            known = self._cluster.topic(topic, self._deadline(timeout))
+            return [TopicPartition(topic, p.partition) for p in known.partitions]
+
+    def topics(self, timeout: float | None = None) -> list[str]:
+        """Returns the names of all topics."""
+        with self._acquire():
+            self._cluster.refresh(self._deadline(timeout), every=True)
+            return sorted(self._cluster.topics)
 
     # -- ending -------------------------------------------------------------------------------------------
 
     def waits(self) -> list[Wait]:
-        """What keeps records back now, and since when; from any thread.
+        """Returns the reasons why no records arrive, and since when. From any thread.
 
-        See :mod:`tidemill.client.waits`.
+        See :mod:`tidemill.client.wait_reasons`.
         """
         group = self._group
         found = [*self._fetcher.waits(), *self._resets.waits()]
         return [*found, *group.waits()] if group is not None else found
 
     def wakeup(self) -> None:
-        """Ends a poll() that waits, from any thread: it returns what it has, perhaps nothing."""
+        """Ends a waiting poll() from any thread; poll() returns the records that it has, if any."""
         self._woken = True
         self._fetcher.wake()
 
@@ -475,27 +704,28 @@ class Consumer(Positions):
                     self.revoke(owned)
             elif self._auto_commit:
                 try:
-                    group.commits.now(self._to_commit(None), time.monotonic() + 5)
+                    group.commits.commit(self._offsets_to_commit(None), time.monotonic() + 5)
                 except ClientError as problem:
                     _log_failed_commit(problem)
             group.commits.finish(1.0)
         finally:
-            # Also when a callback of the user's raised: else the heartbeats would keep the place for nobody.
+            # Otherwise, after an exception of a callback, the heartbeats would continue for a closed
+            # consumer.
             group.leave(reason)
             self._group = None
 
     def close(self) -> None:
-        """Commits where that is automatic, leaves the group, closes the connections."""
+        """Commits if auto-commit is enabled, leaves the group, and closes the connections."""
         if self._closed or self._closing:
             return
-        with self._used():
-            # Not closed yet: the listener may commit while partitions are given up.
+        with self._acquire():
+            # The listener may commit during the revocation, so that the consumer is marked as closed later.
             self._closing = True
             try:
                 self._leave("the consumer is closed")
             finally:
                 self._closed = True
-                waits.unregister(self)
+                wait_reasons.unregister(self)
                 self._cluster.close()
                 self._fetcher.close()
 
@@ -506,7 +736,7 @@ class Consumer(Positions):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._unread.update(self._at_work)
+            self._unread.update(self._returned_offsets)
         self.close()
 
 

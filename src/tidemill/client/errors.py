@@ -1,4 +1,4 @@
-"""What the client raises: each error names the broker, the subject, Kafka's code and the next step."""
+"""The client's exceptions. Each names the broker, the subject, Kafka's error code and the next step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tidemill.model.errors import ErrorCode, KafkaError
 
 COORDINATOR_STEP = (
     "wait for an election; if it stays, start the brokers of the group's partition of __consumer_offsets, "
-    "which 'tidemill topic describe __consumer_offsets' shows, or look at their logs"
+    "which 'tidemill topic describe __consumer_offsets' shows, or check their logs"
 )
 NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name and its number of partitions",
-    ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted or made anew; refresh the metadata and start again",
-    ErrorCode.LEADER_NOT_AVAILABLE: "wait for an election; if it stays, look at its replicas' brokers",
+    ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted or recreated; refresh the metadata and start again",
+    ErrorCode.LEADER_NOT_AVAILABLE: "wait for an election; if it stays, check its replicas' brokers",
     ErrorCode.NOT_LEADER_OR_FOLLOWER: "the leader moved; the request is sent again after a metadata refresh",
     ErrorCode.OFFSET_OUT_OF_RANGE: "set auto.offset.reset, or seek to an offset that the log has",
     ErrorCode.MESSAGE_TOO_LARGE: "send smaller messages, or raise max.message.bytes of the topic "
@@ -23,28 +23,28 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask for rights on the topic",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for rights on the group",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "ask for rights on the cluster",
-    ErrorCode.UNSUPPORTED_VERSION: "use a newer broker, or leave the newer option out",
-    ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or another name",
+    ErrorCode.UNSUPPORTED_VERSION: "use a newer broker, or omit the newer option",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "use the existing topic, or another name",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "names have 1 to 249 of a-z A-Z 0-9 . _ -, and are not . or ..",
     ErrorCode.INVALID_PARTITIONS: "the number of partitions is at least 1 and can only grow",
     ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are live brokers",
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: "name brokers that live, each once, "
     "and as many for every partition of a new topic",
     ErrorCode.LOG_DIR_NOT_FOUND: "name one of the broker's log.dirs by its absolute path",
-    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "nothing is to be stopped; 'tidemill reassign list' shows "
-    "what moves",
-    ErrorCode.REASSIGNMENT_IN_PROGRESS: "wait for the move's end, or cancel it",
+    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "no reassignment is to be stopped; 'tidemill reassign list' shows "
+    "those in progress",
+    ErrorCode.REASSIGNMENT_IN_PROGRESS: "wait for the end of the reassignment, or cancel it",
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: "start the preferred replica's broker, and wait until the "
     "replica is in sync",
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "start a broker that has a replica",
-    ErrorCode.ELECTION_NOT_NEEDED: "the right replica leads already",
+    ErrorCode.ELECTION_NOT_NEEDED: "the right replica is the leader already",
     ErrorCode.INVALID_CONFIG: "correct the key or its value",
     ErrorCode.POLICY_VIOLATION: "a policy of the cluster refuses it; ask its operator",
     ErrorCode.NOT_COORDINATOR: COORDINATOR_STEP,
     ErrorCode.COORDINATOR_NOT_AVAILABLE: COORDINATOR_STEP,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "wait until the coordinator has read the offsets of its groups",
     ErrorCode.NON_EMPTY_GROUP: "stop the members of the group first",
-    ErrorCode.GROUP_ID_NOT_FOUND: "check the group id; list groups to see what is there",
+    ErrorCode.GROUP_ID_NOT_FOUND: "check the group id; list the groups to see those that exist",
     ErrorCode.INVALID_GROUP_ID: "set group.id to a text that is not empty",
     ErrorCode.GROUP_MAX_SIZE_REACHED: "stop members, or raise group.max.size of the broker",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "stop the members that subscribe to the topic first",
@@ -52,8 +52,8 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_SESSION_TIMEOUT: "keep session.timeout.ms within group.min.session.timeout.ms and "
     "group.max.session.timeout.ms of the broker",
     ErrorCode.FENCED_INSTANCE_ID: "another member runs with the same group.instance.id; stop one of them",
-    ErrorCode.UNKNOWN_MEMBER_ID: "the group has dropped this member; poll() joins again",
-    ErrorCode.ILLEGAL_GENERATION: "the group has moved on; poll() joins again",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has removed this member; poll() joins again",
+    ErrorCode.ILLEGAL_GENERATION: "the group has a later generation; poll() joins again",
     ErrorCode.REBALANCE_IN_PROGRESS: "call poll() to take part in the rebalance, then commit again",
     ErrorCode.OFFSET_METADATA_TOO_LARGE: "shorten the metadata, or raise offset.metadata.max.bytes",
     ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction over these offsets is open; try again later",
@@ -63,7 +63,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change "
     "message.timestamp.{before,after}.max.ms of the topic",
     ErrorCode.INVALID_RECORD: "correct the messages and send them again",
-    ErrorCode.KAFKA_STORAGE_ERROR: "look at the broker's log: its disk or ZooKeeper fails",
+    ErrorCode.KAFKA_STORAGE_ERROR: "check the broker's log: its disk or ZooKeeper fails",
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: "slow down; a quota of the cluster is used up",
     ErrorCode.TOPIC_DELETION_DISABLED: "set delete.topic.enable=true on the brokers",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check user and password",
@@ -73,13 +73,14 @@ NEXT_STEP: dict[ErrorCode, str] = {
 
 
 DELETION_STEP = "until then use another name"
-"""Where a topic's name is taken by one that is being deleted."""
+"""The next step if a topic of that name is being deleted."""
 
 
 class ClientError(KafkaError):
     """A failed call of the client.
 
-    ``broker`` is ``host:port`` where one answered; ``topic`` and ``partition`` where it concerns one.
+    ``broker`` is the ``host:port`` of the broker that answered, if any. ``topic`` and ``partition`` are set
+    if the error concerns one.
     """
 
     def __init__(
@@ -98,23 +99,23 @@ class ClientError(KafkaError):
 
 
 class BrokerUnreachable(ClientError):
-    """No connection, or one that broke: sending again later may help."""
+    """No connection, or a broken one. A later retry may succeed."""
 
     code = ErrorCode.NETWORK_EXCEPTION
 
 
 class AuthenticationFailed(ClientError):
-    """One end refuses who the other one is: a password, a token, a certificate. Waiting does not mend it."""
+    """One end rejects the other's password, token or certificate. A retry does not help."""
 
     code = ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
 class NoAnswerYet(BrokerUnreachable):
-    """The timeout passed while connections were being opened; the next call uses the same attempts."""
+    """The timeout passed while connections were being opened; the next call continues the same attempts."""
 
 
 class RequestTimeout(ClientError):
-    """No answer within the time given."""
+    """No response within the timeout."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
 
@@ -132,7 +133,7 @@ class ClientClosed(ClientError):
 
 
 class CommitFailed(ClientError):
-    """The group went on without this member: its partitions may belong to another one now."""
+    """The group rebalanced without this member: another member may own its partitions now."""
 
     code = ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -144,19 +145,19 @@ class NoOffset(ClientError):
 
 
 class DataLoss(ClientError):
-    """Records that were asked for are gone (retention, deletion), or the log ends before them."""
+    """Requested records were removed (retention, deletion), or the log ends before them."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 class TopicRecreated(DataLoss):
-    """The topic was deleted and made anew: its offsets mean other records."""
+    """The topic was deleted and recreated: its offsets mean other records."""
 
     code = ErrorCode.INCONSISTENT_TOPIC_ID
 
 
 def code_of(number: int) -> ErrorCode:
-    """The code by its number; a number from a newer broker becomes UNKNOWN_SERVER_ERROR."""
+    """Returns the code of a number; an unknown number, from a newer broker, is UNKNOWN_SERVER_ERROR."""
     try:
         return ErrorCode(number)
     except ValueError:
@@ -173,9 +174,9 @@ def error_for(
     partition: int | None = None,
     step: str | None = None,
 ) -> ClientError:
-    """The exception for an error code in a reply; ``what`` says what was tried ("create topic x").
+    """Builds the exception for an error code in a response; ``what`` is the operation ("create topic x").
 
-    ``step`` is what to do next, where it is not what the code's own entry in the table says.
+    ``step`` replaces the next step that the table has for the code.
     """
     code = code_of(number)
     name = code.name if code == number else f"{code.name} (code {number})"
@@ -193,16 +194,16 @@ def error_for(
 
 
 def _is_being_deleted(detail: str | None) -> bool:
-    """Whether the name is taken by a topic that goes: the texts of Tidemill and of Apache Kafka."""
+    """Whether a topic of the name is being deleted, by the texts of Tidemill and Apache Kafka."""
     return detail is not None and ("is still being deleted" in detail or "is marked for deletion" in detail)
 
 
 def is_there(problem: KafkaError) -> bool:
-    """Whether a creation failed because a topic of that name can be used."""
+    """Whether a creation failed because a usable topic of that name exists."""
     return problem.code == ErrorCode.TOPIC_ALREADY_EXISTS and not _is_being_deleted(str(problem))
 
 
 def check(number: int, what: str, **about: object) -> None:
-    """Raises what :func:`error_for` makes, unless the code is 0."""
+    """Raises the error of :func:`error_for`, unless the code is 0."""
     if number:
         raise error_for(number, what, **about)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Keeps fetches under way for a consumer's partitions: the next one while the user works on the last.
+"""Fetches a consumer's partitions in the background, while the user processes the fetch before.
 
-A broker has at most one fetch of ours at a time. A partition is asked for again only when what it brought
-was given out, so that memory is bounded by ``fetch.max.bytes`` a broker.
+Each broker has at most one fetch of the consumer at a time. A partition is fetched again only after its
+fetched records were returned to the user, so that memory is bounded by ``fetch.max.bytes`` per broker.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from tidemill.client import fetching
-from tidemill.client.chunks import Chunk
-from tidemill.client.cluster import DATA, SLOW_S, Cluster
-from tidemill.client.connection import Connection
-from tidemill.client.connection_attempts import no_answer
+from tidemill.client import fetch_requests
+from tidemill.client.completed_fetch import CompletedFetch
+from tidemill.client.connection import Connection, InFlightRequest
+from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import NEXT_STEP, ClientError, code_of, error_for
+from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
 from tidemill.client.offsets import EARLIEST, LATEST
-from tidemill.client.request import Request
-from tidemill.client.waits import Kind, Wait
+from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.fetch_layout import BY_ID, FetchedPartition
 
 LEADER_MOVED = frozenset(
     {
@@ -41,16 +41,15 @@ LEADER_MOVED = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
-"""After these the metadata is read again, and the partition asked for after a pause."""
+"""Errors after which the metadata is refreshed, and the partition fetched again after a pause."""
 
 
-class Place:
-    """Where a consumer stands in a partition. ``offset`` None: to be found out."""
+class PartitionPosition:
+    """A consumer's position in a partition. ``offset`` is None until the position is known."""
 
     __slots__ = (
         "high_watermark",
         "last_stable_offset",
-        "log_start_offset",
         "offset",
         "paused",
         "replica",
@@ -69,48 +68,48 @@ class Place:
         self.retry_at = 0.0
         self.high_watermark = -1
         self.last_stable_offset = -1
-        self.log_start_offset = -1
         self.replica = -1
         self.replica_until = 0.0
         self.trouble = ""
-        """Why it cannot be read now: the name of an error, and since when, in monotonic seconds."""
+        """Why the partition cannot be read now: the name of an error; empty if it can be read."""
         self.trouble_reason = ""
-        """The error in words, with the next step."""
+        """The text of the error, with the next step."""
         self.trouble_since = 0.0
+        """Since when the partition cannot be read, in monotonic seconds."""
 
     def note(self, trouble: str, reason: str, since: float | None = None) -> None:
-        """Notes that it cannot be read, ``since`` now unless told (monotonic seconds)."""
+        """Records that the partition cannot be read, ``since`` (monotonic seconds) or from now on."""
         if not self.trouble:
             self.trouble_since = time.monotonic() if since is None else since
         self.trouble = trouble
         self.trouble_reason = reason
 
 
-def _note_error(place: Place, code: ErrorCode) -> None:
+def _note_error(position: PartitionPosition, code: ErrorCode) -> None:
     step = NEXT_STEP.get(code)
-    place.note(code.name, f"{code.name}; {step}" if step else code.name)
+    position.note(code.name, f"{code.name}; {step}" if step else code.name)
 
 
 class Fetcher:
-    """The fetches of one consumer. For the polling thread; :meth:`wake` is for any."""
+    """The fetches of one consumer. For the polling thread, except :meth:`wake`."""
 
-    def __init__(self, cluster: Cluster, places: dict[TopicPartition, Place]) -> None:
+    def __init__(self, cluster: NetworkClient, positions: dict[TopicPartition, PartitionPosition]) -> None:
         config = cluster.config
         self._cluster = cluster
-        self._places = places
+        self._positions = positions
         self._wait_ms = config.int("fetch.max.wait.ms")
         self._bytes_min = config.int("fetch.min.bytes")
         self._bytes_max = config.int("fetch.max.bytes")
         self._partition_bytes = config.int("max.partition.fetch.bytes")
-        self._rack = config.text("client.rack")
+        self._rack = config.str("client.rack")
         self._backoff = config.seconds("retry.backoff.ms")
         self._max_age = config.seconds("metadata.max.age.ms")
         self.committed_only = config["isolation.level"] == "read_committed"
         self._check_crcs = config.bool("check.crcs")
         self._unpacked_bytes_max = config.int(UNPACKED_KEY)
-        self._policy = config.text("auto.offset.reset")
-        self._requests: dict[int, Request] = {}
-        self.chunks: deque[Chunk] = deque()
+        self._policy = config.str("auto.offset.reset")
+        self._requests: dict[int, InFlightRequest] = {}
+        self.chunks: deque[CompletedFetch] = deque()
         self._pipe = WakePipe()
 
     def wake(self) -> None:
@@ -118,45 +117,45 @@ class Fetcher:
         self._pipe.wake()
 
     def close(self) -> None:
-        """Gives the descriptors back."""
+        """Closes the descriptors."""
         self._pipe.close()
 
-    # -- asking -------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------
 
     def send(self, ahead: dict[TopicPartition, int] | None = None) -> float:
-        """Asks for every partition that has nothing waiting; seconds until it is worth asking again.
+        """Fetches every partition without pending records; returns the seconds until the next call is useful.
 
-        ``ahead`` has offsets behind chunks that are being given out now: those partitions are asked for too.
+        ``ahead`` has the end offsets of chunks that are being returned now: their partitions are fetched too.
         """
         now = time.monotonic()
         busy = {chunk.item for chunk in self.chunks}
         for request in self._requests.values():
             busy.update(request.tag)
-        by_node: dict[int, list[fetching.Asked]] = {}
+        by_node: dict[int, list[fetch_requests.PartitionFetch]] = {}
         wait = 1.0
-        for item, place in self._places.items():
-            offset = place.offset if ahead is None else ahead.get(item, place.offset)
-            if offset is None or place.paused or item in busy:
+        for item, position in self._positions.items():
+            offset = position.offset if ahead is None else ahead.get(item, position.offset)
+            if offset is None or position.paused or item in busy:
                 continue
-            if place.retry_at > now:
-                wait = min(wait, place.retry_at - now)
+            if position.retry_at > now:
+                wait = min(wait, position.retry_at - now)
                 continue
             topic = self._cluster.topics.get(item.topic)
             if topic is None or item.partition >= len(topic.partitions):
                 self._cluster.request_refresh()
-                place.retry_at = now + self._backoff
+                position.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
                 continue
             partition = topic.partitions[item.partition]
-            node_id = self._node_for(place, partition.leader, now)
+            node_id = self._node_for(position, partition.leader, now)
             if node_id < 0:
-                _note_error(place, ErrorCode.LEADER_NOT_AVAILABLE)
+                _note_error(position, ErrorCode.LEADER_NOT_AVAILABLE)
                 self._cluster.request_refresh()
-                place.retry_at = now + self._backoff
+                position.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
                 continue
             by_node.setdefault(node_id, []).append(
-                fetching.Asked(
+                fetch_requests.PartitionFetch(
                     item.topic,
                     topic.topic_id,
                     item.partition,
@@ -171,37 +170,41 @@ class Fetcher:
         return wait
 
     def has_leader(self, item: TopicPartition) -> bool:
-        """False when the metadata says that nobody can lead the partition; that is noted, and asked again."""
+        """Returns False if the metadata has no leader for the partition; then requests a refresh."""
         topic = self._cluster.topics.get(item.topic)
         if topic is None or item.partition >= len(topic.partitions):
             return True
         if topic.partitions[item.partition].leader >= 0:
             return True
         self._cluster.request_refresh()
-        if item in self._places:
-            _note_error(self._places[item], ErrorCode.LEADER_NOT_AVAILABLE)
+        if item in self._positions:
+            _note_error(self._positions[item], ErrorCode.LEADER_NOT_AVAILABLE)
         return False
 
-    def _node_for(self, place: Place, leader: int, now: float) -> int:
-        """The leader, or for a while the replica that it has named as nearer."""
-        if place.replica >= 0 and now < place.replica_until and place.replica in self._cluster.nodes:
-            return place.replica
+    def _node_for(self, position: PartitionPosition, leader: int, now: float) -> int:
+        """Returns the leader, or for a limited time the preferred read replica that the leader named."""
+        if position.replica >= 0 and now < position.replica_until and position.replica in self._cluster.nodes:
+            return position.replica
         return leader
 
-    def _send_to(self, node_id: int, items: list[fetching.Asked]) -> float:
+    def _send_to(self, node_id: int, items: list[fetch_requests.PartitionFetch]) -> float:
         connection = self._cluster.opened(node_id, DATA)
         if connection is None:
             blocked = self._cluster.blocked(node_id)
             if blocked is not None:
-                for asked in items:
-                    self._note_lost(TopicPartition(asked.topic, asked.partition), blocked[1], blocked[0])
+                for requested in items:
+                    self._note_unreachable(
+                        TopicPartition(requested.topic, requested.partition), blocked[1], blocked[0]
+                    )
             self._cluster.open_soon(node_id, DATA, self.wake)
             return self._cluster.pause(node_id) or 1.0
-        version = fetching.version_for(connection.version(ApiKey.FETCH), [asked.topic_id for asked in items])
-        # Whoever came first last time goes last now, so that one full partition starves no other.
+        version = fetch_requests.version_for(
+            connection.version(ApiKey.FETCH), [requested.topic_id for requested in items]
+        )
+        # The order rotates, so that a partition that fills the response does not starve the others.
         turn = self._cluster.version + int(connection.used * 1000)
         first = turn % len(items)
-        message = fetching.fetch_request(
+        message = fetch_requests.fetch_request(
             items[first:] + items[:first],
             wait_ms=self._wait_ms,
             bytes_min=self._bytes_min,
@@ -209,51 +212,51 @@ class Fetcher:
             committed_only=self.committed_only,
             rack=self._rack,
         )
-        tag = {TopicPartition(asked.topic, asked.partition): asked.offset for asked in items}
+        tag = {TopicPartition(requested.topic, requested.partition): requested.offset for requested in items}
         try:
             self._requests[node_id] = connection.send(ApiKey.FETCH, message, version=version, tag=tag)
         except ClientError as problem:
-            self._lost(node_id, tag, problem)
+            self._fetch_failed(node_id, tag, problem)
             return self._backoff
         return 1.0
 
-    def _lost(self, node_id: int, asked: Iterable[TopicPartition], problem: Exception) -> None:
-        for item in asked:
-            self._note_lost(item, str(problem))
+    def _fetch_failed(self, node_id: int, requested: Iterable[TopicPartition], problem: Exception) -> None:
+        for item in requested:
+            self._note_unreachable(item, str(problem))
         self._cluster.failed(node_id)
         self._cluster.request_refresh()
 
-    def _note_lost(self, item: TopicPartition, reason: str, since: float | None = None) -> None:
-        place = self._places.get(item)
-        if place is not None:
-            place.note(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
+    def _note_unreachable(self, item: TopicPartition, reason: str, since: float | None = None) -> None:
+        position = self._positions.get(item)
+        if position is not None:
+            position.note(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
 
     def waits(self) -> list[Wait]:
-        """The partitions that cannot be read now. From any thread."""
+        """Returns the partitions that cannot be read now. From any thread."""
         now = time.monotonic()
         found: list[Wait] = []
         late: dict[TopicPartition, tuple[float, str]] = {}
-        slow_s = self._wait_ms / 1000 + SLOW_S  # A broker waits for records as long as it was told to.
+        slow_s = self._wait_ms / 1000 + SLOW_S  # A broker may wait for records for this long.
         for request in list(self._requests.values()):
             if now - request.sent > slow_s and request.connection.unanswered() is request:
-                reason = no_answer(request.connection, request.api_key)
+                reason = no_response_text(request.connection, request.api_key)
                 late.update(dict.fromkeys(request.tag, (request.sent, reason)))
-        for item, place in list(self._places.items()):
-            if place.paused or not (place.trouble or item in late):
+        for item, position in list(self._positions.items()):
+            if position.paused or not (position.trouble or item in late):
                 continue
-            since, reason = late.get(item, (place.trouble_since, place.trouble_reason))
+            since, reason = late.get(item, (position.trouble_since, position.trouble_reason))
             found.append(Wait(Kind.READ, str(item), reason, since))
         return found
 
     # -- receiving ----------------------------------------------------------------------------------------
 
     def wait(self, timeout: float, others: Iterable[Connection] = (), *, for_records: bool = True) -> None:
-        """Sleeps until an answer, :meth:`wake` or ``timeout`` seconds; takes the answers.
+        """Waits up to ``timeout`` seconds for a response or :meth:`wake`; handles the responses.
 
-        ``others``: connections over which other answers may come, too. ``for_records``: it does not sleep
-        while there are records to give out.
+        ``others`` are further connections on which responses may arrive. With ``for_records``, it returns at
+        once if there are records to return.
         """
-        self.take()
+        self.handle_responses()
         if self.chunks and for_records:
             return
         poll = select.poll()
@@ -269,70 +272,71 @@ class Fetcher:
                 self._pipe.drain()
             else:
                 connections[descriptor].receive()
-        self.take()
+        self.handle_responses()
 
-    def take(self) -> None:
-        """Turns answers that are there into chunks."""
+    def handle_responses(self) -> None:
+        """Converts the received responses into chunks."""
         now = time.monotonic()
         for node_id, request in list(self._requests.items()):
             if not request.done:
                 request.connection.expire(now)
             if request.done:
                 del self._requests[node_id]
-                self._answered(node_id, request)
+                self._handle_response(node_id, request)
 
-    def _answered(self, node_id: int, request: Request) -> None:
-        asked: dict[TopicPartition, int] = request.tag
+    def _handle_response(self, node_id: int, request: InFlightRequest) -> None:
+        requested: dict[TopicPartition, int] = request.tag
         if request.error is not None:
-            self._lost(node_id, asked, request.error)
+            self._fetch_failed(node_id, requested, request.error)
             return
         try:
-            error, _, answers = fetching.parse_answer(request.frame, request.version)
+            response = fetch_requests.parse_response(request.frame, request.version)
         except ProtocolError as problem:
-            self._lost(node_id, asked, problem)
-            raise request.connection.refuse_answer(problem) from problem
-        if error:
+            self._fetch_failed(node_id, requested, problem)
+            raise request.connection.reject_response(problem) from problem
+        if response.error:
             self._cluster.request_refresh()
-            self._hold(asked, code_of(error))
+            self._delay(requested, code_of(response.error))
             return
-        by_id = request.version >= fetching.TOPIC_ID_FROM
-        for answer in answers:
-            name = self._cluster.names.get(answer.topic_id) if by_id else answer.topic
+        by_id = request.version >= BY_ID
+        for fetched in response.partitions:
+            name = self._cluster.names.get(fetched.key) if by_id else fetched.key.decode()
             if name is None:
                 self._cluster.request_refresh()
                 continue
-            item = TopicPartition(name, answer.partition)
-            place = self._places.get(item)
-            offset = asked.get(item)
-            if place is None or offset is None or place.offset != offset:
+            item = TopicPartition(name, fetched.index)
+            position = self._positions.get(item)
+            offset = requested.get(item)
+            if position is None or offset is None or position.offset != offset:
                 continue
-            self._place_answer(item, place, offset, answer)
+            self._handle_partition(item, position, offset, fetched)
 
-    def _hold(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
+    def _delay(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
         until = time.monotonic() + self._backoff
         for item in items:
-            place = self._places.get(item)
-            if place is not None:
-                _note_error(place, code)
-                place.retry_at = until
+            position = self._positions.get(item)
+            if position is not None:
+                _note_error(position, code)
+                position.retry_at = until
 
-    def _place_answer(self, item: TopicPartition, place: Place, offset: int, answer: fetching.Answer) -> None:
-        code = code_of(answer.error_code)
+    def _handle_partition(
+        self, item: TopicPartition, position: PartitionPosition, offset: int, response: FetchedPartition
+    ) -> None:
+        code = code_of(response.error)
         if code == ErrorCode.NONE:
-            place.trouble = ""
-            place.high_watermark = answer.high_watermark
-            place.last_stable_offset = answer.last_stable_offset
-            place.log_start_offset = answer.log_start_offset
-            if answer.preferred_replica >= 0 and answer.preferred_replica != place.replica:
-                place.replica = answer.preferred_replica
-                place.replica_until = time.monotonic() + self._max_age
-            if answer.end > answer.start:
-                if fetching.next_offset(answer.data, answer.start, answer.end, offset) == offset:
+            position.trouble = ""
+            position.high_watermark = response.high_watermark
+            position.last_stable_offset = response.last_stable_offset
+            if response.preferred_replica >= 0 and response.preferred_replica != position.replica:
+                position.replica = response.preferred_replica
+                position.replica_until = time.monotonic() + self._max_age
+            if response.end > response.start:
+                if fetch_requests.next_offset(response.data, response.start, response.end, offset) == offset:
                     self._partition_bytes = min(2 * self._partition_bytes, 2**31 - 1)  # part of a large batch
                     return
-                chunk = Chunk(
+                chunk = CompletedFetch(
                     item,
-                    answer,
+                    response,
                     offset,
                     committed_only=self.committed_only,
                     check_crcs=self._check_crcs,
@@ -341,19 +345,19 @@ class Fetcher:
                 self.chunks.append(chunk)
             return
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range(item, place, offset)
+            self._out_of_range(item, position, offset)
         elif code in LEADER_MOVED:
-            place.replica = -1
-            _note_error(place, code)
-            place.retry_at = time.monotonic() + self._backoff
+            position.replica = -1
+            _note_error(position, code)
+            position.retry_at = time.monotonic() + self._backoff
             self._cluster.request_refresh()
         else:
-            place.retry_at = time.monotonic() + self._backoff
-            raise error_for(answer.error_code, f"read {item}", topic=item.topic, partition=item.partition)
+            position.retry_at = time.monotonic() + self._backoff
+            raise error_for(response.error, f"read {item}", topic=item.topic, partition=item.partition)
 
-    def _out_of_range(self, item: TopicPartition, place: Place, offset: int) -> None:
-        if place.replica >= 0:
-            place.replica = -1  # the replica may be behind; the leader decides
+    def _out_of_range(self, item: TopicPartition, position: PartitionPosition, offset: int) -> None:
+        if position.replica >= 0:
+            position.replica = -1  # the replica may be behind; the leader decides
             return
         if self._policy == "none":
             raise error_for(
@@ -362,10 +366,10 @@ class Fetcher:
                 topic=item.topic,
                 partition=item.partition,
             )
-        place.offset = None
-        place.reset = EARLIEST if self._policy == "earliest" else LATEST
+        position.offset = None
+        position.reset = EARLIEST if self._policy == "earliest" else LATEST
 
     def forget(self, item: TopicPartition) -> None:
-        """Drops what was fetched for a partition: it is not ours any more, or its position moved."""
+        """Drops the fetched records of a partition that was revoked, or whose position changed."""
         if any(chunk.item == item for chunk in self.chunks):
             self.chunks = deque(chunk for chunk in self.chunks if chunk.item != item)

@@ -1,4 +1,4 @@
-"""A member's commits, which the coordinator refuses once the group went on without it."""
+"""A member's offset commits, which the coordinator refuses after a rebalance without the member."""
 
 from __future__ import annotations
 
@@ -6,59 +6,58 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tidemill.client.connection import Connection
+from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout
 from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
-from tidemill.client.request import Request
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 
 MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
-"""The group went on without this member: it joins as a new one, and its partitions are lost."""
+"""The group rebalanced without this member: it joins as a new member, and its partitions are lost."""
 
 
 class Member(Protocol):
-    """What a commit needs to know of the membership, and what it tells it."""
+    """The membership, as its commits use it."""
 
     group_id: str
     instance_id: str | None
     member_id: str
     generation: int
     is_subscribed: bool
-    """Whether it commits as a member only, and not from outside, for partitions assigned by hand."""
+    """Whether it commits as a member only, and not for manually assigned partitions."""
 
     def connection(self, deadline: float) -> Connection:
-        """A connection to the coordinator."""
+        """Returns a connection to the coordinator."""
         ...
 
     def coordinator_answered(self) -> None:
-        """The coordinator has taken a commit."""
+        """Records that the coordinator accepted a commit."""
         ...
 
     def forget_coordinator(self, problem: ClientError) -> None:
-        """Has the coordinator looked up again."""
+        """Makes the next request look up the coordinator again."""
         ...
 
     def lost(self) -> None:
-        """The group went on without this member."""
+        """Resets the membership: the group rebalanced without this member."""
         ...
 
     def request_rejoin(self, reason: str) -> None:
-        """A new round is under way."""
+        """Rejoins the group: a rebalance is in progress."""
         ...
 
 
-class Commits:
+class GroupCommits:
     """The commits of one member. For the polling thread."""
 
     def __init__(self, member: Member, backoff_seconds: float) -> None:
         self._member = member
         self._backoff = backoff_seconds
-        self._under_way: list[tuple[Request, int, Callable[[ClientError | None], None]]] = []
-        """With the generation that each was sent in."""
+        self._in_flight: list[tuple[InFlightRequest, int, Callable[[ClientError | None], None]]] = []
+        """The commits in flight, each with the generation that it was sent in and its callback."""
 
-    def now(self, offsets: Offsets, deadline: float) -> None:
-        """Commits and waits. CommitFailed when the group went on without this member."""
+    def commit(self, offsets: Offsets, deadline: float) -> None:
+        """Commits and waits. Raises CommitFailed if the group rebalanced without this member."""
         while True:
             try:
                 request, generation = self._send(offsets, deadline)
@@ -77,17 +76,19 @@ class Commits:
                     raise
                 time.sleep(self._backoff)
 
-    def soon(self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]) -> None:
-        """Commits without waiting; ``done(error or None)`` is called in :meth:`finish`."""
-        self._under_way.append((*self._send(offsets, deadline), done))
+    def commit_async(
+        self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
+    ) -> None:
+        """Commits without waiting; :meth:`finish` calls ``done(error or None)``."""
+        self._in_flight.append((*self._send(offsets, deadline), done))
 
-    def _send(self, offsets: Offsets, deadline: float) -> tuple[Request, int]:
-        """The request, and the generation that it was sent in."""
+    def _send(self, offsets: Offsets, deadline: float) -> tuple[InFlightRequest, int]:
+        """Sends a commit; returns the request and the generation that it was sent in."""
         generation = self._member.generation
         if generation < 0 and self._member.is_subscribed:
-            # The coordinator would take it, as one from outside, once all members have left.
+            # Once all members have left, the coordinator would accept it as a commit from outside the group.
             raise CommitFailed(
-                f"group {self._member.group_id!r} went on without this member, or has not taken it in yet; "
+                f"group {self._member.group_id!r} rebalanced without this member, or it has not joined yet; "
                 "the offsets were not committed: another member may have the partitions now"
             )
         connection = self._member.connection(deadline)
@@ -102,8 +103,8 @@ class Commits:
         )
         return connection.send(ApiKey.OFFSET_COMMIT, message, version=version), generation
 
-    def _check(self, request: Request, generation: int) -> None:
-        # Of an earlier generation it says nothing about the membership as it is now.
+    def _check(self, request: InFlightRequest, generation: int) -> None:
+        # The response to a commit of an earlier generation says nothing about the current membership.
         is_current = generation == self._member.generation
         try:
             check_commit(request.response(), self._member.group_id, request.connection.address)
@@ -114,7 +115,7 @@ class Commits:
                     self._member.lost()
             elif problem.code == ErrorCode.REBALANCE_IN_PROGRESS:
                 if is_current:
-                    self._member.request_rejoin("a commit met a rebalance")
+                    self._member.request_rejoin("a commit failed during a rebalance")
             elif problem.code != ErrorCode.FENCED_INSTANCE_ID:
                 raise
             raise CommitFailed(
@@ -125,13 +126,13 @@ class Commits:
             ) from problem
 
     def finish(self, wait_seconds: float = 0.0) -> None:
-        """Takes the answers of :meth:`soon` in order, and calls back."""
+        """Handles the responses to the commits of :meth:`commit_async`, in order, and calls the callbacks."""
         deadline = time.monotonic() + wait_seconds
-        while self._under_way:
-            request, generation, done = self._under_way[0]
+        while self._in_flight:
+            request, generation, done = self._in_flight[0]
             if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
                 return
-            self._under_way.pop(0)
+            self._in_flight.pop(0)
             error: ClientError | None = None
             try:
                 self._check(request, generation)

@@ -1,4 +1,4 @@
-"""Offsets of groups: OffsetCommit and OffsetFetch, asked of the group's coordinator."""
+"""Offsets of groups: OffsetCommit and OffsetFetch requests to the group's coordinator."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tidemill.client.cluster import GROUP, Cluster
 from tidemill.client.connection import Connection
+from tidemill.client.consumer_protocol import by_topic
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, error_for
-from tidemill.client.group_protocol import by_topic
+from tidemill.client.network_client import GROUP, NetworkClient
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -26,7 +26,7 @@ from tidemill.wire.messages.offset_fetch import (
 )
 
 NAMED_MAX = 9
-"""The last version of both APIs that names topics; the next one has topic ids, which commits outlive."""
+"""The last version of both APIs with topic names; later ones have topic ids, which commits outlive."""
 
 COORDINATOR_MOVED = frozenset(
     {
@@ -37,26 +37,28 @@ COORDINATOR_MOVED = frozenset(
         ErrorCode.REQUEST_TIMED_OUT,
     }
 )
-"""After these the coordinator is looked up again."""
+"""Errors after which the coordinator is looked up again."""
 
 Offsets = Mapping[TopicPartition, tuple[int, int, str]]
 """Offset, leader epoch (-1 unknown), metadata by partition."""
 
 
 class Committed(NamedTuple):
-    """A committed offset: the next record to read, the leader epoch of the one before (-1), a text."""
+    """A committed offset: the next record to read, the leader epoch of the record before (-1), metadata."""
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
 
 
-def with_coordinator(cluster: Cluster, group: str, deadline: float, ask: Callable[[Connection], Any]) -> Any:
-    """Calls ``ask`` with a connection to the group's coordinator, again while that moves."""
+def with_coordinator(
+    cluster: NetworkClient, group: str, deadline: float, send: Callable[[Connection], Any]
+) -> Any:
+    """Calls ``send`` with a connection to the group's coordinator; retries while the coordinator moves."""
     while True:
         try:
             node_id = cluster.coordinator(group, deadline)
-            found = ask(cluster.connection(node_id, GROUP, deadline))
+            found = send(cluster.connection(node_id, GROUP, deadline))
         except ClientError as problem:
             if problem.code not in COORDINATOR_MOVED:
                 raise
@@ -74,7 +76,7 @@ def with_coordinator(cluster: Cluster, group: str, deadline: float, ask: Callabl
 def commit_request(
     group: str, offsets: Offsets, member_id: str, generation: int, instance_id: str | None, version: int
 ) -> OffsetCommitRequest:
-    """The request; a group without members is generation -1 and no member id."""
+    """Builds the request; for a group without members, generation -1 and an empty member id."""
     return OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=generation,
@@ -98,9 +100,9 @@ def commit_request(
     )
 
 
-def check_commit(answer: Any, group: str, broker: str) -> None:
-    """Raises the first error in an answer to OffsetCommit."""
-    for topic in answer.topics:
+def check_commit(response: Any, group: str, broker: str) -> None:
+    """Raises the first error in a response to OffsetCommit."""
+    for topic in response.topics:
         for entry in topic.partitions:
             if entry.error_code:
                 raise error_for(
@@ -112,34 +114,34 @@ def check_commit(answer: Any, group: str, broker: str) -> None:
                 )
 
 
-def commit_offsets(cluster: Cluster, group: str, offsets: Offsets, deadline: float) -> None:
+def commit_offsets(cluster: NetworkClient, group: str, offsets: Offsets, deadline: float) -> None:
     """Commits for a group without members, and waits for the acknowledgement."""
     if not offsets:
         return
 
-    def ask(connection: Connection) -> None:
+    def send(connection: Connection) -> None:
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
         request = commit_request(group, offsets, "", -1, None, version)
         left_s = max(1.0, deadline - time.monotonic())
         timeout = min(left_s, cluster.config.seconds("request.timeout.ms"))
-        answer = connection.call(ApiKey.OFFSET_COMMIT, request, version=version, timeout=timeout)
-        check_commit(answer, group, connection.address)
+        response = connection.call(ApiKey.OFFSET_COMMIT, request, version=version, timeout=timeout)
+        check_commit(response, group, connection.address)
 
-    with_coordinator(cluster, group, deadline, ask)
+    with_coordinator(cluster, group, deadline, send)
 
 
 def fetch_offsets(
-    cluster: Cluster,
+    cluster: NetworkClient,
     group: str,
     partitions: Iterable[TopicPartition] | None,
     deadline: float,
     *,
     stable: bool = False,
 ) -> dict[TopicPartition, Committed]:
-    """The committed offsets of ``partitions``, or all of the group; those without one are left out."""
+    """Returns the committed offsets of ``partitions``, or all of the group; omits partitions without one."""
     wanted = None if partitions is None else by_topic(partitions)
 
-    def ask(connection: Connection) -> dict[TopicPartition, Committed]:
+    def send(connection: Connection) -> dict[TopicPartition, Committed]:
         version = connection.version(ApiKey.OFFSET_FETCH, NAMED_MAX)
         request = OffsetFetchRequest(require_stable=stable and version >= 7)
         if version >= 8:
@@ -156,14 +158,14 @@ def fetch_offsets(
                 if wanted is None
                 else [OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in wanted.items()]
             )
-        timeout = cluster.answer_s(deadline)
-        answer = connection.call(ApiKey.OFFSET_FETCH, request, version=version, timeout=timeout)
-        found = answer.groups[0] if version >= 8 else answer
-        return _take(found, group, connection.address)
+        timeout = cluster.response_timeout_s(deadline)
+        response = connection.call(ApiKey.OFFSET_FETCH, request, version=version, timeout=timeout)
+        found = response.groups[0] if version >= 8 else response
+        return _read_offsets(found, group, connection.address)
 
     while True:
         try:
-            result: dict[TopicPartition, Committed] = with_coordinator(cluster, group, deadline, ask)
+            result: dict[TopicPartition, Committed] = with_coordinator(cluster, group, deadline, send)
             return result
         except (BrokerUnreachable, RequestTimeout):
             raise
@@ -173,7 +175,7 @@ def fetch_offsets(
             time.sleep(cluster.config.seconds("retry.backoff.ms"))
 
 
-def _take(found: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
+def _read_offsets(found: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
     if found.error_code:
         raise error_for(found.error_code, f"read the offsets of group {group!r}", broker=broker)
     result: dict[TopicPartition, Committed] = {}

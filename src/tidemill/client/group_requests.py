@@ -1,4 +1,4 @@
-"""What a member asks of its coordinator, and what an administrator asks in its stead."""
+"""Requests of a group's member to its coordinator, also as sent by an administrator for the member."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from tidemill.client.assignors import Member
 from tidemill.client.connection import Connection
+from tidemill.client.consumer_protocol import decode_assignment, decode_subscription
 from tidemill.client.errors import ClientError
-from tidemill.client.group_protocol import decode_assignment, decode_subscription
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -17,12 +17,12 @@ CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members are consumers."""
 
 
-def read_members(answer: Any, group: str, protocol: str) -> list[Member]:
-    """The members that JoinGroup tells the leading one of, with their subscriptions."""
+def read_members(response: Any, group: str, protocol: str) -> list[Member]:
+    """Returns the members in the group leader's response to JoinGroup, with their subscriptions."""
     try:
         return [
             decode_subscription(m.metadata, m.member_id, m.group_instance_id, protocol)
-            for m in answer.members
+            for m in response.members
         ]
     except ProtocolError as problem:
         raise ClientError(
@@ -33,12 +33,12 @@ def read_members(answer: Any, group: str, protocol: str) -> list[Member]:
 
 
 def read_assignment(data: bytes, group: str) -> list[TopicPartition]:
-    """The partitions that the leading member has given in SyncGroup."""
+    """Returns the partitions that the group leader assigned in SyncGroup."""
     try:
         return decode_assignment(data)
     except ProtocolError as problem:
         raise ClientError(
-            f"the leading member of group {group!r} sent an assignment that cannot be read: {problem}; "
+            f"the leader of group {group!r} sent an assignment that cannot be read: {problem}; "
             "are all members consumers?",
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
         ) from problem
@@ -52,7 +52,7 @@ def leave_group(
     reason: str,
     timeout: float | None = None,
 ) -> Any:
-    """Has a member leave; the answer. A static member is named by its instance id, which goes for good."""
+    """Removes a member; returns the response. A static member, named by instance id, is removed for good."""
     version = connection.version(ApiKey.LEAVE_GROUP)
     request = LeaveGroupRequest(group_id=group)
     if version >= 3:

@@ -1,7 +1,8 @@
-"""The lines of ``sasl.jaas.config``, as Kafka's Java clients have them.
+"""Parses the value of ``sasl.jaas.config``, in the syntax of Kafka's Java clients.
 
-``MODULE FLAG NAME="VALUE" ... ;`` with comments as in Java. Only the last part of the module's name counts,
-since distributors move the classes to packages of their own. Source: ``JaasConfig.java`` of Apache Kafka.
+The syntax is ``MODULE FLAG NAME="VALUE" ... ;`` with Java comments. Only the last part of the module's name
+is compared, since distributors move the classes to other packages. Source: ``JaasConfig.java`` of Apache
+Kafka.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NAMES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v":
 
 
 class JaasEntry(NamedTuple):
-    """One login: the class name of its module without the package, and its options."""
+    """One login: the class name of its login module, without the package, and its options."""
 
     module: str
     options: dict[str, str]
@@ -53,9 +54,9 @@ class JaasEntry(NamedTuple):
 
 
 def parse_jaas(text: str) -> JaasEntry:
-    """The entry of a ``sasl.jaas.config``. Raises ConfigError, whose text holds no value of it."""
+    """Parses a ``sasl.jaas.config``. Raises ConfigError, whose text contains no option value."""
     if len(text) > LENGTH_MAX:
-        raise _wrong(f"it has {len(text)} characters, allowed are {LENGTH_MAX}")
+        raise _wrong(f"it has {len(text)} characters; allowed are {LENGTH_MAX}")
     tokens = list(_tokens(text))
     if not tokens:
         raise _wrong("it is empty")
@@ -95,24 +96,26 @@ def _entry(tokens: list[tuple[str, str]]) -> JaasEntry:
         triple = rest[at : at + 3]
         kind, name = triple[0]
         if kind != "word" or len(triple) < 3 or triple[1] != ("sign", "=") or triple[2][0] == "sign":
-            raise _wrong(f'after {_last(options)} NAME="VALUE" is due; values with blanks need the quotes')
+            raise _wrong(
+                f'after {_last(options)} NAME="VALUE" is expected; values with blanks need the quotes'
+            )
         options[name] = triple[2][1]
     return JaasEntry(tokens[0][1].rpartition(".")[2], options)
 
 
 def _last(options: dict[str, str]) -> str:
-    """The place of a fault. Only names that are known are shown: others may be parts of a secret."""
+    """Describes the position of an error. Only known names are shown: others may be parts of a secret."""
     known = [name for name in options if name in NAMES]
     return f"the option {known[-1]}" if known else "the word required"
 
 
 def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
+    def unescaped(match: re.Match[str]) -> str:
         if match[1] is not None:
             return chr(int(match[1], 8))
         return _NAMES.get(match[2], match[2])
 
-    return _ESCAPE.sub(one, text)
+    return _ESCAPE.sub(unescaped, text)
 
 
 def _wrong(why: str) -> ConfigError:

@@ -1,14 +1,15 @@
-"""Files and texts with certificates and keys, as Java's clients and librdkafka name them.
+"""Reads files and texts with certificates and keys, by the settings of Java's clients and librdkafka.
 
 ========  =====================================  =======================================================
 form      first bytes                            read by
 ========  =====================================  =======================================================
 PEM       text with ``-----BEGIN``               OpenSSL
 PKCS12    ``0x30`` (a sequence of ASN.1)         the package ``cryptography`` (the extra ``tls``)
-JKS       ``0xFEEDFEED``, ``0xCECECECE`` (JCEKS)  nothing here: ``keytool`` makes PKCS12 of it
+JKS       ``0xFEEDFEED``, ``0xCECECECE`` (JCEKS)  nothing here: ``keytool`` converts it to PKCS12
 ========  =====================================  =======================================================
 
-The first bytes decide, as with Java's own default (``keystore.type.compat``), whatever ``ssl.*.type`` says.
+The first bytes select the format, as with Java's default (``keystore.type.compat``). ``ssl.*.type`` is
+ignored.
 Source: KIP-651 for PEM as values.
 """
 
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tidemill.model.errors import ConfigError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import HIDDEN
 
 STORE_BYTES_MAX = 16 * 1024 * 1024
@@ -34,7 +35,7 @@ _LINE_LENGTH = 64
 
 
 class Identity(NamedTuple):
-    """A client's key and its chain of certificates as PEM; ``password`` is the key's, where it has one."""
+    """A client's key and certificate chain as PEM; ``password`` is that of the key, or empty."""
 
     pem: str
     password: str
@@ -44,10 +45,10 @@ class Identity(NamedTuple):
 
 
 def read_store(key: str, path: str) -> bytes:
-    """The file that the setting ``key`` names. Raises ConfigError, whose text holds no PEM."""
+    """Reads the file of the setting ``key``. Raises ConfigError, whose text contains no PEM."""
     if "-----BEGIN " in path:
         raise ConfigError(
-            f"{key} holds PEM text where the name of a file is due; texts belong in ssl.keystore.key, "
+            f"{key} holds PEM text, but must be the name of a file; PEM text belongs in ssl.keystore.key, "
             "ssl.keystore.certificate.chain and ssl.truststore.certificates"
         )
     try:
@@ -63,7 +64,7 @@ def read_store(key: str, path: str) -> bytes:
 
 
 def authorities(key: str, path: str, password: str) -> str:
-    """The certificates of a truststore, as PEM."""
+    """Returns the certificates of a truststore, as PEM."""
     data = read_store(key, path)
     if _is_pem(data):
         return certificates(data.decode("utf-8", "replace"), f"{key}={path!r}")
@@ -74,13 +75,13 @@ def authorities(key: str, path: str, password: str) -> str:
         found.append(store.cert.certificate)
     if not found:
         raise ConfigError(
-            f"{key}={path!r} holds no certificate; export the one of the brokers' authority to it"
+            f"{key}={path!r} holds no certificate; export the certificate of the brokers' authority to it"
         )
-    return "".join(_pem(one) for one in found)
+    return "".join(_pem(certificate) for certificate in found)
 
 
 def identity(key: str, path: str, store_password: str, key_password: str) -> Identity:
-    """The client's key and chain of a keystore."""
+    """Reads the client's key and certificate chain from a keystore."""
     data = read_store(key, path)
     if _is_pem(data):
         text = data.decode("utf-8", "replace")
@@ -100,18 +101,18 @@ def identity(key: str, path: str, store_password: str, key_password: str) -> Ide
 
 
 def identity_of_texts(key_text: str, chain_text: str, password: str, where: str) -> Identity:
-    """Key and chain of PEM texts; ``where`` is what holds them, for messages."""
+    """Reads key and certificate chain from PEM texts; ``where`` names the settings, for messages."""
     keys = [_wrapped(kind, body) for kind, body in _blocks(key_text) if kind.endswith("PRIVATE KEY")]
     if len(keys) != 1:
         raise ConfigError(
-            f"{where} holds {len(keys) or 'no'} private keys in PEM where one is due "
+            f"{where} holds {len(keys) or 'no'} private keys in PEM, but must hold one "
             "(-----BEGIN PRIVATE KEY-----)"
         )
     return Identity(keys[0] + certificates(chain_text, where), password)
 
 
 def certificates(text: str, where: str) -> str:
-    """The certificates in a PEM text, in lines as OpenSSL wants them; ConfigError where there is none."""
+    """Returns the certificates of a PEM text, in OpenSSL's line format; raises ConfigError without any."""
     found = [_wrapped(kind, body) for kind, body in _blocks(text) if kind in CERTIFICATES]
     if not found:
         raise ConfigError(f"{where} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
@@ -127,11 +128,11 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(kind: str, body: str) -> str:
-    """A block in lines, also where a properties file has all of it in one."""
+    """Wraps a PEM block into lines; in a properties file, a block may be a single line."""
     headers = ""
     if (
         "Proc-Type:" in body
-    ):  # an encrypted key of OpenSSL's older form, whose headers have lines of their own
+    ):  # an encrypted key in OpenSSL's older format, whose headers are on separate lines
         head, _, body = body.replace("\r\n", "\n").strip().partition("\n\n")
         headers = head + "\n\n"
     data = "".join(body.split())
@@ -147,7 +148,7 @@ def _is_pem(data: bytes) -> bool:
 def _refuse_jks(key: str, path: str, data: bytes) -> None:
     if data[:4] in JKS_MAGIC:
         raise ConfigError(
-            f"{key}={path!r} is a JKS store, which only Java reads. Make PKCS12 of it, and name that: "
+            f"{key}={path!r} is a JKS store, which only Java reads. Convert it to PKCS12, and use that file: "
             f"keytool -importkeystore -srckeystore {path} -destkeystore {path.removesuffix('.jks')}.p12 "
             "-deststoretype PKCS12"
         )
@@ -158,13 +159,13 @@ def _pkcs12(key: str, path: str, data: bytes, password: str) -> Any:
         from cryptography.hazmat.primitives.serialization import pkcs12
     except ImportError:
         raise ConfigError(
-            f"{key}={path!r} is no PEM; PKCS12 needs the package cryptography: pip install 'tidemill[tls]'"
+            f"{key}={path!r} is not PEM; PKCS12 needs the package cryptography: pip install 'tidemill[tls]'"
         ) from None
     password_key = key.replace(".location", ".password")
     try:
         return pkcs12.load_pkcs12(data, password.encode() if password else None)
     except ValueError:
-        # The text says as much as this one, and differs by version.
+        # The library's text has no further information, and differs by version.
         raise ConfigError(
             f"{key}={path!r} cannot be opened as PKCS12: {password_key} is "
             f"{'wrong' if password else 'missing'}, or the file is neither PKCS12 nor PEM"
@@ -180,7 +181,7 @@ def _pem(certificate: Any) -> str:
 
 @contextmanager
 def as_file(pem: str) -> Iterator[str]:
-    """The path of a file with ``pem``, which OpenSSL wants a path for: in memory, or gone at once."""
+    """Yields the path of a file with ``pem``, since OpenSSL needs a path; in memory, or deleted after use."""
     if hasattr(os, "memfd_create"):
         number = os.memfd_create("tidemill-key", os.MFD_CLOEXEC)
         try:
@@ -189,7 +190,7 @@ def as_file(pem: str) -> Iterator[str]:
         finally:
             os.close(number)
         return
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # made for its owner alone
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # readable by its owner only
         file.write(pem)
         file.flush()
         yield file.name

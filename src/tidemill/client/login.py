@@ -1,14 +1,15 @@
-"""How a client logs in: what its settings say, as Java's clients, librdkafka and kafka-python name them.
+"""Creates a client's login from the settings of Java's clients, librdkafka and kafka-python.
 
-``sasl.jaas.config`` gives what its own settings do not: user and password, client and secret. Settings that
-are there themselves go before it.
+``sasl.jaas.config`` provides user and password, or client and secret, that have no setting of their own.
+The individual settings override it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from tidemill.client.config_keys import KEYS, MECHANISMS
 from tidemill.client.jaas import JaasEntry, parse_jaas
 from tidemill.client.sasl import (
     OAUTHBEARER,
@@ -19,16 +20,15 @@ from tidemill.client.sasl import (
     check_extensions,
 )
 from tidemill.client.scram import HASHES, ScramMechanism
+from tidemill.model.configs.config_values import ParsedConfig
 from tidemill.model.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
 
-    from tidemill.client.config import ClientConfig
     from tidemill.client.tokens import RefreshTimes, TokenSource
 
 AWS_MSK_IAM = "AWS_MSK_IAM"
-GSSAPI = "GSSAPI"
 
 MODULES = {
     "PlainLoginModule": (PLAIN,),
@@ -36,25 +36,23 @@ MODULES = {
     "OAuthBearerLoginModule": (OAUTHBEARER,),
     "IAMLoginModule": (AWS_MSK_IAM,),
 }
-"""Login modules of Java, and the mechanisms that they are for."""
-
-MECHANISMS = (PLAIN, *HASHES, OAUTHBEARER, AWS_MSK_IAM)
+"""Java's login modules, and the mechanisms that they support."""
 
 EXTENSION = "extension_"
-"""Options of OAuthBearerLoginModule that begin so are extensions of OAUTHBEARER (KIP-342)."""
+"""Options of OAuthBearerLoginModule with this prefix are extensions of OAUTHBEARER (KIP-342)."""
 
 
 class Login(Protocol):
-    """Makes the mechanism for each connection, and says what to do when a broker refuses it."""
+    """Creates the mechanism of each connection, and provides the next step after a broker's refusal."""
 
     mechanism: str
 
     def begin(self) -> Mechanism:
-        """A new exchange; may ask for a token first. Raises ClientError and ConfigError."""
+        """Creates a new exchange; may fetch a token first. Raises ClientError and ConfigError."""
         ...
 
     def refused(self) -> str:
-        """The next step after a refusal."""
+        """Returns the next step after a refusal."""
         ...
 
 
@@ -105,11 +103,11 @@ class TokenLogin(Login):
         )
 
 
-def login_of(config: ClientConfig) -> Login | None:
-    """The login that a configuration asks for; None without SASL. Raises ConfigError; asks nobody."""
-    if not config.text("security.protocol").startswith("sasl"):
+def login_of(config: ParsedConfig) -> Login | None:
+    """Returns the login of a configuration; None without SASL. Raises ConfigError; does no I/O."""
+    if not config.str("security.protocol").startswith("sasl"):
         return None
-    text = config.text("sasl.jaas.config")
+    text = config.str("sasl.jaas.config")
     entry = parse_jaas(text) if text.strip() else None
     mechanism = _mechanism(config, entry)
     options = entry.options if entry is not None else {}
@@ -118,11 +116,11 @@ def login_of(config: ClientConfig) -> Login | None:
     return _token_login(config, mechanism, options)
 
 
-def _mechanism(config: ClientConfig, entry: JaasEntry | None) -> str:
-    """The mechanism, checked against the login module; the module's own where it has only one."""
-    given = config.text("sasl.mechanism")
-    if given == GSSAPI or (entry is not None and entry.module == "Krb5LoginModule"):
-        raise ConfigError(f"Kerberos (GSSAPI) is not served; use one of {', '.join(MECHANISMS)}")
+def _mechanism(config: ParsedConfig, entry: JaasEntry | None) -> str:
+    """Returns the mechanism, checked against the login module; by default, the module's only mechanism."""
+    given = config.str("sasl.mechanism")
+    if entry is not None and entry.module == "Krb5LoginModule":
+        raise ConfigError(f"Kerberos (GSSAPI) is not supported; use one of {', '.join(MECHANISMS)}")
     if entry is None:
         if not given:
             raise ConfigError(
@@ -133,7 +131,7 @@ def _mechanism(config: ClientConfig, entry: JaasEntry | None) -> str:
     fitting = MODULES.get(entry.module)
     if fitting is None:
         raise ConfigError(
-            f"sasl.jaas.config names the login module {entry.module}, which is not known; use one of "
+            f"sasl.jaas.config names the login module {entry.module}, which is unknown; use one of "
             f"{', '.join(MODULES)}"
         )
     if not given:
@@ -142,13 +140,13 @@ def _mechanism(config: ClientConfig, entry: JaasEntry | None) -> str:
         return fitting[0]
     if given not in fitting:
         raise ConfigError(
-            f"sasl.mechanism={given} and the login module {entry.module} of sasl.jaas.config do not go "
-            f"together; that module is for {' and '.join(fitting)}"
+            f"sasl.mechanism={given} and the login module {entry.module} of sasl.jaas.config are not "
+            f"compatible; that module supports {' and '.join(fitting)}"
         )
     return given
 
 
-def _password_login(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> PasswordLogin:
+def _password_login(config: ParsedConfig, mechanism: str, options: Mapping[str, str]) -> PasswordLogin:
     username = config["sasl.username"] or options.get("username")
     password = config["sasl.password"] or options.get("password")
     token_auth = options.get("tokenauth", "").lower() == "true"
@@ -164,14 +162,16 @@ def _credential(name: str, value: str | None, mechanism: str) -> str:
     if not value:
         raise ConfigError(f'{mechanism} needs a {name}: set sasl.{name}, or {name}="..." in sasl.jaas.config')
     if "\0" in value:
-        raise ConfigError(f"the {name} of sasl.{name} or sasl.jaas.config has a NUL, which no {name} has")
+        raise ConfigError(
+            f"the {name} of sasl.{name} or sasl.jaas.config has a NUL character, which no {name} has"
+        )
     return value
 
 
-def _token_login(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> TokenLogin:
+def _token_login(config: ParsedConfig, mechanism: str, options: Mapping[str, str]) -> TokenLogin:
     from tidemill.client.tokens import RefreshTimes
 
-    extensions = _extensions(config.text("sasl.oauthbearer.extensions"))
+    extensions = _extensions(config.str("sasl.oauthbearer.extensions"))
     extensions |= {
         name.removeprefix(EXTENSION): value for name, value in options.items() if name.startswith(EXTENSION)
     }
@@ -191,12 +191,12 @@ def _extensions(text: str) -> dict[str, str]:
         name, equals, value = pair.strip().partition("=")
         if equals:
             found[name] = value
-        elif name:  # It is not shown: it may be a part of a secret.
+        elif name:  # The text is not shown: it may be a part of a secret.
             raise ConfigError(f"sasl.oauthbearer.extensions: part {number} is not name=value")
     return found
 
 
-def _source(config: ClientConfig, mechanism: str, options: Mapping[str, str]) -> TokenSource:
+def _source(config: ParsedConfig, mechanism: str, options: Mapping[str, str]) -> TokenSource:
     from tidemill.client import tokens
 
     given = config["sasl.oauth.token.provider"]
@@ -206,7 +206,7 @@ def _source(config: ClientConfig, mechanism: str, options: Mapping[str, str]) ->
         from tidemill.client.msk_iam import provider
 
         return tokens.ProviderSource(provider([host for host, _ in config["bootstrap.servers"]], options))
-    url = config.text("sasl.oauthbearer.token.endpoint.url")
+    url = config.str("sasl.oauthbearer.token.endpoint.url")
     if not url:
         raise ConfigError(
             "OAUTHBEARER needs a source of tokens: set sasl.oauthbearer.token.endpoint.url with client id "
@@ -220,7 +220,7 @@ def _source(config: ClientConfig, mechanism: str, options: Mapping[str, str]) ->
     return _endpoint(config, url, options)
 
 
-def _endpoint(config: ClientConfig, url: str, options: Mapping[str, str]) -> TokenSource:
+def _endpoint(config: ParsedConfig, url: str, options: Mapping[str, str]) -> TokenSource:
     from tidemill.client.token_endpoint import EndpointSource
 
     client_id = config["sasl.oauthbearer.client.credentials.client.id"] or options.get("clientId")
@@ -242,19 +242,18 @@ def _endpoint(config: ClientConfig, url: str, options: Mapping[str, str]) -> Tok
     )
 
 
-def _trust_of_endpoint(config: ClientConfig, options: Mapping[str, str]) -> ssl.SSLContext:
-    """TLS to the token endpoint: by the ``ssl.*`` options of the JAAS line, as in Java, or by a PEM file."""
-    from tidemill.client.config import COMMON, KEYS, ClientConfig
+def _trust_of_endpoint(config: ParsedConfig, options: Mapping[str, str]) -> ssl.SSLContext:
+    """Creates the TLS context for the token endpoint.
+
+    Uses the ``ssl.*`` options of the JAAS entry, as in Java, or a PEM file.
+    """
     from tidemill.client.tls import context_for
 
-    given: dict[str, Any] = {
-        name: value for name, value in options.items() if name in KEYS and name[:4] == "ssl."
+    values = {
+        name: key.parse(options[name]) if name in options else key.default
+        for name, key in KEYS.items()
+        if name.startswith("ssl.")
     }
-    if config["https.ca.location"]:
-        given["ssl.ca.location"] = config["https.ca.location"]
-    return context_for(ClientConfig(COMMON, {"bootstrap.servers": "unused:1", **given}))
-
-
-def check_login(config: ClientConfig) -> None:
-    """ConfigError for settings of a login that do not go together, or are not enough. Asks nobody."""
-    login_of(config)
+    if config.str("https.ca.location"):
+        values["ssl.ca.location"] = config.str("https.ca.location")
+    return context_for(ParsedConfig(values))

@@ -1,7 +1,7 @@
-"""Login at Amazon MSK by IAM: its brokers take a signed request of AWS as a token of OAUTHBEARER.
+"""Login to Amazon MSK by IAM: its brokers accept a signed AWS request as a token of OAUTHBEARER.
 
-The signer is Amazon's ``aws-msk-iam-sasl-signer-python`` (the extra ``msk``). Java's clients have a mechanism
-of their own for it, AWS_MSK_IAM, and its options; the brokers' port is the same for both.
+The signer is Amazon's ``aws-msk-iam-sasl-signer-python`` (the extra ``msk``). Java's clients have a separate
+mechanism for it, AWS_MSK_IAM, with options; both use the same port of the brokers.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ _HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.c
 
 PROFILE, ROLE, SESSION = "awsProfileName", "awsRoleArn", "awsRoleSessionName"
 KNOWN = (PROFILE, ROLE, SESSION)
-"""Options of ``IAMLoginModule`` that the signer has, too."""
+"""Options of ``IAMLoginModule`` that the signer supports."""
 
 
 def token() -> tuple[str, int]:
-    """A token of the default credentials, for ``sasl.oauth.token.provider=tidemill.client.msk_iam:token``.
+    """Signs with the default credentials, for ``sasl.oauth.token.provider=tidemill.client.msk_iam:token``.
 
-    The region is that of AWS_REGION or AWS_DEFAULT_REGION. Gives the token, and its end in ms since 1970.
+    The region is that of AWS_REGION or AWS_DEFAULT_REGION. Returns a token and its expiry in ms since 1970.
     """
     return provider((), {})()
 
 
 def provider(hosts: Sequence[str], options: Mapping[str, str]) -> Callable[[], tuple[str, int]]:
-    """Makes tokens for the brokers ``hosts`` with ``options`` of ``IAMLoginModule``. Raises ConfigError."""
+    """Returns a token provider for the brokers ``hosts``, with ``options`` of ``IAMLoginModule``.
+
+    Raises ConfigError for unsupported options.
+    """
     unknown = sorted(set(options) - set(KNOWN))
     if unknown:
         raise ConfigError(
             f"sasl.jaas.config: IAMLoginModule has the option {unknown[0]}, which Amazon's signer for Python "
-            f"does not have; allowed are {', '.join(KNOWN)}"
+            f"does not support; allowed are {', '.join(KNOWN)}"
         )
     if PROFILE in options and ROLE in options:
-        raise ConfigError(f"sasl.jaas.config: {PROFILE} and {ROLE} do not go together; leave one out")
+        raise ConfigError(f"sasl.jaas.config: {PROFILE} and {ROLE} are not compatible; omit one")
 
     def made() -> tuple[str, int]:
         return _signed(region_of(hosts), options)
@@ -48,7 +51,7 @@ def provider(hosts: Sequence[str], options: Mapping[str, str]) -> Callable[[], t
 
 
 def region_of(hosts: Sequence[str]) -> str:
-    """The region of the brokers, by their names or by the environment."""
+    """Returns the region of the brokers, from their names or the environment."""
     for host in hosts:
         match = _HOST.search(host)
         if match is not None:
@@ -67,7 +70,7 @@ def _signed(region: str, options: Mapping[str, str]) -> tuple[str, int]:
         signer: Any = importlib.import_module("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
     except ImportError:
         raise ConfigError(
-            "a login at MSK by IAM needs Amazon's signer: pip install 'tidemill[msk]', also where Spark's "
+            "a login to MSK by IAM needs Amazon's signer: pip install 'tidemill[msk]', also where Spark's "
             "executors run"
         ) from None
     found: Any
@@ -79,7 +82,7 @@ def _signed(region: str, options: Mapping[str, str]) -> tuple[str, int]:
     else:
         try:
             found = signer.generate_auth_token(region)
-        except AttributeError:  # of its None where there are no credentials
+        except AttributeError:  # raised by the signer's None if there are no credentials
             raise ConfigError(
                 "there are no AWS credentials here: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or give the machine a role"

@@ -1,7 +1,7 @@
-"""Finds out where a consumer begins in partitions without a committed offset: ListOffsets of their leaders.
+"""Resets the positions of partitions without a committed offset, by ListOffsets requests to their leaders.
 
-Nothing here waits for a broker. One that does not answer, or a partition without a leader, keeps no other
-partition waiting.
+Never blocks on a broker: a broker that does not answer, or a partition without a leader, delays no other
+partition.
 """
 
 from __future__ import annotations
@@ -9,57 +9,58 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from tidemill.client.cluster import CONTROL, SLOW_S, Cluster
-from tidemill.client.connection import Connection
-from tidemill.client.connection_attempts import no_answer
+from tidemill.client.connection import Connection, InFlightRequest
+from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
-from tidemill.client.fetcher import Fetcher, Place
-from tidemill.client.offsets import OffsetAt, send_list_offsets, take_list_offsets
-from tidemill.client.request import Request
-from tidemill.client.waits import Kind, Wait
+from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.network_client import CONTROL, SLOW_S, NetworkClient
+from tidemill.client.offsets import OffsetAt, read_list_offsets, send_list_offsets
+from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
 
 class OffsetResets:
-    """The lookups of one consumer that are under way. For the polling thread."""
+    """The lookups of one consumer that are in flight. For the polling thread."""
 
-    def __init__(self, cluster: Cluster, places: dict[TopicPartition, Place], fetcher: Fetcher) -> None:
+    def __init__(
+        self, cluster: NetworkClient, positions: dict[TopicPartition, PartitionPosition], fetcher: Fetcher
+    ) -> None:
         self._cluster = cluster
-        self._places = places
+        self._positions = positions
         self._fetcher = fetcher
         self._backoff_s = cluster.config.seconds("retry.backoff.ms")
-        self._requests: dict[int, tuple[Request, dict[TopicPartition, int]]] = {}
-        """By broker the request under way, and the timestamp that it names for each partition."""
+        self._requests: dict[int, tuple[InFlightRequest, dict[TopicPartition, int]]] = {}
+        """By broker, the request in flight, and the timestamp that it has for each partition."""
         self._retry_at = 0.0
         self.failures: dict[TopicPartition, ClientError] = {}
         """Why a partition has no position yet."""
 
     @property
     def connections(self) -> list[Connection]:
-        """Those over which answers will come."""
+        """The connections on which responses are expected."""
         return [request.connection for request, _ in self._requests.values()]
 
     def step(self) -> float:
-        """Takes what was answered, and asks for the rest; seconds until it is worth doing again.
+        """Handles responses and sends missing requests; returns the seconds until the next call is useful.
 
-        Raises the ClientError of a partition that is not worth asking for again.
+        Raises the ClientError of a partition that cannot be retried.
         """
-        self._take()
+        self._handle_responses()
         now = time.monotonic()
-        asked = {item for _, times in self._requests.values() for item in times}
+        requested = {item for _, times in self._requests.values() for item in times}
         unknown = {
-            item: place.reset
-            for item, place in self._places.items()
-            if place.offset is None and place.reset is not None and item not in asked
+            item: position.reset
+            for item, position in self._positions.items()
+            if position.offset is None and position.reset is not None and item not in requested
         }
-        for item in self.failures.keys() - unknown.keys() - asked:
+        for item in self.failures.keys() - unknown.keys() - requested:
             del self.failures[item]
         if not unknown:
             return 1.0
         if self._retry_at > now:
             return self._retry_at - now
-        waits = [self._ask(node_id, times) for node_id, times in self._by_leader(unknown).items()]
+        waits = [self._send(node_id, times) for node_id, times in self._by_leader(unknown).items()]
         return min(waits, default=self._backoff_s)
 
     def _by_leader(self, unknown: dict[TopicPartition, int]) -> dict[int, dict[TopicPartition, int]]:
@@ -76,7 +77,7 @@ class OffsetResets:
         self._failed(problems)
         return found
 
-    def _ask(self, node_id: int, times: dict[TopicPartition, int]) -> float:
+    def _send(self, node_id: int, times: dict[TopicPartition, int]) -> float:
         if node_id in self._requests:
             return 1.0
         connection = self._cluster.opened(node_id, CONTROL)
@@ -98,7 +99,7 @@ class OffsetResets:
         self._requests[node_id] = (request, times)
         return 1.0
 
-    def _take(self) -> None:
+    def _handle_responses(self) -> None:
         found: dict[TopicPartition, OffsetAt] = {}
         failures: dict[TopicPartition, ClientError] = {}
         for node_id, (request, times) in list(self._requests.items()):
@@ -106,16 +107,21 @@ class OffsetResets:
             if request.done:
                 del self._requests[node_id]
                 again: dict[TopicPartition, ClientError] = {}
-                take_list_offsets(request, times, found, again, failures)
+                read_list_offsets(request, times, found, again, failures)
                 self._failed(again)
                 for item, at in times.items():
-                    place = self._places.get(item)
-                    if item in found and place is not None and place.offset is None and place.reset == at:
-                        place.offset, place.reset = found[item].offset, None
-                        place.trouble = ""
+                    position = self._positions.get(item)
+                    if (
+                        item in found
+                        and position is not None
+                        and position.offset is None
+                        and position.reset == at
+                    ):
+                        position.offset, position.reset = found[item].offset, None
+                        position.trouble = ""
                         self.failures.pop(item, None)
         for item, failure in failures.items():
-            if item in self._places:
+            if item in self._positions:
                 raise failure
 
     def _failed(self, problems: dict[TopicPartition, ClientError]) -> None:
@@ -127,15 +133,15 @@ class OffsetResets:
 
     def _note(self, problems: Mapping[TopicPartition, ClientError]) -> None:
         for item, problem in problems.items():
-            place = self._places.get(item)
-            if place is not None:
-                place.note(problem.code.name, str(problem))
+            position = self._positions.get(item)
+            if position is not None:
+                position.note(problem.code.name, str(problem))
 
     def waits(self) -> list[Wait]:
-        """The partitions whose position a broker is asked for, and has not answered. From any thread."""
+        """Returns the partitions whose position a broker has not returned for a while. From any thread."""
         now = time.monotonic()
         return [
-            Wait(Kind.READ, str(item), no_answer(request.connection, request.api_key), request.sent)
+            Wait(Kind.READ, str(item), no_response_text(request.connection, request.api_key), request.sent)
             for request, times in list(self._requests.values())
             if now - request.sent > SLOW_S and request.connection.unanswered() is request
             for item in times

@@ -1,4 +1,4 @@
-"""Offsets by time, and the ends of partitions: ListOffsets, asked of each partition's leader."""
+"""Offsets by time, and start and end offsets: ListOffsets requests to each partition's leader."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tidemill.client.cluster import CONTROL, Cluster
 from tidemill.client.config import ClientConfig
-from tidemill.client.connection import Connection
+from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, error_for
-from tidemill.client.request import Request
+from tidemill.client.network_client import CONTROL, NetworkClient
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -19,13 +18,13 @@ from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffset
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
-"""Times that stand for places: the end, the start, the record with the largest timestamp."""
+"""Special timestamps: the log end offset, the log start offset, the record with the largest timestamp."""
 
 MAX_TIMESTAMP_FROM_VERSION = 7
 
 
 class OffsetAt(NamedTuple):
-    """Where a lookup led: ``offset`` is -1 when no record is that late; ``timestamp`` in ms, -1 without."""
+    """The result of a lookup: ``offset`` is -1 if no record is that late; ``timestamp`` in ms, or -1."""
 
     offset: int
     timestamp: int
@@ -33,11 +32,15 @@ class OffsetAt(NamedTuple):
 
 
 def list_offsets(
-    cluster: Cluster, times: Mapping[TopicPartition, int], deadline: float, *, committed_only: bool = False
+    cluster: NetworkClient,
+    times: Mapping[TopicPartition, int],
+    deadline: float,
+    *,
+    committed_only: bool = False,
 ) -> dict[TopicPartition, OffsetAt]:
-    """The first offset at or after each time (ms, or one of the constants above).
+    """Returns the first offset at or after each time (ms, or one of the constants above).
 
-    Leaders are asked all at once, and again after a metadata refresh while they move and there is time.
+    Sends to all leaders at once; retries after a metadata refresh while leaders move, until ``deadline``.
     """
     failures: dict[TopicPartition, ClientError] = {}
     found = list_offsets_known(
@@ -49,7 +52,7 @@ def list_offsets(
 
 
 def list_offsets_known(
-    cluster: Cluster,
+    cluster: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
     failures: dict[TopicPartition, ClientError],
@@ -57,9 +60,9 @@ def list_offsets_known(
     committed_only: bool = False,
     all_or_none: bool = False,
 ) -> dict[TopicPartition, OffsetAt]:
-    """As :func:`list_offsets`, but partitions that fail are put into ``failures`` with their errors.
+    """As :func:`list_offsets`, but adds partitions that fail to ``failures``, with their errors.
 
-    ``all_or_none``: it ends with the first that is not worth asking again.
+    ``all_or_none``: ends at the first error that cannot be retried.
     """
     try:
         return _list_offsets(cluster, times, deadline, failures, committed_only, all_or_none)
@@ -68,7 +71,7 @@ def list_offsets_known(
 
 
 def _list_offsets(
-    cluster: Cluster,
+    cluster: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
     failures: dict[TopicPartition, ClientError],
@@ -80,18 +83,18 @@ def _list_offsets(
     began = time.monotonic()
     while left:
         again: dict[TopicPartition, ClientError] = {}
-        requests: list[tuple[Request, list[TopicPartition]]] = []
+        requests: list[tuple[InFlightRequest, list[TopicPartition]]] = []
         led = by_leader_known(cluster, left, deadline, "look up an offset of", failures)
         for node_id, items in led.items():
             try:
-                requests.append((_ask(cluster, node_id, items, left, deadline, committed_only), items))
+                requests.append((_send(cluster, node_id, items, left, deadline, committed_only), items))
             except (BrokerUnreachable, RequestTimeout) as problem:
                 again.update(dict.fromkeys(items, problem))
             except ClientError as problem:
                 failures.update(dict.fromkeys(items, problem))
         for request, items in requests:
             request.connection.wait(request, max(0.0, deadline - time.monotonic()))
-            take_list_offsets(request, items, found, again, failures)
+            read_list_offsets(request, items, found, again, failures)
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
             break
@@ -111,9 +114,9 @@ def _list_offsets(
 
 
 def by_leader(
-    cluster: Cluster, items: Iterable[TopicPartition], deadline: float, what: str
+    cluster: NetworkClient, items: Iterable[TopicPartition], deadline: float, what: str
 ) -> dict[int, list[TopicPartition]]:
-    """The partitions of each leader; ``what`` is to be done with them, for the error if one is missing."""
+    """Groups partitions by leader; ``what`` names the operation in the error if a partition is missing."""
     failures: dict[TopicPartition, ClientError] = {}
     found = by_leader_known(cluster, items, deadline, what, failures)
     for failure in failures.values():
@@ -122,13 +125,13 @@ def by_leader(
 
 
 def by_leader_known(
-    cluster: Cluster,
+    cluster: NetworkClient,
     items: Iterable[TopicPartition],
     deadline: float,
     what: str,
     failures: dict[TopicPartition, ClientError],
 ) -> dict[int, list[TopicPartition]]:
-    """As :func:`by_leader`; partitions that are not there are put into ``failures``."""
+    """As :func:`by_leader`, but adds partitions that do not exist to ``failures``."""
     found: dict[int, list[TopicPartition]] = {}
     for item in items:
         try:
@@ -149,25 +152,25 @@ def by_leader_known(
     return found
 
 
-def _ask(
-    cluster: Cluster,
+def _send(
+    cluster: NetworkClient,
     node_id: int,
     items: Iterable[TopicPartition],
     times: Mapping[TopicPartition, int],
     deadline: float,
     committed_only: bool,
-) -> Request:
+) -> InFlightRequest:
     if node_id < 0:
         raise BrokerUnreachable("no leader for " + ", ".join(map(str, items)), ErrorCode.LEADER_NOT_AVAILABLE)
     connection = cluster.connection(node_id, CONTROL, deadline)
-    asked = {item: times[item] for item in items}
-    return send_list_offsets(connection, asked, cluster.config, committed_only=committed_only)
+    requested = {item: times[item] for item in items}
+    return send_list_offsets(connection, requested, cluster.config, committed_only=committed_only)
 
 
 def send_list_offsets(
     connection: Connection, times: Mapping[TopicPartition, int], config: ClientConfig, *, committed_only: bool
-) -> Request:
-    """Asks the leader of these partitions, without waiting for the answer."""
+) -> InFlightRequest:
+    """Sends a request to the leader of these partitions, without waiting for the response."""
     version = connection.version(ApiKey.LIST_OFFSETS)
     topics: dict[str, ListOffsetsTopic] = {}
     for item, at in times.items():
@@ -186,25 +189,25 @@ def send_list_offsets(
     return connection.send(ApiKey.LIST_OFFSETS, message, version=version)
 
 
-def take_list_offsets(
-    request: Request,
+def read_list_offsets(
+    request: InFlightRequest,
     items: Iterable[TopicPartition],
     found: dict[TopicPartition, OffsetAt],
     again: dict[TopicPartition, ClientError],
     failures: dict[TopicPartition, ClientError],
 ) -> None:
-    """Sorts what was answered: found, worth asking ``again``, failed for good."""
+    """Sorts the results in a response: ``found``, to be retried (``again``), and final ``failures``."""
     broker = request.connection.address
     if not request.done:
         late = RequestTimeout(f"broker {broker} has not answered ListOffsets in time", broker=broker)
         again.update(dict.fromkeys(items, late))
         return
     try:
-        answer: Any = request.response()
+        response: Any = request.response()
     except (BrokerUnreachable, RequestTimeout) as problem:
         again.update(dict.fromkeys(items, problem))
         return
-    for topic in answer.topics:
+    for topic in response.topics:
         for entry in topic.partitions:
             item = TopicPartition(topic.name, entry.partition_index)
             if entry.error_code:

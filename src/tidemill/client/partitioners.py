@@ -1,7 +1,7 @@
-"""Which partition a message goes to.
+"""Partitioners: choose the partition of a message.
 
-The keyed ones hash as the clients do that write to the same topics: murmur2 as the Java client (so that a
-key meets the messages that other programs wrote under it), CRC-32 as librdkafka's ``consistent``.
+The keyed partitioners hash as other clients do that write to the same topics: murmur2 as the Java client (so
+that a key goes to the same partition from all programs), CRC-32 as librdkafka's ``consistent``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidemill.model.errors import ConfigError
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit murmur2 hash of the Java client, unsigned; Java prints the same bits signed."""
+    """Returns the 32-bit murmur2 hash of the Java client, unsigned; Java prints the same bits signed."""
     length: i64 = len(data)
     multiplier: i64 = 0x5BD1E995
     mask: i64 = 0xFFFFFFFF
@@ -41,17 +41,17 @@ def murmur2(data: bytes) -> int:
 
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
-    """The partition of ``key`` as Java clients choose it."""
+    """Returns the partition of ``key`` that Java clients choose."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def crc32_partition(key: bytes, partitions: int) -> int:
-    """The partition of ``key`` as librdkafka's ``consistent`` partitioner chooses it."""
+    """Returns the partition of ``key`` that librdkafka's ``consistent`` partitioner chooses."""
     return crc32(key) % partitions
 
 
 KINDS = ("murmur2", "consistent", "roundrobin", "sticky")
-"""Values of ``partitioner``: murmur2 and consistent hash the key and are sticky where there is none."""
+"""Values of ``partitioner``: murmur2 and consistent hash the key, and are sticky without a key."""
 
 ALIASES = {
     "default": "murmur2",
@@ -66,7 +66,7 @@ ALIASES = {
 
 
 def kind_of(name: str) -> str:
-    """The kind for a configured name; ConfigError when there is none such."""
+    """Returns the kind of a configured name; raises ConfigError for an unknown name."""
     kind = ALIASES.get(name, name)
     if kind not in KINDS:
         allowed = ", ".join(KINDS)

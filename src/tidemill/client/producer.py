@@ -1,16 +1,15 @@
-"""The producer: messages in, batches out, in the background.
+"""The producer: collects messages into batches and sends them in the background.
 
     with Producer("127.0.0.1:9092") as producer:
         delivery = producer.send("topic", b"value", key=b"key")
         print(delivery.result().offset)
 
-Threads: one producer may be used by any number of threads. Processes: after a fork, the child needs a
-producer of its own; using the parent's raises.
+Threads: any number of threads may share a producer. Processes: after a fork, the child needs a producer of
+its own; using the parent's producer raises.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -19,18 +18,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from tidemill.client import accumulator as queues
-from tidemill.client import waits
-from tidemill.client.accumulator import Accumulator, Delivery, PendingBatch, RecordMetadata, TopicQueues
-from tidemill.client.cluster import Cluster
-from tidemill.client.config import PRODUCER, config_of
+from tidemill.client import record_accumulator as queues
+from tidemill.client import wait_reasons
+from tidemill.client.config import config_of
+from tidemill.client.config_keys import PRODUCER
 from tidemill.client.errors import ClientClosed, ClientError, RequestTimeout
+from tidemill.client.network_client import NetworkClient
 from tidemill.client.partitioners import kind_of
+from tidemill.client.record_accumulator import (
+    Delivery,
+    PendingBatch,
+    RecordAccumulator,
+    RecordMetadata,
+    TopicQueues,
+)
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
-from tidemill.client.waits import Wait
+from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ErrorCode
-
-LOG = logging.getLogger(__name__)
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 KINDS = {
@@ -46,7 +50,7 @@ OnDelivery = Callable[[RecordMetadata | None, Exception | None], None]
 
 
 class BulkDelivery:
-    """The fate of many messages that were handed over together."""
+    """The result of many messages that were sent together."""
 
     __slots__ = ("_deliveries", "count")
 
@@ -55,11 +59,11 @@ class BulkDelivery:
         self._deliveries = deliveries
 
     def done(self) -> bool:
-        """Whether all messages were acknowledged, or given up."""
+        """Whether all messages were acknowledged or have failed."""
         return all(delivery.all_done() for delivery in self._deliveries)
 
     def result(self, timeout: float | None = None) -> int:
-        """Waits (seconds) until all messages are acknowledged; their count. Raises the first error."""
+        """Waits up to ``timeout`` seconds for all acknowledgements; returns the count, or raises an error."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for delivery in self._deliveries:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -70,26 +74,26 @@ class BulkDelivery:
 
 
 class Counts(NamedTuple):
-    """Messages of a producer so far."""
+    """The numbers of messages of a producer so far."""
 
     sent: int
-    """Handed over."""
+    """Messages passed to the producer."""
     acknowledged: int
     failed: int
-    """Given up, with an error."""
+    """Messages that failed with an error."""
 
     @property
     def unknown(self) -> int:
-        """Neither acknowledged nor given up yet."""
+        """Messages neither acknowledged nor failed yet."""
         return self.sent - self.acknowledged - self.failed
 
 
 class Producer:
     """Sends messages to topics.
 
-    Configuration by Kafka's names, as a mapping (``{"linger.ms": 20}``) or as keywords (``linger_ms=20``);
-    the table is in :mod:`tidemill.client.config`. ConfigError for one that cannot be used. Nothing is
-    connected before the first message.
+    The configuration has Kafka's names, as a mapping (``{"linger.ms": 20}``) or as keywords
+    (``linger_ms=20``); :mod:`tidemill.client.config_keys` has the table. Raises ConfigError for an invalid
+    configuration. Connects when the first message is sent.
     """
 
     def __init__(
@@ -100,17 +104,17 @@ class Producer:
         **keywords: Any,
     ) -> None:
         self.config = config_of(PRODUCER, bootstrap_servers, config, keywords)
-        self._cluster = Cluster(self.config)
+        self._cluster = NetworkClient(self.config)
         partitioner = self.config["partitioner"]
         custom = partitioner if callable(partitioner) else None
         block = self.config.int("max.block.ms")
         self._block = FOREVER_SECONDS if block < 0 else block / 1000
         request_bytes = self.config.int("max.request.size")
-        self._accumulator = Accumulator(
+        self._accumulator = RecordAccumulator(
             min(self.config.int("batch.size"), max(1, request_bytes - REQUEST_OVERHEAD_BYTES)),
             self.config.int("buffer.memory"),
             request_bytes,
-            CODECS[self.config.text("compression.type")],
+            CODECS[self.config.str("compression.type")],
             self.config["compression.level"],
             queues.CUSTOM if custom else KINDS[kind_of(str(partitioner))],
             custom,
@@ -122,8 +126,8 @@ class Producer:
         self._sender = Sender(self._cluster, self._accumulator)
         self._sender.thread.start()
         self._closed = False
-        _LIVING.add(self)
-        waits.register(self)
+        _OPEN_PRODUCERS.add(self)
+        wait_reasons.register(self)
 
     def _wake(self) -> None:
         self._sender.wake()
@@ -141,11 +145,12 @@ class Producer:
         headers: Headers = (),
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Hands one message over and returns at once, usually.
+        """Appends one message to its batch; usually returns at once.
 
-        It blocks up to ``max.block.ms`` while the topic's metadata is not known or ``buffer.memory`` is full.
-        ``timestamp_ms`` is now unless told. ``on_delivery(metadata, error)`` is called by the sender thread,
-        with one of the two None; it must be quick. TypeError where key or value are not bytes.
+        Blocks up to ``max.block.ms`` while the topic's metadata is unknown or ``buffer.memory`` is full.
+        ``timestamp_ms`` defaults to the current time. The sender thread calls ``on_delivery(metadata,
+        error)``, with one of the two None; the callback must be quick. Raises TypeError if key or value is
+        not bytes.
         """
         found = self._topics.get(topic)
         if found is None:
@@ -183,7 +188,7 @@ class Producer:
         headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None,
         partitions: Sequence[int] | None = None,
     ) -> BulkDelivery:
-        """Hands many messages of one topic over; the columns run parallel. Blocks as :meth:`send` does."""
+        """Sends many messages of one topic, given as parallel columns. Blocks as :meth:`send` does."""
         for name, column in (
             ("keys", keys),
             ("timestamps_ms", timestamps_ms),
@@ -201,10 +206,10 @@ class Producer:
         return BulkDelivery(len(values), deliveries)
 
     def send_arrow(self, topic: str, table: Any) -> BulkDelivery:
-        """Hands the rows of a ``pyarrow`` Table or RecordBatch over.
+        """Sends the rows of a ``pyarrow`` Table or RecordBatch.
 
         Columns: ``value`` (binary or string); optional ``key`` (the same), ``partition`` (int), ``timestamp``
-        (timestamp, or int64 ms), ``headers`` (list of structs of key and value). Others are not looked at.
+        (timestamp, or int64 ms), ``headers`` (list of structs of key and value). Other columns are ignored.
         """
         from tidemill.client.arrow import columns_of
 
@@ -219,12 +224,12 @@ class Producer:
         return BulkDelivery(count, deliveries)
 
     def partitions_for(self, topic: str) -> int:
-        """How many partitions the topic has; asks the cluster when it is not known."""
+        """Returns the number of partitions of the topic; reads the metadata if the topic is unknown."""
         found = self._topics.get(topic) or self._load(topic)
         return len(found.queues)
 
     def _load(self, topic: str) -> TopicQueues:
-        """A topic's queues, after its metadata was read. ClientError when there is no such topic."""
+        """Reads a topic's metadata and creates its queues. Raises ClientError if it does not exist."""
         self._check_open()
         with self._load_lock:
             found = self._topics.get(topic)
@@ -235,37 +240,37 @@ class Producer:
             made = TopicQueues(topic, len(known.partitions))
             with self._accumulator.lock:
                 self._topics[topic] = made
-            self._sender.take_metadata()
+            self._sender.apply_metadata()
             return made
 
     def _grow(self, topic: str) -> None:
-        """Reads the metadata again: the topic may have more partitions by now."""
+        """Refreshes the metadata: the topic may have more partitions by now."""
         self._cluster.refresh(time.monotonic() + self._block)
-        self._sender.take_metadata()
+        self._sender.apply_metadata()
 
-    # -- ending -------------------------------------------------------------------------------------------
+    # -- results and closing ------------------------------------------------------------------------------
 
     def trouble(self) -> Exception | None:
-        """Why messages that wait are not acknowledged yet; None when nothing is known, or nothing waits."""
-        return self._sender.outcomes.trouble()
+        """Returns why messages are not acknowledged yet; None if none waits or no reason is known."""
+        return self._sender.results.trouble()
 
     def waits(self) -> list[Wait]:
-        """The partitions whose messages are not acknowledged for a while now, since when, and why.
+        """Returns the partitions whose messages have waited for a while, since when, and why.
 
-        From any thread; see :mod:`tidemill.client.waits`.
+        From any thread; see :mod:`tidemill.client.wait_reasons`.
         """
         return self._sender.waits()
 
     def counts(self) -> Counts:
-        """How many messages were handed over so far, acknowledged (with acks=0: sent), and given up."""
+        """Returns how many messages were sent, acknowledged (with acks=0: written), and failed so far."""
         found = self._accumulator
         with found.lock:
             return Counts(int(found.messages), int(found.messages_acknowledged), int(found.messages_failed))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns once every message handed over before is acknowledged or given up.
+        """Returns once every message sent before is acknowledged or has failed.
 
-        ``timeout`` in seconds; RequestTimeout when it runs out, and the messages are still under way then.
+        Raises RequestTimeout after ``timeout`` seconds; the messages are still in progress then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         todo: list[PendingBatch] = self._accumulator.mark_all_urgent()
@@ -277,25 +282,25 @@ class Producer:
             todo += batch.parts or ()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flushes, then closes. What is not acknowledged within ``timeout`` seconds is given up."""
+        """Flushes, then closes. Messages that are not acknowledged within ``timeout`` seconds fail."""
         if self._closed:
             return
         self._closed = True
-        self._accumulator.shut(queues.closed_error())
+        self._accumulator.close(queues.closed_error())
         sender = self._sender
         sender.stopping = True
         sender.wake()
         if threading.current_thread() is not sender.thread:
             sender.thread.join(timeout)
             if sender.thread.is_alive():
-                sender.outcomes.fail_all(
+                sender.results.fail_all(
                     ClientClosed("the producer was closed before the message was acknowledged")
                 )
                 sender.wake()
                 sender.thread.join(5)
         self._cluster.close()
-        _LIVING.discard(self)
-        waits.unregister(self)
+        _OPEN_PRODUCERS.discard(self)
+        wait_reasons.unregister(self)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -309,26 +314,26 @@ class Producer:
     ) -> None:
         self.close()
 
-    def _disown(self) -> None:
-        """In a forked child: the thread stayed with the parent, and its sockets are not ours."""
+    def _invalidate_after_fork(self) -> None:
+        """Makes the producer unusable in a forked child: its thread and its sockets belong to the parent."""
         self._closed = True
         self._accumulator.lock = threading.Lock()
         self._accumulator.closed = ClientError(
-            "this producer belongs to the parent process; make one after the fork",
+            "this producer belongs to the parent process; create one after the fork",
             ErrorCode.NETWORK_EXCEPTION,
         )
 
 
-_LIVING: weakref.WeakSet[Producer] = weakref.WeakSet()
+_OPEN_PRODUCERS: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-def _disown_all() -> None:
-    for producer in list(_LIVING):
-        producer._disown()
+def _invalidate_all_after_fork() -> None:
+    for producer in list(_OPEN_PRODUCERS):
+        producer._invalidate_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+    os.register_at_fork(after_in_child=_invalidate_all_after_fork)
 
 
 def _header_list(headers: Headers) -> list[tuple[str, bytes | None]]:
@@ -340,7 +345,7 @@ def _check_types(topic: str, key: Any, value: Any) -> None:
     for name, found in (("key", key), ("value", value)):
         if found is not None and not isinstance(found, bytes):
             raise TypeError(
-                f"the {name} of a message for {topic!r} is {type(found).__name__}, it must be bytes or None; "
+                f"the {name} of a message for {topic!r} is {type(found).__name__}; it must be bytes or None; "
                 "encode it first (text: .encode(), objects: json.dumps(...).encode())"
             )
 

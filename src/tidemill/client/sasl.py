@@ -1,8 +1,8 @@
-"""The mechanisms of SASL, as state machines without input or output.
+"""The SASL mechanisms, as state machines without I/O.
 
-A mechanism gives its first message, and for every challenge of the broker the next one, or None once it is
-content. The steps of each are a table: a challenge that is not due raises :class:`ProtocolError`, so that a
-broker can neither end an exchange early nor draw it out.
+A mechanism returns its first message, and for every challenge of the broker the next message, or None once
+the exchange is complete. The steps of each are a table: an unexpected challenge raises
+:class:`ProtocolError`, so that a broker can neither end an exchange early nor prolong it.
 
 =============  =============================  ===================================================
 mechanism      messages of the client         source
@@ -27,7 +27,7 @@ PLAIN = "PLAIN"
 OAUTHBEARER = "OAUTHBEARER"
 
 CHALLENGE_SHOWN_MAX = 200
-"""Characters of a broker's own words that go into an error text."""
+"""Maximum characters of a broker's text in an error message."""
 
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
@@ -35,51 +35,51 @@ _ABORT = b"\x01"
 
 
 class WrongSignature(ProtocolError):
-    """The server did not prove that it knows the password: it may be another one."""
+    """The server did not prove that it knows the password: it may be an impostor."""
 
 
 class Mechanism(Protocol):
-    """One exchange of messages with one broker."""
+    """One login exchange with one broker."""
 
     name: str
 
     def first(self) -> bytes:
-        """What the client says first."""
+        """Returns the client's first message."""
         ...
 
-    def answer(self, challenge: bytes) -> bytes | None:
-        """The next message; None when the broker has proved what it must. Raises ProtocolError."""
+    def respond(self, challenge: bytes) -> bytes | None:
+        """Returns the response; None once the broker's proof is complete. Raises ProtocolError."""
         ...
 
     def refusal(self) -> str | None:
-        """Why the broker refuses, where it said so before it ended the exchange."""
+        """Returns the broker's reason for a refusal, if it sent one before it ended the exchange."""
         ...
 
 
 class Step(enum.Enum):
-    """Where an exchange is."""
+    """The state of an exchange."""
 
-    BEGINNING = "nothing was sent"
+    INITIAL = "nothing was sent"
     FIRST_SENT = "the first message was sent"
     PROOF_SENT = "the proof was sent"
     ABORTING = "the broker refused"
     DONE = "the exchange has ended"
 
 
-BEGIN: Mapping[Step, Step] = {Step.BEGINNING: Step.FIRST_SENT}
-"""The step of the first message, of every mechanism; their own tables have those of the answers."""
+FIRST_MESSAGE: Mapping[Step, Step] = {Step.INITIAL: Step.FIRST_SENT}
+"""The first transition of every mechanism; the tables of the mechanisms have the transitions of responses."""
 
 
 def advance(name: str, table: Mapping[Step, Step], step: Step) -> Step:
-    """The step after ``step``; ProtocolError where the table has none."""
+    """Returns the step after ``step``; raises ProtocolError if the table has none."""
     after = table.get(step)
     if after is None:
-        raise ProtocolError(f"a message of {name} that is not due: {step.value}")
+        raise ProtocolError(f"unexpected message of {name}: {step.value}")
     return after
 
 
 class PlainMechanism(Mechanism):
-    """User and password in the clear: for connections that TLS protects."""
+    """User and password in plain text: for connections that TLS protects."""
 
     name = PLAIN
     TABLE: Mapping[Step, Step] = {Step.FIRST_SENT: Step.DONE}
@@ -87,16 +87,16 @@ class PlainMechanism(Mechanism):
     def __init__(self, username: str, password: str) -> None:
         self._username = username
         self._password = password
-        self._step = Step.BEGINNING
+        self._step = Step.INITIAL
 
     def first(self) -> bytes:
-        self._step = advance(self.name, BEGIN, self._step)
+        self._step = advance(self.name, FIRST_MESSAGE, self._step)
         return f"\0{self._username}\0{self._password}".encode()
 
-    def answer(self, challenge: bytes) -> bytes | None:
+    def respond(self, challenge: bytes) -> bytes | None:
         self._step = advance(self.name, self.TABLE, self._step)
         if challenge:
-            raise ProtocolError("a challenge after user and password of PLAIN, where none is due")
+            raise ProtocolError("unexpected challenge after user and password of PLAIN")
         return None
 
     def refusal(self) -> str | None:
@@ -104,7 +104,7 @@ class PlainMechanism(Mechanism):
 
 
 class OAuthBearerMechanism(Mechanism):
-    """A token that the broker checks. Its refusal comes as JSON, which has to be answered."""
+    """A token that the broker checks. A refusal is a JSON challenge, to which the client must respond."""
 
     name = OAUTHBEARER
     TABLE: Mapping[Step, Step] = {Step.FIRST_SENT: Step.DONE}
@@ -113,15 +113,15 @@ class OAuthBearerMechanism(Mechanism):
     def __init__(self, token: str, extensions: Mapping[str, str]) -> None:
         self._token = token
         self._extensions = extensions
-        self._step = Step.BEGINNING
+        self._step = Step.INITIAL
         self._refusal: str | None = None
 
     def first(self) -> bytes:
-        self._step = advance(self.name, BEGIN, self._step)
+        self._step = advance(self.name, FIRST_MESSAGE, self._step)
         pairs = [("auth", f"Bearer {self._token}"), *self._extensions.items()]
         return b"n,,\x01" + b"".join(f"{name}={value}\x01".encode() for name, value in pairs) + b"\x01"
 
-    def answer(self, challenge: bytes) -> bytes | None:
+    def respond(self, challenge: bytes) -> bytes | None:
         if not challenge:
             self._step = advance(self.name, self.TABLE, self._step)
             return None
@@ -134,16 +134,16 @@ class OAuthBearerMechanism(Mechanism):
 
 
 def check_extensions(extensions: Mapping[str, str]) -> None:
-    """ConfigError for names and values that RFC 7628 does not allow."""
+    """Raises ConfigError for names and values that RFC 7628 does not allow."""
     for name, value in extensions.items():
         if not _EXTENSION_NAME.fullmatch(name) or name.lower() == "auth":
-            raise ConfigError(f"SASL extension {name!r}: a name has letters only, and is not auth")
+            raise ConfigError(f"SASL extension {name!r}: a name has letters only, and must not be auth")
         if not _EXTENSION_VALUE.fullmatch(value):
             raise ConfigError(f"SASL extension {name}: its value must be printable ASCII, and not empty")
 
 
 def refusal_text(text: str) -> str:
-    """A broker's reason in one bounded line: of a refusal of OAUTHBEARER, which is JSON, its status."""
+    """Returns a broker's reason as one bounded line; for OAUTHBEARER's JSON refusal, its status."""
     text = text[: 16 * CHALLENGE_SHOWN_MAX]
     try:
         found = json.loads(text)
@@ -155,6 +155,6 @@ def refusal_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A broker's text in one bounded line."""
+    """Returns a broker's text as one bounded line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * CHALLENGE_SHOWN_MAX]).split())
     return line if len(line) <= CHALLENGE_SHOWN_MAX else line[: CHALLENGE_SHOWN_MAX - 1] + "…"

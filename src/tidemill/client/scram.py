@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512: both ends prove that they know the password, and neither sends it.
+"""SCRAM-SHA-256 and SCRAM-SHA-512: both ends prove that they know the password without sending it.
 
 =======  ==========================================================  ==========================
 message  text                                                        proves
@@ -6,12 +6,12 @@ message  text                                                        proves
 client   ``n,,n=USER,r=NONCE[,tokenauth=true]``
 server   ``r=NONCE+MORE,s=SALT,i=ITERATIONS``
 client   ``c=biws,r=NONCE+MORE,p=PROOF``                              the client has the password
-server   ``v=SIGNATURE`` or ``e=ERROR``                               the server has it as well
+server   ``v=SIGNATURE`` or ``e=ERROR``                               the server has it too
 =======  ==========================================================  ==========================
 
 ``PROOF = ClientKey XOR HMAC(H(ClientKey), AuthMessage)``, and ``AuthMessage`` is the three texts before it.
-Source: RFC 5802 (section 3), RFC 7677; KIP-48 for ``tokenauth``. As Kafka does it: the password is taken as
-UTF-8, without the preparation of RFC 4013, and there is no channel binding.
+Source: RFC 5802 (section 3), RFC 7677; KIP-48 for ``tokenauth``. As in Kafka, the password is encoded as
+UTF-8 without the preparation of RFC 4013, and there is no channel binding.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import hmac
 import secrets
 from collections.abc import Mapping
 
-from tidemill.client.sasl import BEGIN, Mechanism, Step, WrongSignature, advance, printable
+from tidemill.client.sasl import FIRST_MESSAGE, Mechanism, Step, WrongSignature, advance, printable
 from tidemill.model.errors import ProtocolError
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 ITERATIONS_MIN = 4096
-"""RFC 7677; Kafka's clients refuse fewer, which would make a stolen exchange cheap to guess from."""
+"""From RFC 7677. Kafka's clients refuse fewer: guessing from a recorded exchange would be cheap."""
 
 ITERATIONS_MAX = 500_000
-"""Thirty times what Kafka lets an operator set, half a second of a processor: a broker may ask no more."""
+"""Thirty times Kafka's limit for operators, half a second of processor time; brokers may not request more."""
 
 SALT_BYTES_MAX = 1024
 NONCE_LENGTH_MAX = 1024
@@ -42,7 +42,7 @@ NO_CHANNEL_BINDING = "n,,"
 
 
 class ScramMechanism(Mechanism):
-    """One exchange. ``nonce`` is random unless a test gives it."""
+    """One exchange. ``nonce`` is random unless a test sets it."""
 
     TABLE: Mapping[Step, Step] = {
         Step.FIRST_SENT: Step.PROOF_SENT,
@@ -65,18 +65,18 @@ class ScramMechanism(Mechanism):
         user = username.replace("=", "=3D").replace(",", "=2C")
         self._first = f"n={user},r={self._nonce}" + (",tokenauth=true" if token_auth else "")
         self._signature = b""
-        self._step = Step.BEGINNING
+        self._step = Step.INITIAL
 
     def first(self) -> bytes:
-        self._step = advance(self.name, BEGIN, self._step)
+        self._step = advance(self.name, FIRST_MESSAGE, self._step)
         return (NO_CHANNEL_BINDING + self._first).encode()
 
-    def answer(self, challenge: bytes) -> bytes | None:
-        was, self._step = self._step, advance(self.name, self.TABLE, self._step)
+    def respond(self, challenge: bytes) -> bytes | None:
+        before, self._step = self._step, advance(self.name, self.TABLE, self._step)
         fields = _fields(challenge)
         if "e" in fields:
-            raise ProtocolError(f"the broker ends {self.name} with {printable(fields['e'])!r}")
-        if was is Step.FIRST_SENT:
+            raise ProtocolError(f"the broker ended {self.name} with {printable(fields['e'])!r}")
+        if before is Step.FIRST_SENT:
             return self._proof(challenge, fields)
         self._verify(fields)
         return None
@@ -108,34 +108,34 @@ class ScramMechanism(Mechanism):
 
 
 def _fields(challenge: bytes) -> dict[str, str]:
-    """``a=1,b=2`` by letter; ProtocolError for anything else, and for a letter that comes twice."""
+    """Parses ``a=1,b=2`` by letter; raises ProtocolError for anything else, and for a repeated letter."""
     if len(challenge) > MESSAGE_BYTES_MAX:
-        raise ProtocolError(f"a message of SCRAM of {len(challenge)} bytes; allowed are {MESSAGE_BYTES_MAX}")
+        raise ProtocolError(f"a SCRAM message of {len(challenge)} bytes; allowed are {MESSAGE_BYTES_MAX}")
     try:
         parts = [part.partition("=") for part in challenge.decode().split(",")]
     except UnicodeDecodeError:
-        raise ProtocolError("a message of SCRAM that is no UTF-8") from None
+        raise ProtocolError("a SCRAM message that is not UTF-8") from None
     fields = {name: value for name, equals, value in parts if equals and len(name) == 1}
     if len(fields) != len(parts):
-        raise ProtocolError("a message of SCRAM that is not made of letter=value, each once")
+        raise ProtocolError("a SCRAM message that does not consist of letter=value, each letter once")
     if "m" in fields:
-        raise ProtocolError("the broker demands an extension of SCRAM that is not known")
+        raise ProtocolError("the broker requires an unknown SCRAM extension")
     return fields
 
 
 def _server_first(fields: Mapping[str, str], own: str) -> tuple[str, bytes, int]:
-    """Nonce, salt and iterations, within their bounds."""
+    """Returns nonce, salt and iterations; raises ProtocolError if one is out of bounds."""
     nonce = fields.get("r", "")
     if not nonce.startswith(own) or not len(own) < len(nonce) <= NONCE_LENGTH_MAX:
-        raise ProtocolError("the broker's nonce of SCRAM does not continue the client's")
+        raise ProtocolError("the broker's SCRAM nonce does not continue the client's")
     salt = _decoded(fields, "s")
     if not 0 < len(salt) <= SALT_BYTES_MAX:
-        raise ProtocolError(f"a salt of SCRAM of {len(salt)} bytes; allowed are 1 to {SALT_BYTES_MAX}")
+        raise ProtocolError(f"a SCRAM salt of {len(salt)} bytes; allowed are 1 to {SALT_BYTES_MAX}")
     text = fields.get("i", "")
     iterations = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise ProtocolError(
-            f"the broker asks for {printable(text) or 'no'} iterations of SCRAM; allowed are "
+            f"the broker requires {printable(text) or 'no'} SCRAM iterations; allowed are "
             f"{ITERATIONS_MIN} to {ITERATIONS_MAX}"
         )
     return nonce, salt, iterations
@@ -145,4 +145,4 @@ def _decoded(fields: Mapping[str, str], letter: str) -> bytes:
     try:
         return base64.b64decode(fields[letter], validate=True)
     except (KeyError, ValueError, binascii.Error):
-        raise ProtocolError(f"a message of SCRAM without a readable {letter}=") from None
+        raise ProtocolError(f"a SCRAM message without a readable {letter}=") from None

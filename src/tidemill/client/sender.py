@@ -1,7 +1,7 @@
-"""The producer's sender thread: takes ready batches, sends them to their leaders, settles what comes back.
+"""The producer's sender thread: sends ready batches to their leaders and handles the responses.
 
-One thread serves all brokers. Connections are opened by helper threads, so that a dead broker holds up only
-its own partitions.
+One thread serves all brokers. Helper threads open the connections, so that a dead broker delays only its own
+partitions.
 """
 
 from __future__ import annotations
@@ -14,16 +14,9 @@ import time
 from collections import deque
 from typing import Any
 
-from tidemill.client.accumulator import (
-    EPOCH_MAX,
-    SEQUENCE_MASK,
-    Accumulator,
-    PartitionQueue,
-    PendingBatch,
-)
-from tidemill.client.cluster import DATA, SLOW_S, Cluster
-from tidemill.client.connection import Connection
-from tidemill.client.connection_attempts import no_answer
+from tidemill.client.batch_results import BatchResults
+from tidemill.client.connection import Connection, InFlightRequest
+from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import (
     NEXT_STEP,
     BrokerUnreachable,
@@ -33,9 +26,15 @@ from tidemill.client.errors import (
     code_of,
     error_for,
 )
-from tidemill.client.outcomes import Outcomes
-from tidemill.client.request import Request
-from tidemill.client.waits import Kind, Wait
+from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
+from tidemill.client.record_accumulator import (
+    EPOCH_MAX,
+    SEQUENCE_MASK,
+    PartitionQueue,
+    PendingBatch,
+    RecordAccumulator,
+)
+from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -52,13 +51,13 @@ IDLE_SECONDS = 1.0
 
 
 class Sender:
-    """The thread, and what it keeps: sockets to poll, requests under way, the producer id."""
+    """The sender thread and its state: sockets to poll, requests in flight, the producer id."""
 
-    def __init__(self, cluster: Cluster, accumulator: Accumulator) -> None:
+    def __init__(self, cluster: NetworkClient, accumulator: RecordAccumulator) -> None:
         config = cluster.config
         self._cluster = cluster
         self._accumulator = accumulator
-        self.outcomes = Outcomes(cluster, accumulator)
+        self.results = BatchResults(cluster, accumulator)
         self._acks = config.int("acks")
         self._linger = config.seconds("linger.ms")
         self._timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
@@ -71,7 +70,7 @@ class Sender:
         self._producer_epoch = -1
         self._poll = select.poll()
         self._registered: dict[int, Connection] = {}
-        self._outstanding: dict[Connection, deque[Request]] = {}
+        self._outstanding: dict[Connection, deque[InFlightRequest]] = {}
         self._pipe = WakePipe()
         self._poll.register(self._pipe, select.POLLIN)
         self._refreshing = False
@@ -79,7 +78,7 @@ class Sender:
         self.thread = threading.Thread(target=self._run, name="tidemill-producer", daemon=True)
 
     def wake(self) -> None:
-        """Has the thread look again. Safe from any thread."""
+        """Wakes the sender thread. Safe from any thread."""
         self._pipe.wake()
 
     # -- the loop -----------------------------------------------------------------------------------------
@@ -87,29 +86,29 @@ class Sender:
     def _run(self) -> None:
         try:
             while not (self.stopping and not self._accumulator.incomplete):
-                self._turn()
+                self._iterate()
         except BaseException as problem:
-            LOG.exception("the producer's sender thread ends")
-            error = ClientError(f"the producer's sender thread failed: {problem!r}; make a new producer")
-            self._accumulator.shut(error)
+            LOG.exception("the producer's sender thread failed")
+            error = ClientError(f"the producer's sender thread failed: {problem!r}; create a new producer")
+            self._accumulator.close(error)
             for batch in list(self._accumulator.incomplete):
-                self.outcomes.settle(batch, error)
-            self.outcomes.run_callbacks()
+                self.results.complete(batch, error)
+            self.results.run_callbacks()
             if not isinstance(problem, Exception):
                 raise
         finally:
             self._pipe.close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         now = time.monotonic()
         self._prepare(now)
         wait = self._send_ready(now)
-        self.outcomes.run_callbacks()
+        self.results.run_callbacks()
         self._await(wait)
-        self.outcomes.run_callbacks()
+        self.results.run_callbacks()
 
     def _await(self, wait: float) -> None:
-        """Sleeps until an answer, a wake-up or the time; takes the answers."""
+        """Waits up to ``wait`` seconds for responses or a wake-up; handles the responses."""
         for descriptor, _ in self._poll.poll(int(wait * 1000 + 0.999)):
             if descriptor == self._pipe.fileno():
                 self._pipe.drain()
@@ -121,9 +120,9 @@ class Sender:
         for connection, requests in list(self._outstanding.items()):
             connection.expire(now)
             while requests and requests[0].done:
-                self._answered(requests.popleft())
+                self._handle_response(requests.popleft())
         for descriptor, connection in list(self._registered.items()):
-            # The thread that closes may not have ended every request yet: those are taken in a later turn.
+            # The closing thread may not have ended every request yet: a later iteration handles the rest.
             if connection.closed and not self._outstanding.get(connection):
                 self._unregister(descriptor, connection)
 
@@ -136,31 +135,34 @@ class Sender:
             self._cluster.failed(connection.node_id)
             self._cluster.request_refresh()
 
-    # -- what must be there before anything is sent -------------------------------------------------------
+    # -- preconditions of sending -------------------------------------------------------------------------
 
     def _prepare(self, now: float) -> None:
-        """Gives up what is too old; has metadata and producer id brought by a helper thread."""
+        """Fails expired batches; starts a helper thread for missing metadata or a missing producer id."""
         accumulator = self._accumulator
-        self.outcomes.expire(now)
+        self.results.expire(now)
         missing_id = self._idempotent and self._producer_id < 0 and bool(accumulator.active)
         if (self._cluster.needs_refresh() or missing_id) and not self._refreshing:
             self._refreshing = True
             threading.Thread(
-                target=self._ask_cluster, args=(missing_id,), name="tidemill-producer-metadata", daemon=True
+                target=self._update_cluster,
+                args=(missing_id,),
+                name="tidemill-producer-metadata",
+                daemon=True,
             ).start()
 
-    def _ask_cluster(self, missing_id: bool) -> None:
+    def _update_cluster(self, missing_id: bool) -> None:
         deadline = time.monotonic() + 5
         try:
             self._cluster.raise_refusal()
             if self._cluster.needs_refresh():
                 self._cluster.refresh(deadline)
-                self.take_metadata()
+                self.apply_metadata()
             if missing_id:
                 self._init_producer_id(deadline)
         except KafkaError as problem:
             if not problem.retriable and not isinstance(problem, ClientClosed):
-                self.outcomes.fail_all(problem, in_flight=False)
+                self.results.fail_all(problem, in_flight=False)
             else:
                 LOG.debug("metadata or producer id: %s", problem)
                 time.sleep(self._backoff)
@@ -168,8 +170,8 @@ class Sender:
             self._refreshing = False
             self.wake()
 
-    def take_metadata(self) -> None:
-        """Brings the queues up to the metadata: new partitions, and which ones have a leader."""
+    def apply_metadata(self) -> None:
+        """Updates the queues from the metadata: adds new partitions, and notes which ones have a leader."""
         with self._accumulator.lock:
             for name, topic in self._accumulator.topics.items():
                 known = self._cluster.topics.get(name)
@@ -182,22 +184,22 @@ class Sender:
     def _init_producer_id(self, deadline: float) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
         try:
-            answer = self._cluster.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
-            if answer.error_code:
+            response = self._cluster.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
+            if response.error_code:
                 raise error_for(
-                    answer.error_code, "get a producer id (enable.idempotence=false does without)"
+                    response.error_code, "get a producer id (enable.idempotence=false needs none)"
                 )
         except KafkaError as problem:
-            self.outcomes.id_problem = problem
+            self.results.id_problem = problem
             raise
-        self.outcomes.id_problem = None
-        self._producer_epoch = answer.producer_epoch
-        self._producer_id = answer.producer_id
+        self.results.id_problem = None
+        self._producer_epoch = response.producer_epoch
+        self._producer_id = response.producer_id
 
     # -- sending ------------------------------------------------------------------------------------------
 
     def _send_ready(self, now: float) -> float:
-        """Sends what is ready; seconds until the next batch may be, or a large number."""
+        """Sends the ready batches; returns the seconds until the next batch may be ready, or IDLE_SECONDS."""
         wait = IDLE_SECONDS
         if self._idempotent and self._producer_id < 0:
             return wait
@@ -206,14 +208,14 @@ class Sender:
         with accumulator.lock:
             flushing = accumulator.waiters > 0 or self.stopping
             for queue in list(accumulator.active):
-                due = self._due(queue, now, flushing)
+                due = self._wait_s(queue, now, flushing)
                 if due > 0:
                     wait = min(wait, due)
                     continue
                 leader = self._cluster.leader(queue.topic, queue.partition)
                 if queue.in_flight and leader != queue.sent_to:
-                    # What the former leader has may be in the log or not. Sent again after later batches, it
-                    # would be out of sequence, and under another epoch it would be there twice.
+                    # A batch in flight to the former leader may be in the log or not. A retry after later
+                    # batches would be out of sequence, and a retry in another epoch would be a duplicate.
                     continue
                 by_node.setdefault(leader, []).append(queue)
         for node_id, queues in by_node.items():
@@ -231,16 +233,16 @@ class Sender:
                 wait = 0.0
         return wait
 
-    def _due(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
-        """Seconds until the first batch may be sent; 0: now, IDLE_SECONDS: once an answer comes."""
+    def _wait_s(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
+        """Seconds until the first batch may be sent; 0: now, IDLE_SECONDS: once a response arrives."""
         waiting = queue.waiting
         if not waiting:
             self._accumulator.active.pop(queue, None)
             return IDLE_SECONDS
         head = waiting[0]
         if queue.bump_due and not queue.in_flight and not head.in_doubt:
-            # Under another epoch what is in the log already would be there twice: it keeps its sequence.
-            self._bump(queue)
+            # A batch that may be in the log keeps its sequence: in another epoch it would be a duplicate.
+            self._bump_epoch(queue)
             if queue.producer_id < 0:
                 return IDLE_SECONDS
         if queue.in_flight and (
@@ -254,7 +256,7 @@ class Sender:
         return max(0.0, head.created + self._linger - now)
 
     def _send_to(self, connection: Connection, queues: list[PartitionQueue]) -> bool:
-        """Sends one request with a batch of each queue, as far as they fit; True when more may be ready."""
+        """Sends one request with a batch of each queue, as far as they fit; True if more may be ready."""
         under_way = self._outstanding.setdefault(connection, deque())
         if len(under_way) >= self._in_flight_max:
             return False
@@ -264,12 +266,12 @@ class Sender:
         with self._accumulator.lock:
             for queue in queues:
                 if not queue.waiting:
-                    continue  # Another thread has given its messages up meanwhile.
+                    continue  # Another thread has failed its messages meanwhile.
                 batch = queue.waiting[0]
                 if batches and size + batch.builder.size_bytes > self._request_bytes:
                     more = True
                     continue
-                self._take(queue, batch, connection.node_id)
+                self._move_to_in_flight(queue, batch, connection.node_id)
                 size += batch.builder.size_bytes
                 batches.append(batch)
                 more = more or len(queue.waiting) > 0
@@ -277,8 +279,8 @@ class Sender:
             self._request(connection, batches)
         return more and len(under_way) < self._in_flight_max
 
-    def _take(self, queue: PartitionQueue, batch: PendingBatch, node_id: int) -> None:
-        """From waiting to in flight. The caller holds the lock."""
+    def _move_to_in_flight(self, queue: PartitionQueue, batch: PendingBatch, node_id: int) -> None:
+        """Moves a batch from waiting to in flight. The caller holds the lock."""
         queue.waiting.popleft()
         if queue.open is batch:
             queue.open = None
@@ -295,8 +297,8 @@ class Sender:
         queue.in_flight.append(batch)
         queue.sent_to = node_id
 
-    def _bump(self, queue: PartitionQueue) -> None:
-        """Begins the partition's sequence again under the next epoch; brokers keep it per partition."""
+    def _bump_epoch(self, queue: PartitionQueue) -> None:
+        """Restarts the partition's sequence in the next epoch; brokers keep sequences per partition."""
         queue.bump_due = False
         queue.next_sequence = 0
         if queue.producer_epoch >= EPOCH_MAX:
@@ -307,7 +309,7 @@ class Sender:
         for batch in queue.waiting:
             batch.sequence = -1
         LOG.info(
-            "the sequence of %s-%s begins again under producer epoch %s",
+            "the sequence of %s-%s restarts in producer epoch %s",
             queue.topic,
             queue.partition,
             queue.producer_epoch,
@@ -337,17 +339,17 @@ class Sender:
             )
             self._register(connection)
             request = connection.send(
-                ApiKey.PRODUCE, message, version=version, tag=batches, answered=self._acks != 0
+                ApiKey.PRODUCE, message, version=version, tag=batches, has_response=self._acks != 0
             )
         except KafkaError as problem:
             for batch in batches:
-                self.outcomes.failed(batch, problem.code, problem)
+                self.results.failed(batch, problem.code, problem)
             return
         if self._acks != 0:
             self._outstanding[connection].append(request)
             return
         for batch in batches:
-            self.outcomes.succeeded(batch, -1, -1)
+            self.results.succeeded(batch, -1, -1)
 
     def _register(self, connection: Connection) -> None:
         descriptor = connection.fileno()
@@ -355,10 +357,10 @@ class Sender:
             self._poll.register(descriptor, select.POLLIN)
             self._registered[descriptor] = connection
 
-    # -- what is waited for -------------------------------------------------------------------------------
+    # -- reported waits -----------------------------------------------------------------------------------
 
     def waits(self) -> list[Wait]:
-        """The partitions whose messages are not acknowledged for a while now, and why. From any thread."""
+        """Returns the partitions whose messages have waited for a while, and why. From any thread."""
         since: dict[PartitionQueue, float] = {}
         counts: dict[PartitionQueue, int] = {}
         with self._accumulator.lock:
@@ -367,11 +369,11 @@ class Sender:
                 counts[batch.queue] = counts.get(batch.queue, 0) + int(batch.builder.count)
             queues = [queue for topic in self._accumulator.topics.values() for queue in topic.queues]
         now = time.monotonic()
-        # Where messages were given up, that none waits is no end of the trouble.
+        # A partition whose messages failed is reported even if none waits: the problem may not be over.
         found = [
-            Wait(Kind.ACKNOWLEDGEMENT, f"{queue.topic}-{queue.partition}", "messages were given up", now)
+            Wait(Kind.ACKNOWLEDGEMENT, f"{queue.topic}-{queue.partition}", "messages have failed", now)
             for queue in queues
-            if queue.has_given_up and queue not in since
+            if queue.has_failed and queue not in since
         ]
         for queue, due in since.items():
             began = max(due, queue.acknowledged_at)
@@ -386,12 +388,14 @@ class Sender:
         return found
 
     def _reason(self, queue: PartitionQueue, now: float) -> str:
-        """Why the messages of a partition are not acknowledged."""
+        """Returns why the messages of a partition are not acknowledged."""
         cluster = self._cluster
-        asked = [wait.reason for wait in cluster.waits()]
+        waiting = [wait.reason for wait in cluster.waits()]
         if self._idempotent and self._producer_id < 0:
-            problem = self.outcomes.id_problem
-            return str(problem) if problem is not None else (*asked, "the producer has no id yet")[0]
+            problem = self.results.id_problem
+            return (
+                str(problem) if problem is not None else (*waiting, "the producer has no producer id yet")[0]
+            )
         with self._accumulator.lock:
             batches = [*queue.in_flight, *queue.waiting]
             node_id = int(queue.sent_to) if queue.in_flight else cluster.leader(queue.topic, queue.partition)
@@ -404,24 +408,24 @@ class Sender:
         found = cluster.opened(node_id, DATA)
         request = found.unanswered() if found is not None else None
         if request is not None and now - request.sent > SLOW_S:
-            return no_answer(request.connection, request.api_key)
-        refusals = [str(one.last_refusal) for one in batches if one.last_refusal is not None]
-        return (*refusals, *asked, "the brokers are slower than the messages come")[0]
+            return no_response_text(request.connection, request.api_key)
+        refusals = [str(batch.last_refusal) for batch in batches if batch.last_refusal is not None]
+        return (*refusals, *waiting, "the brokers acknowledge more slowly than messages are sent")[0]
 
-    # -- answers ------------------------------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------------------
 
-    def _answered(self, request: Request) -> None:
+    def _handle_response(self, request: InFlightRequest) -> None:
         batches: list[PendingBatch] = request.tag
         try:
-            answer = request.response()
+            response = request.response()
         except KafkaError as problem:
             self._cluster.request_refresh()
             for batch in batches:
-                self.outcomes.failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
+                self.results.failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
             return
         found: dict[tuple[Any, int], Any] = {}
         by_id = request.version >= TOPIC_ID_FROM
-        for topic in answer.responses:
+        for topic in response.responses:
             name = self._cluster.names.get(topic.topic_id) if by_id else topic.name
             for entry in topic.partition_responses:
                 found[name, entry.index] = entry
@@ -429,14 +433,14 @@ class Sender:
             entry = found.get((batch.queue.topic, batch.queue.partition))
             if entry is None:
                 missing = BrokerUnreachable(
-                    f"broker {request.connection.address} left {batch.queue.topic}-{batch.queue.partition} "
-                    "out of its answer",
+                    f"broker {request.connection.address} omitted {batch.queue.topic}-"
+                    f"{batch.queue.partition} from its response",
                     broker=request.connection.address,
                 )
-                self.outcomes.failed(batch, ErrorCode.UNKNOWN_TOPIC_ID, missing)
+                self.results.failed(batch, ErrorCode.UNKNOWN_TOPIC_ID, missing)
             elif entry.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 base = entry.base_offset if entry.error_code == ErrorCode.NONE else -1
-                self.outcomes.succeeded(batch, base, entry.log_append_time_ms)
+                self.results.succeeded(batch, base, entry.log_append_time_ms)
             else:
                 detail = entry.error_message
                 if entry.record_errors:
@@ -452,7 +456,7 @@ class Sender:
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 )
-                self.outcomes.failed(batch, code_of(entry.error_code), refused)
+                self.results.failed(batch, code_of(entry.error_code), refused)
 
 
 __all__ = ["RequestTimeout", "Sender"]

@@ -1,7 +1,8 @@
-"""Tokens from an OAuth server, for a client's own credentials (RFC 6749, section 4.4; KIP-768).
+"""Fetches tokens from an OAuth server with client credentials (RFC 6749, section 4.4; KIP-768).
 
-``POST`` of ``grant_type=client_credentials`` and the scope; client and secret in the header Authorization.
-The answer is bounded in bytes and in time, and no redirect is followed: it would take the secret elsewhere.
+Sends a ``POST`` of ``grant_type=client_credentials`` and the scope; the header Authorization has client and
+secret. The response is bounded in bytes and in time. Redirects are not followed, since they would send the
+secret to another server.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable
 from tidemill.client.sasl import printable
 from tidemill.client.tokens import Token, TokenSource, checked
 from tidemill.model.errors import ConfigError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import without
 
-ANSWER_BYTES_MAX = 1024 * 1024
-"""Of a server's answer: a token is some thousand bytes."""
+RESPONSE_BYTES_MAX = 1024 * 1024
+"""Limit of a server's response; a token has some thousand bytes."""
 
-AGAIN_LATER = (408, 425, 429)
-"""Status codes below 500 after which the same request may succeed."""
+RETRIABLE_STATUS = (408, 425, 429)
+"""Status codes below 500 after which a retry may succeed."""
 
 
 class EndpointSource(TokenSource):
-    """An OAuth server. ``trust`` gives the TLS settings when they are first needed."""
+    """An OAuth server. ``trust`` returns the TLS context, when it is first needed."""
 
     def __init__(
         self,
@@ -58,22 +59,22 @@ class EndpointSource(TokenSource):
 
     def fetch(self) -> Token:
         began = time.time()
-        answer = self._answer()
-        text = answer.get("access_token") or answer.get("id_token")
+        fields = self._fetch_json()
+        text = fields.get("access_token") or fields.get("id_token")
         if not isinstance(text, str):
             raise AuthenticationFailed(
                 f"{self.name} answered without access_token; does the URL name the token endpoint?"
             )
-        life = answer.get("expires_in")
+        life = fields.get("expires_in")
         known = isinstance(life, int | float) and not isinstance(life, bool)
         return checked(text, began + float(life) if known and life else None, {}, self.name)
 
-    def _answer(self) -> dict[str, Any]:
+    def _fetch_json(self) -> dict[str, Any]:
         try:
-            data = self._posted()
+            data = self._post()
             found = json.loads(data)
         except urllib.error.HTTPError as problem:
-            raise self._refused(problem) from None
+            raise self._error_of(problem) from None
         except (OSError, http.client.HTTPException) as problem:
             reason = getattr(problem, "reason", None)
             raise self._unreachable(reason if isinstance(reason, Exception) else problem) from None
@@ -85,7 +86,7 @@ class EndpointSource(TokenSource):
             )
         return found
 
-    def _posted(self) -> bytes:
+    def _post(self) -> bytes:
         handlers: list[Any] = [_NoRedirect()]
         if self._url.lower().startswith("https:"):
             handlers.append(urllib.request.HTTPSHandler(context=self._trust()))
@@ -103,22 +104,22 @@ class EndpointSource(TokenSource):
         with urllib.request.build_opener(*handlers).open(request, timeout=self._timeout_s) as response:
             return _read(response, deadline)
 
-    def _refused(self, problem: urllib.error.HTTPError) -> Exception:
-        """What the server says of the request (RFC 6749, section 5.2)."""
+    def _error_of(self, problem: urllib.error.HTTPError) -> Exception:
+        """Builds the exception for an error response (RFC 6749, section 5.2)."""
         with problem:
             try:
-                told = json.loads(_read(problem, time.monotonic() + self._timeout_s))
+                details = json.loads(_read(problem, time.monotonic() + self._timeout_s))
                 words = ": ".join(
-                    str(told[name]) for name in ("error", "error_description") if told.get(name)
+                    str(details[name]) for name in ("error", "error_description") if details.get(name)
                 )
             except (OSError, ValueError, AttributeError, RecursionError, http.client.HTTPException):
                 words = ""
         words = printable(without([self._secret], words))
         text = f"{self.name} answered {problem.code}{f' ({words})' if words else ''}"
-        if problem.code >= 500 or problem.code in AGAIN_LATER:
-            return BrokerUnreachable(f"{text}; it is asked again")
+        if problem.code >= 500 or problem.code in RETRIABLE_STATUS:
+            return BrokerUnreachable(f"{text}; the request is retried")
         if 300 <= problem.code < 400:
-            return AuthenticationFailed(f"{text}: redirects are not followed; give the URL that it leads to")
+            return AuthenticationFailed(f"{text}: redirects are not followed; set the target URL")
         return AuthenticationFailed(
             f"{text}; check client id, client secret and scope, and sasl.oauthbearer.token.endpoint.url"
         )
@@ -126,7 +127,7 @@ class EndpointSource(TokenSource):
     def _unreachable(self, problem: Exception) -> Exception:
         if isinstance(problem, ssl.SSLCertVerificationError):
             return AuthenticationFailed(
-                f"the certificate of {self.name} is refused: {fault_of(problem)}; name its authority with "
+                f"the certificate of {self.name} is refused: {fault_of(problem)}; set its authority with "
                 'ssl.truststore.location="..." in sasl.jaas.config, or with https.ca.location'
             )
         return BrokerUnreachable(
@@ -135,28 +136,28 @@ class EndpointSource(TokenSource):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Leaves a redirect what it is: an answer without a token."""
+    """Does not follow redirects: a redirect is a response without a token."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _read(response: Any, deadline: float) -> bytes:
-    """The whole answer; OSError when it is too long, or does not end in time."""
+    """Reads the whole response; raises OSError if it is too long or incomplete at ``deadline``."""
     pieces: list[bytes] = []
     count = 0
     while piece := response.read1(65_536):
         count += len(piece)
-        if count > ANSWER_BYTES_MAX:
-            raise OSError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
+        if count > RESPONSE_BYTES_MAX:
+            raise OSError(f"the response has more than {RESPONSE_BYTES_MAX} bytes")
         if time.monotonic() > deadline:
-            raise TimeoutError("the answer does not end")
+            raise TimeoutError("the response is incomplete")
         pieces.append(piece)
     return b"".join(pieces)
 
 
 def check_url(url: str) -> str:
-    """ConfigError for what is no URL of a server."""
+    """Returns ``url``; raises ConfigError if it is not the URL of a server."""
     try:
         parts = urllib.parse.urlsplit(url)
         well = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -164,20 +165,20 @@ def check_url(url: str) -> str:
         well = False
     if not well or any(c <= " " for c in url):
         raise ConfigError(
-            f"sasl.oauthbearer.token.endpoint.url={without_user(url)!r} is no URL; allowed are "
+            f"sasl.oauthbearer.token.endpoint.url={without_user(url)!r} is not a valid URL; allowed are "
             "https://HOST/PATH, http://HOST/PATH and file:///PATH of a token"
         )
     if "@" in parts.netloc:
         raise ConfigError(
             f"sasl.oauthbearer.token.endpoint.url={without_user(url)!r} has a user or a password before its "
-            "host, which no token endpoint is sent: leave it out, and give client id and secret in "
+            "host, which is not sent to a token endpoint: omit it, and set client id and secret in "
             "sasl.oauthbearer.client.credentials.client.id and .client.secret, or in sasl.jaas.config"
         )
     return url
 
 
 def without_user(url: str) -> str:
-    """The URL without user and password, and without its query, for messages."""
+    """Returns the URL without user, password and query, for messages."""
     rest = url.partition("?")[0]
     scheme, separator, after = rest.partition("://")
     authority, slash, path = after.partition("/")

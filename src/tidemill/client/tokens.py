@@ -1,4 +1,4 @@
-"""Tokens of OAUTHBEARER: where they come from, and until when one is used.
+"""Tokens of OAUTHBEARER: their sources, and the cache that decides how long a token is used.
 
 ===================  =====================================================  ===============================
 source               settings                                               Java's counterpart
@@ -9,8 +9,8 @@ a callable           ``sasl.oauth.token.provider``                          its 
 the signer for MSK   ``sasl.mechanism=AWS_MSK_IAM``                         IAMClientCallbackHandler
 ===================  =====================================================  ===============================
 
-A token is fetched when a connection logs in and the last one has used up ``sasl.login.refresh.window.factor``
-of its life. Where fetching fails, the last one is used for as long as it is valid. Source: KIP-255, KIP-768.
+A token is fetched when a connection logs in after ``sasl.login.refresh.window.factor`` of the last token's
+lifetime. If the fetch fails, the last token is used as long as it is valid. Source: KIP-255, KIP-768.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from typing import Any, NamedTuple, Protocol
 
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable, ClientError
 from tidemill.model.errors import ConfigError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import HIDDEN, without
 
 LOG = logging.getLogger(__name__)
 
 TOKEN_BYTES_MAX = 256 * 1024
-"""Far above what an identity provider gives out, and below what a broker's first requests may have."""
+"""Far larger than the tokens of identity providers, and smaller than a broker's limit for first requests."""
 
 MILLISECONDS_FROM = 100_000_000_000
-"""A moment from here on is in milliseconds: in seconds it would be the year 5138."""
+"""A time of at least this number is in milliseconds: in seconds it would be in the year 5138."""
 
 RETRY_SECONDS = 10.0
-"""How long a token that is still valid is used, after a new one could not be fetched, before the next try."""
+"""After a failed fetch, how long a token that is still valid is used before the next attempt."""
 
 
 class Token(NamedTuple):
-    """A token; ``expires_s`` is in seconds since 1970, None where nobody says."""
+    """A token; ``expires_s`` is in seconds since 1970, None if unknown."""
 
     text: str
     expires_s: float | None
@@ -54,18 +54,20 @@ class Token(NamedTuple):
 
 
 class TokenSource(Protocol):
-    """Where tokens come from. AuthenticationFailed where it is refused, BrokerUnreachable where it may help
-    to try again."""
+    """A source of tokens.
+
+    Raises AuthenticationFailed for a refusal, BrokerUnreachable if a retry may help.
+    """
 
     name: str
 
     def fetch(self) -> Token:
-        """A new token; blocks."""
+        """Fetches a new token; blocks."""
         ...
 
 
 class RefreshTimes(NamedTuple):
-    """When a token is replaced, by ``sasl.login.refresh.*``: parts of its life, and seconds."""
+    """When a token is replaced, by ``sasl.login.refresh.*``: fractions of its lifetime, and seconds."""
 
     window: float = 0.8
     jitter: float = 0.05
@@ -73,9 +75,9 @@ class RefreshTimes(NamedTuple):
     buffer_s: float = 300.0
 
     def renew_at(self, now_s: float, expires_s: float | None, draw: float) -> float:
-        """The moment from which a token fetched at ``now_s`` is replaced; ``draw`` is 0 to 1.
+        """Returns the time from which a token fetched at ``now_s`` is replaced; ``draw`` is 0 to 1.
 
-        As Kafka's clients: between the shortest period and the buffer before the end, where both fit in.
+        As in Kafka's clients: between the minimum period and the buffer before expiry, if both fit.
         """
         if expires_s is None or expires_s <= now_s:
             return now_s
@@ -87,7 +89,7 @@ class RefreshTimes(NamedTuple):
 
 
 class TokenCache:
-    """The token that the connections of one client log in with. Shared by threads."""
+    """The token with which the connections of one client log in. Thread-safe."""
 
     def __init__(
         self, source: TokenSource, times: RefreshTimes, clock: Callable[[], float] = time.time
@@ -100,7 +102,7 @@ class TokenCache:
         self._renew_at = 0.0
 
     def get(self) -> Token:
-        """The token to log in with now. Raises what the source raises when there is no valid one left."""
+        """Returns the token for a login. Raises the source's error if no valid token is left."""
         with self._lock:
             now = self._clock()
             if self._token is not None and now < self._renew_at:
@@ -114,37 +116,35 @@ class TokenCache:
             return token
 
     def _valid_or_raise(self, problem: ClientError, now: float) -> Token:
-        """The token of before, as long as it is valid; else ``problem``, which kept a new one from coming."""
+        """Returns the former token while it is valid; otherwise raises ``problem``, the fetch's error."""
         token = self._token
         if token is None or token.expires_s is None or token.expires_s <= now:
             raise problem
-        LOG.warning("%s. The last token is used, which is valid for %.0f s", problem, token.expires_s - now)
+        LOG.warning("%s. The last token is used; it is valid for %.0f s", problem, token.expires_s - now)
         self._renew_at = min(now + RETRY_SECONDS, token.expires_s)
         return token
 
     def drop(self) -> str:
-        """Forgets the token, which a broker has refused; in words, whether it had expired."""
+        """Forgets the token after a broker's refusal; returns a text if it had expired."""
         with self._lock:
             token, self._token = self._token, None
         if token is None or token.expires_s is None:
             return ""
-        over = self._clock() - token.expires_s
-        return f" (it expired {over:.0f} s ago by the clock of this machine)" if over > 0 else ""
+        expired_s = self._clock() - token.expires_s
+        return f" (it expired {expired_s:.0f} s ago by the clock of this machine)" if expired_s > 0 else ""
 
 
 def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
-    """A token that can be sent. ``expires`` is s or ms since 1970, or None; a JWT may end earlier."""
+    """Validates a token. ``expires`` is s or ms since 1970, or None; a JWT may expire earlier."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
     if not isinstance(text, str):
-        raise AuthenticationFailed(
-            f"{source} gave {type(text).__name__} where a token was due, which is text"
-        )
+        raise AuthenticationFailed(f"{source} returned {type(text).__name__}, but a token is text")
     text = text.strip()
     if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or any(c <= " " for c in text):
         raise AuthenticationFailed(
-            f"{source} gave what is no token: {len(text)} characters; allowed are 1 to {TOKEN_BYTES_MAX} of "
-            "printable ASCII without blanks"
+            f"{source} returned an invalid token of {len(text)} characters; allowed are 1 to "
+            f"{TOKEN_BYTES_MAX} of printable ASCII without blanks"
         )
     ends = [moment for moment in (jwt_expiry(text),) if moment is not None]
     if isinstance(expires, int | float) and not isinstance(expires, bool):
@@ -153,7 +153,7 @@ def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str)
 
 
 def jwt_expiry(text: str) -> float | None:
-    """``exp`` of a JWT, unverified: only the broker can judge a token. None for what is no JWT."""
+    """Returns ``exp`` of a JWT, unverified: only the broker verifies tokens. None if it is not a JWT."""
     parts = text.split(".")
     if len(parts) < 2:
         return None
@@ -166,7 +166,7 @@ def jwt_expiry(text: str) -> float | None:
 
 
 class FileSource(TokenSource):
-    """A file that something else keeps up to date, as Kubernetes does with a projected token."""
+    """A file that another program keeps up to date, such as Kubernetes' projected tokens."""
 
     def __init__(self, path: str) -> None:
         self.name = f"the token file {path}"
@@ -188,7 +188,7 @@ Provider = Callable[[], Any]
 
 
 class ProviderSource(TokenSource):
-    """A callable of the user: without arguments, it gives a token, or token and moment of its end."""
+    """A callable of the user: without arguments, it returns a token, or a token and its expiry."""
 
     def __init__(self, provider: Provider | str, secrets: tuple[str, ...] = ()) -> None:
         self._provider = provider
@@ -204,11 +204,11 @@ class ProviderSource(TokenSource):
             raise
         except OSError as problem:
             raise BrokerUnreachable(
-                f"{self.name} gave no token: {self._fault(problem)}; is its service reachable from here?"
+                f"{self.name} returned no token: {self._fault(problem)}; is its service reachable from here?"
             ) from problem
         except Exception as problem:
             raise AuthenticationFailed(
-                f"{self.name} gave no token: {self._fault(problem)}; correct the function, or what it reads"
+                f"{self.name} returned no token: {self._fault(problem)}; correct the function, or its input"
             ) from problem
         return self._token_of(given)
 
@@ -219,18 +219,18 @@ class ProviderSource(TokenSource):
         if isinstance(given, Token):
             return checked(given.text, given.expires_s, given.extensions, self.name)
         if isinstance(given, tuple) and len(given) >= 2:
-            # As for confluent-kafka: token, end, principal, extensions.
+            # As in confluent-kafka: token, expiry, principal, extensions.
             extensions = given[3] if len(given) > 3 and isinstance(given[3], Mapping) else {}
             return checked(given[0], given[1], extensions, self.name)
         return checked(given, None, {}, self.name)
 
 
 def load_provider(text: str) -> Provider:
-    """The callable that ``module:function`` names; ConfigError where there is none."""
+    """Imports the callable ``module:function``; raises ConfigError if there is none."""
     module, colon, path = text.partition(":")
-    form = "sasl.oauth.token.provider is module:function, of a function that gives a token"
+    form = "sasl.oauth.token.provider is module:function, of a function that returns a token"
     if not colon or not module or not path:
-        raise ConfigError(f"sasl.oauth.token.provider={text!r} is not known: {form}")
+        raise ConfigError(f"sasl.oauth.token.provider={text!r} is invalid: {form}")
     try:
         found: Any = importlib.import_module(module)
         for name in path.split("."):
@@ -245,7 +245,7 @@ def load_provider(text: str) -> Provider:
             f"sasl.oauth.token.provider={text!r}: module {module} has no {path}; {form}"
         ) from None
     if not callable(found):
-        # An object with a method of that name, as kafka-python has them.
+        # An object with a method of that name, as in kafka-python.
         found = getattr(found, "token", None)
     if not callable(found):
         raise ConfigError(f"sasl.oauth.token.provider={text!r} cannot be called: {form}")

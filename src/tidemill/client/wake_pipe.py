@@ -1,4 +1,4 @@
-"""Ends the poll of another thread: a pipe whose reading end that thread polls."""
+"""Wakes a thread that polls, through a pipe whose read end the thread polls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import threading
 
 
 class WakePipe:
-    """:meth:`wake` is for any thread, the rest for the one that polls :meth:`fileno`.
+    """Any thread may call :meth:`wake`; the other methods are for the thread that polls :meth:`fileno`.
 
-    What a thread has to tell it changes before it calls :meth:`wake`. The polling thread looks at it after
+    A thread changes the shared state before it calls :meth:`wake`. The polling thread reads the state after
     :meth:`drain`.
     """
 
@@ -20,15 +20,15 @@ class WakePipe:
         os.set_blocking(self._write, False)
         self._is_awake = False
         self._lock = threading.RLock()
-        """Keeps a number that was closed, and may be another file by now, from being written to. A handler of
-        signals may call :meth:`wake` in the thread that holds it."""
+        """Prevents writes to a closed descriptor, whose number may be another file by now. Reentrant, since a
+        signal handler may call :meth:`wake` in the thread that holds it."""
 
     def fileno(self) -> int:
         """The descriptor to poll for reading."""
         return self._read
 
     def wake(self) -> None:
-        """Makes the pipe readable; nothing once it is closed."""
+        """Makes the pipe readable; no-op once it is closed."""
         if self._is_awake:
             return
         with self._lock, contextlib.suppress(BlockingIOError):
@@ -44,7 +44,7 @@ class WakePipe:
             self._is_awake = False
 
     def close(self) -> None:
-        """Gives the descriptors back; once is enough."""
+        """Closes the descriptors; further calls do nothing."""
         with self._lock:
             if self._write < 0:
                 return

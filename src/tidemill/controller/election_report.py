@@ -1,33 +1,34 @@
-"""Counts the leaders that the controller elects, and warns of those that may lack committed records."""
+"""Counts leader elections, and warns of leaders that may lack committed records."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Generator
 
-from tidemill.controller.elections import NO_LOG_ENDS, LogEnds, Losses
-from tidemill.coordination.image import NO_BROKER, Delta, PartitionImage
-from tidemill.model.slices import ITEMS_A_PAUSE
+from tidemill.controller.leader_election import NO_LOG_ENDS, LogEnds, Losses
+from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.topic_image import NO_BROKER, PartitionImage
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 
 class ElectionReport:
-    """The elections of this broker as the controller, since its start."""
+    """The elections by this broker as the controller, since its start."""
 
     def __init__(self) -> None:
         self.elections = 0
         self.unclean_elections = 0
-        """Those that may have lost records."""
+        """Elections that may have lost records."""
 
-    def noting(
+    def recording(
         self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
     ) -> Generator[None, None, None]:
         """Counts the elections in ``delta``, and logs those that may have lost records.
 
-        ``losses`` and ``ends`` are the reported losses and the log ends by which the leaders were elected. It
-        pauses between many partitions.
+        ``losses`` and ``ends`` are the reported losses and the log ends by which the leaders were elected.
+        Pauses between many partitions.
         """
         for old, new in delta.changed:
             for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):
@@ -43,7 +44,7 @@ class ElectionReport:
 
 
 def may_lack_records(topic: str, before: PartitionImage, after: PartitionImage, losses: Losses) -> bool:
-    """Whether a partition got a leader which may lack committed records."""
+    """Whether the new leader of a partition may lack committed records."""
     leader = after.leader
     if leader == NO_BROKER or after.leader_epoch == before.leader_epoch or before.partition_epoch < 0:
         return False
@@ -54,7 +55,7 @@ def may_lack_records(topic: str, before: PartitionImage, after: PartitionImage, 
 def unclean_election_text(
     key: TopicPartition, before: PartitionImage, after: PartitionImage, losses: Losses, ends: LogEnds
 ) -> str:
-    """What an operator has to know of a leader that may lack committed records."""
+    """The warning for an operator about a leader that may lack committed records."""
     known = ends.get(key, {})
     own = known.get(after.leader)
     reach = f" Its log ends at offset {own.offset}, in leader epoch {own.epoch}." if own is not None else ""
@@ -63,21 +64,21 @@ def unclean_election_text(
         for broker, end in sorted(known.items())
         if broker != after.leader
     )
-    whole = [
+    complete = [
         broker
         for broker in after.replicas
         if (broker in before.isr or broker in before.elr)
         and not (broker in losses and losses[broker].is_lost(key.topic, key.partition))
     ]
     why = (
-        f"brokers {whole} have all committed records but are unavailable"
-        if whole
+        f"brokers {complete} have all committed records but are unavailable"
+        if complete
         else "no replica has all of them"
     )
     last = before.leader if before.leader >= 0 else before.last_known_leader
     return (
-        f"{key.topic}-{key.partition}: broker {after.leader} leads in epoch {after.leader_epoch}, and may "
-        f"lack committed records, which are lost then: {why} (last leader: "
-        f"{f'broker {last}' if last >= 0 else 'not known'}).{reach}"
-        f"{' Of the others, ' + others + '.' if others else ''}"
+        f"{key.topic}-{key.partition}: broker {after.leader} was elected in leader epoch "
+        f"{after.leader_epoch} and may lack committed records, which are lost then: {why} (last leader: "
+        f"{f'broker {last}' if last >= 0 else 'unknown'}).{reach}"
+        f"{' Other replicas: ' + others + '.' if others else ''}"
     )

@@ -1,7 +1,7 @@
 """Handles broker registration, broker failure and AlterPartition.
 
 A broker is live while the store has its registration, unless the controller has found it dead before its
-session ended: a broker whose process is gone (it refuses connections) leads nothing any more.
+session expired: a broker that refuses connections leads no partition.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.broker_changes import log_broker_changes
-from tidemill.controller.elections import (
+from tidemill.controller.alter_partition import IsrChange, plan_isr_change
+from tidemill.controller.broker_change_log import log_broker_changes
+from tidemill.controller.controller_context import ControllerContext
+from tidemill.controller.leader_election import (
     CHANGES_A_PAUSE,
     PolicyOf,
     planning_broker_change,
@@ -20,25 +22,24 @@ from tidemill.controller.elections import (
     planning_served_replicas,
     write_state,
 )
-from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.lost_replica_reports import reported_losses
-from tidemill.controller.office import Office
 from tidemill.controller.topics import Plan, unknown_topic
+from tidemill.coordination.cluster_image import REGISTRATION, BrokerImage, ClusterImage
+from tidemill.coordination.cluster_image_loader import load_brokers
+from tidemill.coordination.coordination_store import BadVersion, Operation
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
-from tidemill.coordination.loading import load_brokers
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import Endpoint
-from tidemill.coordination.port import BadVersion, Operation
-from tidemill.coordination.topic_index import noting_traits
+from tidemill.coordination.topic_image import PartitionImage
+from tidemill.coordination.topic_index import computing_traits
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.slices import with_pauses
+from tidemill.model.event_loop_slices import with_pauses
 
 logger = logging.getLogger(__name__)
 
 
 class WantedIsr(NamedTuple):
-    """One partition's in-sync set that its leader asks for."""
+    """The ISR that a leader requests for one partition."""
 
     topic_id: bytes
     partition: int
@@ -46,56 +47,56 @@ class WantedIsr(NamedTuple):
 
 
 class Failover:
-    """Keeps partitions led while brokers come and go."""
+    """Elects leaders when brokers register or fail."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
         self.registered_listeners: list[Callable[[Mapping[int, BrokerImage]], None]] = []
-        """Called with all registered brokers when they were read."""
+        """Called with all registered brokers after each read."""
         self._dead: dict[int, int] = {}
-        """Brokers that were found dead, and the epochs of their registrations, which may live on."""
-        self._heeded: dict[int, int] = {}
-        """The registration epochs of brokers whose reports of losses this controller has handled."""
-        office.look_at_brokers = self.look
-        office.office_listeners.append(self._office_changed)
+        """Brokers that were found dead, with the epochs of their registrations, which may still exist."""
+        self._handled_reports: dict[int, int] = {}
+        """The registration epochs of brokers whose loss reports this controller has handled."""
+        context.refresh_brokers = self.refresh_brokers
+        context.controller_change_listeners.append(self._controller_changed)
 
-    def _office_changed(self, is_ours: bool) -> None:
-        # Only the active controller gets reports that a broker answers again.
+    def _controller_changed(self, is_ours: bool) -> None:
+        # Only the active controller is notified when a broker accepts connections again.
         self._dead.clear()
-        self._heeded.clear()
+        self._handled_reports.clear()
 
-    def found_dead(self, broker_id: int, epoch: int) -> None:
+    def mark_dead(self, broker_id: int, epoch: int) -> None:
         """Marks a broker that refuses connections as dead; :meth:`brokers_changed` elects new leaders."""
         self._dead[broker_id] = epoch
 
-    def found_alive(self, broker_id: int) -> bool:
-        """Removes the mark of a broker that answers again. Returns True if it was marked dead."""
+    def mark_alive(self, broker_id: int) -> bool:
+        """Removes the mark of a broker that accepts connections again. Returns True if it was marked dead."""
         return self._dead.pop(broker_id, None) is not None
 
     async def brokers_changed(self) -> None:
-        """Compares the brokers that live with those that are known, and moves leaderships.
+        """Compares the live brokers with the image, and elects leaders.
 
-        Also ends the moves that can end: the store may not have answered when the last replica got in sync.
-        Raises StoreError, NOT_CONTROLLER.
+        Also completes reassignments: the store may have been unavailable when the last replica joined the
+        ISR. Raises StoreError, NOT_CONTROLLER.
         """
-        async with self._office.changing():
-            await self.look()
-            await self._office.finish_moves()
+        async with self._context.changing():
+            await self.refresh_brokers()
+            await self._context.complete_reassignments()
 
-    async def look(self) -> None:
-        """Compares the brokers as :meth:`brokers_changed` does. To be called within :meth:`Office.changing`.
+    async def refresh_brokers(self) -> None:
+        """Same as :meth:`brokers_changed`. To be called within :meth:`ControllerContext.changing`.
 
-        Every other election calls it first: a broker that was restarted since the last look may have lost
+        Every other election calls it first: a broker that was restarted since the last read may have lost
         records.
         """
-        office = self._office
+        context = self._context
         unreadable: dict[str, NodeFormatError] = {}
         while True:
-            registered = await load_brokers(office.store, unreadable, office.image.brokers)
-            # After the brokers: a leader may read other settings, commit by them, and die in between.
-            if not await office.take_other_min_insync(office.image.topic_index.eligible):
+            registered = await load_brokers(context.store, unreadable, context.image.brokers)
+            # After the registrations: a leader may apply other settings, commit by them, and fail in between.
+            if not await context.apply_stored_min_insync(context.image.topic_index.eligible):
                 break
-        office.note_unreadable(REGISTRATION, unreadable)
+        context.note_unreadable(REGISTRATION, unreadable)
         for listener in self.registered_listeners:
             listener(registered)
         self._dead = {
@@ -103,122 +104,132 @@ class Failover:
             for broker, epoch in self._dead.items()
             if broker in registered and registered[broker].epoch == epoch
         }
-        known = office.image.brokers
-        living = {broker: one for broker, one in registered.items() if broker not in self._dead}
-        came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
+        known = context.image.brokers
+        living = {
+            broker: registration for broker, registration in registered.items() if broker not in self._dead
+        }
+        came = [
+            broker for broker, registration in living.items() if _epoch(known, broker) != registration.epoch
+        ]
         gone = [broker for broker in known if broker not in living]
         changed = [
             broker
-            for broker, one in living.items()
-            if broker in known and _mutable_part(known[broker]) != _mutable_part(one)
+            for broker, registration in living.items()
+            if broker in known and _mutable_part(known[broker]) != _mutable_part(registration)
         ]
         if not came and not gone and not changed:
             return
         log_broker_changes(known, living, came)
-        image = office.image.with_brokers(living)
-        heeded = self._heeded | {broker: one.epoch for broker, one in known.items()}
-        self._heeded = {broker: epoch for broker, epoch in heeded.items() if broker in registered}
-        # A broker that only seemed dead may lead partitions that were created after its report.
-        unheeded = [broker for broker in came if heeded.get(broker) != living[broker].epoch]
-        losses = await reported_losses(office.store, image, unheeded)
-        office.check_active()
+        image = context.image.with_brokers(living)
+        handled = self._handled_reports | {
+            broker: registration.epoch for broker, registration in known.items()
+        }
+        self._handled_reports = {broker: epoch for broker, epoch in handled.items() if broker in registered}
+        # A broker that was wrongly marked dead may lead partitions that were created after its report.
+        unhandled = [broker for broker in came if handled.get(broker) != living[broker].epoch]
+        losses = await reported_losses(context.store, image, unhandled)
+        context.check_active()
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
             planning_broker_change(
-                image, gone, came, losses, office.policies.of, office.stopping(image), cleared
+                image, gone, came, losses, context.policies.of, context.stopping(image), cleared
             )
         )
-        office.check_active()  # The office may be lost in a pause.
-        await office.change(plans, image, losses=losses)
-        if came:  # Before the moves, which may fail: the next look finds no new registration.
-            await office.finish_deletions()
-        await office.finish_moves()
+        context.check_active()  # This broker may have been replaced during a pause.
+        await context.change(plans, image, losses=losses)
+        if came:  # Before the reassignments, which may fail: the next read finds no new registration.
+            await context.finish_deletions()
+        await context.complete_reassignments()
 
     async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
-        """Has others lead the partitions (by topic id) that a broker cannot read or write any more.
+        """Elects other leaders for partitions (by topic id) that a broker cannot read or write any more.
 
-        They are offline there until the broker serves them, or registers again. ``epoch`` is that of the
-        registration in which it reported them. The report says nothing of a later registration: after a
-        restart the broker may be able to use them, and it gets its partitions anew.
-        Raises StoreError, NOT_CONTROLLER.
+        These replicas are offline until the broker serves them or registers again. ``epoch`` is that of the
+        registration in which the broker reported them. The report does not apply to a later registration:
+        after a restart the broker may be able to use them, and it receives its partitions again. Raises
+        StoreError, NOT_CONTROLLER.
         """
-        async with self._reported(planning_failed_replicas, broker_id, epoch, failed) as plans:
+        async with self._changing_reported(planning_failed_replicas, broker_id, epoch, failed) as plans:
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
-                await self._office.change_offline(plans)
+                await self._context.change_failed_replicas(plans)
 
     async def replicas_served(self, broker_id: int, epoch: int, served: Sequence[tuple[bytes, int]]) -> None:
-        """Takes partitions (by topic id) of a broker as online: they were offline, and it serves them again.
+        """Marks replicas (by topic id) as online: they were offline, and the broker serves them again.
 
-        A replica that could not be made, as the directory of a former topic was in its way, is made with a
-        later command, for instance. ``epoch`` is that of the registration in which the broker reported them.
-        Apache Kafka's controller does the same with the answers to LeaderAndIsr.
-        Raises StoreError, NOT_CONTROLLER.
+        For instance, a replica that could not be created because of the directory of a former topic is
+        created by a later request. ``epoch`` is that of the registration in which the broker reported them.
+        Apache Kafka's controller does the same with LeaderAndIsr responses. Raises StoreError,
+        NOT_CONTROLLER.
         """
-        async with self._reported(planning_served_replicas, broker_id, epoch, served) as plans:
+        async with self._changing_reported(planning_served_replicas, broker_id, epoch, served) as plans:
             if plans:
                 logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
-                await self._office.change(plans)
+                await self._context.change(plans)
 
     @contextlib.asynccontextmanager
-    async def _reported(
+    async def _changing_reported(
         self,
         planning: Callable[..., Generator[None, None, list[Plan]]],
         broker_id: int,
         epoch: int,
         partitions: Sequence[tuple[bytes, int]],
     ) -> AsyncIterator[list[Plan]]:
-        """A change with the plans for partitions that a broker reported in the registration with ``epoch``.
+        """Begins a change with the plans for partitions that a broker reported under ``epoch``.
 
-        There are none if it has registered again: its replicas are online until it reports them.
+        There are no plans if the broker has registered again: its replicas are online until it reports them.
         """
-        office = self._office
-        async with office.changing():
+        context = self._context
+        async with context.changing():
             plans: list[Plan] = []
-            if await self._is_present(broker_id, epoch):
+            if await self._is_current_registration(broker_id, epoch):
                 by_topic: dict[bytes, list[int]] = {}
                 for topic_id, number in partitions:
                     by_topic.setdefault(topic_id, []).append(number)
                 plans = await with_pauses(
-                    planning(office.image, broker_id, by_topic, office.policies.of, office.stopping())
+                    planning(context.image, broker_id, by_topic, context.policies.of, context.stopping())
                 )
-                office.check_active()
+                context.check_active()
             yield plans
 
-    async def _is_present(self, broker_id: int, epoch: int) -> bool:
-        """Whether a report of the registration with ``epoch`` says something of the broker's present one."""
-        brokers = self._office.image.brokers
+    async def _is_current_registration(self, broker_id: int, epoch: int) -> bool:
+        """Whether a report under ``epoch`` applies to the current registration of the broker."""
+        brokers = self._context.image.brokers
         known = _epoch(brokers, broker_id)
         if known is None or epoch < known:
             return False
-        await self.look()
+        await self.refresh_brokers()
         # If it has registered again, its replicas are online until it reports them.
-        return _epoch(self._office.image.brokers, broker_id) == known
+        return _epoch(self._context.image.brokers, broker_id) == known
 
-    async def alter_isr(self, wanted: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
-        """Writes in-sync sets that leaders ask for; each partition's state afterwards, or why not.
+    async def alter_isr(self, requested: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
+        """Writes the ISRs that leaders request. Returns the new state, or the error, of each partition.
 
         Raises NOT_CONTROLLER.
         """
-        office = self._office
-        lost = {broker for broker, one in office.image.brokers.items() if not one.lost.is_none}
-        if any(broker in lost for one in wanted for broker, _ in one.change.isr):
-            # These brokers remove the report from their registrations once the controller has handled it.
+        context = self._context
+        lost = {
+            broker for broker, registration in context.image.brokers.items() if not registration.lost.is_none
+        }
+        if any(broker in lost for isr in requested for broker, _ in isr.change.isr):
+            # These brokers remove the report from their registrations after the controller has handled it.
             await self.brokers_changed()
-        async with office.changing():
-            topics = dict.fromkeys(office.image.topics_by_id.get(one.topic_id) for one in wanted)
-            await office.take_other_min_insync(one.name for one in topics if one is not None)
-            changes = _Changes(office.image, office.stopping(), office.policies.of)
-            results = await with_pauses(changes.planning(wanted))
-            office.check_active()  # The office may be lost in a pause.
+        async with context.changing():
+            topics = dict.fromkeys(context.image.topics_by_id.get(isr.topic_id) for isr in requested)
+            await context.apply_stored_min_insync(topic.name for topic in topics if topic is not None)
+            changes = _IsrChanges(context.image, context.stopping(), context.policies.of)
+            results = await with_pauses(changes.planning(requested))
+            context.check_active()  # This broker may have been replaced during a pause.
             try:
-                await office.change(await with_pauses(changes.plans()))
-                await office.finish_moves()
+                await context.change(await with_pauses(changes.plans()))
+                await context.complete_reassignments()
             except BadVersion as problem:
-                office.check_active()
-                # Somebody else has written a state, an administrator for instance.
-                logger.warning("in-sync sets could not be written: %s", problem)
-                return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(wanted)
+                context.check_active()
+                # Another client has written a state, for instance an administrator.
+                logger.warning("ISR changes could not be written: %s", problem)
+                return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(
+                    requested
+                )
         return results
 
 
@@ -232,8 +243,8 @@ def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
     return known.epoch if known is not None else None
 
 
-class _Changes:
-    """In-sync sets of several partitions, planned one by one, written together."""
+class _IsrChanges:
+    """ISR changes of several partitions, planned one by one and written together."""
 
     def __init__(self, image: ClusterImage, stopping: frozenset[int], policy_of: PolicyOf) -> None:
         self._image = image
@@ -243,42 +254,42 @@ class _Changes:
         self._operations: dict[bytes, list[Operation]] = {}
 
     def planning(
-        self, wanted: Sequence[WantedIsr]
+        self, requested: Sequence[WantedIsr]
     ) -> Generator[None, None, list[PartitionImage | KafkaError]]:
-        """The states that the partitions get, or why not; with a pause after some each."""
+        """The new states of the partitions, or their errors. Pauses between many partitions."""
         results: list[PartitionImage | KafkaError] = []
-        for number, one in enumerate(wanted, 1):
+        for number, isr in enumerate(requested, 1):
             try:
-                results.append(self._plan(one))
+                results.append(self._plan(isr))
             except KafkaError as error:
                 results.append(error.as_result())
             if number % CHANGES_A_PAUSE == 0:
                 yield
         return results
 
-    def _plan(self, wanted: WantedIsr) -> PartitionImage:
-        """The state that the partition gets. Raises KafkaError as :func:`plan_isr_change` does."""
-        topic = self._image.topics_by_id.get(wanted.topic_id)
-        if topic is None or topic.partition(wanted.partition) is None:
-            raise unknown_topic(wanted.topic_id.hex() if topic is None else topic.name)
-        partitions = self._partitions.get(wanted.topic_id)
+    def _plan(self, requested: WantedIsr) -> PartitionImage:
+        """The new state of the partition. Raises KafkaError as :func:`plan_isr_change` does."""
+        topic = self._image.topics_by_id.get(requested.topic_id)
+        if topic is None or topic.partition(requested.partition) is None:
+            raise unknown_topic(requested.topic_id.hex() if topic is None else topic.name)
+        partitions = self._partitions.get(requested.topic_id)
         if partitions is None:
-            partitions = self._partitions[wanted.topic_id] = list(topic.partitions)
-        old = partitions[wanted.partition]
+            partitions = self._partitions[requested.topic_id] = list(topic.partitions)
+        old = partitions[requested.partition]
         policy = self._policy_of(topic)
-        new = plan_isr_change(self._image, topic.name, old, wanted.change, policy, self._stopping)
+        new = plan_isr_change(self._image, topic.name, old, requested.change, policy, self._stopping)
         if new is not old:
-            partitions[wanted.partition] = new
-            operations = self._operations.setdefault(wanted.topic_id, [])
+            partitions[requested.partition] = new
+            operations = self._operations.setdefault(requested.topic_id, [])
             operations += write_state(topic.name, old, new, self._image.controller_epoch)
         return new
 
     def plans(self) -> Generator[None, None, list[Plan]]:
-        """What is to be written; it pauses for topics of many partitions."""
+        """The plans to write. Pauses for topics with many partitions."""
         plans = []
         for topic_id, operations in self._operations.items():
             topic = self._image.topics_by_id[topic_id]
             renewed = topic.with_partitions(self._partitions[topic_id])
-            yield from noting_traits(renewed)
+            yield from computing_traits(renewed)
             plans.append(Plan(renewed, operations))
         return plans

@@ -1,7 +1,6 @@
-"""Logs which partitions have no leader, which brokers they wait for, and that they have a leader again.
+"""Logs partitions without a leader, the brokers that they wait for, and the election of their leaders.
 
-A change is one line, however many partitions it concerns: a broker that dies may leave thousands without a
-leader.
+Each change is one line: the failure of a broker may leave thousands of partitions without a leader.
 """
 
 from __future__ import annotations
@@ -11,21 +10,22 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Final
 
-from tidemill.controller.elections import CHANGES_A_PAUSE, PolicyOf, recovery_candidates
-from tidemill.coordination.image import NO_BROKER, ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.model.slices import ITEMS_A_PAUSE, with_pauses
+from tidemill.controller.leader_election import CHANGES_A_PAUSE, PolicyOf, recovery_candidates
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, with_pauses
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 NAMES_MAX: Final = 3
-"""Partitions that a line names; it counts the others."""
+"""The number of partitions that a line names. It gives the number of the others."""
 CLUSTER_START_S: Final = 30.0
-"""How long the first controller of a cluster that starts waits for the other brokers before it reports."""
+"""How long the first controller of a starting cluster waits for other brokers before it reports."""
 
 
 class _Counted:
-    """The number of some partitions, the names of the first of them, and the brokers that they concern."""
+    """A number of partitions, the names of the first ones, and the brokers that they concern."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -43,22 +43,26 @@ class _Counted:
         return ", ".join(self._names) + (f" and {more} more" if more else "")
 
     @property
-    def counted(self) -> str:
+    def count_text(self) -> str:
         return "1 partition has" if self.count == 1 else f"{self.count} partitions have"
 
 
 def awaited_brokers(partition: PartitionImage) -> list[int]:
-    """The brokers of which one has to return, so that a partition without a leader gets one.
+    """The brokers of which one must return so that a leaderless partition gets a leader.
 
-    These are the replicas in the in-sync set and the ELR, else the last leader, else the replicas that have
-    not reported a loss.
+    These are the replicas in the ISR and the ELR, else the last leader, else the replicas that have not
+    reported a loss.
     """
-    eligible = [one for one in partition.replicas if one in partition.isr or one in partition.elr]
+    eligible = [
+        replica for replica in partition.replicas if replica in partition.isr or replica in partition.elr
+    ]
     if eligible:
         return eligible
     if partition.last_known_leader != NO_BROKER:
         return [partition.last_known_leader]
-    return [one for one in partition.replicas if one not in partition.lost_replicas] or partition.replicas
+    return [
+        replica for replica in partition.replicas if replica not in partition.lost_replicas
+    ] or partition.replicas
 
 
 class LeaderlessReport:
@@ -76,17 +80,17 @@ class LeaderlessReport:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, *, is_cluster_start: bool) -> None:
-        """Reports all partitions without a leader, as a new controller finds them.
+        """Reports all partitions that have no leader when this broker becomes the controller.
 
-        ``is_cluster_start``: this broker knew of no controller before. The other brokers may be starting, and
-        are given a while.
+        ``is_cluster_start``: this broker knew no earlier controller. The other brokers may be starting, so
+        the report is delayed.
         """
         self.end()
         wait_s = CLUSTER_START_S if is_cluster_start else 0.0
         self._task = asyncio.get_running_loop().create_task(self._report_all(wait_s))
 
     def end(self) -> None:
-        """Reports no more: this broker is not the controller any more."""
+        """Stops reporting: this broker is no longer the controller."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -97,8 +101,8 @@ class LeaderlessReport:
         topics = [image.topics[name] for name in image.topic_index.leaderless]
         await with_pauses(self._reporting(image, [(None, topic) for topic in topics]))
 
-    def noting(self, delta: Delta) -> Generator[None, None, None]:
-        """Logs what a change means for leaders. It pauses between many partitions."""
+    def recording(self, delta: Delta) -> Generator[None, None, None]:
+        """Logs which partitions lost or got a leader in a change. Pauses between many partitions."""
         created = [
             (None, topic) for topic in delta.created if topic.name in delta.image.topic_index.leaderless
         ]
@@ -117,7 +121,7 @@ class LeaderlessReport:
                 if looked_at % ITEMS_A_PAUSE == 0:
                     yield
                 before = old.partition(after.partition) if old is not None else None
-                if before is after or not _is_news(before, after):
+                if before is after or not _is_reportable(before, after):
                     continue
                 noted += 1
                 if noted % CHANGES_A_PAUSE == 0:
@@ -133,7 +137,7 @@ class LeaderlessReport:
         _log(image, waiting, recovering, led)
 
 
-def _is_news(before: PartitionImage | None, after: PartitionImage) -> bool:
+def _is_reportable(before: PartitionImage | None, after: PartitionImage) -> bool:
     """Whether a partition lost its leader, waits for other brokers than before, or has a leader again."""
     if before is None or before.partition_epoch < 0:  # It had no state.
         return after.leader == NO_BROKER
@@ -148,21 +152,21 @@ def _log(image: ClusterImage, waiting: _Counted, recovering: _Counted, led: _Cou
         living = sorted(waiting.brokers.intersection(image.brokers))
         texts = [f"waiting for brokers {dead}: start them"] if dead else []
         if living:
-            texts.append(f"the replicas of the live brokers {living} are offline, or may lack records")
+            texts.append(f"the replicas on the live brokers {living} are offline or may lack records")
         logger.warning(
             "%s no leader, as no eligible replica is available: %s; %s. If that is not possible: "
             "'tidemill topic elect TOPIC --unclean' elects the longest log of the live replicas, and loses "
             "other records",
-            waiting.counted,
+            waiting.count_text,
             waiting,
             "; ".join(texts),
         )
     if recovering.count:
         logger.info(
-            "%s no leader, and brokers %s are asked for their log ends to elect the longest log: %s",
-            recovering.counted,
+            "%s no leader; requesting log ends from brokers %s to elect the longest log: %s",
+            recovering.count_text,
             sorted(recovering.brokers),
             recovering,
         )
     if led.count:
-        logger.info("%s a leader again: %s", led.counted, led)
+        logger.info("%s a leader again: %s", led.count_text, led)

@@ -1,20 +1,20 @@
-"""The replicas that lost data, as brokers report them in their registrations.
+"""Reads the lost replicas that brokers report in their registrations.
 
 A registration reports lost replicas until its broker has cleared the report. A full disk delays that, and
-topics may be created meanwhile. The report does not count for these: their replicas had no log when the
-broker registered, and may be the only ones in sync now. So a replica is spared where the state node of its
-partition is newer than the registration. A broker whose session ends registers again with the same report;
-then the first of these registrations counts.
+topics may be created meanwhile. The report does not apply to these topics: their replicas had no log when the
+broker registered, and may be the only ones in sync now. A replica is therefore exempt if the state node of
+its partition is newer than the registration. A broker whose session expires registers again with the same
+report; in that case the first of these registrations counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidemill.controller.elections import Losses
-from tidemill.coordination.image import BrokerImage, ClusterImage
+from tidemill.controller.leader_election import Losses
+from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
+from tidemill.coordination.coordination_store import Store
 from tidemill.coordination.nodes import PartitionStateNode
-from tidemill.coordination.port import Store
 
 
 async def reported_losses(store: Store, image: ClusterImage, brokers: Iterable[int]) -> Losses:
@@ -22,7 +22,9 @@ async def reported_losses(store: Store, image: ClusterImage, brokers: Iterable[i
 
     Raises StoreError.
     """
-    losses = {one: image.brokers[one].lost for one in brokers if not image.brokers[one].lost.is_none}
+    losses = {
+        broker: image.brokers[broker].lost for broker in brokers if not image.brokers[broker].lost.is_none
+    }
     doubtful = [
         (topic.name, partition.partition, broker)
         for topic in image.topic_index.with_replicas_on(sorted(losses))
@@ -45,5 +47,5 @@ async def reported_losses(store: Store, image: ClusterImage, brokers: Iterable[i
 
 
 def _reported_at(broker: BrokerImage) -> int:
-    # The store may be another than that of the first registration, and its epochs smaller ones.
+    # The store may differ from that of the first registration, and have smaller epochs.
     return min(broker.lost.first_epoch or broker.epoch, broker.epoch)

@@ -1,7 +1,7 @@
-"""Decisions about moves of partitions to other brokers.
+"""Plans partition reassignments.
 
-The topic's node says where a move stands, so that any controller can go on with it. While it is under way,
-the replicas are the wished ones in their order, and after them those that go:
+The topic node records the state of a reassignment, so any controller can continue it. In progress, the
+replicas are the target replicas in their order, followed by the replicas to be removed:
 
 ===================== ========================= ============= ============= ====== =====================
 step                  replicas                  adding        removing      leader in sync
@@ -9,18 +9,18 @@ step                  replicas                  adding        removing      lead
 before                1, 2, 3                                               1      1, 2, 3
 begun                 4, 5, 1, 2, 3             4, 5          2, 3          1      1, 2, 3
 caught up             4, 5, 1, 2, 3             4, 5          2, 3          1      1, 2, 3, 4, 5
-done (wish: 4, 5, 1)  4, 5, 1                                               1      1, 4, 5
+done (target 4, 5, 1) 4, 5, 1                                              1      1, 4, 5
 ===================== ========================= ============= ============= ====== =====================
 
-A move is done when all wished replicas are in sync; the leader changes if it has to go. Another wish replaces
-one that is under way, and starts from where the partition was before that. To cancel is to wish that; the
-order of replicas that are in both is lost by then. The leader epoch grows with every step, so that every
-replica takes notice. A wish for what is so already changes nothing.
+A reassignment is complete when all target replicas are in sync. The leader changes if it is to be removed. A
+new target replaces a reassignment in progress, and starts from the original replicas. Cancelling makes these
+the target; the order of replicas that are in both is lost by then. The leader epoch grows with every step, so
+that every replica is notified. A target that equals the current replicas changes nothing.
 
-A step writes the states first and the topic's node last, if they do not fit into one transaction: see
-:mod:`tidemill.coordination.pieces`.
+If the changes do not fit into one transaction, the states are written first and the topic node last: see
+:mod:`tidemill.coordination.write_batches`.
 
-No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-455, KIP-860; the nodes as Kafka
+This module has no I/O; see :mod:`tidemill.controller.topics`. Source: KIP-455, KIP-860; the nodes as Kafka
 3.9 writes them.
 """
 
@@ -29,31 +29,32 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.elections import (
+from tidemill.controller.leader_election import (
     NO_BROKERS,
     ElectionPolicy,
     PolicyOf,
+    complete_replicas,
     default_policy,
     elect,
-    is_able,
+    is_available,
     next_state,
     plan_states,
-    whole_replicas,
 )
-from tidemill.controller.topics import Plan, shown
-from tidemill.coordination.image import NO_BROKER, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.controller.topics import Plan, format_ids
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.coordination_store import Delete, Operation, SetData
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
-from tidemill.coordination.port import Delete, Operation, SetData
+from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 
-Wishes = Mapping[TopicPartition, Sequence[int] | None]
-"""The brokers that partitions are to have, the preferred leader first; None stops a move and reverts it."""
+Reassignments = Mapping[TopicPartition, Sequence[int] | None]
+"""The target replicas of partitions, preferred leader first; None cancels a reassignment."""
 
 
 class Decisions(NamedTuple):
-    """What to do for those who can have their wish, a plan for each topic, and why others cannot."""
+    """A plan for each topic that changes, and the errors of rejected partitions."""
 
     plans: list[Plan]
     errors: dict[TopicPartition, KafkaError]
@@ -61,42 +62,42 @@ class Decisions(NamedTuple):
 
 def plan_reassignment(
     image: ClusterImage,
-    wishes: Wishes,
+    reassignments: Reassignments,
     *,
     factor_may_change: bool = True,
     policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NO_BROKERS,
 ) -> Decisions:
-    """Begins, replaces, stops, and where nobody has to catch up also ends, the moves of partitions.
+    """Starts, replaces and cancels reassignments, and completes those that add no replica.
 
-    Errors: UNKNOWN_TOPIC_OR_PARTITION; INVALID_REPLICA_ASSIGNMENT for replicas that cannot be;
-    INVALID_REPLICATION_FACTOR for another number of them, unless ``factor_may_change``;
-    NO_REASSIGNMENT_IN_PROGRESS where nothing can be stopped.
+    Errors: UNKNOWN_TOPIC_OR_PARTITION; INVALID_REPLICA_ASSIGNMENT for invalid replicas;
+    INVALID_REPLICATION_FACTOR for another number of replicas, unless ``factor_may_change``;
+    NO_REASSIGNMENT_IN_PROGRESS if there is none to cancel.
     """
     changed: dict[str, dict[int, PartitionImage]] = {}
     errors: dict[TopicPartition, KafkaError] = {}
-    for wished, replicas in wishes.items():
+    for key, replicas in reassignments.items():
         try:
-            topic, partition = _known(image, wished)
+            topic, partition = _find_partition(image, key)
             target = _target(image, partition, replicas, factor_may_change, stopping)
             moved = _moved(image, partition, target, policy_of(topic), stopping)
         except KafkaError as error:
-            # Without a traceback, and so without a way back to ``errors``.
-            errors[wished] = KafkaError(f"{wished.topic}-{wished.partition}: {error}", error.code)
+            # A new error: the traceback of the caught one would refer to ``errors``.
+            errors[key] = KafkaError(f"{key.topic}-{key.partition}: {error}", error.code)
             continue
         if moved is not None:
-            changed.setdefault(wished.topic, {})[wished.partition] = moved
+            changed.setdefault(key.topic, {})[key.partition] = moved
     plans = [_plan(image.topics[name], parts, image.controller_epoch) for name, parts in changed.items()]
     return Decisions(plans, errors)
 
 
-def plan_progress(
+def plan_completions(
     image: ClusterImage,
     topics: Iterable[TopicImage] | None = None,
     stopping: frozenset[int] = NO_BROKERS,
     policy_of: PolicyOf = default_policy,
 ) -> list[Plan]:
-    """Ends the moves, of ``topics`` or of all, whose wished replicas are in sync by now."""
+    """Completes the reassignments of ``topics``, or of all, whose target replicas are in sync."""
     plans = []
     for topic in _moving(image) if topics is None else topics:
         changed = {}
@@ -113,15 +114,15 @@ def _moving(image: ClusterImage) -> list[TopicImage]:
     return [image.topics[name] for name in image.topic_index.moving]
 
 
-def moves(
+def in_progress(
     image: ClusterImage, partitions: Iterable[TopicPartition] | None = None
 ) -> Iterator[tuple[TopicPartition, PartitionImage]]:
-    """The moves that are under way, of ``partitions`` or of all; what is not there does not move."""
+    """The reassignments in progress, of ``partitions`` or of all."""
     if partitions is None:
         for topic in _moving(image):
-            for one in topic.partitions:
-                if one.is_moving:
-                    yield TopicPartition(topic.name, one.partition), one
+            for p in topic.partitions:
+                if p.is_moving:
+                    yield TopicPartition(topic.name, p.partition), p
         return
     for key in partitions:
         known = image.topics.get(key.topic)
@@ -130,10 +131,10 @@ def moves(
             yield key, partition
 
 
-def finding_ended(delta: Delta) -> Generator[None, None, list[str]]:
-    """The moves that a change has ended, as text; those that were cancelled are not named.
+def finding_completed(delta: Delta) -> Generator[None, None, list[str]]:
+    """The reassignments that a change has completed, as text, without cancelled ones.
 
-    It pauses between many partitions.
+    Pauses between many partitions.
     """
     texts = []
     for old, new in delta.changed:
@@ -142,37 +143,37 @@ def finding_ended(delta: Delta) -> Generator[None, None, list[str]]:
                 yield
             if before is after or after.is_moving:
                 continue
-            wished = [broker for broker in before.replicas if broker not in before.removing]
-            # One that adds no replica is done at once.
-            if (after.replicas == wished) if before.is_moving else (after.replicas != before.replicas):
+            target = [broker for broker in before.replicas if broker not in before.removing]
+            # A reassignment that adds no replica completes at once.
+            if (after.replicas == target) if before.is_moving else (after.replicas != before.replicas):
                 texts.append(f"{TopicPartition(new.name, after.partition)} to {after.replicas}")
     return texts
 
 
-def unfinished(
-    image: ClusterImage, wishes: Mapping[TopicPartition, Sequence[int]]
+def still_in_progress(
+    image: ClusterImage, reassignments: Mapping[TopicPartition, Sequence[int]]
 ) -> dict[TopicPartition, Sequence[int]]:
-    """Those of an administrator's wishes (/admin/reassign_partitions) that are under way as he wished."""
-    moving = dict(moves(image, wishes))
+    """Those of an administrator's reassignments (/admin/reassign_partitions) that are still in progress."""
+    moving = dict(in_progress(image, reassignments))
     return {
-        wished: replicas
-        for wished, replicas in wishes.items()
-        if wished in moving and moving[wished].target == list(replicas)
+        key: replicas
+        for key, replicas in reassignments.items()
+        if key in moving and moving[key].target == list(replicas)
     }
 
 
-def write_wishes(wishes: Mapping[TopicPartition, Sequence[int]], version: int) -> Operation:
-    """Leaves these wishes in the administrator's node; without any the node goes, and is free for others."""
-    if not wishes:
+def write_reassignments(reassignments: Mapping[TopicPartition, Sequence[int]], version: int) -> Operation:
+    """Writes the remaining reassignments to the administrator's node, or deletes the node."""
+    if not reassignments:
         return Delete(ReassignmentNode.path, version)
-    return SetData(ReassignmentNode.path, ReassignmentNode.encode(wishes), version)
+    return SetData(ReassignmentNode.path, ReassignmentNode.encode(reassignments), version)
 
 
-def _known(image: ClusterImage, wished: TopicPartition) -> tuple[TopicImage, PartitionImage]:
-    topic = image.topics.get(wished.topic)
-    partition = topic.partition(wished.partition) if topic is not None else None
+def _find_partition(image: ClusterImage, key: TopicPartition) -> tuple[TopicImage, PartitionImage]:
+    topic = image.topics.get(key.topic)
+    partition = topic.partition(key.partition) if topic is not None else None
     if topic is None or partition is None:
-        raise KafkaError("there is no such partition", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise KafkaError("the partition does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     return topic, partition
 
 
@@ -185,25 +186,25 @@ def _target(
 ) -> list[int]:
     if replicas is None:
         if not partition.is_moving:
-            raise KafkaError("it does not move", ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+            raise KafkaError("no reassignment is in progress", ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
         return partition.origin
     problem = ""
     if not replicas:
-        problem = "no replica is named. To stop a move, name none at all (null)."
+        problem = "the list of replicas is empty. To cancel a reassignment, send null."
     elif len(set(replicas)) < len(replicas):
-        problem = f"two replicas would be on one broker: {shown(replicas)}"
+        problem = f"two replicas would be on one broker: {format_ids(replicas)}"
     else:
         there = {broker for broker in image.brokers if broker not in stopping}
         missing = [broker for broker in replicas if broker not in there and broker not in partition.origin]
         if missing:
-            problem = f"no broker {shown(missing)} lives to take a replica (living: {shown(sorted(there))})"
+            problem = f"brokers {format_ids(missing)} are not live (live: {format_ids(sorted(there))})"
     if problem:
         raise KafkaError(problem, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     factor = len(partition.target)
     if len(replicas) != factor and not factor_may_change:
         raise KafkaError(
-            f"{len(replicas)} replica(s) are named, and it has {factor}: the request says that the number "
-            "does not change",
+            f"{len(replicas)} replica(s) are given, but the partition has {factor}: the request does not "
+            "allow another replication factor",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
     return list(replicas)
@@ -216,7 +217,7 @@ def _moved(
     policy: ElectionPolicy,
     stopping: frozenset[int],
 ) -> PartitionImage | None:
-    """The partition on its way to ``target``, or there; None when it is so already."""
+    """The partition with the reassignment started or completed; None if nothing changes."""
     origin = partition.origin
     replicas = target + [broker for broker in origin if broker not in target]
     adding = [broker for broker in replicas if broker not in origin]
@@ -236,25 +237,25 @@ def _moved(
         return next_state(moved, leader, isr, policy, is_new_epoch=True)
     elected = elect(image, moved, policy, stopping=stopping)
     if elected is None and partition.partition_epoch < 0:
-        return moved  # It has no state yet.
+        return moved  # The partition has no state yet.
     state = moved.replaced(partition_epoch=partition.partition_epoch + 1) if elected is None else elected
     return state.replaced(leader_epoch=partition.leader_epoch + 1)
 
 
 def _check_redundancy(before: PartitionImage, moved: PartitionImage, policy: ElectionPolicy) -> None:
-    """Raises where replicas that a move has brought in would go, and too few of the others have each record.
+    """Raises if too few of the target replicas have every committed record.
 
-    As many as ``min.insync.replicas`` have to stay, or as many as there are.
+    ``min.insync.replicas`` of the replicas with every record must stay, or all if there are fewer.
     """
-    whole = sorted(whole_replicas(before, policy))
-    kept = [broker for broker in whole if broker in moved.replicas]
-    least = min(len(whole), moved.min_insync(policy.min_insync_replicas))
+    complete = sorted(complete_replicas(before, policy))
+    kept = [broker for broker in complete if broker in moved.replicas]
+    least = min(len(complete), moved.min_insync(policy.min_insync_replicas))
     if len(kept) < least:
-        having = shown(kept) if kept else "none"
+        having = format_ids(kept) if kept else "none"
         raise KafkaError(
-            f"of the replicas {shown(moved.replicas)} only {having} would have every committed record, and "
-            f"min.insync.replicas asks for {least}. Wait until more of them are in sync, or keep others of "
-            f"{shown(whole)}.",
+            f"of the replicas {format_ids(moved.replicas)} only {having} would have every committed record, "
+            f"but min.insync.replicas requires {least}. Wait until more of them are in sync, or keep some of "
+            f"{format_ids(complete)}.",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
 
@@ -267,11 +268,15 @@ def _leader(
     isr: list[int],
     stopping: frozenset[int],
 ) -> int:
-    """The leader, if it can stay, or the first of ``replicas`` that can lead, or nobody."""
-    if leader in isr and is_able(image, partition, leader, NO_BROKERS):
+    """The current leader if it can stay, else the first of ``replicas`` that can lead, else NO_BROKER."""
+    if leader in isr and is_available(image, partition, leader, NO_BROKERS):
         return leader
-    able = (one for one in replicas if one in isr and is_able(image, partition, one, stopping))
-    return next(able, NO_BROKER)
+    available = (
+        replica
+        for replica in replicas
+        if replica in isr and is_available(image, partition, replica, stopping)
+    )
+    return next(available, NO_BROKER)
 
 
 def _completed(
@@ -283,7 +288,7 @@ def _completed(
     isr = [broker for broker in partition.isr if broker in target]
     leader = _leader(image, partition, partition.leader, target, isr, stopping)
     if leader == NO_BROKER:
-        return None  # The old ones stay, and one of them may be able to lead.
+        return None  # The old replicas stay: one of them may be able to lead.
     arrived = partition.replaced(replicas=target, adding=None, removing=None)
     return next_state(arrived, leader, isr, policy, is_new_epoch=True)
 

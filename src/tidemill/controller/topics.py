@@ -1,7 +1,7 @@
-"""Decisions about topics: whether one may be made, grown or deleted, and what that writes to the store.
+"""Plans the creation, growth and deletion of topics, and validates requests.
 
-No input or output here: what is known (an image of the cluster, the configuration, a source of randomness)
-goes in, and a plan comes out, or a :class:`KafkaError` with the code for the client.
+This module has no I/O. Inputs are an image of the cluster, the configuration and a source of randomness. The
+output is a plan, or a :class:`KafkaError` with the error code for the client.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from random import Random
 from typing import NamedTuple
 
-from tidemill.controller.deletions import waiting_text
-from tidemill.controller.names import METADATA_TOPIC, TakenNames, check_name
-from tidemill.controller.placement import PARTITIONS_A_PAUSE, placing_replicas
-from tidemill.coordination.image import (
-    OFFSETS_TOPIC,
-    TOPIC,
-    ClusterImage,
-    PartitionImage,
-    TopicImage,
-    partition_state,
-)
+from tidemill.controller.replica_placement import PARTITIONS_A_PAUSE, placing_replicas
+from tidemill.controller.topic_deletion import waiting_text
+from tidemill.controller.topic_names import METADATA_TOPIC, UsedTopicNames, check_name
+from tidemill.coordination.cluster_image import TOPIC, ClusterImage, partition_state
+from tidemill.coordination.coordination_store import Check, Create, Delete, Operation, SetData
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     ConfigNode,
@@ -28,114 +22,100 @@ from tidemill.coordination.nodes import (
     PartitionStateNode,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create, Delete, Operation, SetData
-from tidemill.coordination.topic_index import noting_traits
+from tidemill.coordination.topic_image import OFFSETS_TOPIC, PartitionImage, TopicImage
+from tidemill.coordination.topic_index import computing_traits
 from tidemill.model.configs import BrokerConfig, check_topic_settings
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
-from tidemill.model.slices import in_one_go
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
-"""As in Kafka: one request cannot tie the controller up, nor fill its memory by one large number."""
+"""Same limit as in Kafka: one large number cannot block the controller or fill its memory."""
 
 CHOOSE = -1
-"""As a count: take the broker's default."""
+"""As a count: use the broker's default."""
 
 
 class NewTopic(NamedTuple):
-    """A topic that a client wants. Counts of -1 stand for the broker's defaults."""
+    """A topic to create. A count of -1 stands for the broker's default."""
 
     name: str
     partition_count: int = CHOOSE
     replication_factor: int = CHOOSE
     assignments: Mapping[int, Sequence[int]] = {}
-    """Replicas by partition, when the client chose them itself."""
+    """Replicas by partition, if the client assigns them."""
     config: Mapping[str, str | None] = {}
 
 
 class Growth(NamedTuple):
-    """A topic that is to have ``partition_count`` partitions in all."""
+    """A topic to expand to ``partition_count`` partitions."""
 
     name: str
     partition_count: int
     assignments: Sequence[Sequence[int]] | None = None
-    """Replicas of each new partition, when the client chose them itself."""
+    """The replicas of each new partition, if the client assigns them."""
 
 
 class Plan(NamedTuple):
-    """What to write for one topic, and what it is afterwards."""
+    """The operations that change one topic, and its new image."""
 
     topic: TopicImage
     operations: list[Operation]
 
 
 Planning = Generator[None, None, Plan]
-"""Pauses now and then; what it plans for holds when it began."""
+"""Pauses between many partitions; the plan is based on the image at the start."""
 
 
 class PartitionBudget:
-    """How many partitions one request may still make."""
+    """The number of partitions that one request may still create."""
 
     def __init__(self, partitions_max: int = PARTITIONS_PER_REQUEST_MAX) -> None:
         self._left = partitions_max
 
-    def take(self, count: int) -> None:
-        """Raises POLICY_VIOLATION when ``count`` are too many."""
+    def reserve(self, count: int) -> None:
+        """Raises POLICY_VIOLATION if ``count`` exceeds the budget."""
         if count > self._left:
             raise KafkaError(
-                f"{count} partitions are too many: one request makes at most {PARTITIONS_PER_REQUEST_MAX}. "
-                "Ask for fewer, or in several requests.",
+                f"{count} partitions are too many: one request creates at most {PARTITIONS_PER_REQUEST_MAX}. "
+                "Create fewer, or use several requests.",
                 ErrorCode.POLICY_VIOLATION,
             )
         self._left -= count
 
 
-def plan_creation(
-    image: ClusterImage,
-    wanted: NewTopic,
-    config: BrokerConfig,
-    topic_id: bytes,
-    random: Random,
-    taken: TakenNames,
-    budget: PartitionBudget,
-) -> Plan:
-    """As :func:`planning_creation`, in one go."""
-    return in_one_go(planning_creation(image, wanted, config, topic_id, random, taken, budget))
-
-
 def planning_creation(
     image: ClusterImage,
-    wanted: NewTopic,
+    requested: NewTopic,
     config: BrokerConfig,
     topic_id: bytes,
     random: Random,
-    taken: TakenNames,
+    used_names: UsedTopicNames,
     budget: PartitionBudget,
     awaited: Callable[[str], Collection[int]] = lambda name: (),
 ) -> Planning:
-    """Makes a topic, with a pause after some partitions each.
+    """Plans the creation of a topic. Pauses between many partitions.
 
-    ``taken`` and ``budget`` are those of the whole request. ``awaited`` gives the brokers that the deletion
-    of a topic of that name waits for.
+    ``used_names`` and ``budget`` belong to the whole request. ``awaited`` returns the brokers that the
+    deletion of a topic with that name waits for.
     """
-    check_name(wanted.name)
-    if wanted.name == METADATA_TOPIC:
+    check_name(requested.name)
+    if requested.name == METADATA_TOPIC:
         raise KafkaError(f"the topic {METADATA_TOPIC} cannot be created", ErrorCode.INVALID_REQUEST)
-    if wanted.name in image.topics:
-        raise KafkaError(f"the topic {wanted.name!r} exists already", ErrorCode.TOPIC_ALREADY_EXISTS)
-    if wanted.name in image.deleting:
-        text = waiting_text(wanted.name, awaited(wanted.name), image.brokers)
+    if requested.name in image.topics:
+        raise KafkaError(f"the topic {requested.name!r} already exists", ErrorCode.TOPIC_ALREADY_EXISTS)
+    if requested.name in image.deleting:
+        text = waiting_text(requested.name, awaited(requested.name), image.brokers)
         raise KafkaError(text, ErrorCode.TOPIC_ALREADY_EXISTS)
-    if (TOPIC, wanted.name) in image.unreadable:
+    if (TOPIC, requested.name) in image.unreadable:
         raise KafkaError(
-            f"the topic {wanted.name!r} exists already: {image.unreadable[TOPIC, wanted.name]}",
+            f"the topic {requested.name!r} already exists: {image.unreadable[TOPIC, requested.name]}",
             ErrorCode.TOPIC_ALREADY_EXISTS,
         )
-    taken.check(wanted.name)
-    settings = check_settings(wanted.config)
-    replicas = yield from _replicas_of(image, wanted, config, random, budget)
-    taken.add(wanted.name)
+    used_names.check(requested.name)
+    settings = check_settings(requested.config)
+    replicas = yield from _replicas_of(image, requested, config, random, budget)
+    used_names.add(requested.name)
     partitions = yield from _new_partitions(image, replicas, 0)
-    topic = TopicImage(wanted.name, topic_id, tuple(partitions), settings)
+    topic = TopicImage(requested.name, topic_id, tuple(partitions), settings)
     data = yield from _encoded(topic)
     operations: list[Operation] = [
         write_config("topics", topic.name, settings, False),
@@ -143,7 +123,7 @@ def planning_creation(
         Create(PartitionStateNode.parents(topic.name)),
     ]
     operations += yield from state_creations(topic, 0, image.controller_epoch)
-    yield from noting_traits(topic)
+    yield from computing_traits(topic)
     return Plan(topic, operations)
 
 
@@ -166,26 +146,26 @@ def _encoded(topic: TopicImage) -> Generator[None, None, bytes]:
 
 
 def is_creation(plan: Plan) -> bool:
-    """Whether ``plan`` makes a topic, whose settings come first."""
+    """Whether ``plan`` creates a topic; its first operation creates the settings node."""
     first = plan.operations[0]
     return isinstance(first, Create) and first.path == ConfigNode.path("topics", plan.topic.name)
 
 
-def over_old_settings(plan: Plan) -> Plan:
-    """As ``plan``, where the store holds settings under the topic's name, left from before."""
+def replacing_old_settings(plan: Plan) -> Plan:
+    """Same as ``plan``, but overwrites settings that the store still has under the topic's name."""
     config = write_config("topics", plan.topic.name, plan.topic.config, True)
     return plan._replace(operations=[config, *plan.operations[1:]])
 
 
 def write_config(kind: str, name: str, settings: Mapping[str, str], exists: bool) -> Operation:
-    """Writes the settings of a topic or broker, over those that are there if there are any."""
+    """Writes the settings of a resource. ``exists``: the settings node exists."""
     path = ConfigNode.path(kind, name)
     data = ConfigNode.encode(settings)
     return SetData(path, data) if exists else Create(path, data)
 
 
 def check_settings(settings: Mapping[str, str | None]) -> dict[str, str]:
-    """The settings of a topic, checked; INVALID_CONFIG for one that it cannot have."""
+    """Validates the settings of a topic. Raises INVALID_CONFIG."""
     try:
         check_topic_settings(settings)
     except ConfigError as error:
@@ -196,7 +176,7 @@ def check_settings(settings: Mapping[str, str | None]) -> dict[str, str]:
 def state_creations(
     topic: TopicImage, first: int, controller_epoch: int
 ) -> Generator[None, None, list[Operation]]:
-    """Makes the state nodes of the partitions from number ``first`` on."""
+    """Creates the state nodes of the partitions from number ``first`` on."""
     operations: list[Operation] = []
     for partition in topic.partitions[first:]:
         state = PartitionStateNode.encode(partition_state(partition, controller_epoch))
@@ -208,38 +188,38 @@ def state_creations(
 
 
 def _in_sync(image: ClusterImage, replicas: Sequence[int]) -> list[int]:
-    """A new partition's in-sync set: the replicas that live."""
+    """The ISR of a new partition: the live replicas."""
     return [broker for broker in replicas if broker in image.brokers]
 
 
 def _replicas_of(
-    image: ClusterImage, wanted: NewTopic, config: BrokerConfig, random: Random, budget: PartitionBudget
+    image: ClusterImage, requested: NewTopic, config: BrokerConfig, random: Random, budget: PartitionBudget
 ) -> Generator[None, None, Sequence[Sequence[int]]]:
-    if wanted.assignments:
-        if wanted.replication_factor != CHOOSE or wanted.partition_count != CHOOSE:
+    if requested.assignments:
+        if requested.replication_factor != CHOOSE or requested.partition_count != CHOOSE:
             raise KafkaError(
-                "partitions and replication factor must be -1 when the replicas are assigned by hand",
+                "partition count and replication factor must be -1 if replicas are assigned explicitly",
                 ErrorCode.INVALID_REQUEST,
             )
-        budget.take(len(wanted.assignments))
-        return (yield from _assigned_by_hand(image, wanted.assignments))
-    factor = wanted.replication_factor
+        budget.reserve(len(requested.assignments))
+        return (yield from _assigned_by_hand(image, requested.assignments))
+    factor = requested.replication_factor
     if factor == CHOOSE:
         factor = config.int("default.replication.factor")
     elif factor < 1:
         raise KafkaError(
-            f"a replication factor of {factor} is not possible: 1 or more, or -1 for the default",
+            f"invalid replication factor {factor}: use 1 or more, or -1 for the default",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
-    count = wanted.partition_count
+    count = requested.partition_count
     if count == CHOOSE:
         count = config.int("num.partitions")
     elif count < 1:
         raise KafkaError(
-            f"{count} partitions are not possible: 1 or more, or -1 for the default",
+            f"invalid partition count {count}: use 1 or more, or -1 for the default",
             ErrorCode.INVALID_PARTITIONS,
         )
-    budget.take(count)
+    budget.reserve(count)
     racks = {broker.broker_id: broker.rack for broker in image.brokers.values()}
     return (yield from placing_replicas(racks, count, factor, random))
 
@@ -249,7 +229,7 @@ def _assigned_by_hand(
 ) -> Generator[None, None, Sequence[Sequence[int]]]:
     if sorted(assignments) != list(range(len(assignments))):
         raise KafkaError(
-            f"partitions are numbered from 0 without gaps; assigned were {shown(sorted(assignments))}",
+            f"partitions must be numbered from 0 without gaps, not {format_ids(sorted(assignments))}",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
     placed = [assignments[number] for number in range(len(assignments))]
@@ -272,54 +252,51 @@ def check_replicas(image: ClusterImage, number: int, replicas: Sequence[int], fa
     if not replicas:
         problem = "has no replica"
     elif len(set(replicas)) < len(replicas):
-        problem = f"has two replicas on one broker: {shown(replicas)}"
+        problem = f"has two replicas on one broker: {format_ids(replicas)}"
     elif len(replicas) != factor:
-        problem = f"has {len(replicas)} replicas where others have {factor}"
+        problem = f"has {len(replicas)} replicas, but other partitions have {factor}"
     else:
         unknown = [broker for broker in replicas if broker not in image.brokers]
         if unknown:
             problem = (
-                f"is assigned to brokers that do not live: {shown(unknown)} (living: {shown(image.brokers)})"
+                f"is assigned to brokers that are not live: {format_ids(unknown)} "
+                f"(live: {format_ids(image.brokers)})"
             )
     if problem:
         raise KafkaError(f"partition {number} {problem}", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 
 
-def shown(numbers: Sequence[int] | Mapping[int, object]) -> str:
+def format_ids(numbers: Sequence[int] | Mapping[int, object]) -> str:
     """The first ten of ``numbers``, for an error text."""
     listed = list(numbers)
     return ", ".join(map(str, listed[:10])) + (", ..." if len(listed) > 10 else "")
 
 
-def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget) -> Plan:
-    """As :func:`planning_growth`, in one go."""
-    return in_one_go(planning_growth(image, growth, random, budget))
-
-
 def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget) -> Planning:
-    """Adds partitions to a topic, with a pause after some each.
+    """Plans additional partitions of a topic. Pauses between many partitions.
 
-    They are placed so that they continue the round of those that are there.
+    Their placement continues that of the existing partitions.
     """
     topic = image.topics.get(growth.name)
     if topic is None:
         raise missing_topic(image, growth.name)
     if growth.name == OFFSETS_TOPIC:
         raise KafkaError(
-            f"{OFFSETS_TOPIC} keeps its {len(topic.partitions)} partition(s): their number decides which of "
-            "them has a group's positions, and with another number these would not be found. Any number of "
-            "partitions serves any number of groups; reassign some to other brokers to spread the load.",
+            f"{OFFSETS_TOPIC} cannot be expanded beyond {len(topic.partitions)} partition(s): their number "
+            "decides which of them holds the offsets of a group, which would not be found with another "
+            "number. Any number of partitions serves any number of groups; reassign some to other brokers "
+            "to spread the load.",
             ErrorCode.INVALID_REQUEST,
         )
     existing = len(topic.partitions)
     if growth.partition_count == existing:
-        raise KafkaError(f"the topic has {existing} partition(s) already", ErrorCode.INVALID_PARTITIONS)
+        raise KafkaError(f"the topic already has {existing} partition(s)", ErrorCode.INVALID_PARTITIONS)
     if growth.partition_count < existing:
         raise KafkaError(
-            f"the topic has {existing} partitions: it cannot shrink to {growth.partition_count}",
+            f"the topic has {existing} partitions: the number cannot be reduced to {growth.partition_count}",
             ErrorCode.INVALID_PARTITIONS,
         )
-    budget.take(growth.partition_count - existing)
+    budget.reserve(growth.partition_count - existing)
     factor = len(topic.partitions[0].target) if topic.partitions else 1
     placed: Sequence[Sequence[int]]
     if growth.assignments is None:
@@ -328,7 +305,7 @@ def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget:
     elif len(growth.assignments) != growth.partition_count - existing:
         added_count = growth.partition_count - existing
         raise KafkaError(
-            f"{added_count} partition(s) are to be added, and {len(growth.assignments)} are assigned",
+            f"{added_count} partition(s) are to be added, but {len(growth.assignments)} are assigned",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
     else:
@@ -339,7 +316,7 @@ def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget:
     data = yield from _encoded(grown)
     operations: list[Operation] = [SetData(TopicNode.path(topic.name), data, topic.node_version)]
     operations += yield from state_creations(grown, existing, image.controller_epoch)
-    yield from noting_traits(grown)
+    yield from computing_traits(grown)
     return Plan(grown, operations)
 
 
@@ -354,12 +331,12 @@ def _placed_after(
 
 
 def unknown_topic(name: str) -> KafkaError:
-    """The error for a topic that is not there."""
-    return KafkaError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    """The error for a topic that does not exist."""
+    return KafkaError(f"the topic {name!r} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def missing_topic(image: ClusterImage, name: str) -> KafkaError:
-    """The error for a topic that is not in the image: there is none, or it is set aside."""
+    """The error for a topic that is not in the image: it does not exist or is unreadable."""
     problem = image.unreadable.get((TOPIC, name))
     if problem is None:
         return unknown_topic(name)
@@ -367,7 +344,7 @@ def missing_topic(image: ClusterImage, name: str) -> KafkaError:
 
 
 def find_topic(image: ClusterImage, name: str, topic_id: bytes | None = None) -> TopicImage | KafkaError:
-    """The topic of this name, and of this id if one is given; or the error that says why there is none."""
+    """The topic with this name, and with this id if given; otherwise the error."""
     topic = image.topics.get(name)
     if topic is None and (topic_id is None or (TOPIC, name) in image.unreadable):
         return missing_topic(image, name)
@@ -377,25 +354,25 @@ def find_topic(image: ClusterImage, name: str, topic_id: bytes | None = None) ->
 
 
 def unknown_topic_id() -> KafkaError:
-    """The error for an id that no topic has."""
-    return KafkaError("there is no topic with this id", ErrorCode.UNKNOWN_TOPIC_ID)
+    """The error for an unknown topic id."""
+    return KafkaError("no topic has this id", ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 def deletion_mark(topic: TopicImage) -> list[Operation]:
-    """Begins a deletion: from now on it happens, whoever stops meanwhile."""
+    """Starts a deletion. From now on it continues even if brokers fail."""
     return [Check(TopicNode.path(topic.name)), Create(DeleteTopicNode.path(topic.name))]
 
 
 def deletion_check(topic: TopicImage) -> list[Operation]:
-    """Fails unless somebody has begun the deletion: the mark may have gone with a former topic."""
+    """Fails unless the deletion mark exists: it may have been removed with a former topic."""
     return [Check(TopicNode.path(topic.name)), Check(DeleteTopicNode.path(topic.name))]
 
 
 def removal(topic: TopicImage) -> Iterator[Operation]:
-    """Ends a deletion: takes all away that the controller writes of a topic, what lies below others first."""
-    for one in topic.partitions:
-        yield Delete(PartitionStateNode.path(topic.name, one.partition))
-        yield Delete(PartitionStateNode.parent(topic.name, one.partition))
+    """Ends a deletion: deletes all nodes of a topic that the controller writes, children first."""
+    for partition in topic.partitions:
+        yield Delete(PartitionStateNode.path(topic.name, partition.partition))
+        yield Delete(PartitionStateNode.parent(topic.name, partition.partition))
     yield Delete(PartitionStateNode.parents(topic.name))
     yield Delete(TopicNode.path(topic.name))
     if topic.has_config_node:
@@ -404,5 +381,5 @@ def removal(topic: TopicImage) -> Iterator[Operation]:
 
 
 def fence(controller_epoch_version: int) -> Check:
-    """Fails a transaction when another broker became the controller since."""
+    """Fails a transaction if another broker became the controller."""
     return Check(CONTROLLER_EPOCH, controller_epoch_version)

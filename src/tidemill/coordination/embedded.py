@@ -1,17 +1,17 @@
-"""The coordination store of one broker without ZooKeeper: a tree in memory, made durable by SQLite.
+"""The coordination store of a single broker without ZooKeeper: a tree in memory, made durable by SQLite.
 
 The file (``coordination.db``) is a SQLite database in WAL mode, synced at each commit::
 
-    node   path TEXT primary key, data BLOB, version, creation_id, sequence     every node that stays
+    node   path TEXT primary key, data BLOB, version, creation_id, sequence     every persistent node
     state  name TEXT primary key, value                                         last_id
 
-``application_id`` says that the file is ours, ``user_version`` which layout it has. Ephemeral nodes are
-never written: they end with the process, however it ends. ``last_id`` is written with every transaction,
-theirs too, so that no creation id is given twice.
+``application_id`` identifies Tidemill's file, ``user_version`` its layout. Ephemeral nodes are never written:
+they end with the process, however it ends. Every transaction writes ``last_id``, even one with ephemeral
+nodes only, so that no creation id is used twice.
 
-Reads are answered from memory. Commits run in one thread, those that wait together as one, so that the event
-loop never waits for the disk; what is not yet durable is not shown to readers, and is taken back when the
-disk refuses it.
+Reads use the tree in memory. Commits run in one thread, and waiting transactions are committed together, so
+that the event loop never waits for the disk. Readers do not see changes that are not yet durable, and a
+failed commit undoes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     Delete,
     Event,
     Node,
@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 
 
 class Database:
-    """The SQLite file. Opened and closed by anybody, used by one thread at a time."""
+    """The SQLite file. Any thread may open and close it; only one thread may use it at a time."""
 
     def __init__(self, path: str) -> None:
-        """Opens or makes the file at ``path``; StoreError with the next step when that cannot be."""
+        """Opens or creates the file at ``path``; raises StoreError with the next step on failure."""
         self.path = path
         is_new = not os.path.exists(path)
         try:
@@ -78,12 +78,12 @@ class Database:
         (layout,) = execute("PRAGMA user_version").fetchone()
         if tables and application_id != APPLICATION_ID:
             raise StoreError(
-                f"{self.path} is a SQLite file of another program. Name another directory in log.dirs."
+                f"{self.path} is a SQLite file of another program. Set another directory in log.dirs."
             )
         if tables and layout != LAYOUT_VERSION:
             raise StoreError(
                 f"{self.path} has layout {layout}, this version reads {LAYOUT_VERSION}. Start the version "
-                "that wrote it, or name another directory in log.dirs."
+                "that wrote it, or set another directory in log.dirs."
             )
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=FULL")
@@ -101,7 +101,7 @@ class Database:
         execute("COMMIT")
 
     def load(self) -> Tree:
-        """Everything that is stored."""
+        """Loads all stored nodes."""
         try:
             rows = self._connection.execute("SELECT path, data, version, creation_id, sequence FROM node")
             (last_id,) = self._connection.execute("SELECT value FROM state WHERE name = 'last_id'").fetchone()
@@ -110,7 +110,7 @@ class Database:
             raise explain(self.path, error) from None
 
     def commit(self, rows: dict[str, Row | None], last_id: int) -> None:
-        """Writes the rows (None: there is none at this path) and returns once they are on the disk."""
+        """Writes the rows (None deletes the row of a path) and returns once they are durable."""
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -129,12 +129,12 @@ class Database:
             raise explain(self.path, error) from None
 
     def close(self) -> None:
-        """Folds the log into the file and lets go of it."""
+        """Checkpoints the WAL into the file and closes it."""
         self._connection.close()
 
 
 def sync_directory(path: str) -> None:
-    """Returns once the names in ``path`` are on the disk."""
+    """Returns once the directory entries of ``path`` are durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,35 +143,33 @@ def sync_directory(path: str) -> None:
 
 
 def explain(path: str, error: Exception) -> StoreError:
-    """One line that says what is wrong with the file, and what to do."""
+    """Returns an error whose one line describes the problem and the next step."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreError(
-            f"{path} is in use by another process. Stop that broker, or name another directory in log.dirs."
+            f"{path} is in use by another process. Stop that broker, or set another directory in log.dirs."
         )
     if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(
-            f"{path} cannot be opened. Make its directory, and give this user the right to write."
-        )
+        return StoreError(f"{path} cannot be opened. Create its directory, and grant this user write access.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        return StoreError(f"{path} cannot be written. Give this user the right to write to it.")
+        return StoreError(f"{path} cannot be written. Grant this user write access to it.")
     if code == sqlite3.SQLITE_FULL:
-        return StoreError(f"{path} could not be written: the disk is full. Make room.")
+        return StoreError(f"{path} could not be written: the disk is full. Free some space.")
     if code == sqlite3.SQLITE_IOERR:
         return StoreError(f"{path} could not be read or written: {error}. Check the disk.")
     return StoreError(
-        f"{path} is damaged ({error}). Restore it from a backup; or move it away, and make the topics known "
-        f"again with 'tidemill log import --without-settings {os.path.dirname(path)}' "
+        f"{path} is damaged ({error}). Restore it from a backup; or move it away, and recreate the topics "
+        f"with 'tidemill log import --without-settings {os.path.dirname(path)}' "
         "(all of log.dirs): their settings, and those of brokers, are lost then."
     )
 
 
 database_class: type[Database] = Database
-"""What opens the file; tests put one in its place whose disk is full."""
+"""The class that opens the file; tests replace it to simulate a full disk."""
 
 
 class _Pending:
-    """A transaction on its way to the disk."""
+    """A transaction that is being committed."""
 
     __slots__ = ("applied", "future")
 
@@ -181,7 +179,7 @@ class _Pending:
 
 
 class Engine:
-    """The tree, its file, and the sessions that share them."""
+    """The tree, its file, and the sessions that share both."""
 
     def __init__(self, path: str) -> None:
         self._database = database_class(path)
@@ -198,32 +196,32 @@ class Engine:
         self._closed = False
 
     def next_session_id(self) -> int:
-        """An id that no other session of this engine has."""
+        """Returns an id that no other session of this engine has."""
         self._last_session_id += 1
         return self._last_session_id
 
     def join(self, session: EmbeddedStore) -> None:
-        """Takes a session in: it gets events from now on."""
+        """Registers a session: it receives events from now on."""
         self._sessions.append(session)
 
     async def leave(self, session: EmbeddedStore) -> None:
-        """Forgets a session; the last one closes the file."""
+        """Unregisters a session; the last session closes the file."""
         self._sessions.remove(session)
         if self._sessions or self._closed:
             return
         self._closed = True
-        await self.settle()
+        await self.wait_for_commits()
         await asyncio.get_running_loop().run_in_executor(self._worker, self._database.close)
         self._worker.shutdown(wait=True)
 
-    async def settle(self) -> None:
-        """Returns when nothing is on its way to the disk."""
+    async def wait_for_commits(self) -> None:
+        """Returns when no commit is pending."""
         while self._committing:
             last = self._waiting[-1] if self._waiting else self._committing[-1]
             await asyncio.wait((last.future,))
 
     async def transact(self, operations: Sequence[Operation], session_id: int) -> list[Result]:
-        """Applies the operations and returns when they are durable."""
+        """Applies the operations and returns once they are durable."""
         if self._closed:
             raise StoreUnavailable(f"{self._database.path} is closed")
         applied = self.tree.apply(operations, session_id)
@@ -232,7 +230,7 @@ class Engine:
         self._waiting.append(pending)
         if not self._committing:
             self._start_commit(loop)
-        # Shielded: the change happens, and readers wait for it, also when its caller is cancelled.
+        # Shielded: a cancelled caller cancels neither the change nor the readers that wait for it.
         await asyncio.shield(pending.future)
         return applied.results
 
@@ -249,7 +247,7 @@ class Engine:
         error = done.exception()
         committed, self._committing = self._committing, []
         if error is not None:
-            self._take_back(committed + self._waiting, error)
+            self._undo_failed(committed + self._waiting, error)
             return
         for pending in committed:
             self._deliver(pending.applied.events)
@@ -258,15 +256,15 @@ class Engine:
         if self._waiting:
             self._start_commit(loop)
 
-    def _take_back(self, failed: list[_Pending], error: BaseException) -> None:
-        """Undoes what did not reach the disk, and what was asked after it and may rest on it."""
+    def _undo_failed(self, failed: list[_Pending], error: BaseException) -> None:
+        """Undoes the failed transactions, and the later ones that may depend on them."""
         self._waiting = []
         for pending in reversed(failed):
             self.tree.undo(pending.applied)
         for pending in failed:
             if not pending.future.done():
                 pending.future.set_exception(StoreError(str(error)))
-                pending.future.exception()  # A caller that was cancelled does not fetch it.
+                pending.future.exception()  # A cancelled caller does not retrieve it.
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -292,7 +290,7 @@ class _EmbeddedWatch(Watch):
 
 
 class EmbeddedStore(Store):
-    """A session with the embedded store: :meth:`open` makes the first, :meth:`join` others beside it."""
+    """A session with the embedded store: :meth:`open` creates the first, :meth:`join` further ones."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -304,15 +302,15 @@ class EmbeddedStore(Store):
 
     @classmethod
     def open(cls, path: str) -> EmbeddedStore:
-        """Opens the file at ``path``, or makes it; takes a few milliseconds, and blocks for them.
+        """Opens or creates the file at ``path``; blocks for a few milliseconds.
 
-        Raises StoreError, with one line that says what to do, when the file is in use, damaged or out of
-        reach.
+        Raises StoreError, whose one line names the next step, when the file is in use, damaged or
+        inaccessible.
         """
         return cls(Engine(path))
 
     def join(self) -> EmbeddedStore:
-        """Another session on the same tree."""
+        """Opens another session on the same tree."""
         self._check_open()
         return EmbeddedStore(self._engine)
 
@@ -326,18 +324,18 @@ class EmbeddedStore(Store):
 
     async def get(self, path: str) -> Node | None:
         self._check_open()
-        await self._engine.settle()
+        await self._engine.wait_for_commits()
         return self._engine.tree.get(path)
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         self._check_open()
-        await self._engine.settle()
+        await self._engine.wait_for_commits()
         get = self._engine.tree.get
         return [get(path) for path in paths]
 
     async def children(self, path: str) -> list[str]:
         self._check_open()
-        await self._engine.settle()
+        await self._engine.wait_for_commits()
         return self._engine.tree.children(path)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Result]:
@@ -346,14 +344,14 @@ class EmbeddedStore(Store):
 
     async def watch(self, path: str, watcher: Watcher) -> Watch:
         self._check_open()
-        await self._engine.settle()
+        await self._engine.wait_for_commits()
         return _EmbeddedWatch(self._watches, path, watcher)
 
     def on_session(self, listener: SessionListener) -> None:
         self._listeners.append(listener)
 
     def deliver(self, event: Event) -> None:
-        """Hands an event to this session's watchers of its path."""
+        """Passes an event to this session's watchers of its path."""
         for watch in list(self._watches.get(event.path, ())):
             if watch.watcher is None:
                 continue
@@ -362,7 +360,7 @@ class EmbeddedStore(Store):
             except Exception:
                 logger.exception("A watcher of %s failed on the event %r.", event.path, event.kind.value)
 
-    def _tell(self, state: SessionState) -> None:
+    def _notify_listeners(self, state: SessionState) -> None:
         for listener in list(self._listeners):
             try:
                 listener(state)
@@ -370,12 +368,12 @@ class EmbeddedStore(Store):
                 logger.exception("A session listener failed on the state %r.", state.value)
 
     async def expire(self) -> None:
-        """Ends the session as a server would that heard nothing of it, and begins a new one."""
+        """Ends the session as a server does after its timeout, and starts a new one."""
         self._check_open()
         await self._drop_ephemerals()
         self._session_id = self._engine.next_session_id()
-        self._tell(SessionState.EXPIRED)
-        self._tell(SessionState.CONNECTED)
+        self._notify_listeners(SessionState.EXPIRED)
+        self._notify_listeners(SessionState.CONNECTED)
 
     async def _drop_ephemerals(self) -> None:
         owned = self._engine.tree.owned_by(self._session_id)

@@ -1,20 +1,20 @@
-"""How nodes' data is written: JSON objects, and ids as 22 characters."""
+"""Encodings of node data: JSON objects, and ids of 22 characters."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-import secrets
+import os
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from tidemill.coordination.port import StoreError
-from tidemill.model.faults import fault_of
-from tidemill.model.slices import ITEMS_A_PAUSE, slices_of
+from tidemill.coordination.coordination_store import StoreError
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, slices_of
+from tidemill.model.os_error_texts import fault_of
 
 
-def _told(reason: object) -> str:
+def _reason_text(reason: object) -> str:
     return fault_of(reason) if isinstance(reason, BaseException) else str(reason)
 
 
@@ -22,33 +22,33 @@ INT32_MAX = 2**31 - 1
 
 
 class NodeFormatError(StoreError):
-    """A node's data is not what its kind says. ``path`` is the node's."""
+    """A node's data does not match the format of its kind. ``path`` is the node's path."""
 
     def __init__(self, path: str, data: bytes, reason: object) -> None:
         self.path = path
         shown = data[:200].decode("utf-8", "replace")
-        # Without the node of a partition's state its replicas would be taken for new ones.
+        # Never removed: without the node of a partition's state, its replicas would count as new.
         step = "Correct the node." if path.startswith("/brokers/") else "Correct or remove the node."
-        super().__init__(f"{path} holds {shown!r}, which cannot be read: {_told(reason)}. {step}")
+        super().__init__(f"{path} holds {shown!r}, which cannot be read: {_reason_text(reason)}. {step}")
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def write_json(value: Mapping[str, Any]) -> bytes:
-    """JSON without spaces, as Kafka writes it."""
+    """Encodes JSON without spaces, as Kafka does."""
     return _encode(value).encode()
 
 
 def writing_json(value: Mapping[str, Any]) -> Generator[None, None, bytes]:
-    """As :func:`write_json`, with a pause after some members each of the objects in ``value``."""
+    """As :func:`write_json`, with a pause after every few members of the objects in ``value``."""
     members = []
-    for name, one in value.items():
-        if not isinstance(one, Mapping):
-            members.append(f"{_encode(name)}:{_encode(one)}")
+    for name, member in value.items():
+        if not isinstance(member, Mapping):
+            members.append(f"{_encode(name)}:{_encode(member)}")
             continue
         texts = []
-        for some in slices_of(list(one.items()), ITEMS_A_PAUSE):
+        for some in slices_of(list(member.items()), ITEMS_A_PAUSE):
             texts.append(_encode(dict(some))[1:-1])
             if len(some) == ITEMS_A_PAUSE:
                 yield
@@ -57,15 +57,15 @@ def writing_json(value: Mapping[str, Any]) -> Generator[None, None, bytes]:
 
 
 def read_json(path: str, data: bytes) -> dict[str, Any]:
-    """The JSON object in ``data``; NodeFormatError when it is none."""
+    """Returns the JSON object in ``data``; raises NodeFormatError for anything else."""
     value = read_any_json(path, data)
     if not isinstance(value, dict):
-        raise NodeFormatError(path, data, "it is no JSON object")
+        raise NodeFormatError(path, data, "it is not a JSON object")
     return value
 
 
 def read_any_json(path: str, data: bytes) -> Any:
-    """The JSON value in ``data``; NodeFormatError when it is none."""
+    """Returns the JSON value in ``data``; raises NodeFormatError when it is malformed."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -73,54 +73,54 @@ def read_any_json(path: str, data: bytes) -> Any:
 
 
 def number(value: object, least: int = 0, most: int = INT32_MAX) -> int:
-    """A whole number of a node, which may be written as a text; ValueError for anything else."""
+    """Returns an integer of a node, which may be a string; raises ValueError for anything else."""
     found = int(value) if isinstance(value, str) else value
     if type(found) is not int or not least <= found <= most:
-        raise ValueError(f"{value!r} is no whole number from {least} to {most}")
+        raise ValueError(f"{value!r} is not an integer from {least} to {most}")
     return found
 
 
 def numbers(values: object) -> list[int]:
-    """Ids of brokers, each once; ValueError for anything else."""
+    """Returns a list of broker ids without duplicates; raises ValueError for anything else."""
     if not isinstance(values, list):
-        raise ValueError(f"{values!r} is no list of broker ids")
-    found = [number(one) for one in values]
+        raise ValueError(f"{values!r} is not a list of broker ids")
+    found = [number(value) for value in values]
     if len(set(found)) < len(found):
-        raise ValueError(f"{values!r} names a broker twice")
+        raise ValueError(f"{values!r} contains a broker twice")
     return found
 
 
 def check_version(value: Mapping[str, Any], latest: int) -> int:
-    """The version that an object names (1 if none); ValueError for one later than ``latest``."""
+    """Returns the version of an object (1 if absent); raises ValueError for one above ``latest``."""
     version = number(value.get("version", 1), 1)
     if version > latest:
-        raise ValueError(f"version {version} is not known here, {latest} is the latest that is")
+        raise ValueError(f"version {version} is unknown, {latest} is the latest supported version")
     return version
 
 
 def encode_id(identifier: bytes) -> str:
-    """16 bytes as Kafka writes ids: 22 characters of URL-safe base64 without padding."""
+    """Encodes 16 bytes as Kafka encodes ids: 22 characters of URL-safe base64 without padding."""
     if len(identifier) != 16:
         raise ValueError(f"an id has 16 bytes, this one {len(identifier)}")
     return base64.urlsafe_b64encode(identifier)[:22].decode()
 
 
 def decode_id(text: str) -> bytes:
-    """The 16 bytes of an id; ValueError when ``text`` is none."""
+    """Returns the 16 bytes of an id; raises ValueError for anything else."""
     try:
         identifier = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         identifier = b""
     if len(identifier) != 16:
-        raise ValueError(f"{text!r} is no id: 22 characters of URL-safe base64 are expected")
+        raise ValueError(f"{text!r} is not an id: 22 characters of URL-safe base64 are expected")
     return identifier
 
 
 def new_id() -> bytes:
-    """A random id (UUID version 4), never zero, whose text does not begin with a dash."""
+    """Returns a random id (UUID version 4), never zero, whose text does not begin with a dash."""
     while True:
-        raw = bytearray(secrets.token_bytes(16))
+        raw = bytearray(os.urandom(16))
         raw[6] = raw[6] & 0x0F | 0x40
         raw[8] = raw[8] & 0x3F | 0x80
-        if raw[0] >> 2 != 0x3E:  # "-" would look like an option on a command line.
+        if raw[0] >> 2 != 0x3E:  # A leading "-" would look like an option on a command line.
             return bytes(raw)

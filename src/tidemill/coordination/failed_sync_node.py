@@ -1,4 +1,4 @@
-"""The node that keeps which data directories of a broker are not to be trusted. Apache Kafka has none such.
+"""The node with the data directories of a broker in which a sync failed. Apache Kafka has no such node.
 
 See :mod:`tidemill.log.failed_sync_marks`.
 """
@@ -15,18 +15,18 @@ class DistrustedNode:
 
     @staticmethod
     def path(broker_id: int) -> str:
-        """The node of a broker."""
+        """Returns the path of a broker's node."""
         return f"/tidemill/distrusted_directories/{broker_id}"
 
     @staticmethod
     def encode(ids: Iterable[str]) -> bytes:
-        """Version 1: the ids of the directories, as ``meta.properties`` has them."""
+        """Encodes version 1: the ids of the directories, as in ``meta.properties``."""
         return write_json({"version": 1, "directories": sorted(ids)})
 
     @staticmethod
     def decode(path: str, data: bytes) -> frozenset[str]:
-        """The ids."""
+        """Returns the ids. Raises NodeFormatError."""
         ids = read_json(path, data).get("directories")
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-            raise NodeFormatError(path, data, "directories is no list of ids")
+        if not isinstance(ids, list) or not all(isinstance(identifier, str) for identifier in ids):
+            raise NodeFormatError(path, data, "directories is not a list of ids")
         return frozenset(ids)

@@ -1,6 +1,6 @@
-"""The replicas of a broker that may hold less than they acknowledged, and how its registration names them.
+"""The replicas of a broker that may have lost acknowledged records, and their fields in its registration.
 
-``lost_unsynced`` and ``lost_logs`` are ``true`` for every replica, or ``{"topic": [partition, ...]}``.
+``lost_unsynced`` and ``lost_logs`` are ``true`` for all replicas, or ``{"topic": [partition, ...]}``.
 ``lost_first_epoch`` is an epoch.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tidemill.coordination.encoding import number
 
 LOST_BYTES_MAX = 256 * 1024
-"""Of the partitions that a registration names: ZooKeeper takes 1 MB a node. A longer report names all."""
+"""The limit for the partitions in a registration: a ZooKeeper node holds 1 MB. A longer report covers all."""
 
 EPOCH_MAX: Final = 2**63 - 1
 
@@ -23,31 +23,31 @@ NO_PARTITIONS: Final[Partitions] = MappingProxyType({})
 
 
 class LostReplicas(NamedTuple):
-    """The replicas of a broker that may hold less than they acknowledged, as it reports at its registration.
+    """The replicas of a broker that may have lost acknowledged records, as its registration reports.
 
-    ``unsynced``: the machine went down, or a sync failed, so that records which were not synced may be gone.
-    ``missing``: the log is gone altogether, as the disk was replaced, say, or an older one is in its place.
-    True stands for every replica.
+    ``unsynced``: the machine crashed, or a sync failed, so that records that were not synced may be lost.
+    ``missing``: the log is gone, because the disk was replaced, say, or an older log is in its place. True
+    means every replica.
     """
 
     unsynced: bool | Partitions = False
     missing: bool | Partitions = False
     since: Partitions = NO_PARTITIONS
-    """Partitions created after the report, for which it does not count. Not part of the registration."""
+    """Partitions created after the report, to which it does not apply. Not part of the registration."""
     first_epoch: int = 0
     """The epoch of the first registration with this report, if this one repeats it; else 0."""
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing was lost."""
+        """Whether the report is empty."""
         return not self.unsynced and not self.missing
 
     def is_missing(self, topic: str, partition: int) -> bool:
-        """Whether the log of this replica is gone."""
+        """Whether the log of this replica is missing."""
         return _names(self.missing, topic, partition) and not _names(self.since, topic, partition)
 
     def is_lost(self, topic: str, partition: int) -> bool:
-        """Whether this replica may hold less than it acknowledged."""
+        """Whether this replica may have lost acknowledged records."""
         is_named = _names(self.unsynced, topic, partition) or _names(self.missing, topic, partition)
         return is_named and not _names(self.since, topic, partition)
 
@@ -60,7 +60,7 @@ def _names(lost: bool | Partitions, topic: str, partition: int) -> bool:
 
 
 def encode_lost(lost: bool | Partitions) -> bool | dict[str, list[int]]:
-    """The value of the field; True in the place of more names than a node holds."""
+    """Encodes the field; True where the names would exceed the size limit."""
     if isinstance(lost, bool):
         return lost
     named = {topic: sorted(partitions) for topic, partitions in sorted(lost.items())}
@@ -75,7 +75,7 @@ def _decoded(lost: object) -> bool | Partitions:
 
 
 def lost_fields(lost: LostReplicas) -> dict[str, object]:
-    """The fields of a registration that reports ``lost``; none where nothing was."""
+    """Returns the fields of a registration that reports ``lost``; none for an empty report."""
     fields: dict[str, object] = {}
     if lost.unsynced:
         fields["lost_unsynced"] = encode_lost(lost.unsynced)
@@ -87,7 +87,7 @@ def lost_fields(lost: LostReplicas) -> dict[str, object]:
 
 
 def decode_lost(fields: Mapping[str, object]) -> LostReplicas:
-    """What a registration reports. Raises ValueError or TypeError for what are no numbers."""
+    """Decodes the report of a registration. Raises ValueError or TypeError for malformed numbers."""
     return LostReplicas(
         _decoded(fields.get("lost_unsynced")),
         _decoded(fields.get("lost_logs")),

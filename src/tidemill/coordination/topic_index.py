@@ -1,7 +1,6 @@
-"""The topics of an image as they are looked up, and in what one edition of them differs from the one before.
+"""Indexes of an image's topics, and the differences between one edition of an index and the previous one.
 
-To change a few of thousands of topics costs copies of dictionaries, which the interpreter makes at once, and
-no look at each topic.
+A change to a few of thousands of topics copies dictionaries, which is fast, and iterates over no topics.
 """
 
 from __future__ import annotations
@@ -9,49 +8,36 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import chain, filterfalse
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
-from tidemill.model.slices import slices_of
+from tidemill.coordination.topic_image import TopicImage, Traits
+from tidemill.model.event_loop_slices import slices_of
 from tidemill.model.types import ZERO_ID
 
-if TYPE_CHECKING:
-    from tidemill.coordination.image import TopicImage
-
-
 PARTITIONS_A_PAUSE: Final = 1000
-"""Of one topic that are looked at: less than a microsecond each."""
+"""Partitions of a topic that are processed before a pause: less than a microsecond each."""
 
 
-class Traits(NamedTuple):
-    """What an index has to know of all partitions of a topic."""
+def computing_traits(topic: TopicImage) -> Generator[None, None, None]:
+    """Computes the traits of a topic with many partitions before the topic is indexed; pauses in between.
 
-    brokers: frozenset[int]
-    """Those that have replicas."""
-    is_moving: bool
-    is_leaderless: bool
-    has_eligible: bool
-
-
-def noting_traits(topic: TopicImage) -> Generator[None, None, None]:
-    """Has a topic of many partitions know its traits, before it comes into an index; pauses meanwhile.
-
-    A look at 10,000 partitions in one go would hold the event loop for some milliseconds.
+    Processing 10,000 partitions at once would block the event loop for some milliseconds.
     """
     if topic.traits is not None or len(topic.partitions) <= PARTITIONS_A_PAUSE:
         return
     brokers: set[int] = set()
     is_moving = is_leaderless = has_eligible = False
     for some in slices_of(topic.partitions, PARTITIONS_A_PAUSE):
-        brokers.update(chain.from_iterable(one.replicas for one in some))
-        is_moving = is_moving or any(one.adding or one.removing for one in some)
-        is_leaderless = is_leaderless or any(one.leader < 0 for one in some)
-        has_eligible = has_eligible or any(one.elr for one in some)
+        brokers.update(chain.from_iterable(partition.replicas for partition in some))
+        is_moving = is_moving or any(partition.adding or partition.removing for partition in some)
+        is_leaderless = is_leaderless or any(partition.leader < 0 for partition in some)
+        has_eligible = has_eligible or any(partition.elr for partition in some)
         yield
     topic.traits = Traits(frozenset(brokers), is_moving, is_leaderless, has_eligible)
 
 
 class TopicIndex:
-    """Topics by name and by id, and the names of some that need care. Never changed, as images are not."""
+    """Topics by name and by id, and the names of topics in special states. Immutable, like images."""
 
     __slots__ = (
         "_before",
@@ -68,11 +54,11 @@ class TopicIndex:
     def __init__(self, by_name: Mapping[str, TopicImage]) -> None:
         self.by_name = by_name
         self.by_id: Mapping[bytes, TopicImage] = _by_id(by_name)
-        """Of two that somebody gave the same id the later one; none without an id."""
+        """Where two topics have the same id, the later one; topics without an id are absent."""
         self.moving: Mapping[str, None] = dict.fromkeys(
             name for name, topic in by_name.items() if _is_moving(topic)
         )
-        """Topics with partitions on their way to other brokers."""
+        """Topics with partitions that are being reassigned."""
         self.leaderless: Mapping[str, None] = dict.fromkeys(
             name for name, topic in by_name.items() if _is_leaderless(topic)
         )
@@ -80,16 +66,16 @@ class TopicIndex:
         self.eligible: Mapping[str, None] = dict.fromkeys(
             name for name, topic in by_name.items() if _has_eligible(topic)
         )
-        """Topics with partitions that have eligible leader replicas beside their in-sync set."""
+        """Topics with partitions that have eligible leader replicas outside of the ISR."""
         self.by_broker: Mapping[int, Mapping[str, None]] = _by_broker(by_name)
-        """Topic names by the id of each broker that has replicas."""
+        """Topic names by the id of each broker with replicas."""
         self._edition = object()
-        # Not the edition itself: it would keep all those before it in memory.
+        # Not the edition itself: that would keep all its predecessors in memory.
         self._before: object = None
         self._touched: tuple[str, ...] = ()
 
     def with_changes(self, changed: Iterable[TopicImage], removed: Iterable[str] = ()) -> TopicIndex:
-        """The next edition: with topics added or replaced, and others gone."""
+        """Returns the next edition, with topics added, replaced or removed."""
         by_name, by_id, moving = dict(self.by_name), dict(self.by_id), dict(self.moving)
         leaderless, eligible = dict(self.leaderless), dict(self.eligible)
         holders = _Holders(self.by_broker)
@@ -122,11 +108,11 @@ class TopicIndex:
             eligible.pop(name, None)
         if not touched:
             return self
-        # As many ids as topics: each has one of its own. Otherwise a look at all tells whose they are.
-        is_plain = len(by_id) == len(by_name) and len(self.by_id) == len(self.by_name)
+        # As many ids as topics means that ids are unique. Otherwise the map is rebuilt from all topics.
+        ids_are_unique = len(by_id) == len(by_name) and len(self.by_id) == len(self.by_name)
         made = TopicIndex.__new__(TopicIndex)
         made.by_name = by_name
-        made.by_id = by_id if is_plain else _by_id(by_name)
+        made.by_id = by_id if ids_are_unique else _by_id(by_name)
         made.moving = moving
         made.leaderless = leaderless
         made.eligible = eligible
@@ -137,12 +123,12 @@ class TopicIndex:
         return made
 
     def with_replicas_on(self, brokers: Iterable[int]) -> list[TopicImage]:
-        """The topics of which any of ``brokers`` has a replica."""
+        """Returns the topics with a replica on any of ``brokers``."""
         names = chain.from_iterable(self.by_broker.get(broker, ()) for broker in brokers)
         return [self.by_name[name] for name in dict.fromkeys(names)]
 
     def may_differ_from(self, before: TopicIndex) -> Iterable[str]:
-        """The names of the topics that may be others than in ``before``, or not be in both."""
+        """Returns the names of the topics that may differ from ``before``, or exist in only one of both."""
         if self is before:
             return ()
         if self._before is before._edition:
@@ -151,14 +137,14 @@ class TopicIndex:
 
 
 class _Holders:
-    """The topics by broker, while an edition is made. Those of brokers where nothing changes are shared."""
+    """The topics by broker, while an edition is built. Unchanged brokers share those of ``before``."""
 
     def __init__(self, before: Mapping[int, Mapping[str, None]]) -> None:
         self.by_broker = dict(before)
         self._own: dict[int, dict[str, None]] = {}
 
     def replace(self, old: TopicImage | None, new: TopicImage | None) -> None:
-        """Takes a topic in, replaces it or lets it go."""
+        """Adds, replaces or removes a topic."""
         had, has = _brokers_of(old), _brokers_of(new)
         for broker in had - has:
             if old is not None:
@@ -179,7 +165,7 @@ def _brokers_of(topic: TopicImage | None) -> AbstractSet[int]:
         return set()
     if topic.traits is not None:
         return topic.traits.brokers
-    return set(chain.from_iterable(one.replicas for one in topic.partitions))
+    return set(chain.from_iterable(partition.replicas for partition in topic.partitions))
 
 
 def _by_broker(by_name: Mapping[str, TopicImage]) -> dict[int, dict[str, None]]:
@@ -202,16 +188,16 @@ def _forget(by_id: dict[bytes, TopicImage], topic: TopicImage | None) -> None:
 def _is_moving(topic: TopicImage) -> bool:
     if topic.traits is not None:
         return topic.traits.is_moving
-    return any(one.adding or one.removing for one in topic.partitions)
+    return any(partition.adding or partition.removing for partition in topic.partitions)
 
 
 def _is_leaderless(topic: TopicImage) -> bool:
     if topic.traits is not None:
         return topic.traits.is_leaderless
-    return any(one.leader < 0 for one in topic.partitions)
+    return any(partition.leader < 0 for partition in topic.partitions)
 
 
 def _has_eligible(topic: TopicImage) -> bool:
     if topic.traits is not None:
         return topic.traits.has_eligible
-    return any(one.elr for one in topic.partitions)
+    return any(partition.elr for partition in topic.partitions)

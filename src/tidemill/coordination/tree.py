@@ -1,14 +1,14 @@
-"""The tree of the embedded store, in memory: what a transaction may do, and what it does.
+"""The tree of the embedded store, in memory: checks and applies transactions.
 
-No input or output: :meth:`Tree.apply` checks and makes the changes, and returns what is to be written and
-whom to tell; :meth:`Tree.undo` takes the latest of them back when they could not be made durable.
+It does no input or output: :meth:`Tree.apply` checks and applies the changes, and returns the rows to write
+and the events to deliver; :meth:`Tree.undo` reverts the latest changes when they could not be made durable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     ANY_VERSION,
     NO_OWNER,
     NODE_BYTES_MAX,
@@ -32,7 +32,7 @@ from tidemill.coordination.port import (
 
 
 class Entry:
-    """A node with what only the tree needs to know of it."""
+    """A node, with the fields that only the tree uses."""
 
     __slots__ = ("children", "creation_id", "data", "owner", "sequence", "version")
 
@@ -42,32 +42,33 @@ class Entry:
         self.creation_id = creation_id
         self.owner = owner
         self.sequence = sequence
-        """How many children were ever made here: the number of the next sequential one."""
+        """The number of children ever created here: the number of the next sequential child."""
         self.children: set[str] | None = None
 
     def view(self) -> Node:
-        """The node as the port shows it."""
+        """Returns the node as the store's interface presents it."""
         return Node(self.data, self.version, self.creation_id, self.owner)
 
 
 Row = tuple[str, bytes, int, int, int]
-"""A node that stays: path, data, version, creation id, sequence."""
+"""A persistent node: path, data, version, creation id, sequence."""
 
 
 class Applied:
-    """What one transaction did."""
+    """The outcome of one transaction."""
 
     __slots__ = ("after", "before", "events", "last_id", "results")
 
     def __init__(self, last_id: int) -> None:
         self.last_id = last_id
-        """The tree's transaction id before it."""
+        """The tree's transaction id before the transaction."""
         self.results: list[Result] = []
         self.events: list[Event] = []
         self.before: list[tuple[str, Entry | None, str]] = []
-        """What was at each path that it touched, in order; with the child that came or went, if one did."""
+        """The previous entry of each changed path, in order; with the child that was added or removed, if
+        any."""
         self.after: dict[str, Row | None] = {}
-        """What is to be written: the row that is now at a path, None where there is none."""
+        """The rows to write: the row that is now at a path, None where there is none."""
 
 
 class Tree:
@@ -89,23 +90,23 @@ class Tree:
             parent.children.add(path[path.rindex("/") + 1 :])
 
     def get(self, path: str) -> Node | None:
-        """The node at ``path``, or None."""
+        """Returns the node at ``path``, or None."""
         entry = self._entries.get(path)
         return None if entry is None else entry.view()
 
     def children(self, path: str) -> list[str]:
-        """The names of the children of ``path``, sorted."""
+        """Returns the names of the children of ``path``, sorted."""
         entry = self._entries.get(path)
         if entry is None:
             raise NoNode(path)
         return sorted(entry.children) if entry.children else []
 
     def owned_by(self, session_id: int) -> list[str]:
-        """The paths of a session's ephemeral nodes."""
+        """Returns the paths of a session's ephemeral nodes."""
         return [path for path, entry in self._entries.items() if entry.owner == session_id]
 
     def apply(self, operations: Sequence[Operation], session_id: int) -> Applied:
-        """Makes all the changes, or raises and makes none."""
+        """Applies all operations, or raises and applies none."""
         applied = Applied(self.last_id)
         self.last_id += 1
         try:
@@ -125,7 +126,7 @@ class Tree:
         return applied
 
     def undo(self, applied: Applied) -> None:
-        """Takes back what ``applied`` did. It must be the latest that was not undone."""
+        """Reverts ``applied``. It must be the latest transaction that was not reverted."""
         for path, entry, child in reversed(applied.before):
             if entry is None:
                 del self._entries[path]
@@ -144,7 +145,7 @@ class Tree:
         return entry
 
     def _replace(self, applied: Applied, path: str, entry: Entry | None, child: str = "") -> None:
-        """Puts ``entry`` at ``path``, and notes what has to be undone and written."""
+        """Puts ``entry`` at ``path``, and records the previous entry and the row to write."""
         applied.before.append((path, self._entries.get(path), child))
         if entry is None:
             del self._entries[path]
@@ -161,7 +162,7 @@ class Tree:
         parent_path = parent_of(path)
         parent = self._entries.get(parent_path)
         if parent is None:
-            raise NoNode(parent_path, index, f"{path} cannot be made without it")
+            raise NoNode(parent_path, index, f"{path} cannot be created without it")
         if parent.owner != NO_OWNER:
             raise NoChildren(path, index)
         if operation.sequential:
@@ -179,7 +180,7 @@ class Tree:
     def _toggle_child(
         self, applied: Applied, parent_path: str, parent: Entry, path: str, sequence: int
     ) -> None:
-        """Adds or removes a child. The set of children is shared by all versions of the parent."""
+        """Adds or removes a child. All versions of the parent share the set of children."""
         child = path[path.rindex("/") + 1 :]
         if parent.children is None:
             parent.children = set()
@@ -214,6 +215,6 @@ class Tree:
 
 
 def check_data(path: str, data: bytes) -> None:
-    """Raises ValueError when ``data`` is more than a node may hold."""
+    """Raises ValueError when ``data`` exceeds the size limit of a node."""
     if len(data) > NODE_BYTES_MAX:
         raise ValueError(f"{path} would hold {len(data)} bytes; a node holds at most {NODE_BYTES_MAX}")

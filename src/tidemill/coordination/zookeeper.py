@@ -1,11 +1,12 @@
 """The coordination store of a cluster: one session with ZooKeeper 3.6 or later.
 
-Calls go out in the order in which they are made, at most ``in_flight_max`` unanswered; ZooKeeper answers in
-that order, and sends the events of a change before anything that comes after the change.
+Requests are sent in the order of the calls, with at most ``in_flight_max`` outstanding; ZooKeeper responds in
+that order, and sends the events of a change before any response that follows the change.
 
-Watches stay where they are until the connection breaks. Then nothing is answered or told until each watch is
-set again and its node was looked at: what differs from what was told last is told, once a kind, right after
-CONNECTED. Only what was undone in between cannot be seen (a node that came and went).
+Watches persist until the connection breaks. After a reconnect, no call completes and no event is delivered
+until every watch is set again and its node was checked: differences from the last known state are reported,
+once per kind, right after CONNECTED. Only changes that were undone in between are missed (a node that was
+created and deleted).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kazoo import exceptions as zk
 from kazoo.protocol import serialization as frames
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     Check,
     Create,
     Delete,
@@ -72,32 +73,32 @@ logger = logging.getLogger("tidemill.zookeeper")
 CONNECTION_LOST = "the connection was lost"
 TRY_AGAIN_S = 0.05
 READS_MAX = 100
-"""Nodes in one request: an answer stays far from what a connection may hold, even if each node is as large as
-nodes can be."""
+"""Nodes per request: a response stays far below a connection's limit, even if each node has the largest
+size."""
 OPEN_PATHS = frozenset({"/consumers"})
 SENSITIVE_PATHS = ("/config/users", "/config/brokers", "/delegation_token/tokens")
-"""Below these only their maker may read, where access lists are written; Kafka's rule (``ZkData.scala``)."""
+"""Below these paths only the creator may read, where ACLs are set; Kafka's rule (``ZkData.scala``)."""
 
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _READABLE_ACL = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
 
 
 class ZooKeeperStore(Store):
-    """A session with ZooKeeper: :meth:`open` begins it."""
+    """A session with ZooKeeper: :meth:`open` starts it."""
 
     def __init__(self, settings: ZooKeeperSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._link = Link(settings, self._loop, self._take)
+        self._link = Link(settings, self._loop, self._handle_notice)
         self._calls = Calls(self._loop, self._link.put, self._link.send, settings.in_flight_max)
         self._watches = Watches(self._calls, self._full)
         self._session_id = 0
         self._connected = False
         self._usable = False
-        """Whether callers are served: connected, and all watches set."""
+        """Whether calls are accepted: connected, and all watches set."""
         self._is_open = False
         self._closed = False
-        self._told = SessionState.SUSPENDED
+        self._reported_state = SessionState.SUSPENDED
         self._trouble = "no connection yet"
         self._refused = ""
         self._opening: asyncio.Future[None] | None = None
@@ -106,9 +107,9 @@ class ZooKeeperStore(Store):
 
     @classmethod
     async def open(cls, settings: ZooKeeperSettings) -> ZooKeeperStore:
-        """Connects, and makes the chroot if it is missing.
+        """Connects, and creates the chroot if it is missing.
 
-        Raises StoreError, with one line that says what to do, when that does not come about within
+        Raises StoreError, whose one line names the next step, when this takes longer than
         ``connection_timeout_ms``.
         """
         store = cls(settings)
@@ -118,7 +119,7 @@ class ZooKeeperStore(Store):
                 await store._begin_session()
         except TimeoutError:
             await store.close()
-            raise StoreUnavailable(store._no_answer()) from None
+            raise StoreUnavailable(store._no_response_text()) from None
         except BaseException:
             await store.close()
             raise
@@ -132,26 +133,26 @@ class ZooKeeperStore(Store):
             try:
                 await self._make_chroot()
             except StoreUnavailable:
-                # The connection came and went: most often since the login was refused on it.
+                # The connection was opened and closed again: usually because the login was refused.
                 if self._refused:
                     raise StoreUnavailable(self._refused) from None
                 await asyncio.sleep(TRY_AGAIN_S)
                 continue
             except zk.ZookeeperError as error:
                 raise StoreError(f"ZooKeeper at {self._settings.hosts}: {explain(error)}") from None
-            self._is_open = self._usable = self._watches.telling = True
+            self._is_open = self._usable = self._watches.delivering = True
             self._trouble = CONNECTION_LOST
-            self._told = SessionState.CONNECTED
+            self._reported_state = SessionState.CONNECTED
             return
 
-    def _no_answer(self) -> str:
+    def _no_response_text(self) -> str:
         return (
-            f"ZooKeeper at {self._settings.hosts} does not answer: {self._trouble}. Start it, or correct "
+            f"ZooKeeper at {self._settings.hosts} does not respond: {self._trouble}. Start it, or correct "
             "zookeeper.connect."
         )
 
     async def _make_chroot(self) -> None:
-        """Finds out that the server serves us, and makes what is missing of our part of the tree."""
+        """Checks that the server accepts calls, and creates the missing nodes of the chroot."""
         chroot = self._settings.chroot
         parts = chroot.split("/")[1:] if chroot else []
         if await self._calls.submit(frames.Exists(chroot or "/", None)) is None:
@@ -163,7 +164,7 @@ class ZooKeeperStore(Store):
                     continue
                 except zk.ZookeeperError as error:
                     raise StoreError(
-                        f"zookeeper.connect names {path}, which does not exist and could not be made: "
+                        f"zookeeper.connect names {path}, which does not exist and could not be created: "
                         f"{explain(error)}"
                     ) from None
 
@@ -189,8 +190,8 @@ class ZooKeeperStore(Store):
         futures = [self._calls.submit(MultiRead([self._full(path) for path in chunk])) for chunk in chunks]
         nodes: list[Node | None] = []
         try:
-            for chunk, answers in zip(chunks, await asyncio.gather(*futures), strict=True):
-                nodes += [_node(path, answer) for path, answer in zip(chunk, answers, strict=True)]
+            for chunk, results in zip(chunks, await asyncio.gather(*futures), strict=True):
+                nodes += [_node(path, result) for path, result in zip(chunk, results, strict=True)]
         except zk.ZookeeperError as error:
             raise call_error(error) from None
         return nodes
@@ -213,7 +214,7 @@ class ZooKeeperStore(Store):
             raise ValueError(
                 f"a transaction of {len(operations)} operations ({operations[0].path} and others) has "
                 f"{len(request.body)} bytes; ZooKeeper takes at most {REQUEST_BYTES_MAX - 8} "
-                "(jute.maxbuffer). Cut it into smaller ones."
+                "(jute.maxbuffer). Split it into smaller transactions."
             )
         try:
             outcomes = await self._calls.submit(request)
@@ -229,7 +230,7 @@ class ZooKeeperStore(Store):
         path = operation.path
         full = f"{self._settings.chroot}{path}"
         if isinstance(operation, Create):
-            # The number of a sequential node may be its whole name.
+            # The number of a sequential node may be its entire name.
             check_path(f"{path}0" if operation.sequential else path)
             check_data(path, operation.data)
             flags = (_EPHEMERAL if operation.ephemeral else 0) | (_SEQUENTIAL if operation.sequential else 0)
@@ -254,7 +255,7 @@ class ZooKeeperStore(Store):
     def _acl_frame(self, path: str) -> bytes:
         acl = self._acl(path)
         known = self._acl_frames.get(id(acl))
-        if known is None:  # There are three lists, which live as long as the program.
+        if known is None:  # There are only three lists, and they are constants.
             known = self._acl_frames[id(acl)] = acl_frame(acl)
         return known
 
@@ -270,57 +271,57 @@ class ZooKeeperStore(Store):
             raise StoreUnavailable("this session with ZooKeeper is closed")
         if not self._usable:
             raise StoreUnavailable(
-                f"ZooKeeper at {self._settings.hosts} does not answer ({self._trouble}); it is tried again"
+                f"ZooKeeper at {self._settings.hosts} does not respond ({self._trouble}); it is retried"
             )
 
-    # What comes back, on the event loop
+    # Notices from kazoo's thread, on the event loop.
 
-    def _take(self, notice: Notice) -> None:
-        kind, about, what = notice
+    def _handle_notice(self, notice: Notice) -> None:
+        kind, subject, value = notice
         if kind == REPLY:
-            self._calls.answered(about, what)
+            self._calls.completed(subject, value)
         elif kind == FAILURE:
-            # Errors of a node are put into words by whoever asked.
-            is_plain = isinstance(what, zk.ZookeeperError) and not is_loss(what)
-            self._calls.failed(about, what if is_plain else call_error(what))
+            # The caller translates errors of a node.
+            is_plain = isinstance(value, zk.ZookeeperError) and not is_loss(value)
+            self._calls.failed(subject, value if is_plain else call_error(value))
         elif self._closed:
             return
         elif kind == EVENT:
-            self._watches.event(self._own(about), *what)
+            self._watches.event(self._own(subject), *value)
         elif kind == CONNECTED:
-            self._begun(about)
+            self._session_started(subject)
         elif kind in (SUSPENDED, EXPIRED):
-            self._lost(is_expired=kind == EXPIRED)
+            self._connection_lost(is_expired=kind == EXPIRED)
         else:
-            self._report(about, is_final=kind == REFUSED)
+            self._report_trouble(subject, is_final=kind == REFUSED)
 
-    def _begun(self, session_id: int) -> None:
+    def _session_started(self, session_id: int) -> None:
         self._connected = self._watches.connected = True
         self._session_id = session_id
-        self._opened(None)
+        self._finish_opening(None)
         if self._is_open:
-            self._watches.set_again()
-            # Answered after all of those; and a login that is refused is refused before it.
-            self._calls.note(frames.Exists("/", None), self._serve_again)
+            self._watches.restore()
+            # Its response follows all of those, and a refused login is reported before it.
+            self._calls.submit_internal(frames.Exists("/", None), self._resume)
 
-    def _serve_again(self, _: Any) -> None:
+    def _resume(self, _: Any) -> None:
         self._usable = True
         self._trouble = CONNECTION_LOST
-        self._tell(SessionState.CONNECTED)
-        self._watches.tell_held()
+        self._notify_listeners(SessionState.CONNECTED)
+        self._watches.deliver_held()
 
-    def _report(self, text: str, *, is_final: bool) -> None:
+    def _report_trouble(self, text: str, *, is_final: bool) -> None:
         if text != self._trouble and not is_final:
-            logger.warning("No connection to ZooKeeper: %s. It is tried again.", text)
+            logger.warning("No connection to ZooKeeper: %s. It is retried.", text)
         self._trouble = text
         if is_final:
             self._refused = (
                 f"ZooKeeper at {text}. Correct tidemill.zookeeper.sasl.* or tidemill.zookeeper.digest."
             )
             logger.error("%s", self._refused)
-            self._opened(StoreUnavailable(self._refused))
+            self._finish_opening(StoreUnavailable(self._refused))
 
-    def _opened(self, error: StoreError | None) -> None:
+    def _finish_opening(self, error: StoreError | None) -> None:
         opening, self._opening = self._opening, None
         if opening is None or opening.done():
             return
@@ -329,19 +330,19 @@ class ZooKeeperStore(Store):
         else:
             opening.set_exception(error)
 
-    def _lost(self, *, is_expired: bool) -> None:
-        """Nothing is answered any more: calls in flight fail, and those that wait are not made."""
-        self._usable = self._connected = self._watches.connected = self._watches.telling = False
+    def _connection_lost(self, *, is_expired: bool) -> None:
+        """Fails all calls, those in flight and those that wait."""
+        self._usable = self._connected = self._watches.connected = self._watches.delivering = False
         self._calls.drop(lambda: lost_error(is_expired))
         if is_expired:
-            self._tell(SessionState.EXPIRED)
-        elif self._told is SessionState.CONNECTED:
-            self._tell(SessionState.SUSPENDED)
+            self._notify_listeners(SessionState.EXPIRED)
+        elif self._reported_state is SessionState.CONNECTED:
+            self._notify_listeners(SessionState.SUSPENDED)
 
-    def _tell(self, state: SessionState) -> None:
-        if state is self._told:
+    def _notify_listeners(self, state: SessionState) -> None:
+        if state is self._reported_state:
             return
-        self._told = state
+        self._reported_state = state
         for listener in list(self._listeners):
             try:
                 listener(state)
@@ -372,7 +373,7 @@ class ZooKeeperStore(Store):
 
 
 def _result(operation: Operation, outcome: Any, start: int) -> Result:
-    """What an operation did; our part of the path of what it made begins at ``start``."""
+    """The result of an operation; a created path without the chroot begins at ``start``."""
     if isinstance(operation, Create):
         return Result(outcome[start:] if operation.sequential else operation.path, 0)
     if isinstance(operation, SetData):
@@ -380,10 +381,10 @@ def _result(operation: Operation, outcome: Any, start: int) -> Result:
     return Result(operation.path, operation.version if isinstance(operation, Check) else -1)
 
 
-def _node(path: str, answer: Any) -> Node | None:
-    if isinstance(answer, zk.NoNodeError):
+def _node(path: str, result: Any) -> Node | None:
+    if isinstance(result, zk.NoNodeError):
         return None
-    if isinstance(answer, zk.ZookeeperError):
-        raise read_error(path, answer)
-    data, stat = answer
+    if isinstance(result, zk.ZookeeperError):
+        raise read_error(path, result)
+    data, stat = result
     return Node(data or b"", stat.version, stat.czxid, stat.ephemeralOwner)

@@ -1,4 +1,4 @@
-"""Requests that kazoo has no form for, and calls on their way: in order, so many unanswered at once."""
+"""Requests that kazoo does not implement, and the queue of calls: in order, a limited number in flight."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
-from tidemill.coordination.port import StoreError, StoreUnavailable
+from tidemill.coordination.coordination_store import StoreError, StoreUnavailable
 
 WAITING_MAX = 100_000
-"""Calls that wait for their turn; more are refused, for somebody asks without waiting for answers."""
+"""The limit of queued calls; further calls are refused, since their caller does not wait for responses."""
 
 # Kinds of notices.
 REPLY, FAILURE, EVENT, CONNECTED, SUSPENDED, EXPIRED, TROUBLE, REFUSED = range(8)
 
 Notice = tuple[int, Any, Any]
 """REPLY (call, result), FAILURE (call, exception), EVENT (path, (kind, transaction id)), CONNECTED (session
-id, None), TROUBLE and REFUSED (text, None): why there is no connection; waiting does not help the second.
+id, None), TROUBLE and REFUSED (text, None): the reason for the missing connection; retries do not help after
+REFUSED.
 """
 
 _PERSISTENT = 0
-"""Mode of a watch: this node, not those below it."""
+"""Mode of a watch: this node, without its descendants."""
 _ANY_KIND = 3
 
 
 class WatchRequest:
-    """A path and what to do about its watches; kazoo asks a request for its type, and writes and reads it."""
+    """A request about the watches of a path, with the methods that kazoo expects of a request."""
 
     type = 0
     watcher = None
-    """kazoo keeps no watcher of its own for it."""
+    """kazoo keeps no watcher for it."""
     _argument = 0
 
     def __init__(self, path: str) -> None:
@@ -51,26 +52,26 @@ class WatchRequest:
         return bytes(write_string(self.path)) + struct.pack(">i", self._argument)
 
     def deserialize(self, data: bytes, offset: int) -> bool:
-        """The reply says no more than that it is done."""
+        """The reply has no content."""
         return True
 
 
 class AddWatch(WatchRequest):
-    """A watch that stays (ZooKeeper 3.6): tells the node's data, being and set of children."""
+    """Sets a persistent watch (ZooKeeper 3.6) for the node's creation, deletion, data and children."""
 
     type = 106
     _argument = _PERSISTENT
 
 
 class RemoveWatches(WatchRequest):
-    """Ends all watches of a path."""
+    """Removes all watches of a path."""
 
     type = 18
     _argument = _ANY_KIND
 
 
 _HEADER = struct.Struct(">iBi")
-"""Before each operation of a transaction, and of its answer: type, whether it is the end, error."""
+"""Precedes each operation of a transaction, and its result: type, whether it is the end, error."""
 _INT = struct.Struct(">i")
 _NAMED_HEADER = struct.Struct(">iBii")
 """A header, and the length of the path that follows."""
@@ -83,7 +84,7 @@ _DELETE_HEADER, _SET_HEADER, _CHECK_HEADER = (
 
 
 def create_frame(path: str, data: bytes, acl: bytes, flags: int) -> bytes:
-    """A creation within a transaction; ``acl`` as :func:`acl_frame` wrote it."""
+    """A creation within a transaction; ``acl`` as encoded by :func:`acl_frame`."""
     name = path.encode()
     start = _NAMED_HEADER.pack(_CREATE, False, -1, len(name))
     return b"".join((start, name, _INT.pack(len(data)), data, acl, _INT.pack(flags)))
@@ -105,10 +106,10 @@ def check_frame(path: str, version: int) -> bytes:
 
 
 def acl_frame(acl: Sequence[Any]) -> bytes:
-    """An access list (kazoo's), as creations carry it."""
+    """Encodes an access list (kazoo's), as creations contain it."""
     entries = [
-        _INT.pack(one.perms) + bytes(write_string(one.id.scheme)) + bytes(write_string(one.id.id))
-        for one in acl
+        _INT.pack(entry.perms) + bytes(write_string(entry.id.scheme)) + bytes(write_string(entry.id.id))
+        for entry in acl
     ]
     return _INT.pack(len(entries)) + b"".join(entries)
 
@@ -119,9 +120,10 @@ def _text(path: str) -> bytes:
 
 
 class Multi:
-    """Several operations in one transaction, written once so that their size is known.
+    """Several operations in one transaction, encoded once so that their size is known.
 
-    Not kazoo's ``Transaction``: a command may have thousands of operations, and every broker waits for it.
+    It replaces kazoo's slower ``Transaction``: a command may have thousands of operations, and every broker
+    waits for it.
     """
 
     type = Transaction.type
@@ -135,7 +137,7 @@ class Multi:
         return self.body
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """One result (path, True, stat or exception) an operation."""
+        """Returns one result (path, True, stat or exception) per operation."""
         results: list[Any] = []
         while True:
             kind, done, _ = _HEADER.unpack_from(data, offset)
@@ -158,7 +160,7 @@ class Multi:
 
 
 class MultiRead:
-    """The data of several nodes in one request (ZooKeeper 3.6); each is answered for itself."""
+    """Reads the data of several nodes in one request (ZooKeeper 3.6); each has its own result."""
 
     type = 22
     watcher = None
@@ -167,30 +169,30 @@ class MultiRead:
         self._paths = paths
 
     def serialize(self) -> bytes:
-        """The body of the request: one read after the other, each behind a header."""
+        """The body of the request: one read after the other, each after a header."""
         return b"".join([*(_READ_HEADER + _text(path) + b"\0" for path in self._paths), _END])
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """For each path its data and stat, or an exception."""
-        answers: list[Any] = []
+        """Returns data and stat, or an exception, per path."""
+        results: list[Any] = []
         while True:
             kind, done, _ = _HEADER.unpack_from(data, offset)
             offset += _HEADER.size
             if done:
-                return answers
+                return results
             (number,) = _INT.unpack_from(data, offset)
             offset += _INT.size
             if kind == GetData.type:
                 end = offset + max(number, 0)
                 stat = ZnodeStat._make(stat_struct.unpack_from(data, end))
-                answers.append((data[offset:end], stat))
+                results.append((data[offset:end], stat))
                 offset = end + stat_struct.size
             else:
-                answers.append(EXCEPTIONS[number]())
+                results.append(EXCEPTIONS[number]())
 
 
 class Call:
-    """Stands where kazoo has its result of a call; what comes is handed to the event loop."""
+    """Takes the place of kazoo's result object; passes the result to the event loop."""
 
     __slots__ = ("_put", "future", "is_dropped", "then")
 
@@ -200,27 +202,27 @@ class Call:
         self._put = put
         self.future = future
         self.is_dropped = False
-        """Whether its caller was told that it failed: then it is not sent any more."""
+        """Whether the caller already got an error: then the call is no longer sent."""
         self.then = then
-        """Called with the result before anything that ZooKeeper sent after it is looked at."""
+        """Called with the result before any later notice of ZooKeeper is processed."""
 
     def set(self, value: Any = None) -> None:
-        """The result is there (kazoo's thread)."""
+        """Sets the result (kazoo's thread)."""
         self._put((REPLY, self, value))
 
     def set_exception(self, error: BaseException) -> None:
-        """There will be none (kazoo's thread)."""
+        """Sets the error (kazoo's thread)."""
         self._put((FAILURE, self, error))
 
     def fail(self, error: BaseException) -> None:
-        """Tells the caller, if he still waits (event loop)."""
+        """Passes the error to the caller, if it still waits (event loop)."""
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # A caller that was cancelled does not fetch it.
+            self.future.exception()  # A cancelled caller does not retrieve it.
 
 
 class Calls:
-    """Calls that were made and not answered yet; at most ``in_flight_max`` of them are under way."""
+    """Calls without a response yet; at most ``in_flight_max`` of them are in flight."""
 
     def __init__(
         self,
@@ -233,57 +235,57 @@ class Calls:
         self._put = put
         self._send = send
         self._in_flight_max = in_flight_max
-        self._unanswered: dict[Call, None] = {}
+        self._in_flight: dict[Call, None] = {}
         self._waiting: deque[tuple[Any, Call]] = deque()
 
     def submit(self, request: Any, then: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
-        """Makes a call, after all that were made before. StoreUnavailable when too many wait."""
+        """Submits a call, after all earlier ones. Raises StoreUnavailable when too many are queued."""
         if len(self._waiting) >= WAITING_MAX:
-            raise StoreUnavailable(f"{WAITING_MAX} calls to ZooKeeper wait already")
-        return self._make(request, then)
+            raise StoreUnavailable(f"{WAITING_MAX} calls to ZooKeeper are already queued")
+        return self._submit(request, then)
 
-    def note(self, request: Any, then: Callable[[Any], None] | None = None) -> None:
-        """A call of the store's own, a few for each watch; when it fails, the connection's end says so."""
-        self._make(request, then)
+    def submit_internal(self, request: Any, then: Callable[[Any], None] | None = None) -> None:
+        """Submits a call of the store itself, a few per watch; its failure shows as a lost connection."""
+        self._submit(request, then)
 
-    def _make(self, request: Any, then: Callable[[Any], None] | None) -> asyncio.Future[Any]:
+    def _submit(self, request: Any, then: Callable[[Any], None] | None) -> asyncio.Future[Any]:
         future = self._loop.create_future()
         call = Call(self._put, future, then)
-        if len(self._unanswered) < self._in_flight_max:
-            self._unanswered[call] = None
+        if len(self._in_flight) < self._in_flight_max:
+            self._in_flight[call] = None
             self._send(request, call)
         else:
             self._waiting.append((request, call))
         return future
 
-    def answered(self, call: Call, result: Any) -> None:
-        """The result of a call has come."""
-        if self._next(call):
+    def completed(self, call: Call, result: Any) -> None:
+        """Handles the result of a call."""
+        if self._finish(call):
             if call.then is not None:
                 call.then(result)
             if not call.future.done():
                 call.future.set_result(result)
 
     def failed(self, call: Call, error: BaseException) -> None:
-        """The error of a call has come."""
-        if self._next(call):
+        """Handles the error of a call."""
+        if self._finish(call):
             call.fail(error)
 
-    def _next(self, call: Call) -> bool:
-        """Sends the next one; False for a call that :meth:`drop` ended already."""
-        if call not in self._unanswered:
+    def _finish(self, call: Call) -> bool:
+        """Sends the next queued call; returns False for a call that :meth:`drop` has already ended."""
+        if call not in self._in_flight:
             return False
-        del self._unanswered[call]
+        del self._in_flight[call]
         if self._waiting:
             request, following = self._waiting.popleft()
-            self._unanswered[following] = None
+            self._in_flight[following] = None
             self._send(request, following)
         return True
 
     def drop(self, make_error: Callable[[], StoreError]) -> None:
-        """Ends all calls, those too that were not made yet."""
-        dropped = [*self._unanswered, *(call for _, call in self._waiting)]
-        self._unanswered.clear()
+        """Fails all calls, including the queued ones."""
+        dropped = [*self._in_flight, *(call for _, call in self._waiting)]
+        self._in_flight.clear()
         self._waiting.clear()
         for call in dropped:
             call.is_dropped = True

@@ -1,4 +1,4 @@
-"""What ZooKeeper says when it refuses, in the words of the port."""
+"""Translates ZooKeeper's errors into those of the store's interface."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from kazoo import exceptions as zk
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     BadVersion,
     Create,
     NoAccess,
@@ -25,26 +25,26 @@ from tidemill.coordination.port import (
 
 
 def checked(operations: Sequence[Operation], outcomes: list[Any]) -> list[Any]:
-    """The outcomes; raises the error of the first operation that could not be done."""
-    if len(outcomes) == len(operations) and not any(isinstance(one, Exception) for one in outcomes):
+    """Returns the outcomes; raises the error of the first operation that failed."""
+    if len(outcomes) == len(operations) and not any(isinstance(outcome, Exception) for outcome in outcomes):
         return outcomes
     for index, (operation, outcome) in enumerate(zip(operations, outcomes, strict=False)):
-        # The others of a failed transaction say that it was rolled back, or not tried.
+        # The other operations of a failed transaction report that they were rolled back, or not tried.
         if isinstance(outcome, zk.RolledBackError | zk.RuntimeInconsistency):
             continue
         if isinstance(outcome, Exception):
             raise operation_error(operation, index, outcome)
     if len(outcomes) != len(operations):
-        raise StoreError(f"ZooKeeper answered {len(outcomes)} results to {len(operations)} operations")
+        raise StoreError(f"ZooKeeper returned {len(outcomes)} results for {len(operations)} operations")
     return outcomes
 
 
 def operation_error(operation: Operation, index: int, error: Exception) -> StoreError:
-    """Why the operation at that place of a transaction could not be done."""
+    """Returns the error of the operation at that index of a transaction."""
     path = operation.path
     if isinstance(error, zk.NoNodeError):
         if isinstance(operation, Create):
-            return NoNode(parent_of(path), index, f"{path} cannot be made without it")
+            return NoNode(parent_of(path), index, f"{path} cannot be created without it")
         return NoNode(path, index)
     if isinstance(error, zk.BadVersionError) and not isinstance(operation, Create):
         return BadVersion(path, index, f"it is not at {operation.version}")
@@ -62,7 +62,7 @@ def operation_error(operation: Operation, index: int, error: Exception) -> Store
 
 
 def read_error(path: str, error: Exception) -> StoreError:
-    """Why a node could not be read."""
+    """Returns the error of a read."""
     if isinstance(error, zk.NoNodeError):
         return NoNode(path)
     if isinstance(error, zk.NoAuthError):
@@ -71,7 +71,7 @@ def read_error(path: str, error: Exception) -> StoreError:
 
 
 def is_loss(error: Any) -> bool:
-    """Whether the error is the connection's, not the node's."""
+    """Whether the error concerns the connection, not the node."""
     return isinstance(
         error,
         zk.ConnectionLoss
@@ -84,7 +84,7 @@ def is_loss(error: Any) -> bool:
 
 
 def call_error(error: BaseException) -> StoreError:
-    """Why a call was not answered."""
+    """Returns the error of a call without a response."""
     if isinstance(error, zk.SessionExpiredError) and not isinstance(error, zk.ConnectionClosedError):
         return lost_error(is_expired=True)
     if is_loss(error) or isinstance(error, zk.AuthFailedError):
@@ -93,23 +93,21 @@ def call_error(error: BaseException) -> StoreError:
 
 
 def lost_error(is_expired: bool) -> StoreUnavailable:
-    """What callers are told when the connection, or the session with it, is lost."""
+    """Returns the error for callers when the connection, or the session with it, is lost."""
     if is_expired:
         return SessionExpired("the session with ZooKeeper has expired; its nodes are gone")
-    return StoreUnavailable("the connection to ZooKeeper was lost; whether the call was done is not known")
+    return StoreUnavailable("the connection to ZooKeeper was lost; the call may or may not have been applied")
 
 
 def explain(error: BaseException) -> str:
-    """What ZooKeeper said, in a few words, with the next step where there is one."""
+    """Describes ZooKeeper's error in a few words, with the next step where there is one."""
     if isinstance(error, zk.InvalidACLError):
-        return "it takes no access list from a session that did not log in (zookeeper.set.acl)"
+        return "it accepts no access list from a session without a login (zookeeper.set.acl)"
     if isinstance(error, zk.NoAuthError):
-        return "this login may not do that"
+        return "this login lacks the permission"
     if isinstance(error, zk.SessionClosedRequireSaslError):
-        return (
-            "it serves only who logs in: set tidemill.zookeeper.sasl.mechanism or tidemill.zookeeper.digest"
-        )
+        return "it requires a login: set tidemill.zookeeper.sasl.mechanism or tidemill.zookeeper.digest"
     if isinstance(error, zk.UnimplementedError):
-        return "the server lacks a request that is needed: use ZooKeeper 3.6 or later"
+        return "the server does not support a required request: use ZooKeeper 3.6 or later"
     name = type(error).__name__.removesuffix("Error")
     return f"{name} ({error})" if str(error) else name

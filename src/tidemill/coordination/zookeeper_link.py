@@ -1,10 +1,10 @@
-"""kazoo, made to measure: its thread speaks to ZooKeeper; what it hears reaches the event loop in batches.
+"""The connection to ZooKeeper: kazoo, adapted so that its thread notifies the event loop in batches.
 
-kazoo connects, logs in, keeps the session alive and finds another server. From its inside is taken that a
-request is queued with an object of ours in the place of kazoo's result (which needs a condition variable and
-a second thread for every call), and that frames are sent, received and watch events read by methods of ours:
-many at once, and with watches that stay (ZooKeeper 3.6), where kazoo's fire once. So replies, events and
-changes of the session arrive in the order in which ZooKeeper sent them.
+kazoo connects, logs in, keeps the session alive and finds another server. This module relies on kazoo's
+internals in two ways. A request is queued with a :class:`Call` in the place of kazoo's result, which needs a
+condition variable and a second thread for every call. And methods here send frames, receive frames and read
+watch events: many at once, and with persistent watches (ZooKeeper 3.6), where kazoo's watches fire once. So
+replies, events and session changes arrive in the order in which ZooKeeper sent them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kazoo.protocol.serialization import int_int_struct, int_struct, reply_heade
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from tidemill.coordination.port import StoreError
+from tidemill.coordination.coordination_store import StoreError
 from tidemill.coordination.zookeeper_calls import (
     CONNECTED,
     EVENT,
@@ -52,64 +52,65 @@ from tidemill.coordination.zookeeper_calls import (
 from tidemill.coordination.zookeeper_settings import DIGEST_MD5, ZooKeeperSettings
 
 REPLY_BYTES_MAX = 256 * 1024 * 1024
-"""The longest list of children that is believed; what claims more is not ZooKeeper."""
+"""The longest list of children that is accepted; a longer frame does not come from ZooKeeper."""
 REQUEST_BYTES_MAX = 1024 * 1024 - 1
-"""``jute.maxbuffer``: ZooKeeper closes the connection on whoever sends more."""
+"""``jute.maxbuffer``: ZooKeeper closes the connection of a client that sends more."""
 RECEIVE_BYTES = 256 * 1024
 SEND_BYTES = 256 * 1024
-"""More is sent in several writes."""
+"""Larger batches are sent in several writes."""
 INT_MAX = 2**31 - 1
 NOTICES_MAX = 50_000
-ROOM_WAIT_S = 1.0
-"""A turn; then the session's life goes before memory, and pings are sent."""
+SPACE_WAIT_S = 1.0
+"""The longest wait for space per read; after it, pings are sent so that the session survives, and memory use
+grows."""
 CONNECT_MAX_S = 5.0
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MAX_S = 1.0
 CLOSE_S = 2.0
-"""How long the end of the session may take to be acknowledged; then the connection is cut."""
+"""How long the server may take to acknowledge the end of the session; then the connection is cut."""
 
 
 class Inbox:
-    """Notices on their way from kazoo's thread to the event loop: one wake-up for all that wait."""
+    """Notices from kazoo's thread to the event loop: one wake-up for all that are queued."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Notice], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[Notice], None]) -> None:
         self._loop = loop
-        self._take = take
+        self._handle = handle
         self._notices: deque[Notice] = deque()
         self._awake = False
         self.is_filling = False
-        """Set by the thread that puts while it has more to put: the loop is woken at the end of it."""
+        """Set by kazoo's thread while it adds several notices: it wakes the loop after the last."""
 
     def put(self, notice: Notice) -> None:
-        """Adds one, from any thread."""
+        """Adds a notice, from any thread."""
         self._notices.append(notice)
         if not self.is_filling:
             self.wake()
 
     def wake(self) -> None:
-        """Has the loop look at what was put."""
+        """Wakes the loop to process the queued notices."""
         if self._notices and not self._awake:
             self._awake = True
-            # The loop may have ended before the session.
+            # The loop may be closed before the session.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._drain)
 
-    def wait_for_room(self) -> None:
-        """Holds the thread that puts while the loop is far behind: ZooKeeper then waits with what it has."""
+    def wait_for_space(self) -> None:
+        """Blocks kazoo's thread while the loop is far behind, so that ZooKeeper is throttled."""
         if len(self._notices) > NOTICES_MAX:
             self.wake()
-            deadline = time.monotonic() + ROOM_WAIT_S
+            deadline = time.monotonic() + SPACE_WAIT_S
             while len(self._notices) > NOTICES_MAX and time.monotonic() < deadline:
                 time.sleep(0.01)
 
     def _drain(self) -> None:
-        self._awake = False  # First, so that whoever adds from now on wakes the loop again.
+        self._awake = False  # First, so that notices added from now on wake the loop again.
         while self._notices:
-            self._take(self._notices.popleft())
+            self._handle(self._notices.popleft())
 
 
 class Connection(ConnectionHandler):
-    """kazoo's thread: events go to the inbox, and failures are told with their reason."""
+    """kazoo's thread: passes events to the inbox, and reports failures with their reason."""
 
     def __init__(self, client: Any, retry: Any, inbox: Inbox, sasl: dict[str, str] | None) -> None:
         super().__init__(client, retry, logger=client.logger, sasl_options=sasl)
@@ -118,30 +119,30 @@ class Connection(ConnectionHandler):
         self._received = bytearray()
         self._xid = 0
         self.session_timeout_ms = 0.0
-        """What the server agreed to, once it did."""
+        """The timeout that the server granted; 0 before that."""
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         frame, _ = WatchFrame.deserialize(buffer, offset)
         _, transaction_id, _ = reply_header_struct.unpack_from(buffer, 0)
-        # Another server is taken after a break only if it is not behind what was seen.
+        # After a disconnect, kazoo accepts another server only if it is not behind this transaction.
         self.client.last_zxid = max(self.client.last_zxid, transaction_id)
         self._put((EVENT, frame.path, (frame.type, transaction_id)))
 
     def _read(self, length: int, timeout: float) -> bytes:
-        """Takes from what was received, and receives when that is not enough."""
+        """Returns received bytes, and receives more while there are not enough."""
         if not 0 <= length <= REPLY_BYTES_MAX:
-            raise ConnectionDropped(f"the answer is not ZooKeeper's (a frame of {length} bytes)")
+            raise ConnectionDropped(f"the response is not ZooKeeper's (a frame of {length} bytes)")
         received = self._received
         while len(received) < length:
             with self._socket_error_handling():
-                # Under TLS bytes may be there that the socket knows nothing of: first it is tried.
+                # TLS may have buffered bytes that select() does not see: so a receive comes first.
                 data = self._receive()
                 if data is None:
                     if not self.handler.select([self._socket], [], [], timeout)[0]:
-                        raise KazooTimeoutError("no answer in time")
+                        raise KazooTimeoutError("no response in time")
                     continue
             if not data:
-                raise ConnectionDropped("the server ended the connection")
+                raise ConnectionDropped("the server closed the connection")
             received += data
         taken = bytes(received[:length])
         del received[:length]
@@ -155,22 +156,22 @@ class Connection(ConnectionHandler):
         return data
 
     def _read_socket(self, read_timeout: float) -> Any:
-        """Handles every frame that has come, for what is received and not handled wakes nobody."""
+        """Handles all received frames: no event would signal those that are left in the buffer."""
         self._inbox.is_filling = True
         try:
             response = super()._read_socket(read_timeout)
             while self._received and response is None:
                 response = super()._read_socket(read_timeout)
-            self._inbox.wait_for_room()
+            self._inbox.wait_for_space()
             return response
         except (RuntimeError, IndexError, ValueError, struct.error) as problem:
-            raise ConnectionDropped(f"the answer cannot be understood: {problem}") from None
+            raise ConnectionDropped(f"the response cannot be decoded: {problem}") from None
         finally:
             self._inbox.is_filling = False
             self._inbox.wake()
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        """Sends all requests that wait, as one write."""
+        """Sends all queued requests in one write."""
         queue = self.client._queue
         batch = bytearray()
         count = 0
@@ -184,9 +185,9 @@ class Connection(ConnectionHandler):
             batch += int_int_struct.pack(len(body) + 8, self._xid) + int_struct.pack(request.type) + body
             self.client._pending.append((request, call, self._xid))
         if not count:
-            super()._send_request(read_timeout, connect_timeout)  # The end of the session, or no more.
+            super()._send_request(read_timeout, connect_timeout)  # Closes the session, or sends nothing.
             return
-        self._read_sock.recv(count)  # The bytes that woke this thread, one a request.
+        self._read_sock.recv(count)  # The bytes that woke this thread, one per request.
         if batch:
             self._write(bytes(batch), connect_timeout)
 
@@ -198,16 +199,16 @@ class Connection(ConnectionHandler):
         return places
 
     def _connect_attempt(self, host: str, hostip: str, port: int, retry: Any) -> Any:
-        """As kazoo's; but a fault that nobody thought of ends the connection, and not the thread."""
+        """As kazoo's; but an unexpected exception ends the connection, and not the thread."""
         try:
             return super()._connect_attempt(host, hostip, port, retry)
-        except Exception as problem:  # noqa: BLE001 - kazoo has logged it, with where it came from
+        except Exception as problem:  # noqa: BLE001 - kazoo has logged it, with its traceback
             self._put((TROUBLE, f"{host}:{port}: {_reason(problem)}", None))
             self.client._session_callback(KeeperState.CONNECTING)
             return None
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
-        """As kazoo's; but what goes wrong is told, and never ends the thread."""
+        """As kazoo's; but errors are reported, and never end the thread."""
         where = f"{host}:{port}"
         self._received.clear()
         if self.client._stopped.is_set():
@@ -225,27 +226,27 @@ class Connection(ConnectionHandler):
         except (KazooException, OSError, RuntimeError, ValueError, struct.error) as problem:
             self._put((TROUBLE, f"{where}: {_reason(problem)}", None))
             raise ConnectionDropped(str(problem)) from None
-        self.session_timeout_ms = read_timeout * 1.5  # kazoo gives an answer two thirds of the session.
+        self.session_timeout_ms = read_timeout * 1.5  # kazoo's read timeout is two thirds of the session's.
         return read_timeout, connect_timeout
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if self.client._stopped.is_set():
             raise ConnectionDropped("closed")
         if xid is None:
-            # A server that was not ready may leave the first frame unanswered: there is time for another try.
+            # A server that is starting may not respond to the first frame: this leaves time for a retry.
             timeout /= 3
         return super()._invoke(timeout, request, xid)
 
     def cut(self) -> None:
-        """Ends the connection as it is, from any thread."""
-        one = self._socket
-        if one is not None:
+        """Cuts the connection at once, from any thread."""
+        connection = self._socket
+        if connection is not None:
             with contextlib.suppress(OSError):
-                one.shutdown(2)
+                connection.shutdown(2)
 
 
 class Handler(SequentialThreadingHandler):
-    """kazoo's threads, with sockets of our own: bounded in time, and closed when TLS fails on them."""
+    """kazoo's threads, with sockets that have a connect timeout and are closed when TLS fails on them."""
 
     def __init__(self, connect_s: float, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -253,28 +254,28 @@ class Handler(SequentialThreadingHandler):
         self._tls = tls
 
     def create_connection(self, address: Any, hostname: str | None = None, **others: Any) -> socket.socket:
-        """A connected socket."""
-        one = socket.create_connection(address, self._connect_s)
+        """Returns a connected socket."""
+        connection = socket.create_connection(address, self._connect_s)
         try:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                one = self._tls.wrap_socket(one, server_hostname=hostname)
+                connection = self._tls.wrap_socket(connection, server_hostname=hostname)
         except BaseException:
-            one.close()
+            connection.close()
             raise
-        return one
+        return connection
 
 
 class Link:
-    """One session after the other with an ensemble, until it is closed."""
+    """Consecutive sessions with an ensemble, until the link is closed."""
 
     def __init__(
-        self, settings: ZooKeeperSettings, loop: asyncio.AbstractEventLoop, take: Callable[[Notice], None]
+        self, settings: ZooKeeperSettings, loop: asyncio.AbstractEventLoop, handle: Callable[[Notice], None]
     ) -> None:
-        self._inbox = Inbox(loop, take)
+        self._inbox = Inbox(loop, handle)
         self.put = self._inbox.put
         logger = logging.getLogger("tidemill.zookeeper.kazoo")
-        logger.setLevel(logging.ERROR)  # What it says below that holds data of nodes, and passwords.
+        logger.setLevel(logging.ERROR)  # Its messages below that level contain node data and passwords.
         session_s = settings.session_timeout_ms / 1000
         connect_s = min(session_s / (settings.hosts.count(",") + 1), CONNECT_MAX_S)
         handler = Handler(connect_s, _tls_context(settings))
@@ -299,23 +300,23 @@ class Link:
 
     @property
     def session_timeout_ms(self) -> float:
-        """How long the server believes a silent session; 0 before there is one."""
+        """How long the server keeps a silent session; 0 before there is a session."""
         return self._connection.session_timeout_ms
 
     def start(self) -> None:
-        """Begins to connect."""
+        """Starts to connect."""
         self._client.start_async()
 
     def send(self, request: Any, call: Call) -> None:
-        """Queues a request; the answer comes as a notice."""
+        """Queues a request; the response arrives as a notice."""
         self._client._call(request, call)
 
     def stop(self) -> None:
-        """Ends the session and the thread; blocks for CLOSE_S and a little at most."""
+        """Closes the session and ends the thread; blocks for little more than CLOSE_S at most."""
         cutter = Timer(CLOSE_S, self._connection.cut)
         cutter.start()
         try:
-            # A thread that is connecting just now ends by itself when that is over.
+            # A thread that is connecting ends by itself after the attempt.
             with contextlib.suppress(WriterNotClosedException):
                 self._client.stop()
                 self._client.close()
@@ -333,7 +334,7 @@ class Link:
 
 def _reason(problem: Exception) -> str:
     if isinstance(problem, KazooTimeoutError):
-        return "no answer in time"
+        return "no response in time"
     return str(problem).removeprefix("socket connection error: ") or type(problem).__name__
 
 
@@ -359,7 +360,7 @@ def _tls_context(settings: ZooKeeperSettings) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=tls.authorities or None)
         context.check_hostname = tls.check_host
         if tls.key_and_certificate:
-            # Without a password given none is asked for at the terminal.
+            # The password callback keeps OpenSSL from prompting at the terminal.
             context.load_cert_chain(tls.key_and_certificate, password=lambda: tls.key_password)
     except (OSError, ValueError) as problem:
         files = " or ".join(name for name in (tls.key_and_certificate, tls.authorities) if name)

@@ -1,11 +1,11 @@
-"""Where ZooKeeper is and how it is spoken to: what the keys ``zookeeper.*`` come to."""
+"""The address of ZooKeeper and the login: the settings of the keys ``zookeeper.*``."""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
-from tidemill.coordination.port import check_path
+from tidemill.coordination.coordination_store import check_path
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ConfigError
 
@@ -15,7 +15,7 @@ GSSAPI = "GSSAPI"
 
 
 class Sasl(NamedTuple):
-    """A login by SASL. Kerberos (``GSSAPI``) takes its tickets from the process's cache."""
+    """A SASL login. Kerberos (``GSSAPI``) uses the tickets in the process's cache."""
 
     mechanism: str
     username: str = ""
@@ -24,7 +24,7 @@ class Sasl(NamedTuple):
 
 
 class Tls(NamedTuple):
-    """Files in PEM format; an empty name leaves that part out."""
+    """Files in PEM format; an empty name omits that part."""
 
     key_and_certificate: str = ""
     key_password: str = ""
@@ -33,34 +33,34 @@ class Tls(NamedTuple):
 
 
 class ZooKeeperSettings(NamedTuple):
-    """One ensemble, and the part of its tree that is ours. Times are in milliseconds."""
+    """One ensemble, and the cluster's part of its tree. Times are in milliseconds."""
 
     hosts: str
     """``host:port,host:port``"""
     chroot: str = ""
-    """Empty, or a path that all others lie below."""
+    """Empty, or the common parent path of all nodes."""
     session_timeout_ms: int = 18_000
     connection_timeout_ms: int = 18_000
     in_flight_max: int = 10
     set_acl: bool = False
     digest: str = ""
-    """``user:password`` of ZooKeeper's own scheme."""
+    """``user:password`` of ZooKeeper's digest scheme."""
     sasl: Sasl | None = None
     tls: Tls | None = None
 
     @property
     def shown(self) -> str:
-        """What people call it."""
+        """The connection string for display."""
         return f"{self.hosts}{self.chroot}"
 
     @property
     def logs_in(self) -> bool:
-        """Whether the session says who it is."""
+        """Whether the session authenticates itself."""
         return bool(self.digest or self.sasl or (self.tls and self.tls.key_and_certificate))
 
 
 def parse_connect(text: str) -> tuple[str, str]:
-    """``host:port,host:port/chroot`` as hosts and chroot; ConfigError when it is something else."""
+    """Splits ``host:port,host:port/chroot`` into hosts and chroot; raises ConfigError if malformed."""
     hosts, slash, path = text.strip().partition("/")
     chroot = f"/{path.rstrip('/')}" if slash and path.strip("/") else ""
     try:
@@ -69,8 +69,8 @@ def parse_connect(text: str) -> tuple[str, str]:
         places = [_place(place.strip()) for place in hosts.split(",")]
     except ValueError as problem:
         raise ConfigError(
-            f"zookeeper.connect={text}: {problem}. It must be host:port, or several with commas, and at the "
-            "end of all /path when the cluster has a part of the tree to itself."
+            f"zookeeper.connect={text}: {problem}. It must be host:port, or several with commas, with "
+            "/path at the end of all when the cluster has its own part of the tree."
         ) from None
     return ",".join(places), chroot
 
@@ -80,20 +80,20 @@ def _place(place: str) -> str:
     if not colon or place.endswith("]"):
         host, port = place, str(DEFAULT_PORT)
     if not host or any(character.isspace() for character in host):
-        raise ValueError(f"{place!r} names no host")
+        raise ValueError(f"{place!r} contains no host")
     if ":" in host and not host.startswith("["):
-        raise ValueError(f"{place!r} is no host:port; an IPv6 address stands in brackets")
+        raise ValueError(f"{place!r} is not host:port; an IPv6 address needs brackets")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{port!r} is no port")
+        raise ValueError(f"{port!r} is not a port")
     return f"{host}:{port}"
 
 
 def settings_of(config: BrokerConfig) -> ZooKeeperSettings:
-    """What a broker's configuration says; ConfigError with the key and the next step when it cannot be."""
+    """Returns the settings of a broker configuration; raises ConfigError with the key and the next step."""
     connect = config.str("zookeeper.connect")
     if not connect:
         raise ConfigError(
-            "tidemill.store=zookeeper needs zookeeper.connect: where ZooKeeper is, as host:2181"
+            "tidemill.store=zookeeper needs zookeeper.connect: the address of ZooKeeper, as host:2181"
         )
     hosts, chroot = parse_connect(connect)
     session_ms = config.int("zookeeper.session.timeout.ms")
@@ -112,9 +112,9 @@ def settings_of(config: BrokerConfig) -> ZooKeeperSettings:
         raise ConfigError("tidemill.zookeeper.digest must be user:password; it has no colon")
     if settings.set_acl and not settings.logs_in:
         raise ConfigError(
-            "zookeeper.set.acl=true keeps nodes for whoever made them, and this broker would not say who it "
-            "is. Set tidemill.zookeeper.sasl.mechanism, tidemill.zookeeper.digest or "
-            "zookeeper.ssl.keystore.location, or leave zookeeper.set.acl out."
+            "zookeeper.set.acl=true restricts nodes to their creator, and this broker would not authenticate "
+            "itself. Set tidemill.zookeeper.sasl.mechanism, tidemill.zookeeper.digest or "
+            "zookeeper.ssl.keystore.location, or omit zookeeper.set.acl."
         )
     return settings
 
@@ -149,7 +149,7 @@ def _tls(config: BrokerConfig) -> Tls | None:
         with open(path, "rb") as file:
             if b"-----BEGIN " not in file.read(1 << 20):
                 raise ConfigError(
-                    f"{key}={path} is no PEM file. Export it: keytool -importkeystore to PKCS12, then "
+                    f"{key}={path} is not a PEM file. Export it: keytool -importkeystore to PKCS12, then "
                     "openssl pkcs12 -nodes."
                 )
     algorithm = config.str("zookeeper.ssl.endpoint.identification.algorithm")

@@ -1,8 +1,8 @@
 """Watches that outlive connections and sessions.
 
-While the connection lives, ZooKeeper tells each change once. What is told is counted for each node, so that a
-look at it after a break shows what happened in between: another creation id, version or children's version
-than was counted.
+While the connection lives, ZooKeeper reports each change once. The reported changes of each node are counted.
+After a disconnect, the node's state is compared with these counts: another creation id, version or children's
+version shows the missed changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kazoo.protocol.serialization import Exists
 
-from tidemill.coordination.port import Event, EventKind, Watch, Watcher
+from tidemill.coordination.coordination_store import Event, EventKind, Watch, Watcher
 from tidemill.coordination.zookeeper_calls import AddWatch, Calls, RemoveWatches
 
 logger = logging.getLogger("tidemill.zookeeper")
@@ -25,11 +25,12 @@ _KINDS = {
     4: EventKind.CHILDREN_CHANGED,
 }
 _UNKNOWN = 0
-"""Instead of a creation id, where the server (before 3.9) does not say which transaction made the node."""
+"""Takes the place of a creation id where the server (before 3.9) does not report the transaction that created
+the node."""
 
 
 class Seen(NamedTuple):
-    """What the watchers of a node have been told of it."""
+    """The state of a node as its watchers know it."""
 
     creation_id: int
     version: int
@@ -37,13 +38,13 @@ class Seen(NamedTuple):
 
 
 class _Watched:
-    """A path with a watch in ZooKeeper, and those who want to hear of it."""
+    """A path with a watch in ZooKeeper, and its watchers."""
 
     __slots__ = ("arming", "seen", "watchers")
 
     def __init__(self) -> None:
         self.arming = 0
-        """Calls under way that will add a watcher."""
+        """Pending calls that will add a watcher."""
         self.seen: Seen | None = None
         self.watchers: list[_ZooKeeperWatch] = []
 
@@ -57,11 +58,11 @@ class _ZooKeeperWatch(Watch):
     def cancel(self) -> None:
         if self.watcher is not None:
             self.watcher = None
-            self._watches.forget(self)
+            self._watches.remove(self)
 
 
 class Watches:
-    """All watches of a store. ``full`` makes ZooKeeper's path of ours."""
+    """All watches of a store. ``full`` maps the store's paths to ZooKeeper's."""
 
     def __init__(self, calls: Calls, full: Callable[[str], str]) -> None:
         self._calls = calls
@@ -69,19 +70,21 @@ class Watches:
         self._watched: dict[str, _Watched] = {}
         self._held: dict[Event, None] = {}
         self.connected = False
-        self.telling = False
-        """Whether events are handed on; otherwise they are kept until :meth:`tell_held`."""
+        self.delivering = False
+        """Whether events are delivered; otherwise they are held until :meth:`deliver_held`."""
 
     async def add(self, path: str, watcher: Watcher) -> Watch:
-        """Sets a watch; kazoo's errors come as they are."""
+        """Sets a watch; raises kazoo's errors unchanged."""
         watch = _ZooKeeperWatch(self, path, watcher)
         watched = self._watched.setdefault(path, _Watched())
         watched.arming += 1
         try:
-            armed = self._calls.submit(AddWatch(self._full(path)), lambda _: self._begin(watch))
-            looked = self._calls.submit(Exists(self._full(path), None), lambda stat: self._look(path, stat))
+            armed = self._calls.submit(AddWatch(self._full(path)), lambda _: self._activate(watch))
+            checked = self._calls.submit(
+                Exists(self._full(path), None), lambda stat: self._record_state(path, stat)
+            )
             await armed
-            await looked
+            await checked
         except BaseException:
             watch.cancel()
             raise
@@ -90,19 +93,19 @@ class Watches:
             self._end_unused(path)
         return watch
 
-    def _begin(self, watch: _ZooKeeperWatch) -> None:
+    def _activate(self, watch: _ZooKeeperWatch) -> None:
         watched = self._watched.get(watch.path)
         if watch.watcher is not None and watched is not None:
             watched.watchers.append(watch)
 
-    def _look(self, path: str, stat: Any) -> None:
-        """Notes what is there now: later events are counted from it."""
+    def _record_state(self, path: str, stat: Any) -> None:
+        """Records the current state; later events are counted from it."""
         watched = self._watched.get(path)
         if watched is not None:
             watched.seen = None if stat is None else Seen(stat.czxid, stat.version, stat.cversion)
 
-    def forget(self, watch: _ZooKeeperWatch) -> None:
-        """Takes a watch out; the last one of a path ends ZooKeeper's, too."""
+    def remove(self, watch: _ZooKeeperWatch) -> None:
+        """Removes a watch; removing a path's last watch also removes ZooKeeper's."""
         watched = self._watched.get(watch.path)
         if watched is not None and watch in watched.watchers:
             watched.watchers.remove(watch)
@@ -114,26 +117,28 @@ class Watches:
             return
         del self._watched[path]
         if self.connected:
-            self._calls.note(RemoveWatches(self._full(path)))
+            self._calls.submit_internal(RemoveWatches(self._full(path)))
 
     def clear(self) -> None:
-        """Forgets all; ZooKeeper does with the session."""
-        self.connected = self.telling = False
+        """Removes all watches; ZooKeeper removes its own with the session."""
+        self.connected = self.delivering = False
         self._watched.clear()
         self._held.clear()
 
     # Events
 
     def event(self, path: str, number: int, transaction_id: int) -> None:
-        """Something happened at ``path``, as ZooKeeper numbers it."""
+        """Handles an event at ``path``; ``number`` is ZooKeeper's event type."""
         watched = self._watched.get(path)
         kind = _KINDS.get(number)
         if watched is None or kind is None:
             return
         watched.seen = after(watched.seen, kind, max(transaction_id, _UNKNOWN))
         if kind is EventKind.CREATED and transaction_id <= 0:
-            self._calls.note(Exists(self._full(path), None), lambda stat: self._look(path, stat))
-        if self.telling:
+            self._calls.submit_internal(
+                Exists(self._full(path), None), lambda stat: self._record_state(path, stat)
+            )
+        if self.delivering:
             self._deliver(Event(kind, path))
         else:
             self._held[Event(kind, path)] = None
@@ -148,33 +153,33 @@ class Watches:
             except Exception:
                 logger.exception("A watcher of %s failed on the event %r.", event.path, event.kind.value)
 
-    def set_again(self) -> None:
-        """On a new connection: sets all watches, and looks for what happened without one."""
+    def restore(self) -> None:
+        """On a new connection: sets all watches, and checks for missed changes."""
         for path in list(self._watched):
-            self._calls.note(AddWatch(self._full(path)))
-            self._calls.note(Exists(self._full(path), None), self._comparison(path))
+            self._calls.submit_internal(AddWatch(self._full(path)))
+            self._calls.submit_internal(Exists(self._full(path), None), self._comparison(path))
 
     def _comparison(self, path: str) -> Callable[[Any], None]:
         def compare(stat: Any) -> None:
             watched = self._watched.get(path)
             if watched is not None:
                 before = watched.seen
-                self._look(path, stat)
+                self._record_state(path, stat)
                 for kind in missed(before, watched.seen):
                     self._held[Event(kind, path)] = None
 
         return compare
 
-    def tell_held(self) -> None:
-        """Hands on what happened while nothing was told."""
-        self.telling = True
+    def deliver_held(self) -> None:
+        """Delivers the events that were held."""
+        self.delivering = True
         events, self._held = self._held, {}
         for event in events:
             self._deliver(event)
 
 
 def missed(before: Seen | None, now: Seen | None) -> list[EventKind]:
-    """What happened to a node between two looks, as far as can be seen."""
+    """The changes of a node between two states, as far as they are visible."""
     if now is None:
         return [] if before is None else [EventKind.DELETED]
     if before is None:
@@ -190,7 +195,7 @@ def missed(before: Seen | None, now: Seen | None) -> list[EventKind]:
 
 
 def after(seen: Seen | None, kind: EventKind, transaction_id: int) -> Seen | None:
-    """What is known of a node once an event was told."""
+    """The known state of a node after an event was reported."""
     if kind is EventKind.CREATED:
         return Seen(transaction_id, 0, 0)
     if kind is EventKind.DELETED or seen is None:

@@ -1,4 +1,4 @@
-"""Join, sync, heartbeat and leave: what each asks of a group in which state.
+"""Join, sync, heartbeat and leave: how each request affects a group, by state.
 
 =====================  ===========  =====================  ========================  ====================
 request of a member    Empty        PreparingRebalance     CompletingRebalance       Stable
@@ -7,20 +7,20 @@ join, same metadata    unknown      waits                  current generation ag
                                                                                      others: current
                                                                                      generation again
 join, new metadata     unknown      waits                  rebalance                 rebalance
-join of somebody new   rebalance    waits                  rebalance                 rebalance
+join of a new member   rebalance    waits                  rebalance                 rebalance
 sync                   unknown      REBALANCE_IN_PROGRESS  waits for the leader      assignment
-heartbeat              unknown      REBALANCE_IN_PROGRESS  fine                      fine
+heartbeat              unknown      REBALANCE_IN_PROGRESS  success                   success
 leave                  unknown      may end the wait       rebalance                 rebalance
 =====================  ===========  =====================  ========================  ====================
 
-A static member (with an instance id) that comes back without its member id takes its old place under a new
-id; the old id is fenced. When the group is stable and its protocol stays, that is written and no rebalance
-begins.
+A static member (with an instance id) that rejoins without its member id replaces its old member under a new
+id; the old id is fenced. When the group is stable and its protocol does not change, the new id is written and
+no rebalance starts.
 """
 
 from __future__ import annotations
 
-from tidemill.groups.effects import (
+from tidemill.groups.coordinator_effects import (
     MEMBER_TIMER,
     AssignmentStored,
     JoinRequest,
@@ -34,27 +34,27 @@ from tidemill.groups.effects import (
     TimerKey,
     Waiter,
 )
+from tidemill.groups.group_metadata import GroupInvariantError, GroupMetadata, GroupState, Member
 from tidemill.groups.rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     Turn,
-    assigned,
     drop_member,
     fail_syncs,
-    hand_out,
-    joined,
+    join_response,
     maybe_complete_join,
     prepare_rebalance,
+    propagate_assignment,
     rebalance_or_complete_join,
     store_group,
     sync_received,
+    sync_response,
     touch,
 )
-from tidemill.groups.state import Group, GroupInvariantError, GroupState, Member
 from tidemill.model.errors import ErrorCode
 
 
-def check_member(group: Group, member_id: str, instance_id: str | None) -> ErrorCode:
-    """Whether the ids name a member: NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID."""
+def check_member(group: GroupMetadata, member_id: str, instance_id: str | None) -> ErrorCode:
+    """Checks that the ids name a member: returns NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID."""
     if instance_id is not None:
         current = group.static_members.get(instance_id)
         if current is None:
@@ -64,12 +64,12 @@ def check_member(group: Group, member_id: str, instance_id: str | None) -> Error
     return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def join(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
-    """A member, or somebody who wants to be one, joins the next generation."""
+def join(group: GroupMetadata, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+    """Adds a new or existing member to the next generation."""
     if group.deleting or group.state is GroupState.DEAD:
         turn.reply(waiter, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
-    elif not _has_room(group, request.member_id, turn.config.max_size):
-        _turn_away(group, request.member_id, turn)
+    elif not _has_capacity(group, request.member_id, turn.config.max_size):
+        _reject_join(group, request.member_id, turn)
         turn.reply(waiter, JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
     elif not group.supports(request.protocol_type, request.protocols):
         turn.reply(waiter, JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
@@ -82,14 +82,14 @@ def join(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) -> None
         if error is not ErrorCode.NONE:
             turn.reply(waiter, JoinResult(error, request.member_id))
         else:
-            _join_again(group, group.members[request.member_id], request, waiter, turn)
+            _rejoin(group, group.members[request.member_id], request, waiter, turn)
 
 
-def _has_room(group: Group, member_id: str, size_max: int) -> bool:
-    """Whether the group may take the join without growing over its limit.
+def _has_capacity(group: GroupMetadata, member_id: str, size_max: int) -> bool:
+    """Whether the group may accept the join without exceeding its size limit.
 
-    While members rejoin, those who wait count, not those who were in the last generation: so a limit that
-    was lowered keeps out the last to come.
+    While members rejoin, the waiting members count, and not those of the last generation. So a limit that
+    was lowered excludes the members that rejoin last.
     """
     member = group.members.get(member_id)
     if group.state is GroupState.PREPARING_REBALANCE:
@@ -99,7 +99,7 @@ def _has_room(group: Group, member_id: str, size_max: int) -> bool:
     return member is not None or len(group.members) < size_max
 
 
-def _turn_away(group: Group, member_id: str, turn: Turn) -> None:
+def _reject_join(group: GroupMetadata, member_id: str, turn: Turn) -> None:
     member = group.members.get(member_id)
     if member is not None:
         drop_member(group, member, turn)
@@ -109,7 +109,7 @@ def _turn_away(group: Group, member_id: str, turn: Turn) -> None:
     maybe_complete_join(group, turn)
 
 
-def _join_new(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+def _join_new(group: GroupMetadata, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
     new_id = request.new_member_id
     if request.instance_id is not None:
         old_id = group.static_members.get(request.instance_id)
@@ -117,8 +117,8 @@ def _join_new(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) ->
             _replace_static_member(group, request, old_id, waiter, turn)
         else:
             _add_member(group, request, new_id, waiter, turn)
-    elif request.must_know_its_id:
-        # Without this, clients that time out and try again would fill the group with members nobody is.
+    elif request.requires_known_member_id:
+        # Without this, clients that time out and retry would fill the group with members that never return.
         group.pending_joins.add(new_id)
         deadline_ms = turn.now.steady_ms + request.session_timeout_ms
         turn.effects.append(SetTimer(TimerKey(MEMBER_TIMER, group.group_id, new_id), deadline_ms))
@@ -127,7 +127,9 @@ def _join_new(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) ->
         _add_member(group, request, new_id, waiter, turn)
 
 
-def _add_member(group: Group, request: JoinRequest, member_id: str, waiter: Waiter, turn: Turn) -> None:
+def _add_member(
+    group: GroupMetadata, request: JoinRequest, member_id: str, waiter: Waiter, turn: Turn
+) -> None:
     member = Member(
         member_id,
         request.instance_id,
@@ -147,40 +149,42 @@ def _add_member(group: Group, request: JoinRequest, member_id: str, waiter: Wait
     group.add(member)
     group.set_joining(member, waiter)
     touch(group, member, turn, NEW_MEMBER_JOIN_TIMEOUT_MS)
-    rebalance_or_complete_join(group, turn, f"member {member_id} joins{_because(request)}")
+    rebalance_or_complete_join(group, turn, f"member {member_id} joins{_reason_suffix(request)}")
 
 
-def _join_again(group: Group, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+def _rejoin(group: GroupMetadata, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
     same = member.protocols == request.protocols
     is_leader = group.leader == member.member_id
     is_answered = group.state is GroupState.COMPLETING_REBALANCE or (
         group.state is GroupState.STABLE and not is_leader
     )
     if same and is_answered:
-        turn.reply(waiter, joined(group, member))
+        turn.reply(waiter, join_response(group, member))
     elif group.state is GroupState.EMPTY:
         raise GroupInvariantError(f"group {group.group_id} is Empty with member {member.member_id}")
     else:
         _update_member(group, member, request, waiter, turn)
-        rebalance_or_complete_join(group, turn, f"member {member.member_id} joins again{_because(request)}")
+        rebalance_or_complete_join(group, turn, f"member {member.member_id} rejoins{_reason_suffix(request)}")
 
 
-def _update_member(group: Group, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+def _update_member(
+    group: GroupMetadata, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn
+) -> None:
     group.set_protocols(member, request.protocols)
     member.session_timeout_ms = request.session_timeout_ms
     member.rebalance_timeout_ms = request.rebalance_timeout_ms
     before = group.set_joining(member, waiter)
     if before is not None:
-        # The client gave up on that request and sent another; one of them can carry the answer.
+        # The client gave up on the earlier request and sent another; only one can get the JoinResult.
         turn.reply(before, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
 
 
-def _because(request: JoinRequest) -> str:
+def _reason_suffix(request: JoinRequest) -> str:
     return f" ({request.reason})" if request.reason else ""
 
 
-def _swap_static_member(group: Group, old: Member, new_id: str, turn: Turn) -> Member:
-    """Puts ``new_id`` in the place of ``old``, with all that it had."""
+def _swap_static_member(group: GroupMetadata, old: Member, new_id: str, turn: Turn) -> Member:
+    """Replaces ``old`` by a member ``new_id`` with the same state."""
     instance_id = old.instance_id
     if instance_id is None:
         raise GroupInvariantError(f"member {old.member_id} of group {group.group_id} has no instance id")
@@ -211,7 +215,7 @@ def _swap_static_member(group: Group, old: Member, new_id: str, turn: Turn) -> M
 
 
 def _replace_static_member(
-    group: Group, request: JoinRequest, old_id: str, waiter: Waiter, turn: Turn
+    group: GroupMetadata, request: JoinRequest, old_id: str, waiter: Waiter, turn: Turn
 ) -> None:
     old = group.members[old_id]
     old_leader = group.leader or ""
@@ -229,21 +233,24 @@ def _replace_static_member(
             new.member_id,
             old_leader,
             *before,
-            request.may_skip_assignment,
+            request.supports_skipping_assignment,
         )
         store_group(group, assignment, then, turn)
     elif group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-        # The old id may be with the leader already, whose assignment would miss the new one.
-        prepare_rebalance(group, turn, f"static member {instance_id} comes back{_because(request)}")
+        # The leader may already have the old id, and its assignment would lack the new one.
+        prepare_rebalance(group, turn, f"static member {instance_id} rejoins{_reason_suffix(request)}")
     else:
         maybe_complete_join(group, turn)
 
 
-def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
-    """The replaced member may go on; when it could not be written the old one is back.
+def static_member_stored(
+    group: GroupMetadata, done: StaticMemberStored, error: ErrorCode, turn: Turn
+) -> None:
+    """Responds to the replaced static member; restores the old member when the write failed.
 
-    Unless a rebalance began meanwhile: then the new id takes part in it, and is written with the next
-    assignment. Other members may have dropped the protocols of the old id by then.
+    After a failed write, the new id stays if a rebalance began in the meantime: it takes part in that
+    rebalance, and is written with the next assignment. Other members may have dropped the protocols of the
+    old id by then.
     """
     member = group.members.get(done.new_member_id)
     if member is None:
@@ -266,17 +273,19 @@ def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCod
         return
     touch(group, member, turn)
     is_leader = group.leader == member.member_id
-    response = joined(group, member)
-    if done.may_skip_assignment:
+    response = join_response(group, member)
+    if done.supports_skipping_assignment:
         response = response.replace(skip_assignment=is_leader)
     else:
-        # An old client that is told it leads would assign, and nobody would ask for the outcome.
+        # An older client that sees itself as the leader would compute an assignment and never get its result.
         response = response.replace(leader=done.old_leader, members=())
     turn.reply(waiter, response)
 
 
-def static_member_overdue(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
-    """The client is to ask again. Its new id stays, as its record may be committed yet."""
+def static_member_timed_out(
+    group: GroupMetadata, done: StaticMemberStored, error: ErrorCode, turn: Turn
+) -> None:
+    """Fails the join, so that the client retries. Its new id stays: its record may still be committed."""
     member = group.members.get(done.new_member_id)
     if member is not None and group.state is GroupState.STABLE and group.generation == done.generation:
         waiter = group.set_joining(member, None)
@@ -285,8 +294,8 @@ def static_member_overdue(group: Group, done: StaticMemberStored, error: ErrorCo
             touch(group, member, turn)
 
 
-def sync(group: Group, request: SyncRequest, waiter: Waiter, turn: Turn) -> None:
-    """A member asks for its assignment; the leader brings everybody's."""
+def sync(group: GroupMetadata, request: SyncRequest, waiter: Waiter, turn: Turn) -> None:
+    """Requests a member's assignment; the leader's request contains the assignments of all members."""
     error = _check_sync(group, request)
     if error is not ErrorCode.NONE:
         turn.reply(waiter, SyncResult(error))
@@ -294,7 +303,7 @@ def sync(group: Group, request: SyncRequest, waiter: Waiter, turn: Turn) -> None
     member = group.members[request.member_id]
     sync_received(group, member.member_id, turn)
     if group.state is GroupState.STABLE:
-        turn.reply(waiter, assigned(group, member))
+        turn.reply(waiter, sync_response(group, member))
         return
     if member.syncing is not None:
         turn.reply(member.syncing, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
@@ -307,7 +316,7 @@ def sync(group: Group, request: SyncRequest, waiter: Waiter, turn: Turn) -> None
         store_group(group, assignment, then, turn)
 
 
-def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
+def _check_sync(group: GroupMetadata, request: SyncRequest) -> ErrorCode:
     if group.deleting or group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     error = check_member(group, request.member_id, request.instance_id)
@@ -328,8 +337,8 @@ def _differs(asked: str | None, actual: str | None) -> bool:
     return asked is not None and actual is not None and asked != actual
 
 
-def assignment_stored(group: Group, done: AssignmentStored, error: ErrorCode, turn: Turn) -> None:
-    """The assignment may be handed out; when it could not be written everybody joins again."""
+def assignment_stored(group: GroupMetadata, done: AssignmentStored, error: ErrorCode, turn: Turn) -> None:
+    """Distributes the written assignment; if the write failed, all members have to rejoin."""
     if group.generation == done.generation:
         group.storing_generation = None
     if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:
@@ -338,14 +347,14 @@ def assignment_stored(group: Group, done: AssignmentStored, error: ErrorCode, tu
         fail_syncs(group, turn, error)
         prepare_rebalance(group, turn, f"the assignment could not be written: {error.name}")
         return
-    turn.move(group, GroupState.STABLE, "the leader's assignment is written")
-    hand_out(group, done.assignment, turn)
+    turn.change_state(group, GroupState.STABLE, "the leader's assignment is written")
+    propagate_assignment(group, done.assignment, turn)
 
 
 def heartbeat(
-    group: Group, member_id: str, generation: int, instance_id: str | None, turn: Turn
+    group: GroupMetadata, member_id: str, generation: int, instance_id: str | None, turn: Turn
 ) -> ErrorCode:
-    """A member is alive; it is told whether it should join again."""
+    """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
     if group.deleting or group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     error = check_member(group, member_id, instance_id)
@@ -359,8 +368,8 @@ def heartbeat(
     return ErrorCode.NONE
 
 
-def leave(group: Group, members: tuple[LeavingMember, ...], waiter: Waiter, turn: Turn) -> None:
-    """Members go, or an administrator sends them away."""
+def leave(group: GroupMetadata, members: tuple[LeavingMember, ...], waiter: Waiter, turn: Turn) -> None:
+    """Removes members that leave, or that an administrator removes."""
     if group.deleting or group.state is GroupState.DEAD:
         turn.reply(waiter, LeaveResult(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         return
@@ -368,7 +377,7 @@ def leave(group: Group, members: tuple[LeavingMember, ...], waiter: Waiter, turn
     left = []
     for leaving in members:
         was_pending = leaving.member_id in group.pending_joins
-        error = _leave_one(group, leaving, turn)
+        error = _remove_leaving_member(group, leaving, turn)
         results.append((leaving, error))
         if error is ErrorCode.NONE and not was_pending:
             left.append(leaving.member_id or leaving.instance_id or "")
@@ -379,7 +388,7 @@ def leave(group: Group, members: tuple[LeavingMember, ...], waiter: Waiter, turn
         maybe_complete_join(group, turn)
 
 
-def _leave_one(group: Group, leaving: LeavingMember, turn: Turn) -> ErrorCode:
+def _remove_leaving_member(group: GroupMetadata, leaving: LeavingMember, turn: Turn) -> ErrorCode:
     member_id = leaving.member_id
     if member_id == "":
         if leaving.instance_id is None or leaving.instance_id not in group.static_members:

@@ -1,1 +1,1 @@
-"""Data directories between Apache Kafka and Tidemill: what each keeps beside the logs, read and written."""
+"""Imports and exports data directories of Apache Kafka: reads and writes the metadata beside the logs."""

@@ -1,4 +1,4 @@
-"""A cluster's metadata between its forms: KRaft's log, ZooKeeper's nodes, Tidemill's coordination store."""
+"""A cluster's metadata, independent of its source: KRaft's log, ZooKeeper's nodes, or Tidemill's store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_LEADER = -1
 
 
 class PartitionEntry(NamedTuple):
-    """Where a partition is, and who led it last."""
+    """A partition's replicas and last leader."""
 
     replicas: tuple[int, ...]
     leader: int = NO_LEADER
@@ -21,7 +21,7 @@ class PartitionEntry(NamedTuple):
 
 
 class TopicEntry:
-    """A topic: its id, its partitions by number, the settings of its own."""
+    """A topic: its id, its partitions by number, its configuration."""
 
     __slots__ = ("config", "name", "partitions", "topic_id")
 
@@ -33,19 +33,19 @@ class TopicEntry:
 
 
 class ClusterMetadata:
-    """What is known of a cluster. ``source`` says where from, for people."""
+    """The metadata of a cluster. ``source`` describes its origin, for messages."""
 
     def __init__(self, source: str, cluster_id: str = "") -> None:
         self.source = source
         self.cluster_id = cluster_id
         self.topics: dict[str, TopicEntry] = {}
         self.broker_configs: dict[str, dict[str, str]] = {}
-        """By broker id as text; what holds for all brokers under an empty name."""
+        """Configurations by broker id as text; the defaults of all brokers have an empty name."""
         self.group_configs: dict[str, dict[str, str]] = {}
-        """What is set for groups, by group."""
+        """Configurations by group."""
         self.next_producer_id = 0
         self.group_offsets: dict[GroupPartition, int] = {}
-        """What groups committed by version 0, or by themselves, outside of ``__consumer_offsets``."""
-        self.left_out: Counter[str] = Counter()
-        """What is there and has no place here: how many of each kind."""
+        """Offsets outside ``__consumer_offsets``, committed by version 0 or by the groups themselves."""
+        self.omitted: Counter[str] = Counter()
+        """The number of items of each kind that Tidemill does not support."""
         self.notes: list[str] = []

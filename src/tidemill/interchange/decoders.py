@@ -1,4 +1,4 @@
-"""Texts of records for ``tidemill log dump``, as the decoders of ``kafka-dump-log`` give them."""
+"""Decodes records to text for ``tidemill log dump``, in the format of ``kafka-dump-log``'s decoders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidemill.groups.offsets import (
+from tidemill.groups.offset_records import (
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -14,23 +14,12 @@ from tidemill.groups.offsets import (
 )
 from tidemill.interchange.json_text import compact, plain
 from tidemill.interchange.metadata_records import decode_metadata
-from tidemill.log.dump import Decoder, utf8
-from tidemill.log.java_text import java_text
+from tidemill.log_tools.dump import Decoder, utf8
+from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, ProtocolError
+from tidemill.wire.codec import decode, decode_prefix
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from tidemill.wire.schema import (
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    STRING,
-    UUID,
-    Struct,
-    decode,
-    decode_prefix,
-    field,
-    parse_versions,
-)
+from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, UUID, Struct, field, parse_versions
 
 DELETED: Final = "<DELETE>"
 Record = dict[str, Any]
@@ -38,13 +27,13 @@ Texts = tuple[str | None, str | None]
 
 
 class TransactionLogKey(Struct, versions="0"):
-    """Names a transactional id."""
+    """The key of a transactional id's record."""
 
     transactional_id: str = field(STRING)
 
 
 class TransactionPartitions(Struct):
-    """Partitions of a topic that take part in a transaction."""
+    """The partitions of a topic in a transaction."""
 
     topic: str = field(STRING)
     partition_ids: list[int] = field([INT32])
@@ -66,34 +55,34 @@ class TransactionLogValue(Struct, versions="0-1", flexible="1+"):
 
 
 class SnapshotHeaderRecord(Struct, versions="0", flexible="0+"):
-    """How a snapshot of metadata begins."""
+    """The first record of a metadata snapshot."""
 
     version: int = field(INT16)
     last_contained_log_timestamp: int = field(INT64)
 
 
 class SnapshotFooterRecord(Struct, versions="0", flexible="0+"):
-    """How a snapshot of metadata ends."""
+    """The last record of a metadata snapshot."""
 
     version: int = field(INT16)
 
 
 class KRaftVersionRecord(Struct, versions="0", flexible="0+"):
-    """The version of the controllers' protocol."""
+    """The version of the KRaft protocol."""
 
     version: int = field(INT16)
     k_raft_version: int = field(INT16)
 
 
 class RaftVoter(Struct):
-    """A controller that votes."""
+    """A voter of the controller quorum."""
 
     voter_id: int = field(INT32)
     voter_directory_id: bytes = field(UUID, "1+")
 
 
 class LeaderChangeMessage(Struct, versions="0-1", flexible="0+"):
-    """A controller was elected."""
+    """The election of a controller."""
 
     version: int = field(INT16)
     leader_id: int = field(INT32)
@@ -110,13 +99,13 @@ _CONTROLS: Final[dict[int, tuple[str, type[Struct]]]] = {
 
 
 def control_text(record: Record) -> str | None:
-    """The text of a control record of KRaft's log."""
+    """Returns the text of a control record of KRaft's log; None for an unknown or invalid one."""
     known = _CONTROLS.get(record["control_type"])
     if known is None or record["value"] is None:
         return None
     name, kind = known
     try:
-        version = _version(record["value"])  # these records begin with their version
+        version = _version(record["value"])  # these records start with their version
         message = decode(kind, version, record["value"])
     except ProtocolError:
         return None
@@ -167,16 +156,18 @@ def _texts(record: Record, kinds: dict[int, tuple[type[Struct], type[Struct]]]) 
     except ProtocolError as problem:
         return f"Error at offset {offset}, skipping. {problem}", None
     if isinstance(message, GroupMetadataValue) and message.protocol_type == "consumer":
-        for member, told in zip(message.members, shown["members"], strict=True):
-            told["subscription"] = _embedded(
-                ConsumerProtocolSubscription, member.subscription, told["subscription"]
+        for member, member_shown in zip(message.members, shown["members"], strict=True):
+            member_shown["subscription"] = _embedded(
+                ConsumerProtocolSubscription, member.subscription, member_shown["subscription"]
             )
-            told["assignment"] = _embedded(ConsumerProtocolAssignment, member.assignment, told["assignment"])
+            member_shown["assignment"] = _embedded(
+                ConsumerProtocolAssignment, member.assignment, member_shown["assignment"]
+            )
     return key_text, compact({"version": str(version), "data": shown})
 
 
 def _embedded(kind: type[Struct], data: bytes, otherwise: Any) -> Any:
-    """What members say in the group protocol, read where it can be."""
+    """Decodes a message of the consumer protocol; returns ``otherwise`` if that fails."""
     try:
         version = _version(data)
         if version > parse_versions(kind.versions_)[1] or version < 0:
@@ -195,9 +186,7 @@ def _version(data: bytes | None) -> int:
 
 def _number(size: int, data: bytes) -> str:
     if len(data) != size:
-        raise ConfigError(
-            f"a record has {len(data)} bytes where {size} make a number: choose another decoder"
-        )
+        raise ConfigError(f"a record has {len(data)} bytes, but a number has {size}: choose another decoder")
     return str(int.from_bytes(data, "big", signed=True))
 
 
@@ -207,17 +196,17 @@ CLASSES: Final[dict[str, Callable[[bytes], str]]] = {
     "LongDecoder": lambda data: _number(8, data),
     "DefaultDecoder": lambda data: data.hex(),
 }
-"""By the name of Kafka's class. Its ``DefaultDecoder`` prints where bytes are in memory; here, the bytes."""
+"""Decoders by Kafka's class name. Kafka's ``DefaultDecoder`` prints an address in memory; here, the bytes."""
 
 
 def by_class(key_class: str | None, value_class: str | None) -> Decoder:
-    """``--key-decoder-class``, ``--value-decoder-class``. Raises ConfigError for a class not known here."""
+    """Returns the decoder of ``--key-decoder-class`` and ``--value-decoder-class``. Raises ConfigError."""
     found = []
     for name in (key_class, value_class):
         decoder = CLASSES.get((name or "StringDecoder").rpartition(".")[2])
         if decoder is None:
             known = ", ".join(CLASSES)
-            raise ConfigError(f"the decoder {name} is a class of Java; {known} are known here")
+            raise ConfigError(f"the decoder {name} is an unknown Java class; {known} are supported")
         found.append(decoder)
     if found == [CLASSES["StringDecoder"]] * 2:
         return utf8

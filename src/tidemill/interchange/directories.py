@@ -1,6 +1,6 @@
-"""What lies in the data directories of a broker, whoever wrote them, told without changing anything.
+"""Examines the data directories of a Kafka or Tidemill broker, read-only.
 
-Layouts and names: :mod:`tidemill.log.names`, :mod:`tidemill.log.checkpoints`.
+Layouts and names: :mod:`tidemill.log.file_names`, :mod:`tidemill.log.checkpoint_files`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from collections.abc import Container, Iterable
 from typing import Final, NamedTuple
 
 from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
-from tidemill.log.checkpoints import CheckpointDamaged, read_offsets, read_partition_metadata
-from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.meta import DirectoryMeta, read_meta
-from tidemill.log.names import (
+from tidemill.log.checkpoint_files import CheckpointDamaged, read_offsets, read_partition_metadata
+from tidemill.log.file_names import (
     CLEAN_SHUTDOWN,
     DANGLING,
     DELETE_DIRECTORY,
@@ -29,15 +27,17 @@ from tidemill.log.names import (
     offset_of,
     parse_partition_directory,
 )
+from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
+from tidemill.log.meta_properties import MetaProperties, read_meta
 from tidemill.model.errors import StorageError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 SET_ASIDE: Final = (DELETE_DIRECTORY, FUTURE_DIRECTORY, STRAY_DIRECTORY)
 
 
-class FoundPartition(NamedTuple):
-    """The directory of a partition: its topic's id (zeros: none is told), its last epoch, its bytes."""
+class PartitionDirectory(NamedTuple):
+    """A partition's directory: its topic id (zeros if unknown), its last leader epoch, its size in bytes."""
 
     path: str
     topic_id: bytes
@@ -46,55 +46,55 @@ class FoundPartition(NamedTuple):
 
 
 class Dangling(NamedTuple):
-    """A link with the name of a partition that leads to nothing: a disk that is not mounted, or left over."""
+    """A broken link with a partition's name: a disk is not mounted, or the link is left over."""
 
     key: TopicPartition
     path: str
     is_known: bool
-    """Whether a checkpoint names the partition: it was here."""
+    """Whether a checkpoint contains the partition, so that it was in this directory."""
 
 
-class FoundDirectory(NamedTuple):
+class DataDirectory(NamedTuple):
     """One data directory."""
 
     path: str
-    meta: DirectoryMeta | None
-    partitions: dict[TopicPartition, FoundPartition]
+    meta: MetaProperties | None
+    partitions: dict[TopicPartition, PartitionDirectory]
     set_aside: list[str]
-    """Names of what was being removed or moved."""
+    """Names of partition directories that were being removed or moved."""
     moving: list[str]
-    """Names of partitions that were about to be replaced by their copies elsewhere."""
+    """Names of partition directories that were about to be replaced by their copies in other directories."""
     metadata: str
-    """KRaft's metadata, or empty."""
+    """The path of KRaft's metadata directory, or empty."""
     clean: bool
-    """Whether its broker was stopped in order."""
+    """Whether its broker had a clean shutdown."""
     has_store: bool
-    """Whether the state of a Tidemill cluster is in it."""
+    """Whether it contains the coordination store of a Tidemill cluster."""
     damage: list[str]
     dangling: list[Dangling]
 
 
-class Found(NamedTuple):
+class BrokerDirectories(NamedTuple):
     """All data directories of one broker."""
 
-    directories: list[FoundDirectory]
+    directories: list[DataDirectory]
     cluster_id: str
     node_id: int
-    partitions: dict[TopicPartition, FoundPartition]
+    partitions: dict[TopicPartition, PartitionDirectory]
 
     @property
     def paths(self) -> list[str]:
-        """Where they are."""
+        """The paths of the directories."""
         return [directory.path for directory in self.directories]
 
 
 def is_data_directory(files: Files, path: str) -> bool:
-    """Whether a broker's data is in the directory ``path``."""
+    """Whether ``path`` is a broker's data directory."""
     return META_PROPERTIES in files.list(path) or bool(partitions_in(files, path))
 
 
 def partitions_in(files: Files, path: str) -> list[TopicPartition]:
-    """The partitions of which there is something in the data directory ``path``."""
+    """Returns the partitions that have files in the data directory ``path``."""
     return [key for name in files.list(path) if (key := _partition_in(files, path, name)) is not None]
 
 
@@ -106,42 +106,46 @@ def _partition_in(files: Files, path: str, name: str) -> TopicPartition | None:
         names = files.list(f"{path}/{name}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return key if any(offset_of(one, LOG) >= 0 for one in names) or PARTITION_METADATA in names else None
+    return key if any(offset_of(name, LOG) >= 0 for name in names) or PARTITION_METADATA in names else None
 
 
-def find(files: Files, paths: Iterable[str]) -> Found:
-    """Reads what is there. Raises StorageError and ConfigError when they cannot be of one broker."""
-    directories = [_find_one(files, path) for path in paths]
-    signed = [one for one in directories if one.meta is not None]
-    partitions: dict[TopicPartition, FoundPartition] = {}
-    for one in directories:
-        for key, found in one.partitions.items():
+def read_directories(files: Files, paths: Iterable[str]) -> BrokerDirectories:
+    """Reads the directories. Raises StorageError or ConfigError if they are not those of one broker."""
+    directories = [_read_directory(files, path) for path in paths]
+    signed = [directory for directory in directories if directory.meta is not None]
+    partitions: dict[TopicPartition, PartitionDirectory] = {}
+    for directory in directories:
+        for key, found in directory.partitions.items():
             if key in partitions:
                 raise StorageError(
                     f"partition {key} is in {partitions[key].path} and in {found.path}: start the broker "
                     "that was moving it, or move one of them away"
                 )
             partitions[key] = found
-    names = {(one.meta.cluster_id, one.meta.node_id) for one in signed if one.meta is not None}
+    names = {
+        (directory.meta.cluster_id, directory.meta.node_id)
+        for directory in signed
+        if directory.meta is not None
+    }
     if len(names) > 1:
-        told = "; ".join(
-            f"{one.path}: broker {one.meta.node_id} of cluster {one.meta.cluster_id}"
-            for one in signed
-            if one.meta is not None
+        described = "; ".join(
+            f"{directory.path}: broker {directory.meta.node_id} of cluster {directory.meta.cluster_id}"
+            for directory in signed
+            if directory.meta is not None
         )
-        raise StorageError(f"these are not the directories of one broker ({told}): name those of one")
+        raise StorageError(f"these are not the directories of one broker ({described}): name those of one")
     cluster_id, node_id = names.pop() if names else ("", -1)
-    return Found(directories, cluster_id, node_id, partitions)
+    return BrokerDirectories(directories, cluster_id, node_id, partitions)
 
 
-def _find_one(files: Files, path: str) -> FoundDirectory:
+def _read_directory(files: Files, path: str) -> DataDirectory:
     if not is_data_directory(files, path):
         raise StorageError(
-            f"{path} is no data directory of a broker: it has neither {META_PROPERTIES} nor partitions; "
+            f"{path} is not a data directory of a broker: it has neither {META_PROPERTIES} nor partitions; "
             "name the log.dirs of the broker, as its server.properties has them"
         )
     names = files.list(path)
-    found = FoundDirectory(
+    found = DataDirectory(
         path,
         read_meta(files, f"{path}/{META_PROPERTIES}"),
         {},
@@ -167,33 +171,33 @@ def _find_one(files: Files, path: str) -> FoundDirectory:
 
 
 def _checkpointed(files: Files, path: str) -> set[TopicPartition]:
-    """The partitions that the checkpoints of a data directory name."""
+    """Returns the partitions in the checkpoints of a data directory."""
     known: set[TopicPartition] = set()
     for name in (RECOVERY_POINTS, HIGH_WATERMARKS):
         try:
             known |= read_offsets(files, f"{path}/{name}").keys()
         except CheckpointDamaged:
-            continue  # a start says so
+            continue  # the start of the broker reports it
     return known
 
 
-def missing_links(found: Found, told: Container[TopicPartition]) -> tuple[list[str], list[str]]:
-    """What links to nothing mean: problems where they are of partitions (``told``, or known), and notes."""
+def missing_links(found: BrokerDirectories, known: Container[TopicPartition]) -> tuple[list[str], list[str]]:
+    """Returns problems for broken links of ``known`` or checkpointed partitions, and notes for others."""
     problems: list[str] = []
     notes: list[str] = []
-    for one in (link for directory in found.directories for link in directory.dangling):
-        if one.is_known or one.key in told:
+    for link in (dangling for directory in found.directories for dangling in directory.dangling):
+        if link.is_known or link.key in known:
             problems.append(
-                f"{one.path} is {DANGLING}, and {one.key} was in it: bring back what it leads to, or remove "
-                "the link when that is gone for good"
+                f"{link.path} is {DANGLING}, and {link.key} was in it: restore the target of the link, or "
+                "remove the link if the target is permanently lost"
             )
         else:
-            notes.append(f"{one.path} is {DANGLING}: it is left alone")
+            notes.append(f"{link.path} is {DANGLING}: it is ignored")
     return problems, notes
 
 
-def _partition(files: Files, path: str, damage: list[str]) -> FoundPartition:
-    epochs = LeaderEpochs(files, f"{path}/{LEADER_EPOCHS}")
+def _partition(files: Files, path: str, damage: list[str]) -> PartitionDirectory:
+    epochs = LeaderEpochFileCache(files, f"{path}/{LEADER_EPOCHS}")
     topic_id = ZERO_ID
     try:
         topic_id = read_partition_metadata(files, f"{path}/{PARTITION_METADATA}")
@@ -204,4 +208,4 @@ def _partition(files: Files, path: str, damage: list[str]) -> FoundPartition:
     except CheckpointDamaged as problem:
         damage.append(str(problem))
     size = sum(int(files.size(f"{path}/{name}")) for name in files.list(path) if offset_of(name, LOG) >= 0)
-    return FoundPartition(path, topic_id, epochs.latest, size)
+    return PartitionDirectory(path, topic_id, epochs.latest, size)

@@ -1,6 +1,6 @@
-"""Messages as JSON, in the form in which Apache Kafka's tools print them.
+"""Converts messages to JSON, in the format of Apache Kafka's tools.
 
-Names are in camel case, byte strings and ids in base64; a tagged field is left out where it has its default.
+Names are in camel case, byte strings and ids in base64. A tagged field with its default value is omitted.
 
 Source: Apache Kafka, ``MessageGenerator``'s JSON converters.
 """
@@ -16,37 +16,37 @@ from tidemill.wire.schema import UUID, Field, Struct, parse_versions
 
 
 def camel_case(name: str) -> str:
-    """``topic_id`` as ``topicId``."""
+    """Converts ``topic_id`` to ``topicId``."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def plain(message: Struct, version: int) -> dict[str, Any]:
-    """The fields that ``version`` carries, as JSON can hold them, in the order of their description."""
+    """Returns the fields of ``version`` as JSON-compatible values, in the order of their definition."""
     shown: dict[str, Any] = {}
-    for one in message.fields_:
-        first, last = parse_versions(one.versions)
+    for field in message.fields_:
+        first, last = parse_versions(field.versions)
         if not first <= version <= last:
             continue
-        value = getattr(message, one.name)
-        if one.tag >= 0 and value == one.default_value():
+        value = getattr(message, field.name)
+        if field.tag >= 0 and value == field.default_value():
             continue
-        shown[camel_case(one.name)] = _plain_value(one, value, version)
+        shown[camel_case(field.name)] = _plain_value(field, value, version)
     return shown
 
 
-def _plain_value(one: Field, value: Any, version: int) -> Any:
+def _plain_value(field: Field, value: Any, version: int) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain_value(one, item, version) for item in value]
+        return [_plain_value(field, item, version) for item in value]
     if isinstance(value, Struct):
         return plain(value, version)
     if isinstance(value, bytes | bytearray | memoryview):
-        if one.element is UUID:
+        if field.element is UUID:
             return encode_id(bytes(value))
         return base64.b64encode(value).decode()
     return value
 
 
 def compact(value: Any) -> str:
-    """JSON on one line without spaces."""
+    """Encodes JSON on one line without spaces."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,20 +1,20 @@
-"""The records of KRaft's metadata: what Apache Kafka keeps of a cluster since it does without ZooKeeper.
+"""The records of KRaft's metadata, in which Apache Kafka without ZooKeeper stores the state of a cluster.
 
-They lie in the log ``__cluster_metadata-0`` and in its snapshots, without keys. A value is:
+The log ``__cluster_metadata-0`` and its snapshots contain them, without keys. The format of a value is:
 
 =================  ================  ==================================================
 field              type              notes
 =================  ================  ==================================================
 frame version      UNSIGNED_VARINT   1
-type               UNSIGNED_VARINT   which record this is, :data:`RECORDS`
-version            UNSIGNED_VARINT   of that record's description
+type               UNSIGNED_VARINT   the type of the record, :data:`RECORDS`
+version            UNSIGNED_VARINT   the version of the record's schema
 record             ...               the fields below, all flexible
 =================  ================  ==================================================
 
-Records between a begin and an end of a transaction count once the end is there, and not at all after an
-abort.
+Records between the begin and the end of a transaction are applied at the end record; after an abort they are
+ignored.
 
-Source: Apache Kafka 4.3, the descriptions below ``metadata/src/main/resources/common/metadata``, and
+Source: Apache Kafka 4.3, the schemas below ``metadata/src/main/resources/common/metadata``, and
 ``MetadataRecordSerde.java``; KIP-631, KIP-868 (transactions), KIP-966 (eligible leader replicas).
 """
 
@@ -23,7 +23,8 @@ from __future__ import annotations
 from typing import Final
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.primitives import encode_uvarint, read_uvarint
+from tidemill.wire.codec import decode
+from tidemill.wire.primitives import read_uvarint
 from tidemill.wire.schema import (
     BOOL,
     BYTES,
@@ -36,8 +37,6 @@ from tidemill.wire.schema import (
     UINT16,
     UUID,
     Struct,
-    decode,
-    encode,
     field,
     parse_versions,
 )
@@ -47,7 +46,7 @@ NO_LEADER_CHANGE: Final = -2
 
 
 class RecordEndpoint(Struct):
-    """Where a broker or controller listens."""
+    """A listener of a broker or controller."""
 
     name: str = field(STRING)
     host: str = field(STRING)
@@ -56,7 +55,7 @@ class RecordEndpoint(Struct):
 
 
 class RecordFeature(Struct):
-    """A feature that a broker or controller knows, with its range of levels."""
+    """A feature that a broker or controller supports, with its range of levels."""
 
     name: str = field(STRING)
     min_supported_version: int = field(INT16)
@@ -64,7 +63,7 @@ class RecordFeature(Struct):
 
 
 class RegisterBrokerRecord(Struct, versions="0-4", flexible="0+"):
-    """A broker has come."""
+    """Registers a broker."""
 
     broker_id: int = field(INT32)
     is_migrating_zk_broker: bool = field(BOOL, "2+")
@@ -80,21 +79,21 @@ class RegisterBrokerRecord(Struct, versions="0-4", flexible="0+"):
 
 
 class UnregisterBrokerRecord(Struct, versions="0", flexible="0+"):
-    """A broker is gone for good."""
+    """Unregisters a broker."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64)
 
 
 class TopicRecord(Struct, versions="0", flexible="0+"):
-    """A topic is there."""
+    """Creates a topic."""
 
     name: str = field(STRING)
     topic_id: bytes = field(UUID)
 
 
 class PartitionRecord(Struct, versions="0-2", flexible="0+"):
-    """A partition is there, and this is its state."""
+    """Creates a partition with its state."""
 
     partition_id: int = field(INT32, default=-1)
     topic_id: bytes = field(UUID)
@@ -112,7 +111,7 @@ class PartitionRecord(Struct, versions="0-2", flexible="0+"):
 
 
 class ConfigRecord(Struct, versions="0", flexible="0+"):
-    """A setting: of a topic (2), a broker (4, its name empty for all), a group or client metrics."""
+    """A setting of a topic (2), a broker (4, an empty name for all), a group or client metrics."""
 
     resource_type: int = field(INT8)
     resource_name: str = field(STRING)
@@ -121,7 +120,7 @@ class ConfigRecord(Struct, versions="0", flexible="0+"):
 
 
 class PartitionChangeRecord(Struct, versions="0-2", flexible="0+"):
-    """What changed of a partition; a field that is null (the leader: -2) did not."""
+    """Changes a partition; a null field (-2 for the leader) is unchanged."""
 
     partition_id: int = field(INT32, default=-1)
     topic_id: bytes = field(UUID)
@@ -137,21 +136,21 @@ class PartitionChangeRecord(Struct, versions="0-2", flexible="0+"):
 
 
 class FenceBrokerRecord(Struct, versions="0", flexible="0+"):
-    """A broker does not answer any more."""
+    """Fences a broker, which no longer answers."""
 
     id: int = field(INT32)
     epoch: int = field(INT64)
 
 
 class UnfenceBrokerRecord(Struct, versions="0", flexible="0+"):
-    """A broker answers again."""
+    """Unfences a broker, which answers again."""
 
     id: int = field(INT32)
     epoch: int = field(INT64)
 
 
 class RemoveTopicRecord(Struct, versions="0", flexible="0+"):
-    """A topic is gone, with its partitions and settings."""
+    """Removes a topic with its partitions and settings."""
 
     topic_id: bytes = field(UUID)
 
@@ -169,7 +168,7 @@ class DelegationTokenRecord(Struct, versions="0", flexible="0+"):
 
 
 class UserScramCredentialRecord(Struct, versions="0", flexible="0+"):
-    """A user's credential."""
+    """A user's SCRAM credential."""
 
     name: str = field(STRING)
     mechanism: int = field(INT8)
@@ -180,14 +179,14 @@ class UserScramCredentialRecord(Struct, versions="0", flexible="0+"):
 
 
 class FeatureLevelRecord(Struct, versions="0", flexible="0+"):
-    """The level of a feature in the cluster; ``metadata.version`` is one."""
+    """The level of a feature in the cluster, such as ``metadata.version``."""
 
     name: str = field(STRING)
     feature_level: int = field(INT16)
 
 
 class QuotaEntity(Struct):
-    """A part of what a quota is for; the name is null for the default."""
+    """A part of the entity of a quota; the name is null for the default."""
 
     entity_type: str = field(STRING)
     entity_name: str | None = field(STRING, nullable="0+")
@@ -203,7 +202,7 @@ class ClientQuotaRecord(Struct, versions="0", flexible="0+"):
 
 
 class ProducerIdsRecord(Struct, versions="0", flexible="0+"):
-    """A block of producer ids was given to a broker; the next one begins at ``next_producer_id``."""
+    """Allocates a block of producer ids to a broker; the next block starts at ``next_producer_id``."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64, default=-1)
@@ -211,7 +210,7 @@ class ProducerIdsRecord(Struct, versions="0", flexible="0+"):
 
 
 class BrokerRegistrationChangeRecord(Struct, versions="0-3", flexible="0+"):
-    """What changed of a broker."""
+    """Changes the registration of a broker."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64)
@@ -222,7 +221,7 @@ class BrokerRegistrationChangeRecord(Struct, versions="0-3", flexible="0+"):
 
 
 class AccessControlEntryRecord(Struct, versions="0", flexible="0+"):
-    """A rule of access."""
+    """An access control entry."""
 
     id: bytes = field(UUID)
     resource_type: int = field(INT8)
@@ -235,52 +234,52 @@ class AccessControlEntryRecord(Struct, versions="0", flexible="0+"):
 
 
 class RemoveAccessControlEntryRecord(Struct, versions="0", flexible="0+"):
-    """A rule of access is gone."""
+    """Removes an access control entry."""
 
     id: bytes = field(UUID)
 
 
 class NoOpRecord(Struct, versions="0", flexible="0+"):
-    """Nothing: it keeps the log going."""
+    """No operation: advances the log."""
 
 
 class ZkMigrationStateRecord(Struct, versions="0", flexible="0+"):
-    """How far a migration from ZooKeeper is."""
+    """The state of a migration from ZooKeeper."""
 
     zk_migration_state: int = field(INT8)
 
 
 class RemoveUserScramCredentialRecord(Struct, versions="0", flexible="0+"):
-    """A user's credential is gone."""
+    """Removes a user's SCRAM credential."""
 
     name: str = field(STRING)
     mechanism: int = field(INT8)
 
 
 class BeginTransactionRecord(Struct, versions="0", flexible="0+"):
-    """What follows counts once it is ended."""
+    """Begins a transaction: the records after it are applied at its end record."""
 
     name: str | None = field(STRING, tag=0, nullable="0+", default=None)
 
 
 class EndTransactionRecord(Struct, versions="0", flexible="0+"):
-    """What stands since the beginning counts."""
+    """Ends a transaction: its records are applied."""
 
 
 class AbortTransactionRecord(Struct, versions="0", flexible="0+"):
-    """What stands since the beginning does not count."""
+    """Aborts a transaction: its records are ignored."""
 
     reason: str | None = field(STRING, tag=0, nullable="0+", default=None)
 
 
 class RemoveDelegationTokenRecord(Struct, versions="0", flexible="0+"):
-    """A delegation token is gone."""
+    """Removes a delegation token."""
 
     token_id: str = field(STRING)
 
 
 class RegisterControllerRecord(Struct, versions="0", flexible="0+"):
-    """A controller has come."""
+    """Registers a controller."""
 
     controller_id: int = field(INT32)
     incarnation_id: bytes = field(UUID)
@@ -290,7 +289,7 @@ class RegisterControllerRecord(Struct, versions="0", flexible="0+"):
 
 
 class ClearElrRecord(Struct, versions="0", flexible="0+"):
-    """A topic's partitions have no eligible leader replicas any more; an empty name: no partition has."""
+    """Clears the eligible leader replicas of a topic's partitions; with an empty name, of all partitions."""
 
     topic_name: str = field(STRING)
 
@@ -323,28 +322,20 @@ RECORDS: Final[dict[int, type[Struct]]] = {
     27: RegisterControllerRecord,
     28: ClearElrRecord,
 }
-"""By the number that stands before a record."""
-
-_NUMBERS: Final = {record: number for number, record in RECORDS.items()}
+"""The record classes by type number."""
 
 
 def decode_metadata(value: bytes) -> tuple[Struct, int]:
-    """A record and its version. Raises ProtocolError when the bytes are none that is known."""
+    """Decodes a record; returns it and its version. Raises ProtocolError for unknown or invalid bytes."""
     frame, position = read_uvarint(value, 0, len(value))
     if frame != FRAME_VERSION:
-        raise ProtocolError(f"a metadata record has frame version {frame}, only {FRAME_VERSION} is known")
+        raise ProtocolError(f"a metadata record has frame version {frame}, only {FRAME_VERSION} is supported")
     number, position = read_uvarint(value, position, len(value))
     version, position = read_uvarint(value, position, len(value))
     record = RECORDS.get(int(number))
     if record is None:
-        raise ProtocolError(f"a metadata record has type {number}, which is not known: is Kafka a later one?")
+        raise ProtocolError(f"a metadata record has the unknown type {number}: is it from a later Kafka?")
     first, last = parse_versions(record.versions_)
     if not first <= version <= last:
-        raise ProtocolError(f"a {record.__name__} has version {version}; {record.versions_} are known")
+        raise ProtocolError(f"a {record.__name__} has version {version}; {record.versions_} are supported")
     return decode(record, int(version), value, int(position)), int(version)
-
-
-def encode_metadata(record: Struct, version: int) -> bytes:
-    """A record with what stands before it."""
-    head = encode_uvarint(FRAME_VERSION) + encode_uvarint(_NUMBERS[type(record)]) + encode_uvarint(version)
-    return bytes(head) + encode(record, version)

@@ -1,7 +1,7 @@
-"""A cluster's metadata as the nodes that Apache Kafka keeps in ZooKeeper: read from them, written as them.
+"""Reads and writes a cluster's metadata as the nodes that Apache Kafka keeps in ZooKeeper.
 
-The nodes come from ZooKeeper itself (through kazoo), or from a file: one JSON object, path to data. Their
-forms are those of :mod:`tidemill.coordination.nodes`.
+The nodes come from ZooKeeper itself (through kazoo), or from a file with one JSON object, path to data.
+:mod:`tidemill.coordination.nodes` has their formats.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from tidemill.coordination.consumer_nodes import OFFSETS, ConsumerOffsetNode
+from tidemill.coordination.coordination_store import parent_of
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
@@ -30,10 +31,9 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import parent_of
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.model.errors import ConfigError, StorageError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 from tidemill.model.types import ZERO_ID
 
 READ_BELOW: Final = (TOPICS, "/config", DELETE_TOPICS, "/kafka-acl", "/delegation_token/tokens")
@@ -45,7 +45,7 @@ Nodes = dict[str, bytes]
 
 
 def read_file(path: str) -> Nodes:
-    """The nodes of a file. Raises ConfigError when it is none such."""
+    """Reads the nodes of a file. Raises ConfigError if it is not a file of nodes."""
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -53,16 +53,16 @@ def read_file(path: str) -> Nodes:
             raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes")
         value = json.loads(data)
         if not isinstance(value, dict):
-            raise ValueError("it is JSON of another kind")
+            raise ValueError("it is not a JSON object")
         return {str(node): str(text).encode() for node, text in value.items()}
     except (OSError, ValueError, RecursionError) as problem:
         raise ConfigError(
-            f"{path} is no JSON object of ZooKeeper paths and their data: {fault_of(problem)}"
+            f"{path} is not a JSON object of ZooKeeper paths and their data: {fault_of(problem)}"
         ) from None
 
 
 def read_zookeeper(address: str) -> Nodes:
-    """The nodes of a cluster at ``host:port,...[/chroot]``. Raises StorageError when it does not answer."""
+    """Reads the nodes of a cluster at ``host:port,...[/chroot]``. Raises StorageError without an answer."""
     from kazoo.exceptions import NoNodeError
 
     nodes: Nodes = {}
@@ -72,7 +72,7 @@ def read_zookeeper(address: str) -> Nodes:
                 nodes[path] = client.get(chroot + path)[0] or b""
         waiting = [path for path in READ_BELOW if client.exists(chroot + path) is not None]
         if client.exists(chroot + CONSUMERS) is not None:
-            # Beside offsets groups have nodes of the sessions of their consumers, which may run on.
+            # Besides offsets, groups have nodes for the sessions of their consumers, which may be running.
             groups = client.get_children(chroot + CONSUMERS)
             waiting += [f"{CONSUMERS}/{group}/{OFFSETS}" for group in groups]
         while waiting:
@@ -81,7 +81,7 @@ def read_zookeeper(address: str) -> Nodes:
                 data = client.get(chroot + path)[0] or b""
                 below = client.get_children(chroot + path)
             except NoNodeError:
-                continue  # A group has no offsets, or somebody removed them meanwhile.
+                continue  # A group has no offsets, or they were removed meanwhile.
             nodes[path] = data
             waiting += [f"{path}/{name}" for name in below]
     return nodes
@@ -89,19 +89,19 @@ def read_zookeeper(address: str) -> Nodes:
 
 @contextmanager
 def connected(address: str) -> Iterator[tuple[Any, str]]:
-    """A client of ZooKeeper, connected for the time of a ``with``, and the chroot, which may not be there."""
+    """Connects to ZooKeeper for a ``with`` block; yields the client and the chroot, which may not exist."""
     from kazoo.client import KazooClient
     from kazoo.exceptions import KazooException
     from kazoo.handlers.threading import KazooTimeoutError
 
     hosts, slash, chroot = address.strip().partition("/")
     quiet = logging.getLogger(f"{__name__}.kazoo")
-    quiet.setLevel(logging.CRITICAL)  # what goes wrong is raised
+    quiet.setLevel(logging.CRITICAL)  # errors are raised
     try:
         client = KazooClient(hosts=hosts, timeout=CONNECT_S, logger=quiet)
     except ValueError as problem:
         raise ConfigError(
-            f"{address} is no address of ZooKeeper ({fault_of(problem)}): HOST:PORT,.../CHROOT is one"
+            f"{address} is not an address of ZooKeeper ({fault_of(problem)}): use HOST:PORT,.../CHROOT"
         ) from None
     try:
         client.start(timeout=CONNECT_S)
@@ -118,15 +118,15 @@ def connected(address: str) -> Iterator[tuple[Any, str]]:
 
 
 def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMetadata:
-    """What the nodes say. Raises NodeFormatError for one that cannot be read, StorageError without any.
+    """Converts nodes to metadata. ``is_file``: ``source`` is a file of nodes, not an address.
 
-    ``is_file``: ``source`` is a file of nodes and no address.
+    Raises NodeFormatError for a node that cannot be read, StorageError without a cluster id.
     """
     if CLUSTER_ID not in nodes:
         if is_file:
             hint = (
-                f"it has to hold all nodes of a cluster that are read, with paths below its chroot: "
-                f"{CLUSTER_ID}, and what is below {', '.join(READ_BELOW[:2])}"
+                f"it must contain all nodes of a cluster that are read, with paths relative to its chroot: "
+                f"{CLUSTER_ID}, and the nodes below {', '.join(READ_BELOW[:2])}"
             )
         else:
             hint = "does the address need a chroot, as host:2181/kafka?"
@@ -135,7 +135,7 @@ def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMe
     deleting = set(_children(nodes, DELETE_TOPICS))
     for name in _children(nodes, TOPICS):
         if name in deleting:
-            metadata.notes.append(f"the topic {name} was being deleted: it is left out")
+            metadata.notes.append(f"the topic {name} was being deleted: it is omitted")
             continue
         metadata.topics[name] = _topic(nodes, name)
     for name in _children(nodes, "/config/brokers"):
@@ -159,10 +159,10 @@ def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMe
     ):
         count = sum(1 for path, data in nodes.items() if path.startswith(f"{root}/") and data)
         if count:
-            metadata.left_out[kind] = count
+            metadata.omitted[kind] = count
     rules = sum(1 for path in nodes if path.startswith("/kafka-acl/") and path.count("/") == 3)
     if rules:
-        metadata.left_out["access rules"] = rules
+        metadata.omitted["access rules"] = rules
     return metadata
 
 
@@ -174,7 +174,7 @@ def _read_group_offsets(nodes: Nodes, metadata: ClusterMetadata) -> None:
         try:
             metadata.group_offsets[owner] = ConsumerOffsetNode.decode(path, data)
         except NodeFormatError as problem:
-            metadata.notes.append(f"a group's offset is left out: {problem}")
+            metadata.notes.append(f"a group's offset is omitted: {problem}")
 
 
 def _children(nodes: Nodes, parent: str) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _topic(nodes: Nodes, name: str) -> TopicEntry:
 
 
 def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
-    """The nodes that say the same, parents before what is below them."""
+    """Converts metadata to nodes, parents before their children."""
     nodes: Nodes = {"/cluster": b"", CLUSTER_ID: ClusterIdNode.encode(metadata.cluster_id)}
     nodes |= {"/brokers": b"", TOPICS: b"", "/config": b"", "/config/topics": b"", "/config/brokers": b""}
     for name, topic in sorted(metadata.topics.items()):
@@ -230,25 +230,25 @@ def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
 
 
 def write_file(path: str, nodes: Mapping[str, bytes]) -> None:
-    """Writes nodes as :func:`read_file` reads them."""
+    """Writes nodes in the format of :func:`read_file`."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump({node: data.decode() for node, data in nodes.items()}, file, indent=1, ensure_ascii=False)
         file.write("\n")
 
 
 def check_empty(address: str) -> None:
-    """Raises StorageError when a cluster is at ``address``, or no ZooKeeper."""
+    """Raises StorageError if ``address`` has a cluster, or is not a ZooKeeper."""
     with connected(address) as (client, chroot):
         if client.exists(chroot + CLUSTER_ID) is not None:
             raise StorageError(
-                f"ZooKeeper at {address} holds a cluster already: name another chroot, as host:2181/new"
+                f"ZooKeeper at {address} already holds a cluster: name another chroot, such as host:2181/new"
             )
 
 
 def write_zookeeper(address: str, nodes: Mapping[str, bytes]) -> None:
-    """Makes the nodes in ZooKeeper, and its chroot. Raises StorageError when a cluster is there.
+    """Creates the nodes and the chroot in ZooKeeper. Raises StorageError if it holds a cluster.
 
-    The cluster's id comes last: until it is there the same can be done again.
+    The cluster id is created last: until then the call can be repeated.
     """
     from kazoo.exceptions import NodeExistsError
 

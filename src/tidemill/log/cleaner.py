@@ -1,10 +1,11 @@
-"""Cleans one log: reads what is dirty into a map of latest offsets, then writes the segments anew.
+"""Compacts one log: reads the dirty part into a map of latest offsets, then rewrites the segments.
 
-The log itself is only read. Each group of segments becomes one new segment under ``.cleaned`` names, which
-is whole and on the disk when :meth:`Cleaner.run` yields it; whoever runs the cleaner puts it in the old ones'
-place (:mod:`tidemill.log.swap`) before it goes on, so that no more room is needed than for one segment.
+The log itself is only read. Each group of segments becomes one new segment under ``.cleaned`` names, which is
+complete and synced when :meth:`Cleaner.run` yields it. The caller replaces the old segments
+(:mod:`tidemill.log.segment_swap`) before it continues, so that the disk needs space for one more segment
+only.
 
-Nothing here has a clock: the pace is the caller's, who also ends a cleaning by raising from it.
+This module has no clock: the caller controls the pace, and ends a cleaning by an exception.
 
 Source: Apache Kafka, ``LogCleaner.scala`` (``Cleaner``).
 """
@@ -15,23 +16,23 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from tidemill.log.clean_job import CleanCounts, CleanedGroup, CleanJob, ClosedSegment
-from tidemill.log.clean_output import CleanedSegment
-from tidemill.log.clean_transactions import CleanedTransactions
-from tidemill.log.clean_walk import Walk
-from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
-from tidemill.log.scan import BatchScan
+from tidemill.log.batch_scan import BatchScan
+from tidemill.log.cleaned_segment import CleanedSegment
+from tidemill.log.cleaned_transaction_metadata import CleanedTransactions
+from tidemill.log.cleaner_messages import CleanCounts, CleanedGroup, CleanJob, ClosedSegment
+from tidemill.log.cleaner_passes import Walk
+from tidemill.log.file_names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted, read_all
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 
 GROUP_SEGMENTS_MAX: Final = 100
-"""Segments that are put together at most: the broker holds the files of all of them open for a moment."""
+"""The maximum number of merged segments: the broker opens the files of all of them at the same time."""
 
 
 class SegmentFile(NamedTuple):
-    """A closed segment, and what its files tell. Sizes are bytes."""
+    """A closed segment and the sizes of its files in bytes."""
 
     base_offset: int
     size: int
@@ -41,10 +42,9 @@ class SegmentFile(NamedTuple):
 
 
 class Cleaner:
-    """One run over one log. ``pace`` is called with bytes that were read or written, and may wait or raise.
+    """One cleaning of one log. ``pace`` is called with read or written bytes, and may wait or raise.
 
-    :meth:`run` raises CorruptMessage and InvalidRecord for a log that cannot be cleaned, OSError as the
-    files do.
+    :meth:`run` raises CorruptMessage and InvalidRecord for an invalid log, OSError for file errors.
     """
 
     def __init__(self, files: Files, job: CleanJob, pace: Callable[[int], None]) -> None:
@@ -55,7 +55,7 @@ class Cleaner:
         self.written_bytes = 0
 
     def run(self) -> Generator[CleanedGroup, None, None]:
-        """Cleans group by group; each must be in its place before the next is asked for."""
+        """Cleans group by group; the caller must replace the old segments before it continues."""
         self._build_map()
         segments = [self._measured(one) for one in self.job.segments]
         horizon = self._old_format_horizon(segments)
@@ -67,13 +67,13 @@ class Cleaner:
                 self._clean_group(group, output, transactions, horizon)
                 yield CleanedGroup(tuple(one.base_offset for one in group), int(output.size))
             except BaseException:
-                # Also when the caller ends the run instead of putting the group in its place.
+                # Also if the caller ends the run instead of replacing the old segments.
                 output.discard()
                 raise
 
     @property
     def counts(self) -> CleanCounts:
-        """What was done so far."""
+        """The counts so far."""
         walk = self.walk
         batches, entries, offsets = walk.batches, walk.entries, walk.map
         return CleanCounts(
@@ -92,9 +92,9 @@ class Cleaner:
     # -- the map
 
     def _build_map(self) -> None:
-        """Takes in the dirty segments, as far as the map has room."""
+        """Reads the dirty segments into the map, as far as it has space."""
         job, offsets = self.job, self.walk.map
-        # A producer's transactions from before are over, and their markers are not met here.
+        # Earlier transactions of a producer have ended, and their markers are before the dirty part.
         dirty = [one for one in self._aborted() if one.last_offset >= job.first_dirty]
         transactions = CleanedTransactions(dirty)
         for at, segment in enumerate(job.segments):
@@ -106,16 +106,16 @@ class Cleaner:
             if not mapped:
                 if offsets.latest_offset < job.first_dirty:
                     raise KafkaError(
-                        f"{job.name}: the first dirty batch needs a map of more than {job.map_bytes} bytes: "
-                        "raise log.cleaner.dedupe.buffer.size"
+                        f"{job.name}: the first dirty batch needs a map larger than {job.map_bytes} bytes: "
+                        "increase log.cleaner.dedupe.buffer.size"
                     )
                 return
-            # Offsets at the end of a segment may be missing, and none comes there any more.
+            # Offsets at the end of a closed segment may be missing; no record will get them.
             offsets.latest_offset = max(offsets.latest_offset, end - 1)
 
     @contextmanager
     def _scan(self, segment: ClosedSegment | SegmentFile) -> Iterator[BatchScan]:
-        """A walk over the batches of a segment, whose fault is an error."""
+        """A scan of the batches of a segment. Raises CorruptMessage for its fault."""
         path = f"{self.job.directory}/{offset_name(segment.base_offset, LOG)}"
         file = self.files.open(path, read_only=True)
         scan = BatchScan(file, 0, segment.size, self.job.chunk_bytes)
@@ -129,7 +129,7 @@ class Cleaner:
             file.close()
 
     def _aborted(self) -> list[Aborted]:
-        """The aborted transactions that the segments' indexes know."""
+        """The aborted transactions in the indexes of the segments."""
         return read_all(self.files, self.job.directory)
 
     def _measured(self, segment: ClosedSegment) -> SegmentFile:
@@ -143,7 +143,7 @@ class Cleaner:
         )
 
     def _old_format_horizon(self, segments: Sequence[SegmentFile]) -> int:
-        """Tombstones of formats v0 and v1 stay in segments that were written after this (ms)."""
+        """Segments modified after this time (ms) keep their tombstones of formats v0 and v1."""
         clean = [one for one in segments if one.base_offset < self.job.first_dirty]
         return clean[-1].modified_ms - self.job.delete_retention_ms if clean else 0
 
@@ -168,7 +168,7 @@ class Cleaner:
 
 
 def groups(segments: Sequence[SegmentFile], job: CleanJob) -> list[list[SegmentFile]]:
-    """Runs of segments that fit into one: by number, bytes, index bytes and relative offsets."""
+    """Groups of consecutive segments that fit into one: by number, size, index sizes and relative offsets."""
     made: list[list[SegmentFile]] = []
     at = 0
     while at < len(segments):

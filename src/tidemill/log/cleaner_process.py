@@ -1,28 +1,8 @@
-"""A process that cleans logs: ``python -m tidemill.log.cleaner_process PID``, which the broker PID starts.
-
-It reads from its standard input and writes to its standard output (:func:`tidemill.log.clean_job.encode`):
-
-=============================== ============================================================================
-from the broker                 from the cleaner
-=============================== ============================================================================
-a :class:`CleanJob`
-                                a :class:`CleanedGroup`: its files are ready
-``GO_ON``: it is in its place
-                                ... the next group ...
-                                the :class:`CleanCounts`, a :class:`Failure`, or ``ABORTED``: the job is over
-a :class:`NewPace`, at any time
-``ABORT``, at any time
-=============================== ============================================================================
-
-The end of the input ends the process, in the middle of a job too, and where the system can it is killed when
-its broker ends: two cleaners in one directory would write to the same files. It runs with a low priority and
-keeps to the job's pace.
-"""
+"""A process that compacts logs: ``python -m tidemill.log.cleaner_process PID``, started by broker PID."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
 import sys
@@ -30,7 +10,8 @@ import time
 import traceback
 from typing import Any, Final
 
-from tidemill.log.clean_job import (
+from tidemill.log.cleaner import Cleaner
+from tidemill.log.cleaner_messages import (
     ABORTED,
     DAMAGED,
     FAULT,
@@ -40,26 +21,26 @@ from tidemill.log.clean_job import (
     CleanJob,
     Failure,
     NewPace,
+    decode,
     encode,
 )
-from tidemill.log.cleaner import Cleaner
 from tidemill.log.errors import storage_error
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import KafkaError
 
 NICENESS: Final = 10
 CHECK_BYTES: Final = 256 * 1024
-"""Between two looks at the clock and the input."""
+"""Bytes between two checks of the clock and the input."""
 DIE_WITH_PARENT: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Aborted(Exception):
-    """The broker wants the job no more, or is gone."""
+    """The broker has cancelled the job, or has exited."""
 
 
 class Pipes:
-    """The two ends that lead to the broker."""
+    """The two pipes to the broker."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading = reading
@@ -72,7 +53,7 @@ class Pipes:
             return None
         size = HEADER.unpack(header)[0]
         data = self._read(size)
-        return pickle.loads(data) if len(data) == size else None
+        return decode(data) if len(data) == size else None
 
     def _read(self, count: int) -> bytes:
         pieces = b""
@@ -90,46 +71,48 @@ class Pipes:
             left = left[os.write(self._writing, left) :]
 
     def wait(self, seconds: float) -> bool:
-        """Whether something comes within the time."""
+        """Whether a message arrives within the time."""
         return bool(select.select([self._reading], [], [], seconds)[0])
 
 
 class Pace:
-    """Holds a job to its bytes a second, and looks for what the broker says meanwhile."""
+    """Limits the bytes per second of a job, and handles messages of the broker meanwhile."""
 
     def __init__(self, pipes: Pipes, bytes_per_second: float) -> None:
         self._pipes = pipes
         self._rate = bytes_per_second
         self._from = time.monotonic()
         self._owed = 0.0
-        """Bytes that were done since ``_from``."""
+        """Bytes processed since ``_from``."""
         self._unseen = 0
 
     def __call__(self, count: int) -> None:
-        """Notes bytes; waits when they are too many. Raises Aborted."""
+        """Counts bytes, and waits if the limit is exceeded. Raises Aborted."""
         self._unseen += count
         if self._unseen < CHECK_BYTES:
             return
         self._owed += self._unseen
         self._unseen = 0
         while self._pipes.wait(self._left_s()):
-            self.take(self._pipes.receive())
+            self.handle(self._pipes.receive())
         if self._left_s() <= 0:
-            # What was not used up is no credit for a burst later.
+            # Unused bytes do not add up to a later burst.
             self._from, self._owed = time.monotonic(), 0.0
 
     def _left_s(self) -> float:
         return max(self._from + self._owed / self._rate - time.monotonic(), 0.0)
 
-    def take(self, message: Any) -> None:
-        """What came during a job: a new pace. Raises Aborted for an abort, and the end of the input."""
+    def handle(self, message: Any) -> None:
+        """Handles a message during a job: a new rate. Raises Aborted for an abort and at the end of the
+        input.
+        """
         if not isinstance(message, NewPace):
             raise Aborted
         self._rate = message.bytes_per_second
 
 
 def serve(pipes: Pipes, job: CleanJob) -> Any:
-    """Does one job; what it ends with."""
+    """Runs one job. Returns its last message."""
     pace = Pace(pipes, job.bytes_per_second)
     cleaner = Cleaner(SystemFiles(), job, pace)
     run = cleaner.run()
@@ -137,10 +120,10 @@ def serve(pipes: Pipes, job: CleanJob) -> Any:
         for group in run:
             pipes.send(group)
             while (message := pipes.receive()) != GO_ON:
-                pace.take(message)
+                pace.handle(message)
     except Aborted:
         return ABORTED
-    except Exception as problem:  # noqa: BLE001 - told to the broker, which sets the partition aside
+    except Exception as problem:  # noqa: BLE001 - reported to the broker, which sets the partition aside
         return failure_of(problem, job)
     finally:
         run.close()
@@ -156,8 +139,8 @@ def failure_of(problem: Exception, job: CleanJob) -> Failure:
     return Failure(FAULT, "".join(traceback.format_exception(problem)))
 
 
-def end_with(broker: int) -> bool:
-    """Has this process killed when the one that started it ends; False when that is gone already."""
+def die_with_parent(broker: int) -> bool:
+    """Has the system kill this process when its parent ends. Returns False if that has happened."""
     if sys.platform == "linux":
         import ctypes
 
@@ -166,9 +149,9 @@ def end_with(broker: int) -> bool:
 
 
 def main() -> None:
-    """Serves until the input ends."""
+    """Runs jobs until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to the broker, which ends this process
-    if not end_with(int(sys.argv[1])):
+    if not die_with_parent(int(sys.argv[1])):
         return
     os.nice(NICENESS)
     pipes = Pipes(0, 1)

@@ -1,4 +1,4 @@
-"""Storage errors whose text names the path, the system's reason and what to do next."""
+"""Storage errors whose text names the path, the reason and the next step."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ from collections.abc import Mapping
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 
 _NEXT_STEPS = {
-    errno.ENOSPC: "free or add space; a running broker goes on reading, and writes again once there is room",
-    errno.EDQUOT: "raise the quota or delete data; a running broker writes again once there is room",
+    errno.ENOSPC: "free or add space; a running broker serves reads, and writes again once there is space",
+    errno.EDQUOT: "raise the quota or delete data; a running broker writes again once there is space",
     errno.EMFILE: "raise the limit of open files of this process (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.EACCES: "give the broker's user read and write rights to it",
     errno.EPERM: "give the broker's user read and write rights to it",
     errno.EROFS: "mount the file system read-write",
-    errno.ENOTDIR: "there is a file where a directory should be: name another directory, or move the file",
-    errno.EEXIST: "there is a file where a directory should be: name another directory, or move the file",
-    errno.EIO: "look for disk faults in the kernel's log; move the directory's partitions to a good disk",
-    errno.ENOENT: "it is not there: make it or bring it back, and restart the broker, which then takes stock",
+    errno.ENOTDIR: "a file exists in place of a directory: configure another directory, or move the file",
+    errno.EEXIST: "a file exists in place of a directory: configure another directory, or move the file",
+    errno.EIO: "check the kernel's log for disk faults; move the directory's partitions to a good disk",
+    errno.ENOENT: "it does not exist: create or restore it, and restart the broker",
 }
 
 
 _BROKEN = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN})
-"""What a disk answers that is broken, gone or remounted, and a file server that is."""
+"""The errors of a disk or file server that is broken, gone or remounted."""
 
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DiskFull(StorageError):
-    """There is no room for a write to ``path``. What is stored stays readable, a later write may succeed."""
+    """No space for a write to ``path``. Stored records stay readable; a later write may succeed."""
 
     path = ""
 
 
 class OffsetOutOfRange(KafkaError):
-    """An offset that the log does not hold: before its start or after its end."""
+    """An offset outside the log: before its start or after its end."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
-    """The storage error for ``problem``, met while ``doing`` something (an infinitive) with ``path``."""
+    """Returns the storage error for ``problem``. ``doing`` is an infinitive: the failed operation on
+    ``path``.
+    """
     number = problem.errno or 0
-    step = _NEXT_STEPS.get(number, "see the kernel's log and the state of the disk")
+    step = _NEXT_STEPS.get(number, "check the kernel's log and the state of the disk")
     text = f"cannot {doing} {path}: {problem.strerror or problem}; {step}"
     if is_disk_full(problem):
         full = DiskFull(text)
@@ -55,26 +57,26 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
 
 
 def is_disk_full(problem: OSError) -> bool:
-    """Whether there was no room for a write."""
+    """Whether there was no space for a write."""
     return problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_broken(problem: KafkaError) -> bool:
-    """Whether the disk itself is at fault: nothing else in its directory can be relied on either."""
+    """Whether the disk itself has failed, so that nothing else in its directory is reliable."""
     return isinstance(problem, StorageError) and problem.number in _BROKEN
 
 
-def may_pass(problem: StorageError) -> bool:
-    """Whether the process was short of something (descriptors, memory) and the disk is not at fault."""
+def is_transient(problem: StorageError) -> bool:
+    """Whether the process lacked a resource (descriptors, memory) and the disk is not at fault."""
     return problem.number in _PASSING
 
 
 PARTITIONS_NAMED_MAX = 20
-"""Of more partitions that cannot be had the rest is counted."""
+"""The number of partitions that an error names. It gives the number of the others."""
 
 
-def failure_of(topic: str, failures: Mapping[int, KafkaError]) -> KafkaError:
-    """One error for all partitions of a topic that have no log here: which, and why the first has none."""
+def topic_failure(topic: str, failures: Mapping[int, KafkaError]) -> KafkaError:
+    """Returns one error for all partitions of a topic without a log here, with the reason for the first."""
     first = failures[min(failures)]
     if len(failures) == 1:
         return first

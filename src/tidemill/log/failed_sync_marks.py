@@ -1,15 +1,15 @@
-"""Marks of data directories in which a sync failed: the next start does not trust the page cache of these.
+"""Marks data directories in which a sync failed: the next start does not trust their page cache.
 
-After a sync that failed the system may have dropped pages that were not written, and it goes on answering
-reads from those that it kept. A start within the same boot of the system would find every record, although
-the disk has not got them. So the directory is marked, and such a start takes it for one that lived through a
-power cut: it reads from the disk, and reports what may be lost.
+After a failed sync the system may have dropped unwritten pages, while it still serves reads from the cached
+ones. A start within the same boot would find every record although the disk lacks some. The directory is
+therefore marked, and the next start treats it like one after a power failure: it reads from the disk and
+reports possible losses.
 
-The disk that failed may refuse the mark. It is left in several places, and any of them is enough:
+The failed disk may reject the mark. It is left in several places, each of which is sufficient:
 
-- in the directory itself, where ``.tidemill-boot`` then names no boot, or is gone;
-- in each of the broker's other directories: ``.tidemill-distrusted`` has the ids of the directories that are
-  not to be trusted (``directory.id`` of ``meta.properties``), one a line;
+- in the directory itself: ``.tidemill-boot`` is removed or names no boot;
+- in the broker's other directories: ``.tidemill-distrusted`` has the ids of the marked directories
+  (``directory.id`` of ``meta.properties``), one per line;
 - in the coordination store (:mod:`tidemill.server.failed_sync_store`).
 """
 
@@ -20,22 +20,22 @@ from collections.abc import Iterable
 from typing import Final
 
 from tidemill.log.errors import storage_error
-from tidemill.log.names import BOOT
+from tidemill.log.file_names import BOOT
 from tidemill.model.errors import StorageError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 
 DISTRUSTED: Final = ".tidemill-distrusted"
 NO_BOOT: Final = b"a sync failed"
-"""In the place of a boot's id."""
+"""Replaces the id of a boot."""
 
 
-def mark_itself(files: Files, path: str) -> StorageError | None:
-    """Marks the directory at ``path`` in itself; what is wrong where it takes no mark."""
+def mark_directory(files: Files, path: str) -> StorageError | None:
+    """Leaves the mark in the directory at ``path`` itself. Returns the error, or None."""
     boot = f"{path}/{BOOT}"
     try:
         files.replace(boot, NO_BOOT)
     except OSError as problem:
-        # Where there is no room for a file, one can still go.
+        # Without space for a file, one can still be removed.
         with contextlib.suppress(OSError):
             files.remove(boot)
             return None
@@ -44,7 +44,9 @@ def mark_itself(files: Files, path: str) -> StorageError | None:
 
 
 def write_ids(files: Files, path: str, ids: Iterable[str]) -> StorageError | None:
-    """Notes in the directory at ``path`` that those of ``ids`` are not to be trusted; what is wrong."""
+    """Leaves the marks for directories with these ``ids`` in the directory at ``path``. Returns the error or
+    None.
+    """
     marks = f"{path}/{DISTRUSTED}"
     lines = sorted(ids)
     try:
@@ -60,7 +62,7 @@ def write_ids(files: Files, path: str, ids: Iterable[str]) -> StorageError | Non
 
 
 def read_ids(files: Files, path: str) -> set[str]:
-    """The ids that the directory at ``path`` says are not to be trusted. Raises OSError."""
+    """The ids of the directories that the directory at ``path`` marks. Raises OSError."""
     try:
         data = files.read(f"{path}/{DISTRUSTED}")
     except FileNotFoundError:

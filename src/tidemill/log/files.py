@@ -1,8 +1,8 @@
-"""The file port over the operating system.
+"""The implementation of the file port on the operating system.
 
-The only module of the log that may use what Linux alone has (``RWF_NOWAIT``, ``posix_fadvise``,
-``fdatasync``); each has a portable way beside it. A file's descriptor is closed when its last user lets go
-of the object: a reply that still sends a range of a deleted segment keeps that segment's bytes alive.
+Only this module of the log uses functions that only Linux has (``RWF_NOWAIT``, ``posix_fadvise``,
+``fdatasync``), each with a portable alternative. A file's descriptor is closed when its last user drops the
+object: a response that still sends a range of a deleted segment keeps the bytes of that segment.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Any, Final
 
 from mypy_extensions import i64
 
-from tidemill.model.ports import File, Files
+from tidemill.model.interfaces import File, Files
 
 CACHE_PROBE_STRIDE: Final = 64 * 1024
 """Bytes between two probed bytes of :meth:`SystemFile.is_cached`: half of the kernel's usual read-ahead, so
-that pages come and go in runs longer than this."""
+pages are cached and evicted in longer runs.
+"""
 
 COPY_BYTES: Final = 256 * 1024
-"""What one call of the portable send reads at most."""
+"""The maximum number of bytes that one call of the portable send reads."""
 
 _WRITE_AND_WAIT: Final = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
@@ -35,14 +36,14 @@ _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _NO_WRITE_BACK: Final = frozenset(
     {0, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP, errno.ESPIPE}
 )
-"""What ``sync_file_range`` answers that succeeds, or that the file system or a sandbox does not have."""
+"""Results of ``sync_file_range`` for success, or for file systems and sandboxes without support."""
 _HAS_SENDFILE: Final = hasattr(os, "sendfile")
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK})
 _F_FULLFSYNC: Final[int] = getattr(fcntl, "F_FULLFSYNC", 0)
 
 
 def _sync_descriptor(descriptor: int) -> None:
-    """The strongest sync of data that the system has: macOS' fsync stops at the drive's cache."""
+    """The strongest sync of data that the system has: macOS' fsync stops at the cache of the drive."""
     if _F_FULLFSYNC:
         try:
             fcntl.fcntl(descriptor, _F_FULLFSYNC)
@@ -58,9 +59,9 @@ def _sync_descriptor(descriptor: int) -> None:
 
 @functools.cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """The C library's ``sync_file_range``, which only Linux has; found when it is first wanted.
+    """The C library's ``sync_file_range``, which only Linux has. Looked up on first use.
 
-    It returns the error's number, 0 for none.
+    It returns the error number, 0 for success.
     """
     if sys.platform != "linux":
         return None
@@ -78,9 +79,9 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 def _write_all(descriptor: int, rest: memoryview) -> None:
-    """Writes on until nothing is left, at the descriptor's own position."""
+    """Writes all bytes at the position of the descriptor."""
     while len(rest):
-        # The count has a name, since mypyc evaluates a call in a slice twice.
+        # A variable for the count: mypyc evaluates a call within a slice twice.
         count = os.write(descriptor, rest)
         rest = rest[count:]
 
@@ -88,7 +89,7 @@ def _write_all(descriptor: int, rest: memoryview) -> None:
 class SystemFile(File):
     """An open file of the operating system."""
 
-    __slots__ = ("_append_position", "_cut_to", "_descriptor", "_probes", "path")
+    __slots__ = ("_append_position", "_cut_to", "_descriptor", "_probes")
 
     def __init__(self, path: str, create: bool, read_only: bool) -> None:
         self._descriptor = -1
@@ -125,13 +126,13 @@ class SystemFile(File):
         return expected
 
     def _append_rest(self, buffers: list[Any], written: int) -> None:
-        """Goes on after a short write; the next call says why it was short, if there was a reason."""
+        """Continues after a short write. The next call reports the reason, if there is one."""
         _write_all(self._descriptor, memoryview(b"".join([bytes(buffer) for buffer in buffers]))[written:])
 
     def _cut_back(self, position: i64) -> None:
-        """After a failed append nothing of it may stay: the next append begins where this one did."""
+        """Removes the bytes of a failed append: the next append begins at the same position."""
         self._append_position = -1
-        # Where it cannot be cut now, it is before the next append.
+        # If it cannot be truncated now, it is before the next append.
         self._cut_to = position
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, position)
@@ -176,7 +177,7 @@ class SystemFile(File):
         call = _sync_file_range()
         if call is None:
             return
-        # Linux reports a failed write once to each open file: fdatasync of this file has to report it, too.
+        # Linux reports a failed write once per open file: fdatasync of this file has to report it too.
         try:
             descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -206,7 +207,7 @@ class SystemFile(File):
         except BlockingIOError:
             return False
         except OSError:
-            # The file system cannot tell (tmpfs): there, reading does not wait for a disk either.
+            # The file system has no page cache (tmpfs): reads do not wait for a disk.
             self._probes = False
             return True
 
@@ -221,7 +222,7 @@ class SystemFile(File):
         return os.write(descriptor, data) if data else 0
 
     def fileno(self) -> int:
-        """The descriptor, for calls that the port has not."""
+        """The descriptor, for calls that the port lacks."""
         return self._descriptor
 
     def close(self) -> None:
@@ -230,7 +231,7 @@ class SystemFile(File):
             os.close(descriptor)
 
     def __del__(self) -> None:
-        # When the interpreter ends, modules go before files that somebody forgot.
+        # At interpreter exit, modules are removed before files that were not closed.
         if self._descriptor >= 0 and os is not None:
             os.close(self._descriptor)
 
@@ -242,7 +243,7 @@ class _Lock:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Gives the lock back. The file stays, as Kafka leaves it."""
+        """Releases the lock. The file stays, like Kafka's."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -345,7 +346,7 @@ class SystemFiles(Files):
         try:
             os.unlink(path)
         except (IsADirectoryError, PermissionError):
-            # macOS answers EPERM for a directory.
+            # macOS returns EPERM for a directory.
             if not os.path.isdir(path):
                 raise
             os.rmdir(path)
@@ -355,7 +356,7 @@ class SystemFiles(Files):
         try:
             os.fsync(descriptor)
         except OSError as problem:
-            # Some file systems have no sync of directories, and keep names in order by themselves.
+            # Some file systems do not support the sync of directories, and keep names in order themselves.
             if problem.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
@@ -372,7 +373,7 @@ class SystemFiles(Files):
     def lock(self, path: str) -> _Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # flock keeps out a second broker, of this process too; the record lock keeps out Kafka's JVM.
+            # flock excludes a second broker, also in this process. The record lock excludes Kafka's JVM.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:

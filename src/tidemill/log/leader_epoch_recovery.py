@@ -1,39 +1,41 @@
-"""Leader epochs that their file has forgotten, read from the batches of the log.
+"""Recovers leader epochs that their file lacks from the batches of the log.
 
-The file forgets epochs as soon as the log's start moves behind them. A crash before that start is written
-down, or before the segments are gone, brings their records back: without an epoch a follower could not tell
-where it parts from its leader, and would cut down to its high watermark.
+The file omits epochs as soon as the log start offset advances beyond them. After a crash before that offset
+is checkpointed, or before the segments are removed, their records are back. Without their epochs a follower
+could not determine where it diverges from its leader, and would truncate to its high watermark.
 
-An epoch begins where the batch before its first one ends: what lay in between was compacted, and its epoch
-is unknown.
+An epoch begins at the end of the batch before its first one: the offsets in between were compacted, and their
+epoch is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
-from tidemill.log.scan import BatchScan
-from tidemill.log.segment import Segment
+from tidemill.log.batch_scan import BatchScan
+from tidemill.log.leader_epoch_file_cache import EpochRun, LeaderEpochFileCache, split_monotonic
+from tidemill.log.log_segment import LogSegment
 
 NO_EPOCH = -1
 
 
-def find_earlier(epochs: LeaderEpochs, segments: Sequence[Segment], start: int, end: int) -> None:
-    """Adds the epochs of the records from offset ``start`` on that lie before all that ``epochs`` knows.
+def recover_earlier_epochs(
+    epochs: LeaderEpochFileCache, segments: Sequence[LogSegment], start: int, end: int
+) -> None:
+    """Adds the epochs of the records from offset ``start`` on that precede all epochs in ``epochs``.
 
-    ``end`` is that of the log. Where the file knows the first record nothing is read, nor where that has no
-    epoch, as in the old message formats: the file never knew of it. Raises OSError.
+    ``end`` is the log end offset. Reads nothing if the file has the epoch of the first record, or if that
+    record has none, as in the old message formats. Raises OSError.
     """
     before = min(epochs.starts[0], end) if epochs.starts else end
     if start < before and runs_of(segments, start, before, count=1):
-        epochs.begin_with(in_order(runs_of(segments, start, before))[0])
+        epochs.prepend(split_monotonic(runs_of(segments, start, before))[0])
 
 
-def runs_of(segments: Sequence[Segment], start: int, before: int, count: int = -1) -> list[EpochRun]:
+def runs_of(segments: Sequence[LogSegment], start: int, before: int, count: int = -1) -> list[EpochRun]:
     """The epochs of the batches with offsets from ``start`` on that begin below ``before``.
 
-    Only of the first ``count`` batches, unless that is negative. Raises OSError.
+    Reads only the first ``count`` batches, unless that is negative. Raises OSError.
     """
     runs: list[EpochRun] = []
     end = start
@@ -54,7 +56,7 @@ def runs_of(segments: Sequence[Segment], start: int, before: int, count: int = -
     return runs
 
 
-def begin_where_the_log_ended(runs: list[EpochRun], base_offset: int, end: int) -> list[EpochRun]:
+def begin_at_log_end(runs: list[EpochRun], base_offset: int, end: int) -> list[EpochRun]:
     """The runs of a segment that begins at ``base_offset``, after a log that ends at ``end``."""
     if runs and runs[0][1] == base_offset > end:
         epoch, _, batches = runs[0]

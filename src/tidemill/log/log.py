@@ -1,38 +1,59 @@
-"""The log of one partition: segments in order, the last of them written to.
+"""The log of one partition: append, read, truncate. Compiled.
 
-This module is the data path: append and read. How segments begin and are synced is in
-:mod:`tidemill.log.store`, how they are cut and go in :mod:`tidemill.log.cutting`, which of them go when in
-:mod:`tidemill.log.retention`, how a log is opened in :mod:`tidemill.log.recovery`, how offsets are found by
-time in :mod:`tidemill.log.lookup`.
+A log owns its segments (:mod:`tidemill.log.segment_list`), its durability (:mod:`tidemill.log.durability`),
+its leader epochs and its producer state. :mod:`tidemill.log.log_loader` opens a log,
+:mod:`tidemill.log.retention` selects the segments to delete, :mod:`tidemill.log.timestamp_lookup` finds
+offsets by time.
 
-Nothing here reads a clock or knows of replicas: times come in as ``now_ms``, and how far a reader may see
-as ``limit_offset``.
+A follower truncates the records that its leader does not have. Other records get their offsets later, so
+indexes, producer state and leader epochs are truncated with the file. At the start of the log, only
+:attr:`Log.start_offset` advances, and whole segments before it are removed.
+
+A truncation that fails half way (disk full, no descriptors) is completed later. The state in memory is
+truncated at once, by steps that cannot fail; then the files, by steps that can be repeated. Until that is
+done, nothing is written: appends, flushes and further truncations first complete it, and fail if it fails.
+
+This module reads no clock and knows no replicas: callers pass ``now_ms``, and the offset up to which a reader
+may read as ``limit_offset``.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, mypyc_attr
 
-from tidemill.log.cutting import CutStore
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.durability import Durability
 from tidemill.log.errors import OffsetOutOfRange, storage_error
-from tidemill.log.lookup import first_at, largest, starts
-from tidemill.log.producer_loading import recall_batches
-from tidemill.log.producer_state import KeptBatch, ProducerEntry
-from tidemill.log.segment import Segment, Slice
+from tidemill.log.flush_job import FlushJob
+from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_segment import LogSegment, Slice
+from tidemill.log.producer_snapshots import ProducerSnapshots
+from tidemill.log.producer_state_loader import load_producers, recall_batches
+from tidemill.log.producer_state_manager import KeptBatch, ProducerEntry, ProducerStateManager
+from tidemill.log.segment_list import SegmentList
+from tidemill.log.segment_swap import SegmentSwap
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
+from tidemill.log.timestamp_lookup import first_at, largest, starts
 from tidemill.log.transaction_index import append_entry, cut_entries
-from tidemill.log.transactions import Marker, marker_of
-from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
+from tidemill.model.interfaces import Files
+from tidemill.model.types import TopicPartition
 from tidemill.records.batch import (
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
     CURRENT_MAGIC,
     LOG_OVERHEAD,
     MAGIC,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
     NONE,
     TRANSACTIONAL_FLAG,
     Batch,
@@ -40,22 +61,25 @@ from tidemill.records.batch import (
     parse_batch,
     whole_batch_size,
 )
-from tidemill.records.builder import stamp_append_time
-from tidemill.records.legacy import Entry, parse_entry
+from tidemill.records.builder import assemble, stamp_append_time
+from tidemill.records.end_transaction_marker import EndTransactionMarker, read_marker
+from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.message_set import MessageSet
 
+UNSAVED: Final[i64] = -2
+"""As the epoch of the last batch: the next batch has the epochs saved, whatever its epoch is."""
 PREFIX_BYTES: Final = MAGIC
-"""Base offset, length and leader epoch: what the leader writes into a batch, outside of its checksum."""
+"""Base offset, length and leader epoch, which the leader sets and the checksum does not cover."""
 
-NO_TIMESTAMP: Final = -1
 RUN_MS_MAX: Final = 1000
-"""A follower writes batches together only when none is later than the one before by more: segments begin on
-time."""
+"""A follower writes batches together only if each is at most this much later than the one before, so that
+segments roll on time.
+"""
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class AppendResult:
-    """Where a produced batch lies. ``append_time_ms`` is -1 unless the topic stores append time."""
+    """The position of a produced batch. ``append_time_ms`` is -1 unless the topic stores the append time."""
 
     def __init__(
         self, base_offset: i64, last_offset: i64, append_time_ms: i64, start_offset: i64, duplicate: bool
@@ -67,26 +91,117 @@ class AppendResult:
         self.duplicate: bool = duplicate
 
 
-class Log(CutStore):
+class PendingTruncation:
+    """A truncation that was applied in memory but not to all files."""
+
+    def __init__(self, gone: list[LogSegment], is_whole: bool, now_ms: i64) -> None:
+        self.gone = gone
+        """The segments to remove, in this order."""
+        self.is_whole: bool = is_whole
+        """All records were removed: the active segment has to be created."""
+        self.now_ms: i64 = now_ms
+        """The time of the truncation."""
+
+
+class Log:
     """The records of one partition from :attr:`start_offset` to before :attr:`end_offset`."""
 
-    # -- writing
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        config: LogConfig,
+        segments: list[LogSegment],
+        start_offset: i64,
+        end_offset: i64,
+        recovery_point: i64,
+        producers: ProducerStateManager,
+        leader_epochs: LeaderEpochFileCache,
+        removals: DelayedFileRemoval,
+        now_ms: i64,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.start_offset: i64 = start_offset
+        self.end_offset: i64 = end_offset
+        self.segment_list = SegmentList(files, directory, segments, config, removals)
+        self.producer_state = producers
+        self.leader_epochs = leader_epochs
+        self.snapshots = ProducerSnapshots(self.segment_list)
+        self.durability = Durability(
+            self.segment_list, leader_epochs, self.snapshots, recovery_point, end_offset, now_ms
+        )
+        self.closed: bool = False
+        self.aborts_recorded: i64 = 0
+        """Counts the entries that were added to indexes of aborted transactions."""
+        self.cleaning: bool = False
+        """Whether a cleaner reads the log: its segments are kept meanwhile."""
+        self.clean_end: i64 = -1
+        """The end offset of the last compaction; -1: none."""
+        self.on_offset_change: Callable[[TopicPartition], None] | None = None
+        """Called when an offset changes that a checkpoint holds. Set by the data directory."""
+        self._truncation: PendingTruncation | None = None
+        self._rejected_end: i64 = -1
+        """The end offset at which a batch with an earlier epoch than the last one was rejected."""
+        self._leader_epoch: i64 = leader_epochs.latest
+        self.set_config(config)
+
+    def set_config(self, config: LogConfig) -> None:
+        """Applies changed settings; those of indexes apply from the next segment on."""
+        self.config = config
+        self.segment_list.set_config(config)
+        self._flush_messages: i64 = config.flush_messages
+        self._append_time: bool = config.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def directory(self) -> str:
+        """The directory of the files."""
+        return self.segment_list.directory
+
+    @property
+    def segments(self) -> list[LogSegment]:
+        """All segments in order."""
+        return self.segment_list.all
+
+    @property
+    def active(self) -> LogSegment:
+        """The last segment, to which batches are appended."""
+        return self.segment_list.active
+
+    @property
+    def size_bytes(self) -> i64:
+        """Bytes of all log files."""
+        return self.segment_list.size_bytes
+
+    @property
+    def recovery_point(self) -> i64:
+        """The offset below which everything is on disk."""
+        return self.durability.recovery_point
+
+    @property
+    def truncations(self) -> i64:
+        """Counts the truncations of the log."""
+        return self.durability.truncations
+
+    # -- appending
 
     def append(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Appends validated batches of a producer, and gives them their offsets.
+        """Appends validated batches of a producer and assigns their offsets.
 
-        Raises KafkaError for a producer out of order or fenced and for a batch larger than a segment, and
-        StorageError when the disk does not take it; the log is as before then.
+        Raises KafkaError for a fenced producer, for an out-of-order sequence and for a batch larger than a
+        segment, and StorageError if the disk fails. The log is then unchanged.
         """
         if len(batches) != 1:
             return self._append_all(batches, leader_epoch, now_ms)
-        if self._cut is not None:
-            self.finish_cut()
+        if self._truncation is not None:
+            self.finish_truncation()
         batch = batches[0]
         if batch.producer_id >= 0 and batch.attributes & CONTROL_FLAG == 0:
             kept = self._check_producer(batch)
             if kept is not None:
-                return self._answer_duplicate(kept)
+                return self._duplicate_result(kept)
         base_offset: i64 = self.end_offset
         last_offset: i64 = base_offset + batch.last_offset_delta
         data = batch.data
@@ -102,9 +217,9 @@ class Log(CutStore):
         segment = self._segment_for(size, last_offset, timestamp, now_ms)
         if leader_epoch != self._leader_epoch:
             self._begin_epoch(leader_epoch, base_offset)
-        marker: Marker | None = None
+        marker: EndTransactionMarker | None = None
         if batch.attributes & CONTROL_FLAG != 0:
-            marker = self._note_abort(segment, batch, base_offset)
+            marker = self._record_abort(segment, batch, base_offset)
         prefix = BytesWriter()
         write_i64_be(prefix, base_offset)
         write_i32_be(prefix, i32(size - LOG_OVERHEAD))
@@ -119,16 +234,16 @@ class Log(CutStore):
             segment.append(buffers, size, base_offset, last_offset, timestamp)
         except OSError as problem:
             if marker is not None:
-                self._forget_abort(segment, base_offset)
+                self._undo_abort(segment, base_offset)
             raise storage_error("append to", segment.path, problem) from problem
         self.end_offset = last_offset + 1
         if batch.producer_id >= 0:
-            self._note_producer(batch, marker, last_offset, timestamp, now_ms)
+            self._update_producer(batch, marker, last_offset, timestamp, now_ms)
         self.producer_state.end_offset = last_offset + 1
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
     def _append_all(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Several batches of one call, one after the other; a duplicate among them answers for all."""
+        """Appends several batches of one request, one after another. A duplicate determines the result."""
         if len(batches) == 0:
             raise ValueError("append needs at least one batch")
         first = self.append(batches[:1], leader_epoch, now_ms)
@@ -140,13 +255,13 @@ class Log(CutStore):
         )
 
     def append_messages(self, messages: MessageSet, leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Appends a checked message set of format v0 or v1, and gives it its offsets.
+        """Appends a validated message set of format v0 or v1 and assigns its offsets.
 
-        The result tells the append time for format v0 too, which does not store it, as Kafka's does. Raises
-        KafkaError for a set larger than a segment, and StorageError when the disk does not take it; the log
-        is as before then.
+        Like in Kafka, the result has the append time even for format v0, which does not store it. Raises
+        KafkaError for a set larger than a segment, and StorageError if the disk fails. The log is then
+        unchanged.
         """
-        self.finish_cut()
+        self.finish_truncation()
         base_offset: i64 = self.end_offset
         last_offset: i64 = base_offset + messages.record_count - 1
         append_time: i64 = now_ms if self._append_time else NO_TIMESTAMP
@@ -166,55 +281,55 @@ class Log(CutStore):
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
     def append_as_follower(
-        self, data: bytes, now_ms: i64, position: i64 = 0, end: i64 = -1, sent_in: i64 = -1
+        self, data: bytes, now_ms: i64, position: i64 = 0, end: i64 = -1, leader_epoch: i64 = -1
     ) -> i64:
-        """Appends batches as a leader sent them, offsets and epochs included; the new end offset.
+        """Appends batches from a leader with their offsets and epochs. Returns the new log end offset.
 
-        They are ``data[position:end]``; -1 is the end of the data. An incomplete batch at the end is left
-        out. The first batch of an empty log may begin before the log's start: the leader's log starts within
-        that batch. ``sent_in`` is the epoch of the leader; -1: there is none. Raises CorruptMessage when a
-        batch is damaged, does not come after the log's end, or may be of a later leader; what came before it
-        is stored.
+        The batches are ``data[position:end]``; -1 is the end of the data. An incomplete batch at the end is
+        ignored. The first batch of an empty log may begin before the log start offset: the leader's log
+        starts within that batch. ``leader_epoch`` is the leader epoch of the leader; -1: none. Raises
+        CorruptMessage if a batch is damaged, does not follow the log end, or may come from a later leader.
+        Earlier batches are then stored.
         """
         if end < 0:
             end = len(data)
-        self.finish_cut()
+        self.finish_truncation()
         while whole_batch_size(data, position, end) > 0:
             if data[position + MAGIC] < CURRENT_MAGIC:
                 position += self._append_entry_as_follower(parse_entry(data, position, end), now_ms)
                 continue
             batch = parse_batch(data, position, end)
             check_crc(batch)
-            if sent_in >= 0:
-                self._check_epoch(batch.leader_epoch, sent_in)
+            if leader_epoch >= 0:
+                self._check_epoch(batch.leader_epoch, leader_epoch)
             if batch.base_offset < self.end_offset:
                 if self.start_offset < self.end_offset or batch.last_offset < self.end_offset:
-                    raise self._behind_end(batch.base_offset)
-                self.begin_within(batch.base_offset, now_ms)
+                    raise self._unexpected_offset(batch.base_offset)
+                self.begin_at_batch(batch.base_offset, now_ms)
             position += self._append_run_as_follower(batch, end, now_ms)
         return self.end_offset
 
     def _append_run_as_follower(self, first: Batch, end: i64, now_ms: i64) -> i64:
-        """Appends a checked batch, in one write with those after it that need nothing else; their size.
+        """Appends a validated batch and those after it that fit into the same write. Returns their size.
 
-        A leader epoch begins where the log ended before its first batch. What the leader had in between was
-        compacted: replicas that do not have this epoch are sent back to before that.
+        A leader epoch begins at the log end offset before its first batch. Offsets that the leader skipped in
+        between were compacted. Replicas without this epoch truncate to its start.
         """
         begin: i64 = min(first.base_offset, self.end_offset)
-        if first.last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
+        if first.last_offset - self.segment_list.active.base_offset > RELATIVE_OFFSET_MAX:
             self.roll_over_gap(first.base_offset, now_ms)
         segment = self._segment_for(first.size, first.last_offset, first.max_timestamp, now_ms, True)
         if first.leader_epoch != self._leader_epoch:
             self._begin_epoch(first.leader_epoch, begin)
-        marker: Marker | None = None
+        marker: EndTransactionMarker | None = None
         run = [first]
         size: i64 = first.size
         if first.attributes & CONTROL_FLAG != 0:
-            marker = self._note_abort(segment, first, first.base_offset)
+            marker = self._record_abort(segment, first, first.base_offset)
         else:
             last = first
             while first.position + size < end:
-                following = self._joins(last, segment, size, end)
+                following = self._next_in_run(last, segment, size, end)
                 if following is None:
                     break
                 run.append(following)
@@ -225,20 +340,20 @@ class Log(CutStore):
             segment.append_run(view, run)
         except OSError as problem:
             if marker is not None:
-                self._forget_abort(segment, first.base_offset)
+                self._undo_abort(segment, first.base_offset)
             raise storage_error("append to", segment.path, problem) from problem
         for batch in run:
             last_offset: i64 = batch.last_offset
             self.end_offset = last_offset + 1
             if batch.producer_id >= 0:
-                self._note_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)
+                self._update_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)
             self.producer_state.end_offset = last_offset + 1
         return size
 
-    def _joins(self, last: Batch, segment: Segment, size: i64, end: i64) -> Batch | None:
-        """The batch after ``last``, when it may be written with a run of ``size`` bytes that ends there.
+    def _next_in_run(self, last: Batch, segment: LogSegment, size: i64, end: i64) -> Batch | None:
+        """The batch after ``last``, if it can be written in a run of ``size`` bytes that ends with ``last``.
 
-        None for what is damaged, too: it is looked at once more when the run is stored.
+        None also for a damaged batch: it is validated again after the run is stored.
         """
         data = last.data
         position: i64 = last.position + last.size
@@ -251,7 +366,7 @@ class Log(CutStore):
                 or batch.leader_epoch != self._leader_epoch
                 or batch.base_offset <= last.last_offset
                 or batch.max_timestamp > last.max_timestamp + RUN_MS_MAX
-                or segment.is_full(size + batch.size, batch.last_offset, self._segment_bytes)
+                or segment.is_full(size + batch.size, batch.last_offset, self.segment_list.segment_bytes)
             ):
                 return None
             check_crc(batch)
@@ -260,11 +375,11 @@ class Log(CutStore):
         return batch
 
     def _append_entry_as_follower(self, entry: Entry, now_ms: i64) -> i64:
-        """Appends an entry of format v0 or v1, which knows no epoch; its size."""
+        """Appends an entry of format v0 or v1, which has no leader epoch. Returns its size."""
         if entry.offset < self.end_offset:
-            raise self._behind_end(entry.offset)
-        if entry.offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
-            # The first message of a wrapper may have a lower offset, which the entry does not tell.
+            raise self._unexpected_offset(entry.offset)
+        if entry.offset - self.segment_list.active.base_offset > RELATIVE_OFFSET_MAX:
+            # The first message of a wrapper may have a lower offset, which the entry does not show.
             self.roll_over_gap(max(self.end_offset, entry.offset - RELATIVE_OFFSET_MAX), now_ms)
         segment = self._segment_for(entry.size, entry.offset, entry.timestamp, now_ms, True)
         try:
@@ -278,57 +393,56 @@ class Log(CutStore):
         self.producer_state.end_offset = entry.offset + 1
         return entry.size
 
-    def _check_epoch(self, epoch: i64, sent_in: i64) -> None:
-        """Raises CorruptMessage for a batch that the leader of epoch ``sent_in`` may not have sent.
+    def _check_epoch(self, epoch: i64, leader_epoch: i64) -> None:
+        """Raises CorruptMessage for a batch that the leader with epoch ``leader_epoch`` may not have sent.
 
-        Records go from the leader's file to the network, and the system takes its pages without a copy. A
-        leader that is deposed meanwhile cuts them, and has those of the next leader in their place: of a
-        later epoch, or of one before those that it had sent. They do not follow what is here. A log may have
-        such an earlier epoch all the same: its leader sends the batch again, and it is taken then.
+        Records go from the leader's file to the network without a copy. A leader that is replaced meanwhile
+        truncates them, and then has those of the next leader in their place: with a later epoch, or with one
+        before those that it had sent. They do not follow the batches here. A log may still contain such an
+        earlier epoch: its leader sends the batch again, and it is then accepted.
 
         Source: Apache Kafka, ``UnifiedLog.hasHigherPartitionLeaderEpoch``.
         """
-        if epoch <= sent_in:
+        if epoch <= leader_epoch:
             if epoch < 0 or epoch >= self._leader_epoch:
                 return
-            if self._doubted_end == self.end_offset:
-                self._doubted_end = -1
+            if self._rejected_end == self.end_offset:
+                self._rejected_end = -1
                 return
-            self._doubted_end = self.end_offset
+            self._rejected_end = self.end_offset
         raise CorruptMessage(
-            f"{self.topic_partition}: a batch of leader epoch {epoch} came for offset {self.end_offset} from "
-            f"the leader of epoch {sent_in}, after one of epoch {self._leader_epoch}: it may be of the next "
-            "leader"
+            f"{self.topic_partition}: a batch of leader epoch {epoch} for offset {self.end_offset} came from "
+            f"the leader of epoch {leader_epoch}, after one of epoch {self._leader_epoch}: it may come from "
+            "the next leader"
         )
 
-    def _behind_end(self, offset: i64) -> CorruptMessage:
+    def _unexpected_offset(self, offset: i64) -> CorruptMessage:
         return CorruptMessage(
-            f"{self.topic_partition}: the leader sent offset {offset}, "
-            f"the log here ends at {self.end_offset}",
+            f"{self.topic_partition}: the leader sent offset {offset}, but the log ends at {self.end_offset}",
             ErrorCode.OFFSET_OUT_OF_RANGE,
         )
 
     def _check_producer(self, batch: Batch) -> KeptBatch | None:
-        """The batch that this one repeats, or None. Raises KafkaError when it is out of order."""
+        """The batch that this one duplicates, or None. Raises KafkaError for an out-of-order sequence."""
         state = self.producer_state
         try:
             return state.check(batch)
         except KafkaError as error:
             if error.code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 raise
-            # A snapshot knows only the last batch of a producer: the others are still in the log.
-            if not self._recall(batch.producer_id):
+            # A snapshot has only the last batch of a producer. Earlier ones are still in the log.
+            if not self._reload_batches(batch.producer_id):
                 raise
             return state.check(batch)
 
-    def _recall(self, producer_id: i64) -> bool:
+    def _reload_batches(self, producer_id: i64) -> bool:
         try:
-            return recall_batches(self.segments, self.producer_state, producer_id)
+            return recall_batches(self.segment_list.all, self.producer_state, producer_id)
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
-    def _note_producer(
-        self, batch: Batch, marker: Marker | None, last_offset: i64, timestamp: i64, now_ms: i64
+    def _update_producer(
+        self, batch: Batch, marker: EndTransactionMarker | None, last_offset: i64, timestamp: i64, now_ms: i64
     ) -> None:
         state = self.producer_state
         if batch.attributes & CONTROL_FLAG != 0:
@@ -336,7 +450,7 @@ class Log(CutStore):
                 offset: i64 = last_offset - batch.last_offset_delta
                 state.end_transaction(batch.producer_id, batch.producer_epoch, marker, offset, timestamp)
             return
-        state.note(
+        state.apply_batch(
             batch.producer_id,
             batch.producer_epoch,
             batch.last_sequence,
@@ -348,45 +462,47 @@ class Log(CutStore):
         if batch.attributes & TRANSACTIONAL_FLAG != 0:
             state.begin_transaction(batch.producer_id, last_offset - batch.last_offset_delta)
 
-    def _note_abort(self, segment: Segment, batch: Batch, offset: i64) -> Marker | None:
-        """The marker in a control batch that is about to be appended at ``offset``; an abort is noted.
+    def _record_abort(self, segment: LogSegment, batch: Batch, offset: i64) -> EndTransactionMarker | None:
+        """Returns the marker in a control batch to be appended at ``offset``, and records an abort in the
+        index.
 
-        Raises StorageError when it cannot be: without its entry the marker must not be readable.
+        Raises StorageError on failure: without its index entry the marker must not be readable.
         """
-        marker = marker_of(batch)
+        marker = read_marker(batch)
         if marker is None or batch.producer_id < 0:
             return None
         aborted = self.producer_state.aborted_by(batch.producer_id, marker, offset)
         if aborted is not None:
-            path = self._transaction_index(segment)
+            path = self.segment_list.transaction_index(segment)
             try:
-                append_entry(self.files, path, aborted)
+                append_entry(self.segment_list.files, path, aborted)
             except OSError as problem:
                 raise storage_error("append to", path, problem) from problem
-            self.aborts_noted += 1
-            self.has_aborts = True
-            self.names_changed += 1
+            self.aborts_recorded += 1
+            self.segment_list.has_aborts = True
+            self.segment_list.names_changed += 1
         return marker
 
-    def _forget_abort(self, segment: Segment, offset: i64) -> None:
-        """The marker at ``offset`` was noted, but could not be appended."""
+    def _undo_abort(self, segment: LogSegment, offset: i64) -> None:
+        """Removes the index entry of the marker at ``offset``, which could not be appended."""
         with contextlib.suppress(OSError):
-            cut_entries(self.files, self._transaction_index(segment), int(offset))
+            cut_entries(self.segment_list.files, self.segment_list.transaction_index(segment), int(offset))
 
-    def _answer_duplicate(self, kept: KeptBatch) -> AppendResult:
+    def _duplicate_result(self, kept: KeptBatch) -> AppendResult:
         append_time: i64 = kept.timestamp if self._append_time else NO_TIMESTAMP
         return AppendResult(kept.first_offset, kept.last_offset, append_time, self.start_offset, True)
 
-    def lead(self, leader_epoch: i64) -> None:
-        """Begins an epoch at the end of the log: who asks where it began is told so before its first record.
+    def begin_leader_epoch(self, leader_epoch: i64) -> None:
+        """Begins a leader epoch at the log end offset, so that followers can ask for it before its first
+        record.
 
-        The file has it with the first append: an epoch without records need not survive a crash.
+        The file gets it with the first append: an epoch without records need not survive a crash.
         """
         if leader_epoch != self._leader_epoch:
             self.leader_epochs.assign(int(leader_epoch), int(self.end_offset), save=False)
 
-    def begin_after(self, leader_epoch: i64) -> None:
-        """Notes the epoch of the record before the start of an empty log, which its leader knows.
+    def set_epoch_before_start(self, leader_epoch: i64) -> None:
+        """Sets the epoch of the record before the start of an empty log, as known from the leader.
 
         Raises StorageError.
         """
@@ -395,7 +511,7 @@ class Log(CutStore):
 
     @property
     def lacks_epoch(self) -> bool:
-        """Whether it has no records, but had some, and the epoch of the last one is not known."""
+        """Whether the log is empty but had records, and the epoch of the last one is unknown."""
         return 0 < self.start_offset == self.end_offset and self.leader_epochs.latest < 0
 
     def _begin_epoch(self, leader_epoch: i64, offset: i64) -> None:
@@ -405,10 +521,86 @@ class Log(CutStore):
             raise storage_error("write", self.leader_epochs.path, problem) from problem
         self._leader_epoch = leader_epoch
 
+    # -- rolling
+
+    def roll(self, now_ms: i64) -> None:
+        """Rolls to a new segment at the log end offset, unless the active segment is empty and begins there.
+
+        Raises StorageError, and then keeps the active segment.
+        """
+        segments = self.segment_list
+        old = segments.active
+        if old.base_offset == self.end_offset:
+            if old.size == 0:
+                try:
+                    old.index.create()
+                    old.time_index.create()
+                except OSError as problem:
+                    raise storage_error("empty the indexes of", old.path, problem) from problem
+                return
+            raise KafkaError(
+                f"{self.topic_partition}: segment {old.path} holds records but ends at its base offset"
+            )
+        segment = segments.new_segment(self.end_offset)
+        try:
+            # First: after a kill, a start assumes that the indexes of a segment with a successor are
+            # complete.
+            old.close_indexes()
+            segment.create(now_ms)
+            self.snapshots.write(self.producer_state)
+        except OSError as problem:
+            segments.undo_roll(segment)
+            raise storage_error("roll to", segment.path, problem) from problem
+        segments.add(segment)
+
+    def roll_over_gap(self, offset: i64, now_ms: i64) -> None:
+        """Sets the log end offset to ``offset`` and rolls: compaction removed all records before it.
+
+        Without the roll, the active segment could not represent later offsets: they reach up to 2^31. Raises
+        StorageError, and then changes nothing.
+        """
+        end: i64 = self.end_offset
+        self.end_offset = offset
+        self.producer_state.end_offset = offset
+        try:
+            self.roll(now_ms)
+        except StorageError:
+            self.end_offset = end
+            self.producer_state.end_offset = end
+            raise
+
+    def _segment_for(
+        self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64, is_stored: bool = False
+    ) -> LogSegment:
+        """The segment for the next batch. Raises StorageError if its files cannot be opened.
+
+        ``is_stored``: the batch is in the leader's log. If ``segment.bytes`` was lowered since, the batch
+        gets its own segment.
+        """
+        segments = self.segment_list
+        try:
+            if segments.has_room(size, last_offset, timestamp, now_ms):
+                return segments.active
+            if size > segments.segment_bytes:
+                if is_stored and segments.active.size == 0:
+                    return segments.active
+                if not is_stored:
+                    raise KafkaError(
+                        f"{self.topic_partition}: a batch of {size} bytes exceeds the segment size "
+                        f"(segment.bytes={segments.segment_bytes})",
+                        ErrorCode.RECORD_LIST_TOO_LARGE,
+                    )
+            self.roll(now_ms)
+        except OSError as problem:
+            raise storage_error("open", segments.active.path, problem) from problem
+        return segments.active
+
     # -- reading
 
     def last_stable_offset(self, high_watermark: i64) -> i64:
-        """Up to where readers of committed records may read; others read up to ``high_watermark``."""
+        """The last stable offset, up to which read_committed consumers read; others read to
+        ``high_watermark``.
+        """
         transactions = self.producer_state.transactions
         if transactions.are_none:
             return high_watermark
@@ -418,11 +610,11 @@ class Log(CutStore):
         return first if first > self.start_offset else self.start_offset
 
     def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
-        """The range of a log file that holds ``offset`` and what follows it, before ``limit_offset``.
+        """The range of a log file with the batches from ``offset`` on, before ``limit_offset``.
 
         It begins with the batch that contains ``offset`` and has at most ``bytes_max`` bytes; with
-        ``whole_first`` the first batch may be larger. None when there is nothing (yet); a size of 0 when the
-        first batch does not fit. No record is read. Raises OffsetOutOfRange, and StorageError.
+        ``whole_first`` the first batch may be larger. Returns None if there are no records yet, and a size of
+        0 if the first batch does not fit. Reads no records. Raises OffsetOutOfRange and StorageError.
         """
         if offset > self.end_offset or offset < self.start_offset:
             raise OffsetOutOfRange(
@@ -430,90 +622,405 @@ class Log(CutStore):
             )
         if offset >= limit_offset or offset >= self.end_offset:
             return None
-        segment = self.active
+        segments = self.segment_list
         try:
-            if offset >= segment.base_offset:
-                position: i64 = segment.recent_position(offset)
-                if position >= 0:
-                    return self._slice(segment, position, bytes_max, limit_offset, whole_first, True)
-            return self._read_at(offset, bytes_max, limit_offset, whole_first)
+            return segments.read(offset, bytes_max, limit_offset, self.end_offset, whole_first)
         except OSError as problem:
-            # It may be the file of another segment, or an index.
+            # The failed file may be that of another segment, or an index.
             named = problem.filename
-            path = named if isinstance(named, str) else segment.path
+            path = named if isinstance(named, str) else segments.active.path
             raise storage_error("read", path, problem) from problem
 
-    def _read_at(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
-        at: i64 = self.segment_at(offset)
-        count: i64 = len(self.segments)
-        while at < count:
-            segment = self.segments[at]
-            position: i64 = segment.position_of(offset)
-            if position < segment.size:
-                return self._slice(segment, position, bytes_max, limit_offset, whole_first, False)
-            at += 1
-        return None
-
-    def _slice(
-        self,
-        segment: Segment,
-        position: i64,
-        bytes_max: i64,
-        limit_offset: i64,
-        whole_first: bool,
-        recent: bool,
-    ) -> Slice | None:
-        end: i64 = segment.size
-        if limit_offset < self.end_offset:
-            end = self._limit_in(segment, limit_offset)
-        size: i64 = end - position
-        if size <= 0:
-            return None
-        if size > bytes_max:
-            size = segment.cut(position, bytes_max, whole_first)
-            if size > end - position:
-                size = end - position
-        return Slice(segment.file(), position, size, recent)
-
-    def _limit_in(self, segment: Segment, limit_offset: i64) -> i64:
-        """Where the batches before ``limit_offset`` end in this segment."""
-        if limit_offset == self._limit_offset and segment.base_offset == self._limit_base:
-            return self._limit_position
-        if limit_offset <= segment.base_offset:
-            return 0
-        if segment is not self.active and self.segments[self.segment_at(limit_offset)] is not segment:
-            return segment.size  # the limit lies in a later one
-        position: i64 = segment.recent_position(limit_offset)
-        if position < 0:
-            position = segment.position_of(limit_offset)
-        if segment is not self.active or position < segment.size:
-            self._limit_offset = limit_offset
-            self._limit_base = segment.base_offset
-            self._limit_position = position
-        return position
-
     def producers(self) -> list[ProducerEntry]:
-        """What is known of each producer."""
+        """The state of each producer."""
         return list(self.producer_state.entries.values())
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp in ms, offset) of the first record at or after ``timestamp``; None without one."""
+        """(timestamp in ms, offset) of the first record at or after ``timestamp``; None if there is none."""
         try:
-            return first_at(self.segments, timestamp, int(self.start_offset), self.config.unpacked_bytes_max)
+            return first_at(
+                self.segment_list.all, timestamp, int(self.start_offset), self.config.unpacked_bytes_max
+            )
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
     def segment_starts(self, now_ms: int) -> list[tuple[int, int]]:
-        """(first offset, ms when it was last written) of every segment; the end of the log comes as another
-        one that is written now, unless the active segment is empty."""
+        """(first offset, last write in ms) of every segment. The log end offset follows as a segment that is
+        written now, unless the active segment is empty.
+        """
         try:
-            return starts(self.segments, int(self.start_offset), int(self.end_offset), now_ms)
+            return starts(self.segment_list.all, int(self.start_offset), int(self.end_offset), now_ms)
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
     def max_timestamp_offset(self) -> tuple[int, int] | None:
         """(timestamp in ms, offset) of the first record with the largest timestamp; None without records."""
         try:
-            return largest(self.segments, int(self.start_offset), self.config.unpacked_bytes_max)
+            return largest(self.segment_list.all, int(self.start_offset), self.config.unpacked_bytes_max)
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
+
+    # -- truncation and deletion
+
+    def truncate_to(self, offset: i64, now_ms: i64) -> bool:
+        """Truncates the log to ``offset``. Returns False if there is nothing to truncate.
+
+        Raises StorageError. The log is then unchanged, or only its files still have to be truncated.
+        """
+        self.finish_truncation()
+        if offset >= self.end_offset:
+            self._forget_empty_epochs()
+            return False
+        self._complete_swap()
+        if offset < self.segment_list.all[0].base_offset:
+            self.truncate_fully(offset, now_ms)
+            return True
+        try:
+            self._begin_truncation(offset, now_ms)
+        except OSError as problem:
+            raise storage_error("truncate", self.directory, problem) from problem
+        self.finish_truncation()
+        return True
+
+    def _begin_truncation(self, offset: i64, now_ms: i64) -> None:
+        """Truncates the state in memory. Raises OSError, and then changes nothing."""
+        segments = self.segment_list
+        count: i64 = segments.at(offset) + 1
+        segment = segments.all[count - 1]
+        position: i64 = segment.position_of(offset)
+        # A batch across the offset is removed as a whole: the log ends at its base offset.
+        batch_offset: i64 = segment.base_offset_at(position, self.config.unpacked_bytes_max)
+        self._truncation = PendingTruncation(segments.truncate(count, position), False, now_ms)
+        self.end_offset = offset if batch_offset < 0 or batch_offset > offset else batch_offset
+        self.start_offset = min(self.start_offset, self.end_offset)
+        self.clean_end = min(self.clean_end, self.end_offset)
+        self.durability.truncate(self.end_offset, segment.base_offset, position)
+        self.note_offset_change()
+        self.leader_epochs.truncate_end(int(self.end_offset), save=False)
+        self._leader_epoch = self.leader_epochs.latest
+
+    def finish_truncation(self) -> None:
+        """Completes the files of the last truncation if that failed. Raises StorageError.
+
+        Must precede any other write: otherwise the remaining bytes would be read as records after it.
+        """
+        pending = self._truncation
+        if pending is None or self.closed:
+            return
+        self._complete_swap()
+        try:
+            self.segment_list.remove_files(pending.gone, pending.now_ms)
+            if pending.is_whole:
+                self.snapshots.remove_after(-1, self.producer_state)
+                self.segment_list.active.create(pending.now_ms)
+                # A full disk does not prevent emptying the log. Until the file is written, a start assumes
+                # that its last epoch begins at the log end offset.
+                with contextlib.suppress(OSError):
+                    self.leader_epochs.save_changed()
+            else:
+                self._truncate_files(pending)
+        except OSError as problem:
+            raise storage_error("truncate", self.directory, problem) from problem
+        self.segment_list.names_changed += 1
+        self._truncation = None
+
+    def _truncate_files(self, pending: PendingTruncation) -> None:
+        if pending.gone and self.durability.is_flushing:
+            # The flush may bring the truncation to disk, but not the names: see FlushJob.is_cut.
+            self.segment_list.files.sync_directory(self.directory)
+        segment = self.segment_list.active
+        segment.truncate(segment.size)
+        cut_entries(
+            self.segment_list.files, self.segment_list.transaction_index(segment), int(self.end_offset)
+        )
+        self.leader_epochs.save_changed()
+        self.snapshots.remove_after(self.end_offset, self.producer_state)
+        producers = ProducerStateManager(self.producer_state.name)
+        load_producers(
+            self.segment_list.files,
+            self.directory,
+            self.segment_list.all,
+            producers,
+            self.start_offset,
+            self.end_offset,
+            pending.now_ms,
+        )
+        self.producer_state = producers
+
+    def _forget_empty_epochs(self) -> None:
+        """Removes epochs that this broker led without records: the current leader does not know them."""
+        self._leader_epoch = UNSAVED
+        try:
+            self.leader_epochs.truncate_end(int(self.end_offset))
+        except OSError as problem:
+            raise storage_error("write", self.leader_epochs.path, problem) from problem
+        self._leader_epoch = self.leader_epochs.latest
+
+    def truncate_fully(self, offset: i64, now_ms: i64) -> None:
+        """Removes all records; the log continues at ``offset``. Raises StorageError.
+
+        The log is then unchanged, or it is empty and only its files still have to be removed.
+        """
+        self._empty(offset, offset, now_ms, -1)
+
+    def _empty(self, base_offset: i64, start_offset: i64, now_ms: i64, epochs_end: i64) -> None:
+        """Removes all records; epochs that begin before ``epochs_end`` are kept."""
+        self.finish_truncation()
+        self._complete_swap()
+        self._truncation = PendingTruncation(self.segment_list.all, True, now_ms)
+        self.segment_list.begin_empty(base_offset)
+        self.durability.begin_empty(base_offset)
+        self.start_offset = start_offset
+        self.end_offset = start_offset
+        self.clean_end = min(self.clean_end, start_offset)
+        self.note_offset_change()
+        self.leader_epochs.truncate_end(int(epochs_end), save=False)
+        self._leader_epoch = self.leader_epochs.latest
+        self.producer_state = ProducerStateManager(self.producer_state.name)
+        self.producer_state.end_offset = start_offset
+        self.finish_truncation()
+
+    def begin_at_batch(self, base_offset: i64, now_ms: i64) -> None:
+        """Prepares an empty log for a batch that begins at ``base_offset``, before the log start offset.
+
+        A segment is named by its first offset. Log start and end offset stay: earlier records of the batch
+        are deleted. Raises StorageError.
+        """
+        self._empty(base_offset, self.start_offset, now_ms, self.start_offset)
+
+    def skip_to(self, offset: i64, now_ms: i64) -> None:
+        """Continues at ``offset``, so that no lower offset is assigned again. Raises StorageError.
+
+        For a log that has lost records: the remaining ones are kept, followed by batches without records, as
+        compaction leaves them. A gap would keep new replicas from the log end until further appends.
+        """
+        if offset <= self.end_offset:
+            return
+        self.finish_truncation()
+        if self.start_offset == self.end_offset:
+            self.truncate_fully(offset, now_ms)
+            return
+        while self.end_offset < offset:
+            self.roll(now_ms)
+            self._append_empty(min(offset - self.end_offset, RELATIVE_OFFSET_MAX))
+
+    def _append_empty(self, count: i64) -> None:
+        """Appends a batch without records that occupies ``count`` offsets. Raises StorageError."""
+        begin: i64 = self.end_offset
+        epoch: i64 = self.leader_epochs.latest
+        data = assemble(
+            b"",
+            begin,
+            epoch,
+            0,
+            count - 1,
+            NO_TIMESTAMP,
+            NO_TIMESTAMP,
+            NO_PRODUCER_ID,
+            NO_PRODUCER_EPOCH,
+            NO_SEQUENCE,
+            0,
+        )
+        try:
+            self.segment_list.active.append([data], len(data), begin, begin + count - 1, NO_TIMESTAMP)
+        except OSError as problem:
+            raise storage_error("append to", self.segment_list.active.path, problem) from problem
+        self.end_offset = begin + count
+        self.producer_state.end_offset = begin + count
+
+    def advance_start(self, offset: i64) -> bool:
+        """Advances the log start offset to ``offset``. Returns False if it is already there.
+
+        Records before it are not readable any more. Retention removes their segments.
+        """
+        if offset > self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition} ends at offset {self.end_offset}: its start cannot be moved to "
+                f"{offset}"
+            )
+        if offset <= self.start_offset:
+            return False
+        self.start_offset = offset
+        self.note_offset_change()
+        self.leader_epochs.truncate_start(int(offset))
+        return True
+
+    def remove_segments(self, count: i64, now_ms: i64) -> None:
+        """Removes the ``count`` oldest segments. If these are all, rolls to a new one.
+
+        Raises StorageError; segments that were removed before the error stay removed.
+        """
+        if count <= 0:
+            return
+        self.finish_truncation()
+        self._complete_swap()
+        is_all: bool = count >= len(self.segment_list.all)
+        # The active segment stays until there is another. That needs space, which the others may have to
+        # free.
+        self._remove_oldest(i64(len(self.segment_list.all)) - 1 if is_all else count, now_ms)
+        if is_all:
+            self.roll(now_ms)
+            self._remove_oldest(i64(len(self.segment_list.all)) - 1, now_ms)
+
+    def _remove_oldest(self, count: i64, now_ms: i64) -> None:
+        """Renames first, which needs no space. After a crash in between, the first existing segment is the
+        start.
+
+        Segments that could not be renamed stay in the list for the next attempt.
+        """
+        gone: i64 = 0
+        try:
+            while gone < count:
+                self.segment_list.remove_files([self.segment_list.all[gone]], now_ms)
+                gone += 1
+        except OSError as problem:
+            if not self.segment_list.files.exists(self.segment_list.all[gone].path):
+                gone += 1  # The next start removes its remaining files.
+            raise storage_error("remove segments of", self.directory, problem) from problem
+        finally:
+            if gone > 0:
+                self.segment_list.remove_oldest(gone)
+                self.start_offset = max(self.start_offset, self.segment_list.all[0].base_offset)
+                self.note_offset_change()
+                self.leader_epochs.truncate_start(int(self.start_offset))
+
+    # -- flushing and closing
+
+    @property
+    def has_unfinished_truncation(self) -> bool:
+        """Whether a truncation failed half way: the next write completes it first."""
+        return self._truncation is not None
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether ``flush.messages`` requires a flush before the append is acknowledged."""
+        return self.end_offset - self.durability.recovery_point >= self._flush_messages
+
+    def is_flush_due_at(self, now_ms: i64) -> bool:
+        """Whether ``flush.ms`` requires a flush now."""
+        return self.durability.is_flush_due(self.end_offset, now_ms, self.config.flush_ms)
+
+    @property
+    def unsynced_bytes(self) -> i64:
+        """The bytes that a recovery would have to read now."""
+        return self.durability.unsynced_bytes(self.end_offset)
+
+    def begin_flush(self, whole: bool = True) -> FlushJob:
+        """Collects the files to sync for all records (``whole``), or for those before the active segment.
+
+        Call ``job.run()`` in any thread, then ``finish_flush(job)`` here. First completes a truncation that
+        failed half way. Raises StorageError if a file cannot be opened.
+        """
+        self.finish_truncation()
+        try:
+            return self.durability.begin_flush(self.end_offset, self.producer_state, whole)
+        except OSError as problem:
+            raise storage_error("open for a sync", problem.filename or self.directory, problem) from problem
+
+    def begin_safe_point(self) -> FlushJob:
+        """Same as :meth:`begin_flush`, but also syncs the current indexes and a snapshot of the producer
+        state.
+        """
+        self.finish_truncation()
+        try:
+            self.snapshots.write(self.producer_state)
+        except OSError as problem:
+            raise storage_error("write the producer snapshot of", self.directory, problem) from problem
+        job = self.begin_flush()
+        job.is_safe_point = True
+        self._add_active_indexes(job)
+        return job
+
+    def _add_active_indexes(self, job: FlushJob) -> None:
+        active = self.segment_list.active
+        job.add_path(active.index.path)
+        job.add_path(active.time_index.path)
+
+    def finish_flush(self, job: FlushJob, now_ms: i64) -> None:
+        """Applies a successful flush: recovery begins after it. Not to be called for a failed one."""
+        if self.durability.finish_flush(job, now_ms):
+            self.note_offset_change()
+
+    def flush(self, now_ms: i64) -> None:
+        """Flushes the log and waits. Raises StorageError."""
+        job = self.begin_flush()
+        job.run()
+        self.finish_flush(job, now_ms)
+
+    def note_offset_change(self) -> None:
+        """Reports that the start offset, the recovery point or the clean end differs from its checkpoint."""
+        if self.on_offset_change is not None:
+            self.on_offset_change(self.topic_partition)
+
+    def close(self, now_ms: i64) -> None:
+        """Syncs and closes the files: the next start needs no recovery. Raises StorageError."""
+        job = self.begin_close()
+        if job is not None:
+            job.run()
+        self.finish_close(job, now_ms)
+
+    def begin_close(self) -> FlushJob | None:
+        """Writes the files; returns the job that syncs them, in any thread, or None if no sync is needed.
+
+        Call ``finish_close(job)`` afterwards. Raises StorageError.
+        """
+        self.finish_truncation()
+        self._complete_swap()
+        if self.closed or self.durability.is_synced(self.end_offset):
+            return None
+        active = self.segment_list.active
+        try:
+            if self.durability.truncations > 0 and self._end_on_disk() < self.end_offset:
+                # The batches that compaction left before the truncation end earlier: the name of a new
+                # segment keeps the log end offset.
+                self.roll(self.durability.last_flush_ms)
+                active = self.segment_list.active
+            self.snapshots.write(self.producer_state)
+            active.close_indexes()
+        except OSError as problem:
+            raise storage_error("close", self.directory, problem) from problem
+        if self._is_untouched():
+            return None
+        job = self.begin_flush()
+        self._add_active_indexes(job)
+        return job
+
+    def _end_on_disk(self) -> i64:
+        """The log end offset that a start would find."""
+        active = self.segment_list.active
+        return active.base_offset if active.size == 0 else active.last_offset_end()
+
+    def _is_untouched(self) -> bool:
+        """Whether nothing was ever stored here, so that a power failure cannot lose anything."""
+        return self.end_offset == 0 and self.durability.truncations == 0 and self.leader_epochs.changes == 0
+
+    def finish_close(self, job: FlushJob | None, now_ms: i64) -> None:
+        """Releases the files after ``job`` has succeeded. Not to be called for a failed one."""
+        if self.closed:
+            return
+        if job is not None:
+            self.finish_flush(job, now_ms)
+        self.release()
+        self.closed = True
+
+    def mark_synced(self) -> None:
+        """Records that the log was opened after a clean shutdown: everything is synced until it changes."""
+        self.durability.mark_synced(self.end_offset)
+
+    def release(self) -> None:
+        """Closes all files until they are needed again."""
+        self._complete_swap()
+        self.segment_list.release()
+
+    # -- compaction
+
+    def begin_swap(self, old: list[int], size: i64) -> SegmentSwap | None:
+        """Same as :meth:`SegmentList.begin_swap`; None also if the log is closed."""
+        return None if self.closed else self.segment_list.begin_swap(old, size)
+
+    def finish_swap(self, swap: SegmentSwap, now_ms: i64) -> bool:
+        """Same as :meth:`SegmentList.finish_swap`."""
+        return self.segment_list.finish_swap(swap, now_ms)
+
+    def _complete_swap(self) -> None:
+        self.segment_list.complete_swap(self.durability.last_flush_ms)

@@ -5,11 +5,11 @@
 ====  =====  ===============  =============================================================
 byte  type   field            notes
 ====  =====  ===============  =============================================================
-0     int32  relative offset  the batch's last offset less the segment's base offset
-4     int32  position         the byte in the ``.log`` file where that batch begins
+0     int32  relative offset  the batch's last offset minus the segment's base offset
+4     int32  position         the position of that batch in the ``.log`` file
 ====  =====  ===============  =============================================================
 
-What the file does not promise: :mod:`tidemill.log.sparse_index`.
+For limitations, see :mod:`tidemill.log.sparse_index`.
 
 Source: Apache Kafka, ``OffsetIndex.java``.
 """
@@ -22,37 +22,39 @@ from librt.strings import BytesWriter, read_i32_be, write_i32_be
 from mypy_extensions import i32, i64
 
 from tidemill.log.sparse_index import SparseIndex
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 
 OFFSET_ENTRY_BYTES: Final = 4 + 4
 
 
 class OffsetIndex(SparseIndex):
-    """Finds the position from which a scan for an offset begins."""
+    """Finds the position at which a scan for an offset begins."""
 
     def __init__(self, files: Files, path: str, base_offset: i64, bytes_max: i64) -> None:
         super().__init__(files, path, base_offset, bytes_max, OFFSET_ENTRY_BYTES)
 
     def append(self, offset: i64, position: i64) -> None:
-        """Notes that the batch whose last offset is ``offset`` begins at ``position``."""
+        """Adds an entry for the batch at ``position`` with the last offset ``offset``."""
         writer = BytesWriter()
         write_i32_be(writer, i32(offset - self.base_offset))
         write_i32_be(writer, i32(position))
         self._store(writer.getvalue())
 
     def lookup(self, offset: i64) -> i64:
-        """The position of the last indexed batch whose last offset is at most ``offset``; 0 when none is."""
+        """The position of the last indexed batch with a last offset of at most ``offset``; 0 if there is
+        none.
+        """
         self.load()
-        wanted: i64 = offset - self.base_offset
-        low: i64 = self._slots_up_to(wanted, 0)
+        requested: i64 = offset - self.base_offset
+        low: i64 = self._slots_up_to(requested, 0)
         if low == 0:
             return 0
         return i64(read_i32_be(self._entry(low - 1), 4))
 
     def position_floor(self, position: i64) -> i64:
-        """The last indexed position that is at most ``position``; 0 when none is.
+        """The last indexed position that is at most ``position``; 0 if there is none.
 
-        Batches begin there: a fetch that is cut there ends with a whole batch.
+        Batches begin there: a fetch that ends there has only complete batches.
         """
         self.load()
         low: i64 = self._slots_up_to(position, 4)
@@ -61,7 +63,7 @@ class OffsetIndex(SparseIndex):
         return i64(read_i32_be(self._entry(low - 1), 4))
 
     def last_position(self) -> i64:
-        """Where the last indexed batch begins; 0 without entries."""
+        """The position of the last indexed batch; 0 without entries."""
         self.load()
         if self.entries == 0:
             return 0
@@ -73,12 +75,12 @@ class OffsetIndex(SparseIndex):
         return self.base_offset + i64(read_i32_be(data, 0)), i64(read_i32_be(data, 4))
 
     def truncate_to(self, position: i64) -> None:
-        """Forgets the batches that begin at ``position`` or after it."""
+        """Removes the entries of batches that begin at ``position`` or later."""
         self.load()
         self.keep(self._slots_up_to(position - 1, 4))
 
     def _growing(self) -> i64:
-        """As :meth:`SparseIndex._growing`."""
+        """See :meth:`SparseIndex._growing`."""
         offset_before: i64 = -1
         position_before: i64 = 0
         slot: i64 = 0
@@ -94,7 +96,7 @@ class OffsetIndex(SparseIndex):
         return slot
 
     def damage(self, log_bytes: i64) -> str:
-        """What is wrong with the entries, for a log file of ``log_bytes``; empty when nothing is."""
+        """Describes the damage to the entries, for a log file of ``log_bytes``; empty if there is none."""
         misfit = self._misfit()
         if misfit:
             return misfit
@@ -109,9 +111,9 @@ class OffsetIndex(SparseIndex):
         if slot < self.entries:
             data = self._entry(slot)
             return (
-                f"entry {slot} ({read_i32_be(data, 0)}, {read_i32_be(data, 4)}) does not grow from "
+                f"entry {slot} ({read_i32_be(data, 0)}, {read_i32_be(data, 4)}) does not follow "
                 f"({offset_before}, {position_before})"
             )
         if position_before > 0 and position_before >= log_bytes:
-            return f"its last entry points to byte {position_before}, the log has {log_bytes}"
+            return f"its last entry points to byte {position_before}, but the log has {log_bytes}"
         return ""

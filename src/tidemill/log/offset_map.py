@@ -1,4 +1,4 @@
-"""The last offset of every key: what compaction keeps in memory while it cleans a log.
+"""The last offset of every key, which compaction keeps in memory while it cleans a log.
 
 An open-addressed table refers to entries in chunks of 64-bit words, and an entry holds the key itself:
 
@@ -6,21 +6,20 @@ An open-addressed table refers to entries in chunks of 64-bit words, and an entr
 word       content
 =========  =====================================================================================
 table slot 27 bits of the key's hash, then 36 bits: the entry's first word + 1; 0 is an empty slot
-entry 0    offset less the map's first one (57 bits), length code (6 bits)
+entry 0    offset minus the map's first one (57 bits), length code (6 bits)
 entry 1..  the key's bytes, little-endian, the last word filled up with zeros
 =========  =====================================================================================
 
-The length code is the key's length up to 32; a longer key is kept as its SHA-256, code 33. So two keys are
-never taken for one, whatever their hashes: a map of hashes alone would lose one of them for ever.
-A key of 16 bytes takes 24 bytes and its slot 12 to 24: the table is doubled when two thirds are taken, and
-filled up to the load factor where there is no memory for that.
+The length code is the key's length up to 32; a longer key is stored as its SHA-256, code 33. Two different
+keys are therefore never confused, even with equal hashes: a map of hashes alone would lose one of them. A key
+of 16 bytes takes 24 bytes and 12 to 24 bytes for its slot: the table is doubled at a load of two thirds, or
+filled up to the load factor if there is no memory for that.
 
-The hash is Python's, which is salted anew in every process: nobody can prepare keys that share one.
+The hash is Python's, which has a random salt in every process: nobody can prepare keys with equal hashes.
 
-A key's slot and entry are nowhere near those of the key before it, and fetching them from memory takes far
-longer than everything else. So keys come in groups: :meth:`OffsetMap.prepare` for each, then
-:meth:`OffsetMap.warm`, which lets the processor fetch what all of them need at once, then the group's puts or
-gets.
+The slot and the entry of a key are far from those of the previous key, and fetching them from memory takes
+longer than everything else. Keys are therefore processed in groups: :meth:`OffsetMap.prepare` for each,
+:meth:`OffsetMap.warm` to let the processor fetch all of them at once, then the puts or gets of the group.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 KEY_BYTES_MAX: Final = 32
-"""The longest key that is kept as it is."""
+"""The length of the longest key that is stored as it is."""
 
 DIGEST_CODE: Final = KEY_BYTES_MAX + 1
 CODE_BITS: Final = 6
 CODE_MASK: Final = (1 << CODE_BITS) - 1
 SPAN_MAX: Final = 1 << 56
-"""Offsets that one map can tell apart."""
+"""The range of offsets that one map can represent."""
 
 TAG_BITS: Final = 27
 TAG_MASK: Final = (1 << TAG_BITS) - 1
@@ -52,10 +51,10 @@ CHUNK_MASK: Final = CHUNK_WORDS - 1
 CHUNK_BYTES: Final = CHUNK_WORDS * 8
 
 GROUP: Final = 256
-"""Keys in a group at most: slots and entries of all of them fit into the processor's nearest cache."""
+"""The maximum number of keys in a group: their slots and entries fit into the processor's nearest cache."""
 
 SOFT_LOAD: Final = 2 / 3
-"""From here on a table is slow: it is doubled when there is room."""
+"""Above this load a table is slow: it is doubled if there is memory."""
 
 SLOTS_MIN: Final = 1024
 SLOTS_MAX: Final = 1 << TAG_BITS
@@ -64,18 +63,18 @@ NOT_FOUND: Final = -1
 
 
 class OffsetMap:
-    """Latest offsets by key, in at most ``bytes_max`` bytes (and never fewer than one chunk and table)."""
+    """The latest offsets by key, in at most ``bytes_max`` bytes (at least one chunk and one table)."""
 
     def __init__(self, bytes_max: i64, load_factor: float, first_offset: i64) -> None:
         if not 0 < load_factor < 1:
-            raise ValueError(f"the load factor is {load_factor}, it must be between 0 and 1")
+            raise ValueError(f"the load factor is {load_factor}, but must be between 0 and 1")
         self.bytes_max: i64 = bytes_max
         self.load_factor: float = load_factor
         self.first_offset: i64 = first_offset
         self.count: i64 = 0
-        """Keys in the map."""
+        """The number of keys."""
         self.latest_offset: i64 = first_offset - 1
-        """Up to here the log has been read into the map."""
+        """The offset up to which the log has been read into the map."""
         self._slots: i64 = SLOTS_MIN
         self._table: vec[i64] = vec[i64]([0] * SLOTS_MIN)
         self._set_limits()
@@ -90,29 +89,29 @@ class OffsetMap:
 
     @property
     def memory_bytes(self) -> i64:
-        """What table and entries take."""
+        """The size of table and entries."""
         return self._slots * 8 + i64(len(self._chunks)) * CHUNK_BYTES
 
     @property
     def utilization(self) -> float:
-        """How full the memory is: 0 to 1."""
+        """The used share of the memory: 0 to 1."""
         return min(float(self.memory_bytes) / float(max(self.bytes_max, 1)), 1.0)
 
     def put(self, data: bytes, position: i64, length: i64, offset: i64) -> bool:
-        """Notes that the key at ``position`` of ``data`` has ``offset``, later than before.
+        """Sets the offset of the key at ``position`` of ``data``, which is later than before.
 
-        False when the map is full: it is as before then. A key that is there always fits.
+        Returns False if the map is full, and then changes nothing. A known key always fits.
         """
         self.prepare(0, data, position, length)
         return self.put_prepared(0, offset)
 
     def get(self, data: bytes, position: i64, length: i64) -> i64:
-        """The latest offset of the key at ``position`` of ``data``; -1 when it is not in the map."""
+        """The latest offset of the key at ``position`` of ``data``; -1 if it is unknown."""
         self.prepare(0, data, position, length)
         return self.get_prepared(0)
 
     def prepare(self, slot: i64, data: bytes, position: i64, length: i64) -> None:
-        """Takes the key at ``position`` of ``data`` as the one number ``slot`` of the group."""
+        """Sets the key at ``position`` of ``data`` as number ``slot`` of the group."""
         key = data[position : position + length]
         if length > KEY_BYTES_MAX:
             key = hashlib.sha256(key).digest()
@@ -122,7 +121,7 @@ class OffsetMap:
         self._tags[slot] = i64(hash(key)) & TAG_MASK
 
     def warm(self, count: i64) -> None:
-        """Fetches what the first ``count`` keys of the group will need."""
+        """Prefetches the table slots and entries of the first ``count`` keys of the group."""
         table = self._table
         tags = self._tags
         mask: i64 = self._slots - 1
@@ -137,11 +136,11 @@ class OffsetMap:
             if entry >= 0:
                 total += self._chunks[entry >> CHUNK_BITS][entry & CHUNK_MASK]
             at += 1
-        # Kept, or a compiler may find that nobody needs what was fetched.
+        # Stored, so that a compiler does not remove the unused reads.
         self._warmed = total
 
     def put_prepared(self, slot: i64, offset: i64) -> bool:
-        """As :meth:`put`, for a key of the group."""
+        """Same as :meth:`put`, for a key of the group."""
         relative: i64 = offset - self.first_offset
         if relative < 0 or relative >= SPAN_MAX:
             return False
@@ -164,7 +163,7 @@ class OffsetMap:
         return True
 
     def get_prepared(self, slot: i64) -> i64:
-        """As :meth:`get`, for a key of the group."""
+        """Same as :meth:`get`, for a key of the group."""
         self._find(self._keys[slot], self._tags[slot], self._codes[slot])
         if self._entry < 0:
             return NOT_FOUND
@@ -172,7 +171,7 @@ class OffsetMap:
         return self.first_offset + (chunk[self._entry & CHUNK_MASK] >> CODE_BITS)
 
     def _find(self, key: bytes, tag: i64, code: i64) -> i64:
-        """The slot of the key, its entry in ``_entry``; or the slot for it, and -1."""
+        """The slot of the key, with its entry in ``_entry``; or a free slot, and -1."""
         table = self._table
         mask: i64 = self._slots - 1
         slot: i64 = tag & mask
@@ -203,7 +202,7 @@ class OffsetMap:
         return True
 
     def _add(self, key: bytes) -> i64:
-        """A new entry with the key's words; -1 when there is no memory for it."""
+        """Adds an entry with the words of the key; -1 if there is no memory."""
         size: i64 = len(key)
         words: i64 = 1 + ((size + 7) >> 3)
         if words > self._room:
@@ -225,7 +224,7 @@ class OffsetMap:
         return entry
 
     def _grow(self) -> bool:
-        """A table twice as large, when memory and hash bits are there for it beside the old one."""
+        """Doubles the table, if memory and hash bits suffice."""
         slots: i64 = self._slots * 2
         if slots > SLOTS_MAX or self.memory_bytes + slots * 8 > self.bytes_max:
             return False
@@ -247,14 +246,14 @@ class OffsetMap:
         return True
 
     def _set_limits(self) -> None:
-        """How many keys the table holds before it is doubled, and at most."""
+        """Sets the number of keys at which the table is doubled, and the maximum."""
         slots = float(self._slots)
         self._keys_max: i64 = i64(int(slots * self.load_factor))
         self._soft_max: i64 = min(self._keys_max, i64(int(slots * SOFT_LOAD)))
 
 
 def _word(key: bytes, position: i64, size: i64) -> i64:
-    """Eight bytes of the key, or what is left of it."""
+    """Eight bytes of the key, or the rest of it."""
     if position + 8 <= size:
         return read_i64_le(key, position)
     word: i64 = 0

@@ -1,15 +1,14 @@
-"""Bounds the descriptors that logs hold: a broker may have more partitions than the process may open files.
+"""Limits the descriptors that logs hold: a broker may have more partitions than the limit of open files.
 
-A segment's log file and the maps of its two indexes (each map keeps a descriptor) are opened when they are
-needed. Whoever opens one notes it here; over the limit, those that nobody touched for longest are let go, and
-opened again when they are needed. What is being sent, synced or written back keeps its file until it is done:
-a holder only drops its reference.
+The log file of a segment and the maps of its two indexes (each with a descriptor) are opened on demand and
+registered here. Above the limit, the least recently used ones are closed, and opened again on demand. A file
+that is being sent, synced or written back stays open until then: the holder only drops its reference.
 
-The order is that of a clock with a second chance: a holder that was touched since it was looked at last goes
-to the back of the queue. So a hit costs the data path one store into an attribute, and no call.
+The order is a clock with second chance: a holder that was used since the last check goes to the end of the
+queue. A use costs the data path one attribute store and no call.
 
-What this does not promise: the limit counts what segments hold, not the ranges that are under way to clients;
-the connections' own limits bound those.
+The limit counts the files of segments, not the ranges that are being sent to clients, which the limits on
+connections bound.
 """
 
 from __future__ import annotations
@@ -20,49 +19,50 @@ from collections import OrderedDict
 from typing import Any, Final, Protocol
 
 SHARE: Final = 2
-"""Logs hold at most one of so many descriptors of the process; connections and syncs have the others."""
+"""Logs hold at most this fraction (one half) of the process's descriptors; connections and syncs need others.
+"""
 HELD_LEAST: Final = 16
 HELD_MOST: Final = 30_000
-"""The kernel allows 65,530 maps a process (vm.max_map_count)."""
+"""The kernel allows 65,530 maps per process (vm.max_map_count)."""
 
 _SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Holder(Protocol):
-    """Something that holds one descriptor, and can do without it for a while."""
+    """An object with one descriptor that can be closed and opened again."""
 
     touched: bool
-    """Set by each use."""
+    """Set on each use."""
 
-    def let_go(self) -> None:
-        """Drops the descriptor until it is needed again."""
+    def close_idle(self) -> None:
+        """Closes the descriptor until it is needed again."""
 
 
 class OpenFiles:
-    """Who holds descriptors. ``limit`` of 0: a share of what the process may open when the first file is."""
+    """The objects with open descriptors. ``limit`` of 0: a share of the process limit at the first file."""
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit
         self._held: OrderedDict[Any, None] = OrderedDict()
         self._lock = threading.Lock()
-        self.let_go_count = 0
-        """How often somebody had to let go."""
+        self.evictions = 0
+        """The number of descriptors closed because of the limit."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def opened(self, holder: Holder) -> None:
-        """Notes that ``holder`` opened its file. May be called from any thread."""
+        """Registers that ``holder`` opened its file. May be called from any thread."""
         with self._lock:
             self._held[holder] = None
             if self._limit == 0:
                 self._limit = share_of_limit()
             if len(self._held) > self._limit:
-                # A few at a time, so that not every opening of a long scan has to look for one.
+                # Several at a time, so that a long scan does not evict at every open.
                 self._evict(self._limit - self._limit // 8)
 
     def closed(self, holder: Holder) -> None:
-        """Forgets a holder that let go by itself."""
+        """Unregisters a holder that closed its file."""
         with self._lock:
             self._held.pop(holder, None)
 
@@ -76,11 +76,11 @@ class OpenFiles:
                 holder.touched = False
                 held[holder] = None
             else:
-                holder.let_go()
-                self.let_go_count += 1
+                holder.close_idle()
+                self.evictions += 1
 
     def make_room(self, problem: OSError) -> bool:
-        """After an opening that failed with ``problem``: lets half go; False when that cannot help."""
+        """Closes half of the files after an open failed with ``problem``. Returns False if useless."""
         if problem.errno not in _SHORT_OF_DESCRIPTORS or not self._held:
             return False
         with self._lock:
@@ -89,7 +89,7 @@ class OpenFiles:
 
 
 def share_of_limit() -> int:
-    """What logs may hold of the descriptors that this process may open."""
+    """The number of descriptors that logs may hold, from the limit of this process."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -101,4 +101,4 @@ def share_of_limit() -> int:
 
 
 OPEN_FILES: Final = OpenFiles()
-"""Of this process: the limit is the process's, however many brokers are in it."""
+"""For this process: the limit applies to all brokers in it."""

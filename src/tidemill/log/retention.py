@@ -1,12 +1,13 @@
-"""Which segments go: the deletion policies.
+"""The retention policies, which select the segments to delete.
 
-A policy looks at the segments of one log as plain data and says of each closed one whether it goes. Only
-a run of the oldest goes, so a segment that stays keeps all that follow it. Policies plug in:
-:class:`~tidemill.log.manager.LogManager` takes any number of them, and a segment goes when one lets it.
+A policy gets the segments of a log as plain data, and decides for each closed one. Only a prefix of the
+oldest segments is deleted, so a segment that is kept keeps all later ones.
+:class:`~tidemill.log.log_manager.LogManager` accepts any number of policies; one of them suffices to delete a
+segment.
 
-Records after the high watermark do not count as part of the log: a change of the leader may cut them, and
-``retention.bytes`` of committed records have to be left then. Apache Kafka counts them
-(``UnifiedLog.deleteRetentionSizeBreachedSegments``), and may be left with less.
+Records after the high watermark do not count: a leader change may truncate them, and ``retention.bytes`` of
+committed records must then remain. Apache Kafka counts them
+(``UnifiedLog.deleteRetentionSizeBreachedSegments``), and may keep less.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
+from tidemill.log.log_config import LogConfig
 
 
 class SegmentFacts(NamedTuple):
-    """What a policy sees of a segment. ``last_ms``: its largest timestamp, or when its file was written."""
+    """A segment for a policy. ``last_ms``: its largest timestamp, or the last write of its file."""
 
     base_offset: int
     end_offset: int
     size_bytes: int
     last_ms: int
     is_active: bool = False
-    """Whether records are still written to it."""
+    """Whether it is the active segment."""
 
 
 class Policy(Protocol):
-    """Says of closed segments, oldest first, which go."""
+    """Decides for closed segments, oldest first, which are deleted."""
 
     def __call__(
         self,
@@ -40,13 +41,15 @@ class Policy(Protocol):
         config: LogConfig,
         now_ms: int,
     ) -> Sequence[bool]:
-        """One answer a segment; ``log_bytes`` counts all committed records, of the active segment too."""
+        """Returns one decision per segment; ``log_bytes`` counts all committed records, including the active
+        segment.
+        """
 
 
 def by_time(
     segments: Sequence[SegmentFacts], log_bytes: int, start_offset: int, config: LogConfig, now_ms: int
 ) -> Sequence[bool]:
-    """``retention.ms``: the segment's newest record is older."""
+    """``retention.ms``: the newest record of the segment is older."""
     if config.retention_ms < 0 or not config.delete:
         return [False] * len(segments)
     return [now_ms - segment.last_ms > config.retention_ms for segment in segments]
@@ -55,7 +58,7 @@ def by_time(
 def by_size(
     segments: Sequence[SegmentFacts], log_bytes: int, start_offset: int, config: LogConfig, now_ms: int
 ) -> Sequence[bool]:
-    """``retention.bytes``: without the segment, at least that much of committed records is left."""
+    """``retention.bytes``: without the segment, at least as many bytes of committed records remain."""
     if config.retention_bytes < 0 or not config.delete:
         return [False] * len(segments)
     excess = log_bytes - config.retention_bytes
@@ -69,7 +72,7 @@ def by_size(
 def by_start_offset(
     segments: Sequence[SegmentFacts], log_bytes: int, start_offset: int, config: LogConfig, now_ms: int
 ) -> Sequence[bool]:
-    """Records were deleted by request: everything in the segment is before the start offset."""
+    """DeleteRecords: the whole segment is before the log start offset."""
     return [segment.end_offset <= start_offset for segment in segments]
 
 
@@ -79,10 +82,10 @@ POLICIES: tuple[Policy, ...] = (by_time, by_size, by_start_offset)
 def expired_segments(
     log: Log, high_watermark: int, now_ms: int, policies: Iterable[Policy] = POLICIES
 ) -> int:
-    """How many of the oldest segments go now, all of them before the high watermark.
+    """The number of oldest segments to delete now, all before the high watermark.
 
-    The active segment goes by time and by start offset only when it holds records and nothing of it stays;
-    the log then begins a new one.
+    The active segment is deleted by time and by start offset only if it has records and none of them remains;
+    the log then rolls to a new one.
     """
     facts = segment_facts(log)
     closed = len(facts) - 1
@@ -103,10 +106,10 @@ def expired_segments(
 
 
 def committed_bytes(log: Log, high_watermark: int) -> int:
-    """The size of the batches before the high watermark. It may read one segment: raises OSError."""
+    """The size of the batches before the high watermark. May read one segment: raises OSError."""
     if high_watermark >= log.end_offset:
         return log.size_bytes
-    at = log.segment_at(high_watermark)
+    at = log.segment_list.at(high_watermark)
     segment = log.segments[at]
     position = segment.recent_position(high_watermark)
     if position < 0:
@@ -115,13 +118,13 @@ def committed_bytes(log: Log, high_watermark: int) -> int:
 
 
 def segment_facts(log: Log) -> list[SegmentFacts]:
-    """The segments of a log as a policy sees them, the active one last."""
+    """The segments of a log for a policy, the active one last."""
     facts = []
     for at, segment in enumerate(log.segments):
         end = log.segments[at + 1].base_offset if at + 1 < len(log.segments) else log.end_offset
         last_ms = segment.max_timestamp()
         if last_ms < 0:
-            last_ms = log.files.modified_ms(segment.path)
+            last_ms = log.segment_list.files.modified_ms(segment.path)
         is_active = at + 1 == len(log.segments)
         facts.append(SegmentFacts(segment.base_offset, end, segment.size, last_ms, is_active))
     return facts

@@ -1,14 +1,13 @@
-"""What the two indexes of a segment share: a sparse file of entries of one size, mapped when it is needed.
+"""The common base of the two indexes of a segment: a sparse file of fixed-size entries, mapped on demand.
 
-The layouts are those of :mod:`tidemill.log.offset_index` and :mod:`tidemill.log.time_index`. All integers
-are big-endian; both columns grow from entry to entry. The files have their full size, those of a new log
-from their first entry on, so that an entry is a store into the memory map; rolling cuts them to what is
-used. A tail of zeros is therefore what an unclean stop leaves behind, and no damage: position 0 is never
-indexed.
+For the layouts see :mod:`tidemill.log.offset_index` and :mod:`tidemill.log.time_index`. All integers are
+big-endian; both columns grow from entry to entry. The files have their full size (in a new log from their
+first entry on), so that an entry is a store into the memory map; a roll truncates them to their entries. A
+tail of zeros is therefore left by an unclean shutdown, and is no damage: position 0 is never indexed.
 
-There is an entry for a batch only when more than ``index.interval.bytes`` were appended since the last one.
+A batch gets an entry only if more than ``index.interval.bytes`` were appended since the last entry.
 
-There is no checksum: what a crash leaves of an index is checked for sense, and rebuilt from the log.
+There is no checksum: after a crash an index is checked for consistency, and rebuilt from the log.
 
 Source: Apache Kafka, ``AbstractIndex.java``.
 """
@@ -21,17 +20,17 @@ from librt.strings import read_i32_be
 from mypy_extensions import i64
 
 from tidemill.log.open_files import OPEN_FILES
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 
 RELATIVE_OFFSET_MAX: Final = 0x7FFFFFFF
-"""How far a record's offset may lie behind its segment's base offset."""
+"""The largest difference between a record's offset and the base offset of its segment."""
 
 PAGE_BYTES: Final = 4096
-"""What is given disk space at a time; a multiple of it is every system's page."""
+"""The unit in which disk space is allocated; a multiple of it is the page size of every system."""
 
 
 class SparseIndex:
-    """What both indexes share: a sparse file, mapped when it is first needed."""
+    """The common part of both indexes: a sparse file that is mapped on first use."""
 
     def __init__(self, files: Files, path: str, base_offset: i64, bytes_max: i64, entry_bytes: i64) -> None:
         self.files = files
@@ -47,10 +46,10 @@ class SparseIndex:
         self._backed_bytes: i64 = 0
         self._private: bool = False
         self.touched: bool = False
-        """The map was used since :data:`OPEN_FILES` looked last."""
+        """The map was used since the last check by :data:`OPEN_FILES`."""
 
     def create(self) -> None:
-        """Makes the file at its full size, empty of entries, over what was there."""
+        """Creates the file at its full size without entries, replacing an existing one."""
         self._map = None
         self._writable = False
         file = self.files.open(self.path, True)
@@ -63,7 +62,7 @@ class SparseIndex:
             file.close()
 
     def load(self) -> None:
-        """Counts the entries, when that has not happened yet. A missing file has none."""
+        """Counts the entries, unless that was done. A missing file has none."""
         if self.entries >= 0:
             return
         if not self._private and not self.files.exists(self.path):
@@ -73,7 +72,7 @@ class SparseIndex:
         self.entries = self._count_entries()
 
     def _map_file(self, writable: bool) -> Any:
-        """Maps the file; the map too, as another thread may make this one let it go (None: an empty file)."""
+        """Maps the file and returns the map, which another thread may evict (None: an empty file)."""
         if self._private:
             return self._read_file()
         try:
@@ -88,10 +87,10 @@ class SparseIndex:
         return mapped
 
     def make_private(self, entries: i64) -> None:
-        """Makes this an index for look-ups in another thread; ``entries`` are known to be in it (or -1).
+        """Makes this an index for lookups in another thread; ``entries`` are known to be in it (or -1).
 
-        It reads where the other maps: the owner may cut the file meanwhile, and a mapped page beyond its end
-        would end the process. Entries that are gone raise IndexError then.
+        It reads the file instead of mapping it: the owner may truncate the file meanwhile, and access to a
+        mapped page beyond its end would kill the process. Missing entries raise IndexError instead.
         """
         self._private = True
         self.entries = entries
@@ -108,7 +107,7 @@ class SparseIndex:
         return data
 
     def is_cached(self) -> bool:
-        """Whether a look-up is likely to find its pages in memory. Raises OSError."""
+        """Whether a lookup is likely to find its pages in memory. Raises OSError."""
         if self.entries <= 0:
             return self.entries == 0
         file = self.files.open(self.path, False, True)
@@ -135,7 +134,7 @@ class SparseIndex:
         return mapped
 
     def _count_entries(self) -> i64:
-        """The entries before the tail of zeros."""
+        """The number of entries before the tail of zeros."""
         high: i64 = self._mapped_bytes // self.entry_bytes
         if high == 0 or not self._is_zero(high - 1):
             return high
@@ -175,10 +174,9 @@ class SparseIndex:
         self.entries += 1
 
     def _back_page(self, needed: i64) -> None:
-        """Gives the next page of the sparse file its space on the disk by an ordinary write.
+        """Allocates disk space for the next page of the sparse file with an ordinary write.
 
-        A store into a mapped page that the disk has no room for kills the process (SIGBUS); a write that
-        finds no room raises OSError.
+        A store into a mapped page without disk space kills the process (SIGBUS); a write raises OSError.
         """
         page_end: i64 = (needed + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
         if page_end > self._mapped_bytes:
@@ -192,18 +190,18 @@ class SparseIndex:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further entry fits; the segment rolls then."""
+        """Whether no further entry fits; the segment then rolls."""
         if self.entries < 0:
             self.load()
         return self.entries >= self.entries_max
 
     def trim(self) -> None:
-        """Cuts the file to its entries: the segment is closed, or the broker stops."""
+        """Truncates the file to its entries when the segment is closed or the broker stops."""
         self.load()
         used: i64 = self.entries * self.entry_bytes
         if self._map is not None and self._mapped_bytes == used:
             return
-        self._map = None  # a map beyond the end of its file must not be touched again
+        self._map = None  # A map beyond the end of its file must not be accessed any more.
         self._writable = False
         file = self.files.open(self.path, True)
         try:
@@ -213,7 +211,7 @@ class SparseIndex:
             file.close()
 
     def sync(self) -> None:
-        """Returns once the file's entries are on the disk."""
+        """Syncs the entries of the file."""
         file = self.files.open(self.path)
         try:
             file.sync()
@@ -221,7 +219,7 @@ class SparseIndex:
             file.close()
 
     def _slots_up_to(self, value: i64, field: i64) -> i64:
-        """How many entries have at most ``value`` in the four bytes at ``field``, where they ascend."""
+        """The number of entries with at most ``value`` in the four bytes at ``field``, which ascend."""
         low: i64 = 0
         high: i64 = self.entries
         while low < high:
@@ -233,34 +231,34 @@ class SparseIndex:
         return low
 
     def keep(self, entries: i64) -> None:
-        """Forgets all entries but the first ``entries``, and zeroes their bytes."""
+        """Removes all entries but the first ``entries``, and zeroes their bytes."""
         self.load()
         if entries < self.entries:
             self._cut(entries)
 
     def keep_growing(self) -> bool:
-        """Forgets the entries from the first pair on that does not grow; whether there was one.
+        """Removes the entries from the first pair on that does not grow. Returns whether there was one.
 
-        A power cut may lose entries, and keep later ones.
+        A power failure may lose entries and keep later ones.
         """
         self.load()
         slot: i64 = self._growing()
         all_grow: bool = slot == self.entries
-        # Of two entries that do not grow either may be wrong. What lies behind a hole goes, too.
+        # Either entry of a pair that does not grow may be wrong. Entries after a hole are removed, too.
         self._cut(slot if all_grow or slot == 0 else slot - 1)
         return not all_grow
 
     def _growing(self) -> i64:
-        """How many entries from the first on grow, each from the one before."""
+        """The number of entries from the first on that grow."""
         raise NotImplementedError
 
     def _misfit(self) -> str:
-        """Why the file is no index of this kind; empty when it may be one."""
+        """Describes why the file is no index of this kind; empty if it may be one."""
         if not self.files.exists(self.path):
             return "the file is missing"
         size: i64 = self.files.size(self.path)
         if size % self.entry_bytes != 0:
-            return f"its size {size} is no multiple of {self.entry_bytes}"
+            return f"its size {size} is not a multiple of {self.entry_bytes}"
         return ""
 
     def _cut(self, entries: i64) -> None:
@@ -271,27 +269,27 @@ class SparseIndex:
         try:
             size: i64 = file.size()
             file.truncate(position)
-            # Now they are gone, whatever comes next: the file gets its size with the next entry.
+            # They are removed now, even after an error: the file gets its size with the next entry.
             self.entries = entries
             file.truncate(size)
         finally:
             file.close()
 
-    def let_go(self) -> None:
-        """Gives the memory map back until it is needed again."""
+    def close_idle(self) -> None:
+        """Releases the memory map until it is needed again."""
         if not self.pinned:
             self._map = None
             self._writable = False
 
     def pin(self) -> None:
-        """Maps the file, and keeps it mapped until :meth:`release`: it is about to lose its name."""
+        """Maps the file, and keeps it mapped until :meth:`release`: it is about to be renamed."""
         self.pinned = True
         self.load()
         if self.entries > 0 and self._map is None:
             self._map_file(False)
 
     def release(self) -> None:
-        """As :meth:`let_go`, by the log itself."""
+        """Same as :meth:`close_idle`, called by the log."""
         self.pinned = False
-        self.let_go()
+        self.close_idle()
         OPEN_FILES.closed(self)

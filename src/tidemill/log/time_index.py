@@ -6,12 +6,12 @@
 byte  type   field            notes
 ====  =====  ===============  =============================================================
 0     int64  timestamp        ms; the largest in the segment so far
-8     int32  relative offset  last offset of the batch that has it, less the base offset
+8     int32  relative offset  last offset of the batch that has it, minus the base offset
 ====  =====  ===============  =============================================================
 
-When a segment is closed, it gets a last entry with the segment's largest timestamp.
+A closed segment has a last entry with its largest timestamp.
 
-What the file does not promise: :mod:`tidemill.log.sparse_index`.
+For limitations, see :mod:`tidemill.log.sparse_index`.
 
 Source: Apache Kafka, ``TimeIndex.java``.
 """
@@ -24,13 +24,13 @@ from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, w
 from mypy_extensions import i32, i64
 
 from tidemill.log.sparse_index import SparseIndex
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 
 TIME_ENTRY_BYTES: Final = 8 + 4
 
 
 class TimeIndex(SparseIndex):
-    """Finds the offset from which a scan for a timestamp begins."""
+    """Finds the offset at which a scan for a timestamp begins."""
 
     def __init__(self, files: Files, path: str, base_offset: i64, bytes_max: i64) -> None:
         super().__init__(files, path, base_offset, bytes_max, TIME_ENTRY_BYTES)
@@ -38,7 +38,7 @@ class TimeIndex(SparseIndex):
 
     @property
     def is_full(self) -> bool:
-        """Whether no further entry fits; one is kept free for the entry that closes the segment."""
+        """Whether no further entry fits; one is reserved for the entry that closes the segment."""
         if self.entries < 0:
             self.load()
         return self.entries >= self.entries_max - 1
@@ -48,7 +48,7 @@ class TimeIndex(SparseIndex):
         self._last_timestamp = -1
 
     def append(self, timestamp: i64, offset: i64) -> None:
-        """Notes that ``timestamp`` is the largest up to ``offset``; nothing when it has not grown."""
+        """Records ``timestamp`` as the largest up to ``offset``, unless it has not grown."""
         self.load()
         if timestamp <= self.last_timestamp() or self.entries >= self.entries_max:
             return
@@ -68,14 +68,14 @@ class TimeIndex(SparseIndex):
         return self._last_timestamp
 
     def last_offset(self) -> i64:
-        """The offset that goes with :meth:`last_timestamp`; the base offset without entries."""
+        """The offset of :meth:`last_timestamp`; the base offset without entries."""
         self.load()
         if self.entries == 0:
             return self.base_offset
         return self.base_offset + i64(read_i32_be(self._entry(self.entries - 1), 8))
 
     def lookup(self, timestamp: i64) -> i64:
-        """The offset of the last entry whose timestamp is at most ``timestamp``; the base offset without."""
+        """The offset of the last entry with a timestamp of at most ``timestamp``; else the base offset."""
         self.load()
         low: i64 = 0
         high: i64 = self.entries
@@ -95,18 +95,18 @@ class TimeIndex(SparseIndex):
         return read_i64_be(data, 0), self.base_offset + i64(read_i32_be(data, 8))
 
     def truncate_to(self, offset: i64) -> None:
-        """Forgets the entries whose offset is ``offset`` or higher."""
+        """Removes the entries with offsets of at least ``offset``."""
         self.load()
         self.keep(self._slots_up_to(offset - self.base_offset - 1, 8))
         self._last_timestamp = -2
 
     def keep_growing(self) -> bool:
-        """As :meth:`SparseIndex.keep_growing`."""
+        """See :meth:`SparseIndex.keep_growing`."""
         self._last_timestamp = -2
         return super().keep_growing()
 
     def _growing(self) -> i64:
-        """As :meth:`SparseIndex._growing`; neighbours may have the same offset."""
+        """See :meth:`SparseIndex._growing`; neighbours may have equal offsets."""
         timestamp_before: i64 = -1
         offset_before: i64 = -1
         slot: i64 = 0
@@ -122,7 +122,7 @@ class TimeIndex(SparseIndex):
         return slot
 
     def damage(self, offset_end: i64) -> str:
-        """What is wrong with the entries, for a segment that ends before ``offset_end``; empty: nothing."""
+        """Describes damage to the entries, for a segment that ends before ``offset_end``; else empty."""
         misfit = self._misfit()
         if misfit:
             return misfit
@@ -137,12 +137,12 @@ class TimeIndex(SparseIndex):
         if slot < self.entries:
             data = self._entry(slot)
             return (
-                f"entry {slot} ({read_i64_be(data, 0)}, {read_i32_be(data, 8)}) does not grow from "
+                f"entry {slot} ({read_i64_be(data, 0)}, {read_i32_be(data, 8)}) does not follow "
                 f"({timestamp_before}, {offset_before})"
             )
         if self.entries > 0 and self.base_offset + offset_before >= offset_end:
             return (
                 f"its last entry has offset {self.base_offset + offset_before}, "
-                f"the segment ends at {offset_end}"
+                f"but the segment ends at {offset_end}"
             )
         return ""

@@ -6,15 +6,14 @@ byte  type   field               notes
 0     int16  version             0
 2     int64  producer id
 10    int64  first offset        of the transaction in this partition
-18    int64  last offset         that of its abort marker, which lies in this segment
+18    int64  last offset         that of its abort marker, in this segment
 26    int64  last stable offset  of the partition when the marker was written
 ====  =====  ==================  ==========================================================
 
 All integers are big-endian; last offsets grow from entry to entry. A segment without aborts has no file.
 
-There is no checksum. An entry is written before its marker: a reader must not see a marker of which the index
-does not tell. Where the marker does not come about, the entry is cut off again before the next one, and by
-recovery.
+There is no checksum. An entry is written before its marker: a consumer must not read a marker without an
+entry. If the marker cannot be appended, the entry is removed before the next one, and by recovery.
 
 Source: Apache Kafka, ``TransactionIndex.java``, ``AbortedTxn.java``; KIP-98.
 """
@@ -25,8 +24,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from tidemill.log.names import TRANSACTION_INDEX, offset_of
-from tidemill.model.ports import File, Files
+from tidemill.log.file_names import TRANSACTION_INDEX, offset_of
+from tidemill.model.interfaces import File, Files
 
 ABORTED_ENTRY: Final = struct.Struct(">hqqqq")
 ABORTED_ENTRY_BYTES: Final = 2 + 4 * 8
@@ -34,7 +33,7 @@ ABORTED_VERSION: Final = 0
 
 
 class Aborted(NamedTuple):
-    """One aborted transaction, as a segment's index tells it."""
+    """One aborted transaction, as an entry of a segment's index."""
 
     version: int
     producer_id: int
@@ -44,25 +43,25 @@ class Aborted(NamedTuple):
 
 
 def decode_aborted(data: bytes) -> Aborted:
-    """The entry in 34 bytes; its version is not looked at."""
+    """The entry in 34 bytes; its version is not checked."""
     return Aborted(*ABORTED_ENTRY.unpack(data))
 
 
 def decode_all(data: bytes) -> list[Aborted]:
-    """The whole entries of an index."""
+    """The complete entries of an index."""
     ends = range(ABORTED_ENTRY_BYTES, len(data) + 1, ABORTED_ENTRY_BYTES)
     return [decode_aborted(data[end - ABORTED_ENTRY_BYTES : end]) for end in ends]
 
 
 def encode_all(entries: Iterable[Aborted]) -> bytes:
-    """An index with these entries."""
+    """The content of an index with these entries."""
     return b"".join([ABORTED_ENTRY.pack(*one) for one in entries])
 
 
 def append_entry(files: Files, path: str, entry: Aborted) -> None:
-    """Adds an entry to the index at ``path``, over what is left of markers that never came about.
+    """Adds an entry to the index at ``path``, replacing entries of markers that were never appended.
 
-    Raises OSError; a cut entry that a failure leaves does not count, and the next one takes its place.
+    Raises OSError; an incomplete entry that a failure leaves does not count, and the next one replaces it.
     """
     file = files.open(path, create=True)
     try:
@@ -97,21 +96,21 @@ def _cut(file: File, offset: int) -> None:
 
 
 def damage(data: bytes, base_offset: int, end_offset: int) -> str:
-    """What is wrong with the index of the segment from ``base_offset`` to ``end_offset``; empty: nothing."""
+    """Describes damage to the index of the segment from ``base_offset`` to ``end_offset``; else empty."""
     before = base_offset - 1
     if len(data) % ABORTED_ENTRY_BYTES:
-        return f"{len(data)} bytes are no whole number of entries"
+        return f"{len(data)} bytes are not a multiple of the entry size"
     for at, entry in enumerate(decode_all(data)):
         if entry.version != ABORTED_VERSION:
-            return f"entry {at} is of version {entry.version}, only {ABORTED_VERSION} is known"
+            return f"entry {at} has version {entry.version}, expected {ABORTED_VERSION}"
         if not before < entry.last_offset < end_offset or not 0 <= entry.first_offset < entry.last_offset:
-            return f"entry {at} says offsets {entry.first_offset} to {entry.last_offset}, which cannot be"
+            return f"entry {at} has invalid offsets {entry.first_offset} to {entry.last_offset}"
         before = entry.last_offset
     return ""
 
 
 def read_index(files: Files, path: str) -> bytes:
-    """What is in the index at ``path``; nothing where there is none. Raises OSError."""
+    """The content of the index at ``path``; empty if there is none. Raises OSError."""
     try:
         return files.read(path)
     except FileNotFoundError:
@@ -119,7 +118,7 @@ def read_index(files: Files, path: str) -> bytes:
 
 
 def write_index(files: Files, path: str, entries: Iterable[Aborted]) -> bool:
-    """Makes the index at ``path`` tell ``entries``; whether it told something else. Raises OSError."""
+    """Writes the index at ``path``. Returns whether its entries have changed. Raises OSError."""
     data = encode_all(entries)
     if read_index(files, path) == data:
         return False
@@ -131,7 +130,9 @@ def write_index(files: Files, path: str, entries: Iterable[Aborted]) -> bool:
 
 
 def read_all(files: Files, directory: str) -> list[Aborted]:
-    """The entries of all indexes of a partition. Raises OSError; an index that goes meanwhile is left out."""
+    """The entries of all indexes of a partition. Raises OSError; an index that is removed meanwhile is
+    skipped.
+    """
     found: list[Aborted] = []
     for name in files.list(directory):
         if offset_of(name, TRANSACTION_INDEX) >= 0:

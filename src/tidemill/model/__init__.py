@@ -1,1 +1,1 @@
-"""Words that every layer shares: types, error codes, the configuration table, ports."""
+"""Definitions that every layer shares: types, error codes, the configuration table, ports."""

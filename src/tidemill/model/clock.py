@@ -6,16 +6,16 @@ import time
 
 from mypy_extensions import i64
 
-from tidemill.model.ports import Clock
+from tidemill.model.interfaces import Clock
 
 
 class SystemClock(Clock):
-    """Wall time as the system has it, and time since an arbitrary start."""
+    """The system's wall clock, and its monotonic clock."""
 
     def wall_ms(self) -> i64:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Returns milliseconds since 1970-01-01 UTC."""
         return i64(time.time() * 1000.0)
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Returns seconds that never decrease."""
         return time.monotonic()

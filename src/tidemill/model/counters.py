@@ -1,4 +1,4 @@
-"""Plain counters that a layer keeps of itself; the metrics endpoint reads them when it is asked."""
+"""Plain counters that a layer keeps; the metrics endpoint reads them on each request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TIME_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )
 # fmt: on
-"""Upper bounds of the buckets of times, in seconds."""
+"""Upper bounds of the buckets of durations, in seconds."""
 
 
 class TimeHistogram:
-    """Times in buckets: cheap to note (one bisection), exact in count and sum."""
+    """A histogram of durations: cheap to update (one bisection), exact in count and sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -24,17 +24,17 @@ class TimeHistogram:
         self.sum = 0.0
 
     def note(self, seconds: float) -> None:
-        """Counts one time."""
+        """Counts one duration."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
     @property
     def count(self) -> int:
-        """How many times were noted."""
+        """The number of durations counted."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, times at or below it) for every bucket, ``+Inf`` last."""
+        """Returns (upper bound, number of durations up to it) for every bucket, ``+Inf`` last."""
         total = 0
         found: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):

@@ -1,7 +1,7 @@
-"""Error codes of the protocol, and the exceptions that become them.
+"""Error codes of the protocol, and the exceptions that map to them.
 
-Source: the protocol's error table (``org.apache.kafka.common.protocol.Errors``). An exception carries the
-code that goes on the wire; its text holds the values and what to do next.
+Source: the protocol's error table (``org.apache.kafka.common.protocol.Errors``). An exception has the code
+that is sent to clients; its text has the values and the next step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """A code of the protocol, by Kafka's name."""
+    """An error code of the protocol, by Kafka's name."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -189,11 +189,11 @@ RETRIABLE = frozenset(
 
 
 class TidemillError(Exception):
-    """The root of what this package raises on purpose."""
+    """The root of all exceptions that this package raises deliberately."""
 
 
 class KafkaError(TidemillError):
-    """A failure that the protocol has a code for."""
+    """A failure with an error code of the protocol."""
 
     code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
 
@@ -204,31 +204,31 @@ class KafkaError(TidemillError):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request may succeed when it is sent again."""
+        """Whether a retry of the same request may succeed."""
         return self.code in RETRIABLE
 
     def as_result(self) -> KafkaError:
-        """Itself, as one of the results of a command: without the frames in which it was raised.
+        """Returns the exception itself, as one of the results of a command, without its stack frames.
 
-        They refer to the results, and so each error to all of them: only the collector of cycles could free
-        those, all at once.
+        The frames refer to the results, and so each error to all of them: only the cycle collector could free
+        them, all at once.
         """
         self.__traceback__ = self.__context__ = self.__cause__ = None
         return self
 
 
 class ConfigError(TidemillError):
-    """A configuration value that cannot be used; the text names the key, the value and what is allowed."""
+    """An unusable configuration value; the text names the key, the value and the allowed values."""
 
 
 class ProtocolError(TidemillError):
-    """Bytes from a peer that are no message of the protocol: its connection is closed."""
+    """Bytes from a peer that are not a message of the protocol: the connection is closed."""
 
 
 class StorageError(KafkaError):
     """A file could not be read or written.
 
-    ``number`` is the system's error number, 0 where it was none. Compiled code sets no ``__cause__``.
+    ``number`` is the system's error number, 0 where there is none. Compiled code sets no ``__cause__``.
     """
 
     code = ErrorCode.KAFKA_STORAGE_ERROR
@@ -236,15 +236,15 @@ class StorageError(KafkaError):
 
 
 class CorruptMessage(KafkaError):
-    """Records whose framing or checksum is wrong."""
+    """Records with a wrong framing or checksum."""
 
     code = ErrorCode.CORRUPT_MESSAGE
 
 
 class InvalidRecord(KafkaError):
-    """A batch that is whole, with a record that may not be stored.
+    """An intact batch with a record that may not be stored.
 
-    ``record_errors`` lists (index in the batch, text) for the reply.
+    ``record_errors`` lists (index in the batch, text) for the response.
     """
 
     code = ErrorCode.INVALID_RECORD
@@ -260,4 +260,4 @@ class InvalidRecord(KafkaError):
 
 
 class UnpackedTooLarge(InvalidRecord):
-    """A compressed batch that unpacks to more than its reader takes; nothing else is known to be wrong."""
+    """A compressed batch that unpacks to more bytes than its reader allows; no other fault is known."""

@@ -1,4 +1,4 @@
-"""Texts for people about many things at once."""
+"""Formats log texts about many items."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 
 ITEMS_A_LINE: Final = 50
 ITEM_CHARACTERS_MAX: Final = 300
-"""Names and settings come from outside."""
+"""Limit for an item: names and settings come from outside."""
 
 
 def cut_short(text: str, characters_max: int) -> str:
-    """The beginning of a text that is too long."""
+    """Returns the text, truncated to ``characters_max``."""
     return text if len(text) <= characters_max else text[: characters_max - 3] + "..."
 
 
 def in_lines(items: Iterable[str]) -> Iterator[str]:
-    """The items, separated by semicolons, on as few lines as are readable."""
+    """Yields lines of up to ``ITEMS_A_LINE`` items, separated by semicolons."""
     line = []
     for item in items:
         line.append(cut_short(item, ITEM_CHARACTERS_MAX))

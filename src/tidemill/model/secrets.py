@@ -1,4 +1,4 @@
-"""Which settings are secrets, by their names, and what is shown in their place."""
+"""Recognises secret settings by their names, and hides their values."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 HIDDEN = "(hidden)"
 
 SECRET_NAME = re.compile(r"password|passphrase|secret|jaas|(^|[._])(key|token)$", re.IGNORECASE)
-"""Settings whose value is a secret. ``ssl.keystore.key`` is one, ``ssl.key.location`` is a path."""
+"""Matches settings whose value is a secret: ``ssl.keystore.key``, but not ``ssl.key.location``, a path."""
 
 SECRET_LENGTH_MIN = 4
-"""A shorter secret is not looked for in texts: its characters would be hidden inside ordinary words."""
+"""Shorter secrets are not searched for in texts: they would match inside ordinary words."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of the setting ``name`` is never shown."""
+    """Returns whether the value of the setting ``name`` is never shown."""
     return SECRET_NAME.search(name) is not None
 
 
 def shown(name: str, value: Any) -> str:
-    """The value of a setting for messages: as Python writes it, or ``(hidden)``."""
+    """Returns the value of a setting for messages: its ``repr``, or ``(hidden)``."""
     return HIDDEN if is_secret(name) else repr(value)
 
 
 def without(secrets: Iterable[str | None], text: str) -> str:
-    """``text`` with ``(hidden)`` wherever it holds one of ``secrets``: for texts that others have written."""
+    """Returns ``text`` with every occurrence of ``secrets`` replaced by ``(hidden)``, for texts of others."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         if len(secret) >= SECRET_LENGTH_MIN:
             text = text.replace(secret, HIDDEN)
@@ -34,7 +34,7 @@ def without(secrets: Iterable[str | None], text: str) -> str:
 
 
 class Settings(dict[str, str]):
-    """Settings by name, whose secrets stay out of ``repr`` and ``str``. Can be pickled, secrets included."""
+    """Settings by name, whose ``repr`` and ``str`` hide secrets. Pickling includes the secrets."""
 
     __slots__ = ()
 
@@ -45,5 +45,5 @@ class Settings(dict[str, str]):
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Settings:
-        """A copy that hides its secrets."""
+        """Returns a copy that hides its secrets."""
         return cls(settings)

@@ -1,17 +1,17 @@
-"""Which names a topic may have. Source: ``org.apache.kafka.common.internals.Topic``."""
+"""Checks names of topics. Source: ``org.apache.kafka.common.internals.Topic``."""
 
 from __future__ import annotations
 
 import re
 
 NAME_LENGTH_MAX = 249
-"""A partition's directory is the name, a dash and the number; with ``.delete`` and an id behind it, 255."""
+"""The directory name of a partition appends a dash and the number; with ``.delete`` and an id it is 255."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def name_problem(name: str) -> str:
-    """What is wrong with a topic's name; empty when nothing is."""
+    """Returns what is wrong with a topic's name; empty for a valid name."""
     if not name:
         return "a topic's name cannot be empty"
     if name in (".", ".."):

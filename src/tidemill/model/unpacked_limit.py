@@ -1,8 +1,9 @@
-"""What the records of one compressed batch may unpack to: one limit for all that unpack batches.
+"""The limit on the unpacked size of a compressed batch, shared by all code that unpacks batches.
 
 A broker, its worker processes and the tools that read its files (``tidemill log verify``, ``recover``,
-``dump``) take it from the broker's configuration, clients take it from theirs, under the same key. So no
-batch that a broker stored is too large for those that read it later, unless the limit was lowered between.
+``dump``) use the value of the broker's configuration, clients the value of theirs, under the same key. So no
+batch that a broker stored is too large for its later readers, unless the limit was lowered in between. The
+modules of the log have no default of their own: the broker passes its value.
 """
 
 from __future__ import annotations
@@ -12,5 +13,5 @@ from typing import Final
 UNPACKED_KEY: Final = "tidemill.unpacked.batch.bytes.max"
 
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The key's default. Producers bound a batch to a megabyte or so before compression, or estimate it; a
-stranger's batch of a megabyte can claim a gigabyte, and a broker holds four batches unpacked at a time."""
+"""Default of the key. Producers limit a batch to a megabyte or so before compression, or estimate it; a
+malicious batch of a megabyte can expand to a gigabyte, and a broker holds four unpacked batches at a time."""

@@ -2,9 +2,8 @@
 
     frame = size i32, then ``size`` bytes
 
-Reading: one ``recv`` a turn of the loop. Frames are handed on as positions in the ``bytes`` that were
-received; only a frame that spans several receives is joined, once. What a frame claims to be is never
-allocated, only what has arrived.
+Reading: one ``recv`` a turn of the loop. :class:`~tidemill.net.framing.FrameReader` finds the frames, which
+are handed to the handler as positions in the ``bytes`` that were received.
 
 Writing: replies leave in the order of their requests, however late one of them is decided. A reply is a
 list of ``bytes`` and :class:`FileRange`; ranges go from the page cache to the socket by ``sendfile``.
@@ -12,21 +11,72 @@ list of ``bytes`` and :class:`FileRange`; ranges go from the page cache to the s
 Ending: when the peer sends nothing more, whole frames that came before its end are still handed on, and the
 replies sent as far as it takes them; then the connection closes. A peer that takes none any more has them
 dropped, and its frames handed on all the same.
+
+The states of input, output and dispatch, and their transitions, are in :mod:`tidemill.net.connection_state`.
 """
 
 from __future__ import annotations
 
 import errno
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from librt.strings import read_i32_be
 from mypy_extensions import i64, mypyc_attr
 
 from tidemill.model.errors import ProtocolError
-from tidemill.model.ports import File
-from tidemill.net.memory import FREE_BYTES, RECEIVE_BYTES, UNBOUNDED, Memory
-from tidemill.net.sending import FileRange, Sender
+from tidemill.net.connection_state import (
+    ALL_SENT,
+    BEGIN,
+    BOTH_PAUSED,
+    BROKEN,
+    CLOSE_INPUT,
+    CLOSE_OUTPUT,
+    DISPATCH,
+    DISPATCHING,
+    DISPATCHING_SCHEDULED,
+    ENDED,
+    FILE_READ,
+    FILE_READ_AHEAD,
+    FINISH,
+    FRAMES_HANDLED,
+    FRAMES_PAUSED,
+    FRAMES_WAIT,
+    IDLE,
+    INPUT,
+    INPUT_CLOSED,
+    MEMORY_FREE,
+    MEMORY_SHORT,
+    NEW,
+    OUTPUT,
+    PEER_ENDED,
+    PEER_GONE,
+    READ_FILE,
+    READING,
+    SCHEDULE,
+    SCHEDULED,
+    SEND_LATER,
+    SOCKET_FULL,
+    START,
+    TURN,
+    WAITING,
+    after,
+)
+from tidemill.net.framing import NEED_DATA, FrameReader
+from tidemill.net.memory_pool import (
+    FREE_BYTES,
+    RECEIVE_BYTES,
+    UNBOUNDED,
+    MemoryAccount,
+    MemoryHolder,
+    MemoryPool,
+)
+from tidemill.net.peer import Peer
+from tidemill.net.send_queue import FileRange, ReplyPart, SendQueue
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable
 
 SMALL_RECEIVE_BYTES: Final = 16 * 1024
 """The buffer of a connection that sends little at a time: allocating it costs less."""
@@ -74,16 +124,13 @@ class FrameHandler:
         """
         raise NotImplementedError
 
-    def on_read_failed(self, connection: Connection, file: File, problem: BaseException) -> None:
-        """``file`` could not be read, with OSError or whatever else it raised."""
-
 
 class Stopwatch:
     """Tells ``note`` the seconds from ``started`` until a reply is there."""
 
     __slots__ = ("note", "started")
 
-    def __init__(self, note: Any, started: float) -> None:
+    def __init__(self, note: Callable[[float], None], started: float) -> None:
         self.note = note
         self.started: float = started
 
@@ -99,11 +146,11 @@ class Reply:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.parts: list[Any] = []
+        self.parts: list[ReplyPart] = []
         self.done = False
         self.stopwatch: Stopwatch | None = None
 
-    def complete(self, parts: list[Any]) -> None:
+    def complete(self, parts: list[ReplyPart]) -> None:
         """Fills the place; it leaves once all earlier ones have. An empty list sends nothing."""
         if self.done:
             raise RuntimeError("a reply was completed twice")
@@ -116,47 +163,75 @@ class Reply:
         self.connection.replies_ready()
 
 
-class Connection(Sender):
+class _NoOwner(MemoryHolder):
+    """The owner of a closed connection's account, which so refers to no connection."""
+
+
+_NO_OWNER: Final = _NoOwner()
+
+
+class Connection(MemoryHolder):
     """One accepted socket, driven by an asyncio loop's readiness callbacks."""
 
     def __init__(
         self,
-        loop: Any,
-        sock: Any,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
         handler: FrameHandler,
         frame_bytes_max: i64,
-        context: Any,
-        memory: Memory | None = None,
+        context: Peer,
+        memory: MemoryPool | None = None,
     ) -> None:
-        super().__init__(sock, Memory(loop, UNBOUNDED) if memory is None else memory)
         self.loop = loop
+        self.sock = sock
+        self.descriptor: int = sock.fileno()
         self.handler = handler
-        self.frame_bytes_max: i64 = frame_bytes_max
         self.context = context
-        self.state: Any = None
-        """What the handler keeps for this connection."""
-        self.closed = False
-        self.ended = False
-        """The peer sends nothing more: the connection closes when what it sent is done with."""
-        self._data: bytes = b""
-        self._position: i64 = 0
-        self._chunks: list[bytes] = []
-        self._chunk_bytes: i64 = 0
-        self._needed: i64 = 4
+        self.state: object = None
+        """The state that the handler keeps for this connection."""
+        self.memory: MemoryPool = MemoryPool(loop, UNBOUNDED) if memory is None else memory
+        self.account = MemoryAccount(self)
+        self.account.last_use = self.memory.uses
+        self.frames = FrameReader(0, frame_bytes_max, "a frame", "socket.request.max.bytes")
+        self.output = SendQueue(sock, self.memory, self.account)
+        self._input: i64 = NEW
+        self._output: i64 = IDLE
+        self._dispatch: i64 = WAITING
         self._receive_bytes: i64 = SMALL_RECEIVE_BYTES
-        self._parsing = False
-        self._reading = False
-        self._held_up = False
-        """Enough whole frames wait for their turn: no more is taken in."""
-        self._next_turn = False
-        """The rest of the frames is looked at in the loop's next turn."""
-        self._writing = False
-        self.deaf = False
-        """The peer takes no bytes any more."""
         self._end_reason = ""
         self._replies: list[Reply] = []
         self._ready_bytes: i64 = 0
-        """Of replies that are there, and wait for one before them."""
+        """Of replies that are complete, and wait for an earlier one."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed."""
+        return self._input == INPUT_CLOSED
+
+    @property
+    def ended(self) -> bool:
+        """Whether the peer sends nothing more: the connection closes once its requests are answered."""
+        return self._input >= ENDED
+
+    @property
+    def deaf(self) -> bool:
+        """Whether the peer receives nothing more."""
+        return self._output >= BROKEN
+
+    @property
+    def bytes_in(self) -> i64:
+        """Bytes received."""
+        return self.account.bytes_in
+
+    @property
+    def bytes_out(self) -> i64:
+        """Bytes sent."""
+        return self.account.bytes_out
+
+    @property
+    def last_use(self) -> i64:
+        """When bytes arrived or left last, as :attr:`MemoryPool.uses` counts time."""
+        return self.account.last_use
 
     def last_reply(self) -> Reply | None:
         """The place of the newest request, when there is one and it is not filled yet."""
@@ -167,27 +242,65 @@ class Connection(Sender):
 
     def start(self) -> None:
         """Begins to read."""
-        self._reading = True
-        self.loop.add_reader(self.descriptor, self.readable)
+        self._set_input(START)
 
     @property
     def waiting(self) -> bool:
         """Whether a reply to an earlier request is still to come."""
         return len(self._replies) > 0
 
+    def _is_open(self) -> bool:
+        """As ``not closed``, for where a call in between may close the connection."""
+        return self._input != INPUT_CLOSED
+
+    # Transitions.
+
+    def _set_input(self, event: i64) -> None:
+        """Changes the input's state; the loop watches the socket in READING alone."""
+        before: i64 = self._input
+        following: i64 = after(INPUT, before, event)
+        if following != before:
+            self._input = following
+            if following == READING:
+                self.loop.add_reader(self.descriptor, self.readable)
+            elif before == READING:
+                self.loop.remove_reader(self.descriptor)
+
+    def _set_output(self, event: i64) -> None:
+        """Changes the output's state; the loop watches the socket for writing in SOCKET_FULL alone."""
+        before: i64 = self._output
+        following: i64 = after(OUTPUT, before, event)
+        if following != before:
+            self._output = following
+            if following == SOCKET_FULL:
+                self.loop.add_writer(self.descriptor, self.writable)
+            elif before == SOCKET_FULL:
+                self.loop.remove_writer(self.descriptor)
+
+    def _set_dispatch(self, event: i64) -> None:
+        self._dispatch = after(DISPATCH, self._dispatch, event)
+
+    @property
+    def _is_dispatching(self) -> bool:
+        return self._dispatch == DISPATCHING or self._dispatch == DISPATCHING_SCHEDULED
+
+    @property
+    def _is_scheduled(self) -> bool:
+        return self._dispatch >= SCHEDULED
+
     # Reading.
 
     def readable(self) -> None:
         """The socket has bytes, or has ended."""
         if self.memory.full:
-            self.memory.hold_up(self)
+            self.memory.pause(self.account)
             return
         try:
             data: bytes = self.sock.recv(self._receive_bytes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as problem:
-            self._stop_sending()
+            self._break_output()
             self._end(f"receive failed: {problem}")
             return
         count: i64 = len(data)
@@ -195,162 +308,127 @@ class Connection(Sender):
             self._end("closed by the peer")
             return
         self._receive_bytes = RECEIVE_BYTES if count >= SMALL_RECEIVE_BYTES else SMALL_RECEIVE_BYTES
+        account = self.account
         self.memory.uses += 1
-        self.last_use = self.memory.uses
-        self.bytes_in += count
-        held: i64 = len(self._data) - self._position
-        if held > 0:
-            # Complete frames wait behind a pending reply: take in no more than one receive beside them.
-            self._data = self._data[self._position :] + data
-            self._position = 0
-            if held + count > RECEIVE_BYTES:
-                self._held_up = True
-                self.pause_reading()
-            self._parse()
-            return
-        if self._chunk_bytes > 0:
-            self._chunks.append(data)
-            self._chunk_bytes += count
-            if self._chunk_bytes < self._needed:
-                if len(self._chunks) > 64 + (self._chunk_bytes >> 14):
-                    self._chunks = [b"".join(self._chunks)]
-                self._count()
-                return
-            data = b"".join(self._chunks)
-            self._chunks = []
-            self._chunk_bytes = 0
-        self._data = data
-        self._position = 0
-        self._parse()
+        account.last_use = self.memory.uses
+        account.bytes_in += count
+        frames = self.frames
+        waiting: i64 = frames.unread_bytes
+        frames.receive(data)
+        if waiting > 0 and waiting + count > RECEIVE_BYTES:
+            # Complete frames wait for an earlier response: no more than one receive is held beside them.
+            self._set_input(FRAMES_WAIT)
+        if frames.unread_bytes > 0:
+            self._handle_frames()
+        else:
+            self._count()
 
     def _count(self) -> None:
-        """Tells the common bound what is held here, when that has changed."""
-        # All of the data, also what was consumed of it: it is let go as a whole.
-        unsent: i64 = self._out_bytes + self._ready_bytes
-        held: i64 = len(self._data) + self._chunk_bytes + unsent
+        """Reports to the common bound how much is held here, when that has changed."""
         if self.closed:
             return
-        if held != self.held_bytes:
-            self.memory.change(self, held)
-        if unsent != self.unsent_bytes and not self.closed:
-            self.memory.note_unsent(self, unsent)
+        unsent: i64 = self.output.memory_bytes + self._ready_bytes
+        held: i64 = self.frames.held_bytes + unsent
+        account = self.account
+        if held != account.held_bytes:
+            self.memory.change(account, held)
+        if unsent != account.unsent_bytes and not self.closed:
+            self.memory.set_unsent(account, unsent)
 
     def missing_bytes(self) -> i64:
-        """What the partial frame that is held still misses; 0 when there is none."""
-        return self._needed - self._chunk_bytes if self._chunk_bytes > 0 else 0
+        """The bytes that the partial frame misses which is held; 0 when there is none."""
+        return self.frames.missing_bytes if self.frames.has_partial else 0
 
     def pause_reading(self) -> None:
-        """Leaves what comes to the system's buffers."""
-        if self._reading:
-            self._reading = False
-            self.loop.remove_reader(self.descriptor)
+        """Leaves what arrives to the system's buffers, until :meth:`resume_reading`."""
+        self._set_input(MEMORY_SHORT)
 
     def resume_reading(self) -> None:
-        """Reads again, unless something else speaks against it."""
-        if not (self._reading or self._held_up or self.paused or self.ended or self.closed):
-            self._reading = True
-            self.loop.add_reader(self.descriptor, self.readable)
+        """Reads again, unless the connection itself waits."""
+        self._set_input(MEMORY_FREE)
 
-    def _parse(self) -> None:
-        """Hands on the whole frames that are held, and sends what they brought about, until one must wait."""
-        if self._parsing:
+    def _handle_frames(self) -> None:
+        """Hands on the complete frames, and sends what they caused, until one has to wait."""
+        if self._is_dispatching:
             return
-        self._parsing = True
+        self._set_dispatch(BEGIN)
+        frames = self.frames
         while self._is_open():
-            before = self._position
+            before = frames.position
             blocked = self._try_frames()
             if not self._is_open():
                 break
             if not blocked:
-                self._keep_rest()
-            had_output = len(self._out) > 0
+                if self.ended:
+                    frames.clear()
+                elif self._input >= FRAMES_PAUSED and self._input <= BOTH_PAUSED:
+                    self._set_input(FRAMES_HANDLED)
+            had_output = len(self.output.parts) > 0
             if had_output:
                 self._flush()
-            # What went out may have been what the next request waited for: then nobody else looks again.
-            if not blocked or self._out or self._next_turn or (self._position == before and not had_output):
+            # The next request may have waited for what was sent: then nothing else handles it.
+            if (
+                not blocked
+                or self.output.parts
+                or self._is_scheduled
+                or (frames.position == before and not had_output)
+            ):
                 break
-        self._parsing = False
-        self._settle()
+        self._set_dispatch(FINISH)
+        self._close_if_done()
 
-    def _is_open(self) -> bool:
-        return not self.closed
-
-    def _settle(self) -> None:
+    def _close_if_done(self) -> None:
         """Closes when the peer has ended and everything is done; counts what is held otherwise."""
         if (
             self.ended
             and not self._replies
-            and not self._out
-            and not self._parsing
-            and self._position >= len(self._data)
+            and not self.output.parts
+            and not self._is_dispatching
+            and self.frames.unread_bytes <= 0
         ):
             self.close(self._end_reason)
         self._count()
 
     def _try_frames(self) -> bool:
         try:
-            return self._parse_frames()
+            return self._next_frames()
         except ProtocolError as problem:
             self.close_after_replies(str(problem))
         except Exception as problem:  # noqa: BLE001 - one broken request must not end the loop for all others
             self.crash(problem)
         return True
 
-    def _parse_frames(self) -> bool:
-        data = self._data
-        end: i64 = len(data)
-        position = self._position
-        frames: i64 = 0
-        while end - position >= 4:
-            size: i64 = i64(read_i32_be(data, position))
-            if size < 0 or size > self.frame_bytes_max:
-                raise ProtocolError(
-                    f"a frame of {size} bytes was announced, 0 to {self.frame_bytes_max} are allowed"
-                    " (socket.request.max.bytes)"
-                )
-            if end - position - 4 < size:
-                break
+    def _next_frames(self) -> bool:
+        """Hands on frames; False when no complete frame is left, True when the next one has to wait."""
+        frames = self.frames
+        output = self.output
+        handled: i64 = 0
+        start: i64 = frames.next_frame()
+        while start != NEED_DATA:
+            unsent: i64 = output.memory_bytes + self._ready_bytes
             if (
                 len(self._replies) >= REPLIES_MAX
-                or self._out_bytes + self._ready_bytes > OUT_BYTES_MAX
-                or (self._out_bytes + self._ready_bytes > FREE_BYTES and self.memory.is_short)
-                or len(self._out) > OUT_PARTS_MAX
+                or unsent > OUT_BYTES_MAX
+                or (unsent > FREE_BYTES and self.memory.is_short)
+                or len(output.parts) > OUT_PARTS_MAX
             ):
                 return True
-            if frames == FRAMES_A_TURN:
-                if not self._next_turn:
-                    self._next_turn = True
-                    self.loop.call_soon(self._take_turn)
+            if handled == FRAMES_A_TURN:
+                self.resume_frames()
                 return True
-            frames += 1
-            if not self.handler.on_frame(self, data, position + 4, position + 4 + size):
+            handled += 1
+            if not self.handler.on_frame(self, frames.data, start, frames.end):
                 return True
-            position += 4 + size
-            self._position = position
-            if not self._is_open():
+            frames.consume()
+            start = frames.next_frame()
+            if self.closed:
                 return True
         return False
 
     def _take_turn(self) -> None:
-        self._next_turn = False
+        self._set_dispatch(TURN)
         if not self.closed:
             self._go_on()
-
-    def _keep_rest(self) -> None:
-        """Moves a last partial frame into the chunks, and forgets what was consumed."""
-        data = self._data
-        rest: i64 = 0 if self.ended else len(data) - self._position
-        if rest > 0:
-            self._needed = 4
-            if rest >= 4:
-                self._needed = 4 + i64(read_i32_be(data, self._position))
-            self._chunks = [data[self._position :] if self._position > 0 else data]
-            self._chunk_bytes = rest
-        self._data = b""
-        self._position = 0
-        if self._held_up:
-            self._held_up = False
-            self.resume_reading()
 
     # Replying.
 
@@ -363,8 +441,7 @@ class Connection(Sender):
             self._ready_bytes += len(part)
             self._replies.append(reply)
         elif not self.closed:
-            self._out.append(part)
-            self._out_bytes += len(part)
+            self.output.append(part)
 
     def reply_later(self) -> Reply:
         """A place in the order for the request that is being handled."""
@@ -372,7 +449,7 @@ class Connection(Sender):
         self._replies.append(reply)
         return reply
 
-    def reply_done(self, parts: list[Any]) -> None:
+    def reply_done(self, parts: list[ReplyPart]) -> None:
         """One of the replies has its bytes, which are counted until they are sent."""
         for part in parts:
             if isinstance(part, bytes):
@@ -384,38 +461,38 @@ class Connection(Sender):
             self._replies = []
             return
         ready: i64 = 0
+        is_sent = not self.deaf
         for reply in self._replies:
             if not reply.done:
                 break
             ready += 1
             for part in reply.parts:
-                size: i64 = len(part) if isinstance(part, bytes) else 0
-                self._ready_bytes -= size
-                if not self.deaf:
-                    self._out.append(part)
-                    self._out_bytes += size
+                if isinstance(part, bytes):
+                    self._ready_bytes -= len(part)
+                if is_sent:
+                    self.output.append_part(part)
         if ready == 0:
             self._count()
             return
         self._replies = self._replies[ready:]
-        if self._parsing:
+        if self._is_dispatching:
             return
-        if self._out:
+        if self.output.parts:
             self._flush()
         self._go_on()
 
     def resume_frames(self) -> None:
-        """There is room for the reply of a request that was held up: the next turn of the loop takes it."""
-        if not self._next_turn and not self.closed:
-            self._next_turn = True
+        """Handles further frames in the next turn of the loop."""
+        if not self._is_scheduled and not self.closed:
+            self._set_dispatch(SCHEDULE)
             self.loop.call_soon(self._take_turn)
 
     def _go_on(self) -> None:
-        """Looks at the requests that were held back."""
-        if self._is_open() and self._position < len(self._data):
-            self._parse()
+        """Handles the requests that had to wait."""
+        if not self.closed and self.frames.unread_bytes > 0:
+            self._handle_frames()
         else:
-            self._settle()
+            self._close_if_done()
 
     # Sending.
 
@@ -425,81 +502,69 @@ class Connection(Sender):
         self._go_on()
 
     def resume_send(self) -> None:
-        """What was read ahead is in memory now."""
-        self._reading_ahead = False
+        """The range that was read ahead is in memory now."""
+        self._set_output(FILE_READ)
         if not self.closed:
             self._flush()
             self._go_on()
 
     def _flush(self) -> None:
-        if self.closed or self._reading_ahead:
+        """Sends as much as the socket takes."""
+        if self._output == FILE_READ_AHEAD:
             return
         if self.deaf:
-            self._drop_output()
+            self.output.clear()
             return
-        finished = False
+        event: i64 = SEND_LATER
         try:
-            finished = self._send_all()
+            event = self.output.send()
         except (BlockingIOError, InterruptedError):
             pass
         except (ConnectionError, TimeoutError) as problem:
             # What the peer had sent before it went is still read, to its end.
             if not self._end_reason:
                 self._end_reason = f"send failed: {problem}"
-            self._stop_sending()
+            self._break_output()
             if self._replies:
                 self.handler.on_end(self)
             return
         except OSError as problem:
-            part = self._out[self._out_head]
+            part = self.output.first
             if isinstance(part, FileRange) and problem.errno in FILE_ERRORS:
                 self.read_failed(part, problem)
             else:
                 self.close(f"send failed: {problem}")
             return
-        if finished:
-            self._out.clear()
-            self._out_head = 0
-            self._out_bytes = 0
-            if self._writing:
-                self._writing = False
-                self.loop.remove_writer(self.descriptor)
-        elif self._writing == self._reading_ahead:
-            self._writing = not self._reading_ahead
-            if self._writing:
-                self.loop.add_writer(self.descriptor, self.writable)
-            else:
-                self.loop.remove_writer(self.descriptor)
+        if event != ALL_SENT or self._output != IDLE:
+            self._set_output(event)
+        if event == READ_FILE:
+            cold = self.output.cold_range
+            self.output.cold_range = None
+            if cold is not None:
+                self.handler.read_ahead(self, cold, self.output.cold_bytes)
 
-    def _stop_sending(self) -> None:
-        self.deaf = True
-        self._drop_output()
-        if self._writing:
-            self._writing = False
-            self.loop.remove_writer(self.descriptor)
-
-    def read_ahead(self, part: FileRange, count: i64) -> None:
-        """Has the handler do it."""
-        self.handler.read_ahead(self, part, count)
+    def _break_output(self) -> None:
+        """The peer receives nothing more."""
+        self.output.clear()
+        self._set_output(PEER_GONE)
 
     def read_failed(self, part: FileRange, problem: BaseException) -> None:
         """A file that was to be sent cannot be read: the reply cannot be finished, nor followed by others."""
-        self.handler.on_read_failed(self, part.file, problem)
+        if part.owner is not None and isinstance(problem, OSError):
+            part.owner.on_read_failed(part.file, problem)
         self.close(f"{part.count} bytes of a file could not be sent: {problem}")
 
     # Ending.
 
     def _end(self, reason: str) -> None:
         """The peer sends nothing more."""
-        self.ended = True
+        self._set_input(PEER_ENDED)
         if not self._end_reason:
             self._end_reason = reason
-        self.pause_reading()
-        self._chunks = []
-        self._chunk_bytes = 0
+        self.frames.drop_partial()
         if self._replies:
             self.handler.on_end(self)
-        self._settle()
+        self._close_if_done()
 
     def crash(self, problem: BaseException) -> None:
         """A request of this connection broke its handler: that is reported, and the connection ended."""
@@ -509,7 +574,7 @@ class Connection(Sender):
     def close_after_replies(self, reason: str) -> None:
         """Ends the connection, once the replies that are ready were given to the socket, as far as it takes
         them: the requests before a bad one were carried out, and their client should know."""
-        if self._out:
+        if self.output.parts:
             self._flush()
         self.close(reason)
 
@@ -517,14 +582,12 @@ class Connection(Sender):
         """Ends the connection at once. Calling it again does nothing."""
         if self.closed:
             return
-        self.closed = True
-        self.loop.remove_reader(self.descriptor)
-        self.loop.remove_writer(self.descriptor)
+        self._set_input(CLOSE_INPUT)
+        self._set_output(CLOSE_OUTPUT)
         self.sock.close()
         self._replies = []
-        self._out = []
-        self._data = b""
-        self._position = 0
-        self._chunks = []
-        self.memory.forget(self)
+        self.output.clear()
+        self.frames.clear()
+        self.memory.forget(self.account)
+        self.account.owner = _NO_OWNER
         self.handler.on_close(self, reason)

@@ -1,83 +1,121 @@
-"""Deadlines of things that wait, on one heap behind one timer of the loop."""
+"""Deadlines of delayed operations, on one heap with one timer of the event loop. Compiled."""
 
 from __future__ import annotations
 
 import heapq
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from mypy_extensions import i64, mypyc_attr
 
 CLEAN_FROM: Final = 64
-"""Entries below which the heap is left alone. So few that requests which were answered go before Python's
-collector looks for garbage: what it finds alive it carries along, and then goes through all that lives."""
+"""Up to this number of entries the heap is not cleaned. It is small enough that completed requests are
+released before Python's garbage collector runs: objects that survive a collection make later ones slower.
+"""
+FIRED_AT_ONCE_MAX: Final = 256
+"""Deadlines that are handled in one iteration of the loop; the rest are handled in the next."""
+
+
+class TimerHandle(Protocol):
+    """A timer that was set."""
+
+    def cancel(self) -> None:
+        """Prevents the timer from firing."""
+
+
+class Scheduler(Protocol):
+    """The monotonic time and the timers of an event loop."""
+
+    def time(self) -> float:
+        """Returns seconds since an arbitrary start."""
+        raise NotImplementedError
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> TimerHandle:
+        """Calls ``callback`` once :meth:`time` has reached ``when``."""
+        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Waiting:
-    """Something that gives up waiting at its deadline."""
+    """An operation that stops waiting at its deadline."""
 
     def on_deadline(self) -> None:
-        """The deadline has passed. Called also when the wait is over: then it does nothing."""
+        """Called at the deadline. Also called after the operation has completed, and then does nothing."""
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether the wait ended some other way."""
+        """Whether the operation has completed otherwise."""
         raise NotImplementedError
 
 
 class Deadlines:
-    """Calls ``on_deadline`` of each entry when its time has come.
+    """Calls ``on_deadline`` of each entry at its time.
 
-    A wait that ended is left to its deadline, where it costs one call; so adding is all that a request pays
-    for. When such entries have doubled the heap, it is cleaned: deadlines far away keep no memory.
+    Completed operations stay until their deadline, at the cost of one call, so a request only pays for
+    adding. When the heap has doubled, it is cleaned: completed operations with late deadlines use no memory.
+
+    Times are whole milliseconds of the loop's monotonic time.
     """
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Scheduler) -> None:
         self._loop = loop
-        self._heap: list[tuple[float, i64, Waiting]] = []
+        self._heap: list[tuple[i64, i64, Waiting]] = []
         self._added: i64 = 0
         self._clean_at: i64 = CLEAN_FROM
-        self._timer: Any = None
-        self._timer_at: float = 0.0
+        self._timer: TimerHandle | None = None
+        self._timer_ms: i64 = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
+    def now_ms(self) -> i64:
+        """Returns the loop's time."""
+        return i64(self._loop.time() * 1000.0)
+
     def add(self, delay_ms: i64, waiting: Waiting) -> None:
         """Calls ``waiting.on_deadline()`` in ``delay_ms``."""
-        at: float = self._loop.time() + float(delay_ms) / 1000.0
+        self.add_at(self.now_ms() + delay_ms, waiting)
+
+    def add_at(self, deadline_ms: i64, waiting: Waiting) -> None:
+        """Calls ``waiting.on_deadline()`` when :meth:`now_ms` has reached ``deadline_ms``."""
         self._added += 1
-        heapq.heappush(self._heap, (at, self._added, waiting))
+        heapq.heappush(self._heap, (deadline_ms, self._added, waiting))
         if len(self._heap) > self._clean_at:
             self._clean()
-        if self._timer is None or at < self._timer_at:
-            self._arm(at)
+        self._arm(deadline_ms)
 
     def _clean(self) -> None:
         self._heap = [entry for entry in self._heap if not entry[2].is_over()]
         heapq.heapify(self._heap)
         self._clean_at = max(CLEAN_FROM, 2 * i64(len(self._heap)))
 
-    def _arm(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._loop.call_at(at, self._fire)
+    def _arm(self, deadline_ms: i64) -> None:
+        """Sets the timer of the loop, unless it fires before."""
+        timer = self._timer
+        if timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return
+            timer.cancel()
+        self._timer_ms = deadline_ms
+        # A whole millisecond later: now_ms() truncates to milliseconds, and loops may wake up early.
+        self._timer = self._loop.call_at(float(deadline_ms + 1) / 1000.0, self._fire)
 
     def _fire(self) -> None:
         self._timer = None
-        now: float = self._loop.time()
+        now_ms = self.now_ms()
+        fired: i64 = 0
         try:
-            # Whom this calls may add entries, and so clean the heap or arm the timer for later than the next.
-            while self._heap and self._heap[0][0] <= now:
+            # Each call may add entries, and so clean the heap, or set the timer later than the next entry.
+            while fired < FIRED_AT_ONCE_MAX and self._heap and self._heap[0][0] <= now_ms:
+                fired += 1
                 heapq.heappop(self._heap)[2].on_deadline()
         finally:
-            # Also when one of them raises: the others have their deadlines all the same.
-            if self._heap and (self._timer is None or self._heap[0][0] < self._timer_at):
-                self._arm(self._heap[0][0])
+            # Also after an exception: the other entries still have their deadlines.
+            if self._heap:
+                self._arm(max(self._heap[0][0], now_ms))
 
     def close(self) -> None:
-        """Calls nobody any more."""
+        """Removes all entries."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

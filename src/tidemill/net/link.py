@@ -1,12 +1,12 @@
-"""A connection that a broker opens to another: requests go out as they come, answers come back in order.
+"""A connection that a broker opens to another broker: sends requests, receives the responses in order.
 
-Followers fetch over it, and the controller commands over it. Any number of requests may be under way; the
-peer answers them in their order. What goes wrong ends the link, and everybody who waits on it is told why;
-whoever opened it opens the next.
+Replica fetchers and the controller's channels use it. Any number of requests may be in flight; the peer
+responds in their order. An error closes the link and fails all pending requests; the owner opens the next
+link.
 
-:meth:`Link.ask` takes messages and gives their answers to tasks. :meth:`Link.post` is for those who ask
-without pause, and read and write the protocol by themselves: the answer is handed on where it was received,
-in the turn of the loop in which it comes.
+:meth:`Link.ask` sends messages and returns their responses to tasks. :meth:`Link.post` is for owners that
+send requests continuously and encode them themselves: the response is passed on in the turn of the event loop
+in which it was received.
 """
 
 from __future__ import annotations
@@ -21,150 +21,152 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
-from tidemill.model.slices import with_pauses
+from tidemill.model.event_loop_slices import with_pauses
+from tidemill.net.framing import NEED_DATA, FrameReader
 from tidemill.wire.apis import ApiKey, response_class
+from tidemill.wire.codec import decode_in_slices, encode_in_slices, encode_parts
 from tidemill.wire.header import decode_response, request_head, response_body
 from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidemill.wire.primitives import skip_tag_section
-from tidemill.wire.schema import decode_in_slices, encode_in_slices, encode_parts, has_many_items
+from tidemill.wire.schema import Struct, has_many_items
 
 log = logging.getLogger("tidemill.net")
 
 FRAME_BYTES_MAX = 0x7FFF_FFFE
-"""Of an answer: brokers may take batches of almost that size (``socket.request.max.bytes``), and a follower
-gets each of them whole. Memory grows with what has come, not with what is promised."""
-KEPT_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
-"""Seconds until a silent peer is asked, and between questions; how many; ms that sent bytes wait for."""
+"""The limit for a response: brokers may accept batches of almost that size (``socket.request.max.bytes``),
+and a follower gets each of them whole. Memory grows with the received bytes, not with the announced size.
+"""
+KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
+"""The idle seconds before the first keep-alive probe and between probes; their number; the ms that sent bytes
+may stay unacknowledged.
+"""
 CONNECT_S = 2.0
-"""After so long a connection is begun anew: the system would ask ever more rarely."""
+"""The connect timeout, after which a new attempt begins: TCP would retry at growing intervals."""
 AT_ONCE_ITEMS = 100
 AT_ONCE_BYTES = 4 * 1024
-"""A request of more items is encoded in slices, and a larger answer decoded so."""
+"""A request with more items is encoded in slices; a larger response is decoded in slices."""
 RECEIVE_BYTES = 16 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024
-"""Of one receive: so much memory is taken on a peer's word."""
+"""The limit for one receive: the memory that is allocated for an announced size."""
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">ihhih")
-"""Size, API key, its version, correlation id, length of the client id."""
+"""Size, API key, API version, correlation id, length of the client id."""
 
 
 class LinkError(TidemillError):
-    """The peer cannot be reached, has gone, or does not speak the protocol. The text names it."""
+    """The peer is unreachable, has closed the connection, or violates the protocol. The text names it."""
 
 
 class LinkRefused(LinkError):
-    """Nobody listens at the peer's address: its process is gone."""
+    """The peer refuses connections: its process has ended."""
 
 
 class LinkBroken(LinkError):
-    """The peer took the connection, and closed or reset it at once: its process may be about to end."""
+    """The peer accepted the connection and closed or reset it at once: its process may be about to end."""
 
 
 class LinkTimeout(LinkError):
-    """The peer has not answered in time."""
+    """The peer has not responded in time."""
 
 
 class Poster(Protocol):
-    """Who posts requests."""
+    """An owner that posts requests."""
 
     def on_answer(self, data: bytes, start: int, end: int) -> None:
-        """The body of the answer to the oldest of its requests is ``data[start:end]``.
+        """The body of the response to its oldest request is ``data[start:end]``.
 
-        ProtocolError ends the link.
+        A ProtocolError closes the link.
         """
 
     def on_link_closed(self, reason: str) -> None:
-        """The link has ended: no answer comes any more."""
+        """The link is closed: no response arrives any more."""
 
 
-class _Asked(NamedTuple):
+class _PendingRequest(NamedTuple):
     key: int
     version: int
     correlation_id: int
-    answer: asyncio.Future[Any] | None
+    answer: asyncio.Future[Struct | _LargeResponse] | None
     poster: Poster | None
     deadline: float
-    """In the loop's time, of what was posted: who asks waits with a deadline of his own."""
+    """In the event loop's time, for posted requests; :meth:`Link.ask` has its own timeout."""
 
 
-class _LargeAnswer(NamedTuple):
+class _LargeResponse(NamedTuple):
     key: int
     version: int
     body: bytes
 
 
 class Link:
-    """One open connection; made by :meth:`open`. All methods belong to the event loop's thread."""
+    """One open connection, created by :meth:`open`. All methods must be called in the event loop's thread."""
 
     def __init__(self, name: str, sock: socket.socket, client_id: str) -> None:
         self.name = name
-        """The peer, for people: broker and address."""
+        """The peer, for log lines: broker and address."""
         self.closed = ""
-        """Why it has ended; empty while it lives."""
+        """Why the link is closed; empty while it is open."""
         self.versions: dict[int, tuple[int, int]] = {}
         self.is_broken = False
-        """The peer closed or reset the connection: its process may have ended. Not after a timeout."""
+        """The peer closed or reset the connection: its process may have ended. Not set after a timeout."""
         self.on_close: Callable[[str], None] | None = None
         self.on_broken: Callable[[], None] | None = None
-        """Called when the link ends because the peer closed or reset it, before :attr:`on_close`."""
+        """Called when the peer closes or resets the connection, before :attr:`on_close`."""
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._client_id = client_id
         self._client = client_id.encode() + b"\0"
         self._correlation_id = 0
-        self._waiting: deque[_Asked] = deque()
+        self._pending: deque[_PendingRequest] = deque()
         self._unsent = bytearray()
         self._writing = False
-        self._chunks: list[bytes] = []
-        self._have = 0
-        """Bytes in the chunks, of a frame of which more is to come."""
-        self._needed = _SIZE.size
-        self._watch: asyncio.TimerHandle | None = None
+        self._frames = FrameReader(_SIZE.size, FRAME_BYTES_MAX, "a response")
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
     async def open(cls, broker_id: int, host: str, port: int, client_id: str, timeout_s: float) -> Link:
-        """Connects, and asks which versions the peer serves. Raises LinkError."""
+        """Connects, and requests the supported API versions. Raises LinkError."""
         name = f"broker {broker_id} at {host}:{port}"
         try:
             async with asyncio.timeout(timeout_s):
-                sock = await _connect_soon(host, port)
+                sock = await _connect_with_retries(host, port)
         except TimeoutError:
-            raise LinkTimeout(f"{name} has not taken a connection within {timeout_s:g} s") from None
+            raise LinkTimeout(f"{name} has not accepted a connection within {timeout_s:g} s") from None
         except ConnectionRefusedError:
             raise LinkRefused(f"{name} refuses connections") from None
         except OSError as problem:
             raise LinkError(f"{name} cannot be reached: {problem.strerror or problem}") from None
         link = cls(name, sock, client_id)
         try:
-            await link._learn_versions(timeout_s)
+            await link._request_versions(timeout_s)
         except BaseException as problem:
-            link.close("it was not used")
+            link.close("the link was not used")
             if link.is_broken and isinstance(problem, LinkError):
                 raise LinkBroken(str(problem)) from None
             raise
         return link
 
-    async def _learn_versions(self, timeout_s: float) -> None:
+    async def _request_versions(self, timeout_s: float) -> None:
         request = ApiVersionsRequest(client_software_name="tidemill", client_software_version="0")
         answer: ApiVersionsResponse = await self.ask(ApiKey.API_VERSIONS, 3, request, timeout_s)
         if answer.error_code not in (0, ErrorCode.UNSUPPORTED_VERSION):
-            raise LinkError(f"{self.name} answers ApiVersions with error {answer.error_code}")
+            raise LinkError(f"{self.name} responded to ApiVersions with error {answer.error_code}")
         self.versions = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
 
     def version_of(self, key: int, lowest: int, highest: int) -> int:
-        """The newest version of an API that both sides know. Raises LinkError when there is none."""
+        """The newest API version that both sides support. Raises LinkError if there is none."""
         low, high = self.versions.get(key, (0, -1))
         version = min(high, highest)
         if version < max(low, lowest):
             raise LinkError(
-                f"{self.name} serves versions {low} to {high} of API {key}, and {lowest} to {highest} are "
-                "known here"
+                f"{self.name} supports versions {low} to {high} of API {key}, but this broker "
+                f"supports {lowest} to {highest}"
             )
         return version
 
-    async def ask(self, key: int, version: int, request: Any, timeout_s: float) -> Any:
-        """Sends a request; its decoded answer. Raises LinkError; after a timeout the link is at its end."""
+    async def ask(self, key: int, version: int, request: Struct, timeout_s: float) -> Any:
+        """Sends a request and returns its decoded response. Raises LinkError; a timeout closes the link."""
         if self.closed:
             raise LinkError(f"{self.name}: {self.closed}")
         parts: list[bytes] = []
@@ -176,64 +178,64 @@ class Link:
             parts = encode_parts(request, version)
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         data = b"".join([request_head(key, version, self._correlation_id, self._client_id, parts), *parts])
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(_Asked(key, version, self._correlation_id, answer, None, 0.0))
+        answer: asyncio.Future[Struct | _LargeResponse] = self._loop.create_future()
+        self._pending.append(_PendingRequest(key, version, self._correlation_id, answer, None, 0.0))
         self._send(data)
         try:
             async with asyncio.timeout(timeout_s):
                 found = await answer
         except TimeoutError:
-            # Answers come in order: what was asked after this one would not come either.
-            self.close(f"no answer within {timeout_s:g} s")
-            raise LinkTimeout(f"{self.name} has not answered within {timeout_s:g} s") from None
-        return await self._decoded(found) if isinstance(found, _LargeAnswer) else found
+            # Responses arrive in order: later requests would not be answered either.
+            self.close(f"no response within {timeout_s:g} s")
+            raise LinkTimeout(f"{self.name} has not responded within {timeout_s:g} s") from None
+        return await self._decoded(found) if isinstance(found, _LargeResponse) else found
 
-    async def _decoded(self, large: _LargeAnswer) -> Any:
-        """An answer of many items, which is decoded in slices. One that is none ends the link."""
+    async def _decoded(self, large: _LargeResponse) -> Struct:
+        """Decodes a response with many items in slices. An invalid response closes the link."""
         cls, size = response_class(large.key), len(large.body)
         try:
             response, end = await with_pauses(decode_in_slices(cls, large.version, large.body, 0, size))
             if end != size:
                 raise ProtocolError(f"{cls.__name__} v{large.version} ends at byte {end} of {size}")
         except Exception as problem:
-            reason = _unreadable(problem)
+            reason = _error_text(problem)
             if not isinstance(problem, TidemillError):
-                log.exception("an answer of %s could not be taken", self.name)
+                log.exception("a response of %s could not be handled", self.name)
             self.close(reason)
             raise LinkError(f"{self.name}: {reason}") from None
         return response
 
     def post(self, key: int, version: int, body: bytes, poster: Poster, timeout_s: float) -> None:
-        """Sends a request of a flexible version, whose fields are ``body``; ``poster`` is told the answer.
+        """Sends a request of a flexible version with the fields ``body``; ``poster`` gets the response.
 
-        When none has come within ``timeout_s``, the link is at its end.
+        Closes the link if there is no response within ``timeout_s``.
         """
         if self.closed:
             poster.on_link_closed(self.closed)
             return
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         deadline = self._loop.time() + timeout_s
-        self._waiting.append(_Asked(key, version, correlation_id, None, poster, deadline))
-        if self._watch is None:
-            self._watch = self._loop.call_at(deadline, self._look_for_answers)
+        self._pending.append(_PendingRequest(key, version, correlation_id, None, poster, deadline))
+        if self._deadline_timer is None:
+            self._deadline_timer = self._loop.call_at(deadline, self._check_deadline)
         client = self._client
         size = _HEADER.size - _SIZE.size + len(client) + len(body)
         self._send(_HEADER.pack(size, key, version, correlation_id, len(client) - 1) + client + body)
 
-    def _look_for_answers(self) -> None:
-        """Answers come in order: only of the first that was posted the time can be over."""
-        self._watch = None
+    def _check_deadline(self) -> None:
+        """Closes the link if the oldest posted request has timed out: responses arrive in order."""
+        self._deadline_timer = None
         now = self._loop.time()
-        for asked in self._waiting:
-            if asked.poster is not None:
-                if asked.deadline <= now:
-                    self.close("no answer has come in time")
+        for pending in self._pending:
+            if pending.poster is not None:
+                if pending.deadline <= now:
+                    self.close("no response in time")
                 else:
-                    self._watch = self._loop.call_at(asked.deadline, self._look_for_answers)
+                    self._deadline_timer = self._loop.call_at(pending.deadline, self._check_deadline)
                 return
 
     def close(self, reason: str) -> None:
-        """Ends the link; who waits is told ``reason``. Calling it again does nothing."""
+        """Closes the link; pending requests fail with ``reason``. Further calls do nothing."""
         if self.closed:
             return
         self.closed = reason
@@ -241,13 +243,13 @@ class Link:
             self._loop.remove_writer(self._socket)
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         self._unsent.clear()
-        self._chunks = []
-        waiting, self._waiting = self._waiting, deque()
-        for asked in waiting:
-            self._fail(asked, reason)
+        self._frames.clear()
+        waiting, self._pending = self._pending, deque()
+        for pending in waiting:
+            self._fail(pending, reason)
         if self.is_broken and self.on_broken is not None:
             self.on_broken()
         if self.on_close is not None:
@@ -273,9 +275,9 @@ class Link:
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
             self._writing = True
-            self._loop.add_writer(self._socket, self._send_on)
+            self._loop.add_writer(self._socket, self._send_rest)
 
-    def _send_on(self) -> None:
+    def _send_rest(self) -> None:
         try:
             sent = self._socket.send(self._unsent)
         except BlockingIOError:
@@ -291,12 +293,13 @@ class Link:
     # -- receiving
 
     def _readable(self) -> None:
-        """Takes what has come, and hands on the frames that are whole. Memory grows with what has come."""
-        wanted = RECEIVE_BYTES
-        if self._have:
-            wanted = min(max(wanted, self._needed - self._have), RECEIVE_BYTES_MAX)
+        """Receives available bytes and handles the complete frames."""
+        frames = self._frames
+        requested = RECEIVE_BYTES
+        if frames.has_partial:
+            requested = min(max(requested, frames.missing_bytes), RECEIVE_BYTES_MAX)
         try:
-            data = self._socket.recv(wanted)
+            data = self._socket.recv(requested)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as problem:
@@ -306,88 +309,68 @@ class Link:
             self.is_broken = True
             self.close("the peer closed the connection")
             return
-        if self._have:
-            self._chunks.append(data)
-            self._have += len(data)
-            if self._have < self._needed:
-                if len(self._chunks) > 64 + (self._have >> 14):
-                    self._chunks = [b"".join(self._chunks)]
-                return
-            data = b"".join(self._chunks)
-            self._chunks = []
-            self._have = 0
+        frames.receive(data)
         try:
-            self._parse(data)
+            self._handle_frames(frames)
         except TidemillError as problem:
             self.close(str(problem))
         except Exception as problem:
-            # A fault of this program; nobody else would end what waits for answers.
-            log.exception("an answer of %s could not be taken", self.name)
-            self.close(f"an answer could not be taken: {problem!r}")
+            # An internal error. Closing the link fails all pending requests.
+            log.exception("a response of %s could not be handled", self.name)
+            self.close(f"a response could not be handled: {problem!r}")
 
-    def _parse(self, data: bytes) -> None:
-        position, end = 0, len(data)
-        needed = _SIZE.size
-        while end - position >= _SIZE.size:
-            (size,) = _SIZE.unpack_from(data, position)
-            if not 4 <= size <= FRAME_BYTES_MAX:
-                raise ProtocolError(f"an answer of {size} bytes; 4 to {FRAME_BYTES_MAX} are taken")
-            needed = _SIZE.size + size
-            if end - position < needed:
-                break
-            self._take(data, position + _SIZE.size, position + needed)
+    def _handle_frames(self, frames: FrameReader) -> None:
+        start = frames.next_frame()
+        while start != NEED_DATA:
+            self._handle_frame(frames.data, start, frames.end)
             if self.closed:
                 return
-            position += needed
-            needed = _SIZE.size
-        if position < end:
-            self._chunks = [data[position:] if position else data]
-            self._have = end - position
-            self._needed = needed
+            frames.consume()
+            start = frames.next_frame()
 
-    def _take(self, data: bytes, start: int, end: int) -> None:
-        if not self._waiting:
-            raise ProtocolError("an answer came that nobody asked for")
-        asked = self._waiting.popleft()
+    def _handle_frame(self, data: bytes, start: int, end: int) -> None:
+        if not self._pending:
+            raise ProtocolError("a response without a request")
+        pending = self._pending.popleft()
         try:
-            if asked.poster is not None:
+            if pending.poster is not None:
                 (correlation_id,) = _SIZE.unpack_from(data, start)
-                self._check(asked, correlation_id)
-                asked.poster.on_answer(data, skip_tag_section(data, start + _SIZE.size, end), end)
+                self._check(pending, correlation_id)
+                pending.poster.on_answer(data, skip_tag_section(data, start + _SIZE.size, end), end)
                 return
-            response: Any
-            if end - start > AT_ONCE_BYTES and asked.key != ApiKey.API_VERSIONS:
-                correlation_id, body = response_body(asked.key, asked.version, data, start, end)
-                self._check(asked, correlation_id)
-                response = _LargeAnswer(asked.key, asked.version, data[body:end])
+            response: Struct | _LargeResponse
+            if end - start > AT_ONCE_BYTES and pending.key != ApiKey.API_VERSIONS:
+                correlation_id, body = response_body(pending.key, pending.version, data, start, end)
+                self._check(pending, correlation_id)
+                response = _LargeResponse(pending.key, pending.version, data[body:end])
             else:
-                correlation_id, response = decode_response(asked.key, asked.version, data, start, end)
-                self._check(asked, correlation_id)
+                correlation_id, response = decode_response(pending.key, pending.version, data, start, end)
+                self._check(pending, correlation_id)
         except Exception as problem:
-            self._fail(asked, _unreadable(problem))
+            self._fail(pending, _error_text(problem))
             raise
-        if asked.answer is not None and not asked.answer.done():
-            asked.answer.set_result(response)
+        if pending.answer is not None and not pending.answer.done():
+            pending.answer.set_result(response)
 
     @staticmethod
-    def _check(asked: _Asked, correlation_id: int) -> None:
-        if correlation_id != asked.correlation_id:
-            raise ProtocolError(f"answer {correlation_id} came where {asked.correlation_id} was expected")
+    def _check(pending: _PendingRequest, correlation_id: int) -> None:
+        if correlation_id != pending.correlation_id:
+            raise ProtocolError(f"response {correlation_id}, expected {pending.correlation_id}")
 
-    def _fail(self, asked: _Asked, reason: str) -> None:
-        if asked.poster is not None:
-            asked.poster.on_link_closed(reason)
-        elif asked.answer is not None and not asked.answer.done():
-            asked.answer.set_exception(LinkError(f"{self.name}: {reason}"))
-            asked.answer.exception()  # Whoever asked may be gone.
+    def _fail(self, pending: _PendingRequest, reason: str) -> None:
+        if pending.poster is not None:
+            pending.poster.on_link_closed(reason)
+        elif pending.answer is not None and not pending.answer.done():
+            pending.answer.set_exception(LinkError(f"{self.name}: {reason}"))
+            pending.answer.exception()  # The caller may be gone.
 
 
-async def _connect_soon(host: str, port: int) -> socket.socket:
+async def _connect_with_retries(host: str, port: int) -> socket.socket:
     while True:
         try:
             return await _connect(host, port)
         except TimeoutError:
-            continue  # Whoever asked has a timeout of his own.
+            continue  # The caller has its own timeout.
 
 
 async def _connect(host: str, port: int) -> socket.socket:
@@ -406,41 +389,43 @@ async def _connect(host: str, port: int) -> socket.socket:
             sock.close()
             raise
         else:
-            if _is_its_own_peer(sock):
+            if _is_connected_to_itself(sock):
                 sock.close()
                 continue
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _notice_silence(sock)
+                _enable_keepalive(sock)
             return sock
     raise problem
 
 
-def _notice_silence(sock: socket.socket) -> None:
-    """Has the system end a connection whose other end does not even acknowledge packets, after some seconds.
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Has the system close a connection if its peer acknowledges no packets for some seconds.
 
-    After a cut TCP tries again ever more rarely: the network would be back long before the connection. A
-    process that stands still has its packets acknowledged by its system.
+    After an interruption TCP retries at growing intervals: the network would work again long before the
+    connection. A stopped process has its packets acknowledged by its system.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEPT_ALIVE.items():
-        option = getattr(socket, name, None)  # Each system has some of them.
+    for name, value in KEEPALIVE.items():
+        option = getattr(socket, name, None)  # Each system supports some of them.
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _is_its_own_peer(sock: socket.socket) -> bool:
-    """Whether the system gave the socket the very port that it connects to: it does where nobody listens."""
+def _is_connected_to_itself(sock: socket.socket) -> bool:
+    """Whether the socket is connected to itself: the system may choose the destination port as its source
+    port.
+    """
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
-        return False  # It broke meanwhile, as will be found out.
+        return False  # It broke meanwhile; the next call on it fails.
 
 
 def _reason(problem: OSError) -> str:
     return f"the connection broke: {problem.strerror or problem}"
 
 
-def _unreadable(problem: Exception) -> str:
+def _error_text(problem: Exception) -> str:
     known = isinstance(problem, TidemillError)
-    return str(problem) if known else f"an answer could not be taken: {problem!r}"
+    return str(problem) if known else f"a response could not be handled: {problem!r}"

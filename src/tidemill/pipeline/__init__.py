@@ -1,8 +1,7 @@
-"""Spark data source and sink; jobs on top of them.
+"""Spark data source and sink, and jobs that use them.
 
-``TidemillDataSource`` is the class behind ``spark.read.format("tidemill")``. ``LagListener`` tells how far
-streaming queries are behind their topics. Both are imported on first use, so that the command line does not
-wait for PySpark.
+``TidemillDataSource`` implements ``spark.read.format("tidemill")``. ``LagListener`` reports the lag of
+streaming queries. Both are imported on first use, so that the command line does not wait for PySpark.
 """
 
 from __future__ import annotations

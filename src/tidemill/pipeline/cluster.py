@@ -1,4 +1,4 @@
-"""What the source needs from a cluster, as a small port, and the client behind it."""
+"""The interface through which the data source accesses a cluster."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tidemill.model.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidemill.client.ranges import TopicView
+    from tidemill.client.range_reader import TopicView
 
 
 class Cluster(Protocol):
     """Metadata, offsets, records and group commits of a cluster. Calls block, and raise ClientError."""
 
     def topic_names(self) -> list[str]:
-        """Names of all topics but the internal ones."""
+        """Returns the names of all topics except internal ones."""
         ...
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
-        """The topics that there are; those that are not there are left out. Creates none."""
+        """Returns the existing topics among ``topics``. Creates none."""
         ...
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Offsets for EARLIEST, LATEST or milliseconds since 1970; -1 where no record is that late."""
+        """Returns offsets for EARLIEST, LATEST or ms since 1970; -1 if no record is that late."""
         ...
 
     def read(
@@ -40,13 +40,13 @@ class Cluster(Protocol):
         rows_max: int,
         bytes_max: int,
     ) -> Iterator[pa.RecordBatch]:
-        """The records from ``start`` up to, and without, ``end``, as columns. Raises DataLoss."""
+        """Yields the records from ``start`` to ``end`` (exclusive), as columns. Raises DataLoss."""
         ...
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None = None) -> None:
-        """Notes offsets for a group that has no members; ``timeout`` is in seconds."""
+        """Commits offsets for a group without members; ``timeout`` is in seconds."""
         ...
 
     def close(self) -> None:
-        """Gives the connections back."""
+        """Closes the connections."""
         ...

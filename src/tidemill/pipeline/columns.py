@@ -1,4 +1,4 @@
-"""The columns of the source: Spark's Kafka connector's, as Spark and as Arrow types.
+"""The columns of the source, as in Spark's Kafka connector, with their Spark and Arrow types.
 
 ==============  ==========================================  ==================================
 column          Spark                                       Arrow
@@ -13,9 +13,9 @@ timestampType   int (0 create time, 1 append time)          int32
 headers         array<struct<key: string, value: binary>>   list<struct<key, value>>
 ==============  ==========================================  ==================================
 
-``headers`` is there with ``includeHeaders=true``. A read with a schema of its own
-(``spark.read.schema("value binary, offset bigint")``) names fewer of them, in any order: Spark does not
-tell a Python source which columns a query uses, so this is how the others are not even built.
+``headers`` exists with ``includeHeaders=true``. A read with its own schema
+(``spark.read.schema("value binary, offset bigint")``) selects fewer columns, in any order. The other columns
+are then not built. Spark does not report to a Python source which columns a query uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.model.errors import ConfigError, InvalidRecord
 from tidemill.model.types import TopicPartition
-from tidemill.records.vectors import MICROSECONDS_BEYOND
+from tidemill.records.column_vectors import MICROSECONDS_BEYOND
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,15 +44,15 @@ TYPES = {
 
 
 def schema_text(include_headers: bool) -> str:
-    """The schema that a read without one of its own gets, as DDL."""
+    """Returns the default schema of a read, as DDL."""
     names = [name for name in TYPES if include_headers or name != "headers"]
     return ", ".join(f"{name} {TYPES[name]}" for name in names)
 
 
 def requested_columns(schema: StructType, include_headers: bool) -> tuple[tuple[str, bool], ...]:
-    """Names and nullability of the columns that Spark asks for.
+    """Returns names and nullability of the columns that Spark requests.
 
-    Raises ConfigError for a column that this source does not have, or has with another type.
+    Raises ConfigError for an unknown column, or a column with another type.
     """
     available = {name: kind for name, kind in TYPES.items() if include_headers or name != "headers"}
     wanted = []
@@ -61,7 +61,7 @@ def requested_columns(schema: StructType, include_headers: bool) -> tuple[tuple[
         if available.get(field.name) != kind:
             hint = " (set includeHeaders=true)" if field.name == "headers" and not include_headers else ""
             raise ConfigError(
-                f"the schema asks for {field.name} {kind}{hint}: this source has "
+                f"the schema has {field.name} {kind}{hint}: this source has "
                 f"{schema_text(include_headers)}; "
                 "name some of these columns, and cast them afterwards"
             )
@@ -70,7 +70,7 @@ def requested_columns(schema: StructType, include_headers: bool) -> tuple[tuple[
 
 
 def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
-    """The exact Arrow schema that Spark expects for these columns."""
+    """Returns the exact Arrow schema that Spark expects for these columns."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -88,7 +88,7 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
 
 
 class BatchBuilder:
-    """Puts a fetch's columns into the shape that Spark asked for; no copy of keys and values."""
+    """Converts fetched columns to the schema that Spark requested, without copying keys and values."""
 
     def __init__(self, columns: Sequence[tuple[str, bool]], topic: str, partition: int, rows: int) -> None:
         import pyarrow as pa
@@ -104,9 +104,9 @@ class BatchBuilder:
         self._rows = rows
 
     def build(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of ``batch``, as the client reads them, in the columns of the source.
+        """Converts a batch of the client to the columns of the source.
 
-        Raises InvalidRecord for a time that Spark's timestamps cannot hold, if the column is wanted.
+        Raises InvalidRecord for a timestamp beyond Spark's range, if the column is requested.
         """
         import pyarrow as pa
 
@@ -126,9 +126,9 @@ class BatchBuilder:
                 offset = batch.column("offset")[pc.index(times, bound).as_py()].as_py()
                 raise InvalidRecord(
                     f"the record at offset {offset} of {self._place} has a time more than 292,000 years from "
-                    "1970, which a timestamp of Spark cannot hold: read with a schema that leaves the column "
-                    'timestamp out, as .schema("key binary, value binary, offset bigint"), or with offsets '
-                    "that leave the record out"
+                    "1970, which Spark's timestamps cannot hold: read with a schema without the column "
+                    'timestamp, such as .schema("key binary, value binary, offset bigint"), or with offsets '
+                    "that exclude the record"
                 )
 
     def _column(self, name: str, batch: pa.RecordBatch) -> pa.Array:
@@ -139,7 +139,7 @@ class BatchBuilder:
         return array if array.type == wanted else array.cast(wanted)
 
     def _constant(self, name: str, rows: int) -> pa.Array:
-        """A column with one value: made once, and then a part of it."""
+        """Returns a column with one value: a slice of an array that is created once."""
         import pyarrow as pa
 
         known = self._repeated.get(name)

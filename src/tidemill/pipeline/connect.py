@@ -1,4 +1,4 @@
-"""The client behind the port ``Cluster``: made for the driver, lent out in executors."""
+"""The client that implements ``Cluster``: opened for the driver, pooled in executors."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidemill.client.ranges import RangeReader
+    from tidemill.client.range_reader import RangeReader
 
 _idle: dict[tuple[tuple[str, str], ...], RangeReader] = {}
 _idle_process = 0
-"""Clients of this process that no task uses. Spark gives task after task to one Python worker: the next one
-finds the connections open. Another process, forked from this one, must not touch them."""
+"""Idle clients of this process. Spark runs many tasks in one Python worker: the next task reuses the open
+connections. A process that is forked from this one must not use them."""
 
 IDLE_MAX = 4
-"""Clusters (or configurations) that one worker stays connected to."""
+"""The maximum number of clusters (or configurations) that a worker stays connected to."""
 
 
 def open_cluster(client: Mapping[str, str]) -> RangeReader:
-    """A client with this configuration; nothing is connected before the first call. Close it after use."""
-    from tidemill.client.ranges import RangeReader
+    """Returns a client with this configuration, which connects at the first call. The caller closes it."""
+    from tidemill.client.range_reader import RangeReader
 
     return RangeReader(None, client)
 
 
 @contextmanager
-def borrowed(client: Mapping[str, str]) -> Iterator[RangeReader]:
-    """A client that goes back to be used again, unless an error, or an early end, leaves it in doubt."""
+def pooled_cluster(client: Mapping[str, str]) -> Iterator[RangeReader]:
+    """Borrows a pooled client; returns it to the pool unless the block raised or ended early."""
     global _idle, _idle_process
     if _idle_process != os.getpid():
         _idle, _idle_process = {}, os.getpid()

@@ -1,6 +1,6 @@
-"""Java for Spark: found, or installed where that is possible, or a clear word on what to do.
+"""Finds Java for Spark, installs it if possible, or reports what to do.
 
-``python -m tidemill.pipeline.java`` does it for ``make run``.
+``make run`` calls it as ``python -m tidemill.pipeline.java``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BREW_PREFIXES = ("/opt/homebrew", "/usr/local", "/home/linuxbrew/.linuxbrew")
 
 
 def java_command() -> str | None:
-    """The ``java`` that Spark will start: of JAVA_HOME where that is set, of the PATH otherwise."""
+    """Returns the ``java`` that Spark will start: that of JAVA_HOME if set, otherwise that of the PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
         command = Path(home) / "bin" / "java"
@@ -32,7 +32,7 @@ def java_command() -> str | None:
 
 
 def use_brewed_java() -> None:
-    """Sets JAVA_HOME to Homebrew's Java, which is not on the PATH, where no other is fit."""
+    """Sets JAVA_HOME to Homebrew's Java, if installed, which is not on the PATH."""
     for prefix in BREW_PREFIXES:
         home = Path(prefix) / "opt" / BREW_PACKAGE / "libexec" / "openjdk.jdk" / "Contents" / "Home"
         if (home / "bin" / "java").exists():
@@ -41,7 +41,7 @@ def use_brewed_java() -> None:
 
 
 def java_version(command: str) -> int | None:
-    """The major version of a ``java``; None when it does not run (macOS has a stub that does not)."""
+    """Returns the major version of a ``java``; None if it does not run, as the stub of macOS."""
     try:
         done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -51,7 +51,7 @@ def java_version(command: str) -> int | None:
 
 
 def problem_with_java() -> str | None:
-    """None when Java is fit for Spark, otherwise what is wrong."""
+    """Returns the reason why Java is not usable for Spark; None if it is usable."""
     problem = _problem()
     if problem is not None and "JAVA_HOME" not in os.environ:
         use_brewed_java()
@@ -74,7 +74,7 @@ def _problem() -> str | None:
 
 
 def require_java() -> None:
-    """Raises ConfigError, with what to do, where Spark could not start."""
+    """Raises ConfigError, with the next step, if Java is not usable for Spark."""
     problem = problem_with_java()
     if problem is not None:
         raise ConfigError(
@@ -83,7 +83,7 @@ def require_java() -> None:
 
 
 def advice() -> str:
-    """How Java is installed on this system."""
+    """Returns the instruction to install Java on this system."""
     if sys.platform == "darwin":
         return f"Install it with: brew install {BREW_PACKAGE}"
     if shutil.which("apt-get"):
@@ -94,7 +94,7 @@ def advice() -> str:
 
 
 def install() -> bool:
-    """Installs Java with apt-get (as root) or brew; whether one of them did."""
+    """Installs Java with apt-get (as root) or brew; returns whether that succeeded."""
     if shutil.which("apt-get") and os.geteuid() == 0:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False)
@@ -111,7 +111,7 @@ def install() -> bool:
 
 
 def main() -> int:
-    """Makes sure of Java; exit code 1 with one clear line where it cannot."""
+    """Ensures that Java is usable; returns exit code 1, after one line of explanation, if it is not."""
     problem = problem_with_java()
     if problem is None:
         return 0

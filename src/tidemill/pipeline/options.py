@@ -1,37 +1,49 @@
-"""Options of the Spark source and sink, by the names of Spark's own Kafka connector.
+"""Options of the Spark source and sink, with the names of Spark's own Kafka connector.
 
 Source of the names and their meaning: Spark's "Structured Streaming + Kafka Integration Guide". Names are
-case-insensitive, ``kafka.*`` goes to the client without its prefix. What cannot be used is a
-``ConfigError`` that says which option, which value, and what is allowed.
+case-insensitive. ``kafka.*`` is passed to the client without the prefix. An invalid option raises a
+``ConfigError`` with the option, its value, and the allowed values.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from tidemill.client.config import CONSUMER, PRODUCER, ClientConfig
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import CONSUMER, PRODUCER
+from tidemill.model.configs.config_def import (
+    BOOLEAN,
+    INT_MAX,
+    LONG,
+    READ_ONLY,
+    STRING,
+    ConfigDef,
+    Key,
+    Validator,
+    Value,
+)
+from tidemill.model.configs.key_support import YES
 from tidemill.model.errors import ConfigError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import Settings, shown
+from tidemill.model.similar_names import did_you_mean
 from tidemill.model.types import TopicPartition
 
 EARLIEST = -2
-"""In offsets: the first record that is still there (Kafka's number for it in ListOffsets)."""
+"""As an offset: the first existing record (Kafka's number for it in ListOffsets)."""
 
 LATEST = -1
-"""In offsets: after the last record."""
+"""As an offset: after the last record."""
 
 BATCH_ROWS = 131_072
 BATCH_BYTES = 16 * 1024 * 1024
-"""Rows and bytes of one Arrow batch: large enough that the cost per batch vanishes, small beside 2 GiB."""
+"""Rows and bytes of an Arrow batch: large enough to hide the cost per batch, small compared to 2 GiB."""
 
 BATCH_BYTES_MAX = 1024 * 1024 * 1024
 """Spark's binary columns have 32-bit positions, so a batch stays well under 2 GiB."""
-
-Value = TypeVar("Value")
 
 SOURCE_OPTIONS = (
     "assign",
@@ -67,22 +79,62 @@ BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsets")
 
 REFUSED_CLIENT_KEYS = {
-    "auto.offset.reset": "the start is chosen with startingOffsets",
+    "auto.offset.reset": "startingOffsets sets the start",
     "enable.auto.commit": "the checkpoint holds the offsets; commitOffsets=true shows them to lag tools as "
     "well",
-    "interceptor.classes": "interceptors are classes of a JVM",
-    "key.deserializer": "keys come as binary; cast the column instead",
-    "value.deserializer": "values come as binary; cast the column instead",
+    "interceptor.classes": "interceptors are Java classes",
+    "key.deserializer": "keys are read as binary; cast the column instead",
+    "value.deserializer": "values are read as binary; cast the column instead",
     "key.serializer": "keys are written as binary or string; cast the column instead",
     "value.serializer": "values are written as binary or string; cast the column instead",
 }
 
 
-class Bound(NamedTuple):
-    """Where reading begins or ends.
+def _option(name: str, option_type: int, default: Value, allowed: str | Validator = "") -> Key:
+    return Key((name, option_type, default, allowed, READ_ONLY, YES, ""), "option")
 
-    ``everywhere`` holds for each partition that ``partitions`` does not name. Numbers are offsets
-    (``EARLIEST`` and ``LATEST`` included), or milliseconds since 1970 when ``by_time`` is set.
+
+def _at_least(least: int) -> Validator:
+    return Validator(lambda number: number >= least, f"a whole number, at least {least}")
+
+
+_BATCH_BYTES_RANGE = Validator(
+    lambda number: 1 <= number <= BATCH_BYTES_MAX, f"a whole number, at least 1, at most {BATCH_BYTES_MAX}"
+)
+_TIMEOUT_RANGE = Validator(
+    lambda number: 1 <= number <= INT_MAX, f"a whole number, at least 1, at most {INT_MAX}"
+)
+_STRATEGIES = Validator(("error", "latest").__contains__, "one of error, latest")
+
+TYPED_OPTIONS = ConfigDef(
+    "option",
+    (
+        _option("startingTimestamp", LONG, None, _at_least(0)),
+        _option("endingTimestamp", LONG, None, _at_least(0)),
+        _option("startingOffsetsByTimestampStrategy", STRING, "error", _STRATEGIES),
+        _option("maxOffsetsPerTrigger", LONG, None, _at_least(1)),
+        _option("minOffsetsPerTrigger", LONG, None, _at_least(1)),
+        _option("minPartitions", LONG, None, _at_least(1)),
+        _option("maxRecordsPerPartition", LONG, None, _at_least(1)),
+        _option("failOnDataLoss", BOOLEAN, True),
+        _option("includeHeaders", BOOLEAN, False),
+        _option("commitOffsets", BOOLEAN, False),
+        _option("fetchOffset.numRetries", LONG, 3, _at_least(0)),
+        _option("fetchOffset.retryIntervalMs", LONG, 100, _at_least(0)),
+        _option("kafkaConsumer.pollTimeoutMs", LONG, None, _TIMEOUT_RANGE),
+        _option("batchRows", LONG, BATCH_ROWS, _at_least(1)),
+        _option("batchBytes", LONG, BATCH_BYTES, _BATCH_BYTES_RANGE),
+        _option("createTopics", BOOLEAN, False),
+    ),
+)
+"""The options with a type; the other values are texts, JSON and durations."""
+
+
+class Bound(NamedTuple):
+    """The start or the end of a read.
+
+    ``everywhere`` applies to each partition that is not in ``partitions``. Numbers are offsets (including
+    ``EARLIEST`` and ``LATEST``), or milliseconds since 1970 if ``by_time`` is set.
     """
 
     everywhere: int | None
@@ -92,7 +144,7 @@ class Bound(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The bound as the user gave it, for messages."""
+        """The bound as the user wrote it, for messages."""
         if self.everywhere is None:
             return self.option
         if not self.by_time and self.everywhere in (EARLIEST, LATEST):
@@ -101,7 +153,7 @@ class Bound(NamedTuple):
 
 
 class SourceOptions(NamedTuple):
-    """What a reader works by; picklable, since executors get it with the reader."""
+    """The options of a reader; picklable, since Spark sends them to executors with the reader."""
 
     client: Mapping[str, str]
     topics: tuple[str, ...]
@@ -125,12 +177,12 @@ class SourceOptions(NamedTuple):
 
     @property
     def bootstrap(self) -> str:
-        """The brokers to ask first, as the user gave them."""
+        """The bootstrap servers, as the user wrote them."""
         return self.client["bootstrap.servers"]
 
 
 class SinkOptions(NamedTuple):
-    """What a writer works by."""
+    """The options of a writer."""
 
     client: Mapping[str, str]
     topic: str | None
@@ -138,20 +190,20 @@ class SinkOptions(NamedTuple):
 
     @property
     def bootstrap(self) -> str:
-        """The brokers to ask first, as the user gave them."""
+        """The bootstrap servers, as the user wrote them."""
         return self.client["bootstrap.servers"]
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Checks and types the options of a read.
+    """Validates and converts the options of a read.
 
-    Raises ConfigError for an unknown option, a value out of bounds and options that contradict one another.
+    Raises ConfigError for an unknown option, a value out of range, or contradicting options.
     """
     given = _Options(options, SOURCE_OPTIONS, "reading")
     _refuse_out_of_place(given, streaming)
     client = _client_options(given, CONSUMER)
     if "kafkaConsumer.pollTimeoutMs" in given:
-        timeout_ms = given.number("kafkaConsumer.pollTimeoutMs", 0, at_least=1, at_most=2**31 - 1)
+        timeout_ms = given.value("kafkaConsumer.pollTimeoutMs")
         client.setdefault("default.api.timeout.ms", str(timeout_ms))
     topics, pattern, assigned = _selection(given)
     starting = _bound(given, "starting", LATEST if streaming else EARLIEST)
@@ -166,27 +218,26 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         assigned=assigned,
         starting=starting,
         ending=ending,
-        latest_without_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
-        == "latest",
-        offsets_per_trigger_max=given.whole("maxOffsetsPerTrigger", None, at_least=1),
+        latest_without_match=given.value("startingOffsetsByTimestampStrategy") == "latest",
+        offsets_per_trigger_max=given.value("maxOffsetsPerTrigger"),
         offsets_per_trigger_min=_offsets_min(given),
         trigger_delay_max_s=given.seconds("maxTriggerDelay", 15 * 60.0),
-        partitions_min=given.whole("minPartitions", None, at_least=1),
-        records_per_partition_max=given.whole("maxRecordsPerPartition", None, at_least=1),
-        fail_on_data_loss=given.truth("failOnDataLoss", True),
-        include_headers=given.truth("includeHeaders", False),
+        partitions_min=given.value("minPartitions"),
+        records_per_partition_max=given.value("maxRecordsPerPartition"),
+        fail_on_data_loss=given.value("failOnDataLoss"),
+        include_headers=given.value("includeHeaders"),
         commit_group=_commit_group(given, client),
-        retries=given.number("fetchOffset.numRetries", 3, at_least=0),
-        retry_interval_s=given.number("fetchOffset.retryIntervalMs", 100, at_least=0) / 1000,
-        batch_rows=given.number("batchRows", BATCH_ROWS, at_least=1),
-        batch_bytes=given.number("batchBytes", BATCH_BYTES, at_least=1, at_most=BATCH_BYTES_MAX),
+        retries=given.value("fetchOffset.numRetries"),
+        retry_interval_s=given.value("fetchOffset.retryIntervalMs") / 1000,
+        batch_rows=given.value("batchRows"),
+        batch_bytes=given.value("batchBytes"),
     )
 
 
 def check_source_options(options: Mapping[str, str]) -> None:
-    """Checks the options of a read before it is known whether it is a batch or a stream (in ``load()``).
+    """Checks the options of a read when Spark has not announced a batch or a stream yet (in ``load()``).
 
-    Raises ConfigError for options that neither of them can use.
+    Raises ConfigError for options that are valid for neither.
     """
     try:
         parse_source_options(options, streaming=True)
@@ -200,26 +251,26 @@ def check_source_options(options: Mapping[str, str]) -> None:
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The client's part (``kafka.*``) of the options of a read, checked; raises ConfigError."""
+    """Returns the validated client options (``kafka.*``) of a read; raises ConfigError."""
     kept = {name: value for name, value in options.items() if name.lower().startswith("kafka.")}
     return _client_options(_Options(kept, (), "reading"), CONSUMER)
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Checks and types the options of a write; raises ConfigError as :func:`parse_source_options` does."""
+    """Validates and converts the options of a write; raises ConfigError."""
     given = _Options(options, SINK_OPTIONS, "writing")
     topic = given.text("topic")
     if topic is not None and not topic.strip():
-        raise ConfigError("option topic is empty: give a topic's name, or a column named topic")
+        raise ConfigError("option topic is empty: set a topic's name, or add a column named topic")
     return SinkOptions(
         client=_client_options(given, PRODUCER),
         topic=topic.strip() if topic else None,
-        create_topics=given.truth("createTopics", False),
+        create_topics=given.value("createTopics"),
     )
 
 
 class _Options:
-    """The options as they were given, found by lower case."""
+    """The given options, by case-insensitive name."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
         self._values = {str(name).lower(): str(value) for name, value in options.items()}
@@ -242,35 +293,16 @@ class _Options:
             if name.startswith("kafka.")
         }
 
-    def number(self, name: str, default: int, *, at_least: int, at_most: int = 2**63 - 1) -> int:
-        value = self.whole(name, default, at_least=at_least, at_most=at_most)
-        return default if value is None else value
-
-    def whole(self, name: str, default: int | None, *, at_least: int, at_most: int = 2**63 - 1) -> int | None:
+    def value(self, name: str) -> Any:
+        """Returns the value of one of :data:`TYPED_OPTIONS`, or its default."""
         text = self.text(name)
+        key = TYPED_OPTIONS[name]
         if text is None:
-            return default
-        allowed = f"a whole number, at least {at_least}"
-        if at_most < 2**63 - 1:
-            allowed += f", at most {at_most}"
-        return _converted(name, text, int, allowed, lambda number: at_least <= number <= at_most)
-
-    def truth(self, name: str, default: bool) -> bool:
-        text = self.text(name)
-        if text is None:
-            return default
-        if text.strip().lower() not in ("true", "false"):
-            raise ConfigError(f"option {name}={text!r}: true or false is allowed")
-        return text.strip().lower() == "true"
-
-    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """The value, or the first one that is allowed."""
-        text = self.text(name)
-        if text is None:
-            return allowed[0]
-        if text.strip().lower() not in allowed:
-            raise ConfigError(f"option {name}={text!r}: one of {', '.join(allowed)} is allowed")
-        return text.strip().lower()
+            return key.default
+        try:
+            return key.parse(text)
+        except ConfigError:
+            raise ConfigError(f"option {name}={text!r}: {key.allowed_text()} is allowed") from None
 
     def seconds(self, name: str, default: float) -> float:
         text = self.text(name)
@@ -290,7 +322,7 @@ DURATION_UNITS = {
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Seconds in Spark's notation of a time (``15m``, ``30s``, ``250ms``; a bare number is milliseconds)."""
+    """Parses Spark's durations (``15m``, ``30s``, ``250ms``; a number alone is in ms) to seconds."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
     if match is None or match.group(2) not in DURATION_UNITS:
         raise ConfigError(f"option {name}={text!r}: a number with one of us, ms, s, m, h, d is allowed (15m)")
@@ -303,13 +335,10 @@ def _unknown(name: str, value: str, known: tuple[str, ...], doing: str) -> str:
         wanted = "subscribe, subscribePattern or assign" if doing == "reading" else "topic"
         return f"{given}: tidemill has topics, not paths; set the option {wanted}"
     if name.lower() in {other.lower() for other in SOURCE_OPTIONS + SINK_OPTIONS}:
-        return f"{given} means nothing for {doing}; allowed are {', '.join(known)} and kafka.*"
+        return f"{given} has no effect for {doing}; allowed are {', '.join(known)} and kafka.*"
     if name.lower().startswith(("sasl.", "ssl.", "security.")):
         return f"{given} is unknown; did you mean kafka.{name.lower()}?"
-    import difflib
-
-    near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=0.7)
-    hint = next((f"; did you mean {other}?" for other in known if near and other.lower() == near[0]), ".")
+    hint = did_you_mean(name, known) or "."
     return f"{given} is unknown{hint} Allowed for {doing} are {', '.join(known)} and kafka.*"
 
 
@@ -318,7 +347,7 @@ def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
         if name in given:
             kind, other = ("a stream", "spark.read") if streaming else ("a batch", "spark.readStream")
             raise ConfigError(
-                f"option {name}={given.text(name)!r} means nothing for {kind}: it is for {other}"
+                f"option {name}={given.text(name)!r} has no effect for {kind}: it is for {other}"
             )
 
 
@@ -329,21 +358,21 @@ def _client_options(given: _Options, role: str) -> dict[str, str]:
             raise ConfigError(f"option kafka.{name}={client[name]!r} is not allowed: {why}")
     if not client.get("bootstrap.servers", "").strip():
         raise ConfigError(
-            "option kafka.bootstrap.servers is missing: give host:port,host:port of some brokers"
+            "option kafka.bootstrap.servers is missing: set host:port,host:port of some brokers"
         )
     key = client.get("ssl.keystore.key")
     if key is not None and "ENCRYPTED" not in key:
         raise ConfigError(
             "option kafka.ssl.keystore.key holds a key without a password, which Spark would show in plans "
-            "and event logs: encrypt it (openssl pkcs8 -topk8) and give kafka.ssl.key.password, which Spark "
-            "hides, or name a file in kafka.ssl.keystore.location"
+            "and event logs: encrypt it (openssl pkcs8 -topk8) and set kafka.ssl.key.password, which Spark "
+            "hides, or set a file in kafka.ssl.keystore.location"
         )
     try:
         ClientConfig(role, client)
     except ConfigError as problem:
         text = str(problem)
         first = re.split(r"[ =]", text, maxsplit=1)[0]
-        names_a_key = "." in first or text.startswith((f"{first}=", f"{first} is no key"))
+        names_a_key = "." in first or text.startswith((f"{first}=", f"{first} is not a key"))
         raise ConfigError(f"option kafka.{text}" if names_a_key else f"options kafka.*: {text}") from None
     return Settings.of(client)
 
@@ -357,7 +386,7 @@ def _selection(given: _Options) -> tuple[tuple[str, ...], str | None, tuple[Topi
     if ways[0] == "subscribe":
         topics = tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
         if not topics:
-            raise ConfigError(f"option subscribe={text!r}: topic names are wanted, separated by commas")
+            raise ConfigError(f"option subscribe={text!r}: topic names are expected, separated by commas")
         return topics, None, ()
     if ways[0] == "subscribePattern":
         return (), _pattern(text.strip()), ()
@@ -368,9 +397,11 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as problem:
-        raise ConfigError(f"option subscribePattern={text!r} is no regular expression: {problem}") from None
+        raise ConfigError(
+            f"option subscribePattern={text!r} is not a regular expression: {problem}"
+        ) from None
     if not text:
-        raise ConfigError("option subscribePattern is empty: give a regular expression for whole topic names")
+        raise ConfigError("option subscribePattern is empty: set a regular expression for whole topic names")
     return text
 
 
@@ -390,10 +421,10 @@ def _assignment(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _bound(given: _Options, side: str, default: int) -> Bound:
-    """Timestamps win over offsets, a timestamp for all over one for each: as in Spark's connector."""
+    """Timestamps override offsets, one timestamp for all overrides one for each: as in Spark's connector."""
     if f"{side}Timestamp" in given:
         option = f"{side}Timestamp"
-        return Bound(given.number(option, 0, at_least=0), {}, True, option)
+        return Bound(given.value(option), {}, True, option)
     if f"{side}OffsetsByTimestamp" in given:
         option = f"{side}OffsetsByTimestamp"
         return Bound(None, _per_partition(option, given.text(option) or "", at_least=0), True, option)
@@ -417,25 +448,25 @@ def _bound(given: _Options, side: str, default: int) -> Bound:
 
 
 def _refuse_start_at_end(starting: Bound, given: _Options) -> None:
-    """A batch that starts at the latest offset is empty."""
+    """Raises ConfigError for a batch that starts at the latest offset, which would be empty."""
     if starting.by_time:
         return
     text = given.text(starting.option)
     if starting.everywhere == LATEST:
         raise ConfigError(
             f"option {starting.option}={text!r}: a batch that starts at the latest offset reads nothing; "
-            "start it at earliest, at offsets or at a time, or use spark.readStream for records yet to come"
+            "start it at earliest, at offsets or at a time, or use spark.readStream for future records"
         )
     for partition, number in starting.partitions.items():
         if number == LATEST:
             raise ConfigError(
                 f"option {starting.option}={text!r}: {LATEST} (latest) as the start of {partition} would "
-                f"read nothing in a batch; give an offset, or {EARLIEST} for earliest"
+                f"read nothing in a batch; set an offset, or {EARLIEST} for earliest"
             )
 
 
 def _refuse_start_after_end(starting: Bound, ending: Bound) -> None:
-    """Compares what can be compared without the cluster: numbers of the same partition and kind."""
+    """Checks the bounds that are comparable without the cluster: of the same partition and kind."""
     if starting.by_time != ending.by_time:
         return
     if starting.everywhere is not None and ending.everywhere is not None:
@@ -483,7 +514,7 @@ def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
         table = json.loads(text)
     except ValueError as problem:
         raise ConfigError(
-            f"option {option}={text!r} is no JSON ({fault_of(problem)}): {form} is the form"
+            f"option {option}={text!r} is not JSON ({fault_of(problem)}): {form} is the form"
         ) from None
     if not isinstance(table, dict):
         raise ConfigError(f"option {option}={text!r}: {form} is the form")
@@ -495,29 +526,19 @@ def _is_count(value: object, at_least: int = 0) -> bool:
 
 
 def _offsets_min(given: _Options) -> int | None:
-    least = given.whole("minOffsetsPerTrigger", None, at_least=1)
-    most = given.whole("maxOffsetsPerTrigger", None, at_least=1)
+    least: int | None = given.value("minOffsetsPerTrigger")
+    most: int | None = given.value("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise ConfigError(f"option minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}")
     return least
 
 
 def _commit_group(given: _Options, client: Mapping[str, str]) -> str | None:
-    if not given.truth("commitOffsets", False):
+    if not given.value("commitOffsets"):
         return None
     group = client.get("group.id", "").strip()
     if not group:
-        raise ConfigError("option commitOffsets=true needs kafka.group.id, the group that shows the offsets")
+        raise ConfigError(
+            "option commitOffsets=true needs kafka.group.id, the group of the committed offsets"
+        )
     return group
-
-
-def _converted(
-    name: str, text: str, convert: Callable[[str], Value], allowed: str, fits: Callable[[Value], bool]
-) -> Value:
-    try:
-        value = convert(text.strip())
-    except ValueError:
-        raise ConfigError(f"option {name}={text!r}: {allowed} is allowed") from None
-    if not fits(value):
-        raise ConfigError(f"option {name}={text!r}: {allowed} is allowed")
-    return value

@@ -1,8 +1,7 @@
-"""Batch reads: planned on the driver, read by executors."""
+"""Batch reads: the driver plans them, executors read them."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,30 +11,28 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tidemill.client.errors import ClientError, DataLoss
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.batch_planning import ClusterView, OffsetRange, Offsets, deleted, split_ranges
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import BatchBuilder, requested_columns
-from tidemill.pipeline.connect import borrowed, open_cluster
+from tidemill.pipeline.connect import open_cluster, pooled_cluster
+from tidemill.pipeline.offset_ranges import is_gone, read_view, report_losses, resolve_bound
 from tidemill.pipeline.options import EARLIEST, SourceOptions
-from tidemill.pipeline.planning import ClusterView, OffsetRange, Offsets, deleted, split_ranges
-from tidemill.pipeline.targets import is_gone, look, report_losses, resolve_bound
 from tidemill.pipeline.worker_process import prepare_for_next_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger("tidemill.pipeline")
-
 
 class TidemillReader(DataSourceReader):
-    """Reads ranges of offsets that are fixed when the query is planned."""
+    """Reads ranges of offsets, which are fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._columns = requested_columns(schema, options.include_headers)
 
     def partitions(self) -> list[InputPartition]:
-        """One task for each partition with records, more where ``minPartitions`` asks for them."""
+        """Returns one task for each partition with records, or more with ``minPartitions``."""
         with open_cluster(self._options.client) as cluster:
             ranges = plan_batch(cluster, self._options)
         pieces = split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
@@ -46,8 +43,8 @@ class TidemillReader(DataSourceReader):
 
 
 def plan_batch(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
-    """The ranges from the starting to the ending offsets. Raises ConfigError and DataLoss."""
-    view = look(cluster, options, strict=True)
+    """Returns the ranges from the starting to the ending offsets. Raises ConfigError and DataLoss."""
+    view = read_view(cluster, options, strict=True)
     without_match = options.latest_without_match
     begin, start_losses = resolve_bound(cluster, options.starting, view, latest_without_match=without_match)
     end, end_losses = resolve_bound(cluster, options.ending, view, latest_without_match=without_match)
@@ -67,17 +64,17 @@ def plan_batch(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
 
 
 def _refuse_start_after_end(options: SourceOptions, begin: Offsets, end: Offsets, view: ClusterView) -> None:
-    """A start after its end is a mistake in the options, and would read nothing in silence.
+    """Raises ConfigError for a start after its end, which would silently read nothing.
 
-    Offsets are compared as the options give them: a start behind the log's end is not moved to it before.
+    Compares the offsets of the options: a start after the log end offset is not moved to it first.
     """
     by_time = options.starting.by_time
     for partition in sorted(end):
-        if by_time:  # a record that came after the look at the log may be the first one of that time
+        if by_time:  # a record that was appended after the lookup may be the first of that time
             first = min(begin[partition], view.latest[partition])
         else:
             first = max(options.starting.partitions.get(partition, EARLIEST), begin[partition])
-        # Where retention has passed the end, the start is no mistake: that is a loss.
+        # If retention has deleted records beyond the end, that is a loss and not a wrong start.
         if first > end[partition] and end[partition] >= view.earliest[partition]:
             raise ConfigError(
                 f"{partition} would start at {first} ({options.starting.text}), after its end at "
@@ -89,13 +86,13 @@ def _refuse_start_after_end(options: SourceOptions, begin: Offsets, end: Offsets
 def read_range(
     options: SourceOptions, columns: tuple[tuple[str, bool], ...], task: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The Arrow batches of one task, in the order of the offsets.
+    """Yields the Arrow batches of one task, in the order of the offsets.
 
-    Where records were deleted after the planning: DataLoss, or with ``failOnDataLoss=false`` a warning, and
-    the rest.
+    If records were deleted after planning, raises DataLoss, or with ``failOnDataLoss=false`` logs a warning
+    and reads the rest.
     """
     try:
-        if isinstance(task, OffsetRange):  # Else it is Spark's stand-in for a plan without any range.
+        if isinstance(task, OffsetRange):  # Otherwise it is Spark's placeholder for a plan without ranges.
             yield from _read_range(options, columns, task)
     finally:
         prepare_for_next_task()
@@ -106,8 +103,8 @@ def _read_range(
 ) -> Iterator[pa.RecordBatch]:
     builder = BatchBuilder(columns, task.topic, task.partition, options.batch_rows)
     start, tries = task.start, 0
-    with borrowed(options.client) as cluster:
-        # A client that was lent out before knows the topic as it was then.
+    with pooled_cluster(options.client) as cluster:
+        # A reused client may have outdated metadata of the topic.
         cluster.describe([task.topic])
         while start < task.end:
             try:
@@ -141,9 +138,9 @@ def _fetch(
 def _after_loss(
     cluster: Cluster, options: SourceOptions, task: OffsetRange, start: int, problem: ClientError, tries: int
 ) -> int:
-    """Where to go on: where it was, at the first offset that is left, or nowhere (the task's end).
+    """Returns where to continue: at ``start``, at the first remaining offset, or at the task's end.
 
-    A loss is believed when it is seen again: one broker's metadata may be behind another's.
+    A loss is reported only after retries: one broker's metadata may be behind another's.
     """
     partition = TopicPartition(task.topic, task.partition)
     view = cluster.describe([task.topic]).get(task.topic)
@@ -161,7 +158,7 @@ def _after_loss(
 
 
 def _earliest(cluster: Cluster, partition: TopicPartition) -> int | None:
-    """The partition's first offset; None when it was deleted meanwhile."""
+    """Returns the partition's earliest offset; None if the partition was deleted meanwhile."""
     try:
         return cluster.list_offsets({partition: EARLIEST})[partition]
     except ClientError as problem:

@@ -1,7 +1,7 @@
-"""``spark.read.format("tidemill")``: the data source that PySpark finds and makes.
+"""``spark.read.format("tidemill")``: the data source that PySpark discovers and instantiates.
 
-PySpark looks this module up in every session that uses any Python source, so it imports only PySpark
-itself; readers and writers come when they are asked for.
+PySpark imports this module in every session that uses any Python source. It therefore imports only PySpark;
+readers and writers are imported on use.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class TidemillDataSource(DataSource):
-    """Topics of any Kafka cluster as tables and streams of Spark, read and written, without a jar.
+    """Reads and writes topics of any Kafka cluster as tables and streams of Spark, without a jar.
 
     Options and columns are those of Spark's own Kafka connector: :mod:`tidemill.pipeline.options`,
-    :mod:`tidemill.pipeline.columns`. ``load()`` asks for the schema, unless the read has one of its own:
-    options are checked there, as far as batches and streams have the same ones.
+    :mod:`tidemill.pipeline.columns`. ``load()`` requests the schema, unless the read has its own. The
+    options are checked there, as far as batches and streams share them.
     """
 
     @classmethod
@@ -37,7 +37,7 @@ class TidemillDataSource(DataSource):
         from tidemill.pipeline.options import check_source_options
 
         check_source_options(self.options)
-        # Streams and batches have the same columns; which of both this is, the reader learns later.
+        # Streams and batches have the same columns; which of them this is, is not known yet.
         return schema_text(str(self.options.get("includeheaders", "false")).strip().lower() == "true")
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -1,11 +1,11 @@
-"""Streaming reads: which offsets each micro-batch takes, and what a restart needs.
+"""Streaming reads: plans the offsets of each micro-batch, and restarts from a checkpoint.
 
-Spark calls a stream reader differently by version. 4.2 and later: ``latestOffset(start, limit)``, and a
+The calls to a stream reader depend on Spark's version. 4.2 and later: ``latestOffset(start, limit)``, and a
 query with Trigger.AvailableNow announces itself. 4.0 and 4.1: ``latestOffset()``, so the position is the
-end that ``partitions()`` was called with last; after a restart Spark calls ``partitions(end, end)`` first.
+last end that was passed to ``partitions()``; after a restart Spark calls ``partitions(end, end)`` first.
 
-With the default trigger Spark asks for the latest offset every 10 ms. An idle reader waits longer before each
-time that it asks the cluster again, up to ``IDLE_PAUSE_S_MAX``.
+With the default trigger Spark requests the latest offset every 10 ms. An idle reader waits between its
+requests to the cluster, twice as long each time, up to ``IDLE_PAUSE_S_MAX``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from tidemill.model.errors import TidemillError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.cluster import Cluster
-from tidemill.pipeline.columns import requested_columns
-from tidemill.pipeline.connect import open_cluster
-from tidemill.pipeline.options import SourceOptions
-from tidemill.pipeline.planning import (
+from tidemill.pipeline.batch_planning import (
     Advance,
     ClusterView,
     advance,
@@ -35,9 +31,13 @@ from tidemill.pipeline.planning import (
     split_ranges,
     waiting_rows,
 )
-from tidemill.pipeline.position import StreamPosition, parse_position, position_of
+from tidemill.pipeline.cluster import Cluster
+from tidemill.pipeline.columns import requested_columns
+from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.offset_ranges import read_view, report_losses, resolve_bound
+from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.reader import read_range
-from tidemill.pipeline.targets import look, report_losses, resolve_bound
+from tidemill.pipeline.stream_offsets import StreamPosition, parse_position, position_of
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -50,7 +50,7 @@ try:
 except ImportError:  # before 4.2
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands in where PySpark has no such thing."""
+        """Replaces the class that PySpark has from 4.2 on."""
 
     ReadAllAvailable = None
 
@@ -62,15 +62,15 @@ log = logging.getLogger("tidemill.pipeline")
 
 IDLE_PAUSE_S_MIN = 0.01
 IDLE_PAUSE_S_MAX = 0.1
-"""Between two looks at the cluster that find nothing new: twice as long each time, within these bounds."""
+"""Bounds of the pause between two requests without new records; it doubles each time."""
 COMMIT_S = 5.0
-"""How long a micro-batch waits for the coordinator of the group that shows its offsets."""
+"""How long a micro-batch waits for the commit of its offsets for the consumer group."""
 COMMIT_AGAIN_S = 10.0
-"""How long after a failed commit the same position is committed again, when an idle reader is asked."""
+"""Pause after a failed commit before an idle reader commits the same position again."""
 
 
 class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches; lives in a process of the driver for as long as the query runs."""
+    """Plans micro-batches; runs in a process of the driver for as long as the query runs."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -85,25 +85,25 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commit_again_s = -math.inf
         self._absent: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
-        self._asked_before = False
+        self._was_called = False
         self._batch_since_s = -math.inf
-        self._looked_s = -math.inf
+        self._last_read_s = -math.inf
         self._idle_pause_s = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint begins; resolved once, since ``latest`` moves."""
+        """Returns the start of a query without a checkpoint; resolved once, since ``latest`` moves."""
         return self._initial_position().to_json()
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """The end of the next micro-batch, never before its start. Raises DataLoss."""
-        if start is None and not self._asked_before:
+        """Returns the end of the next micro-batch, never before its start. Raises DataLoss."""
+        if start is None and not self._was_called:
             self._warn_of_limits()
-        self._asked_before = True
+        self._was_called = True
         position = parse_position(start) if start is not None else self._last_position()
         if position != self._commit_failed or time.monotonic() >= self._commit_again_s:
-            self._note_committed(position)
+            self._commit_position(position)
         self._pause_if_idle()
         view, ahead = self._advance(position)
         self._absent = frozenset(partition.topic for partition in ahead.absent)
@@ -120,7 +120,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end_position(end, ahead.absent, view, position).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """The limits of the options as Spark's own types (4.2 and later); it takes one of them."""
+        """Returns the limit of the options as Spark's type (4.2 and later), which accepts only one."""
         if self._options.offsets_per_trigger_max is not None:
             return ReadMaxRows(self._options.offsets_per_trigger_max)
         if self._options.offsets_per_trigger_min is not None:
@@ -128,29 +128,29 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fixes the end of the whole query: what comes later is for the next one.
+        """Fixes the end of the query: later records are for the next one.
 
-        A topic that is not there is a loss for the position that has it; a query without one finds it missing
-        when it asks for the initial offset.
+        A topic that does not exist is a loss if the position has it. A query without a position reports the
+        missing topic in ``initialOffset``.
         """
-        self._target = self._look()
+        self._target = self._read_view()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """The end of the log as last seen, for the query's progress (4.2 and later)."""
+        """Returns the last known log end offsets, for the query's progress (4.2 and later)."""
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch; the same again when it is repeated after a restart."""
+        """Returns the tasks of a micro-batch; the same ones when it is repeated after a restart."""
         first, last = parse_position(start), parse_position(end)
         self._position = last
-        if first == last:  # equal offsets alone may be those of a topic that was made anew
+        if first == last:  # compares the ids too: a recreated topic may have equal offsets
             return []
-        ranges, losses = plan_ranges(first, last, self._look())
+        ranges, losses = plan_ranges(first, last, self._read_view())
         for _ in range(self._options.retries):
             if not losses:
                 break
             time.sleep(self._options.retry_interval_s)
-            ranges, losses = plan_ranges(first, last, self._look())
+            ranges, losses = plan_ranges(first, last, self._read_view())
         report_losses(losses, self._options)
         return list(
             split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
@@ -160,7 +160,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._note_committed(parse_position(end))
+        self._commit_position(parse_position(end))
 
     def stop(self) -> None:
         if self._cluster is not None:
@@ -178,7 +178,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _initial_position(self) -> StreamPosition:
         if self._initial is None:
             cluster, options = self._connected(), self._options
-            view = look(cluster, options, strict=True)
+            view = read_view(cluster, options, strict=True)
             begin, losses = resolve_bound(
                 cluster, options.starting, view, latest_without_match=options.latest_without_match
             )
@@ -187,65 +187,65 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _advance(self, position: StreamPosition) -> tuple[ClusterView, Advance]:
-        """Asks the cluster again before it believes a loss: a new leader may be behind for a moment."""
-        view = self._target or self._look()
+        """Retries before it reports a loss: a new leader may be behind for a moment."""
+        view = self._target or self._read_view()
         ahead = advance(position, view)
         for _ in range(self._options.retries):
             if self._reported.issuperset(ahead.losses):
                 break
             time.sleep(self._options.retry_interval_s)
-            view = self._look()
+            view = self._read_view()
             if self._target is not None:
                 self._target = view
             ahead = advance(position, view)
         return view, ahead
 
-    def _look(self) -> ClusterView:
-        view = look(self._connected(), self._options)
-        self._looked_s = time.monotonic()
+    def _read_view(self) -> ClusterView:
+        view = read_view(self._connected(), self._options)
+        self._last_read_s = time.monotonic()
         return view
 
     def _pause_if_idle(self) -> None:
-        """Spark asks again at once when there was nothing: the cluster is not asked as often."""
-        left_s = self._looked_s + self._idle_pause_s - time.monotonic()
+        """Pauses before the next request to the cluster: Spark calls again at once if nothing is new."""
+        left_s = self._last_read_s + self._idle_pause_s - time.monotonic()
         if left_s > 0 and self._target is None:
             time.sleep(left_s)
 
     def _report_new_losses(self, losses: Sequence[str]) -> None:
-        """A topic that stays absent is a loss in each micro-batch; the loss is logged once."""
+        """Reports each loss once: a topic that stays absent is a loss in each micro-batch."""
         new = [loss for loss in losses if loss not in self._reported]
         self._reported = frozenset(losses)
         report_losses(new, self._options)
 
     def _warn_of_limits(self) -> None:
-        """Before PySpark 4.2 a source learns neither limits nor the trigger from Spark.
+        """Warns that PySpark before 4.2 passes neither limits nor the trigger to a source.
 
-        The first micro-batch of a start is never held back, so ``minOffsetsPerTrigger`` does no harm there.
+        The first micro-batch of a start is never delayed, so ``minOffsetsPerTrigger`` needs no warning.
         """
         rows_max = self._options.offsets_per_trigger_max
         if rows_max is not None:
             log.warning(
                 "maxOffsetsPerTrigger=%d with PySpark %s: Trigger.AvailableNow ends after one micro-batch of "
-                "this size, and Trigger.Once keeps the limit, since this PySpark does not tell a source its "
-                "trigger. For these triggers leave the option out, start the query again until it reads "
+                "this size, and Trigger.Once keeps the limit, since this PySpark does not pass its trigger "
+                "to a source. For these triggers omit the option, start the query again until it reads "
                 "nothing, or use PySpark 4.2 or later",
                 rows_max,
                 pyspark.__version__,
             )
 
     def _limited(self, ahead: Advance, limit: ReadLimit | None) -> Mapping[TopicPartition, int] | None:
-        """The end under the limits; None while fewer than ``minOffsetsPerTrigger`` wait.
+        """Applies the limits to the end; returns None while fewer than ``minOffsetsPerTrigger`` wait.
 
-        Spark gives back the limit of :meth:`getDefaultReadLimit`, or tells to read all (Trigger.Once).
+        Spark passes the limit of :meth:`getDefaultReadLimit`, or the limit to read all (Trigger.Once).
         """
         if limit is not None and isinstance(limit, ReadAllAvailable):
             return ahead.end
-        if self._holds_back(ahead):
+        if self._is_delayed(ahead):
             return None
         rows_max = self._options.offsets_per_trigger_max
         return ahead.end if rows_max is None else limit_rows(ahead.begin, ahead.end, rows_max)
 
-    def _holds_back(self, ahead: Advance) -> bool:
+    def _is_delayed(self, ahead: Advance) -> bool:
         rows_min = self._options.offsets_per_trigger_min
         if rows_min is None or self._target is not None:
             return False
@@ -253,12 +253,12 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         enough = waiting_rows(ahead.begin, ahead.end) >= rows_min
         return not enough and waited_s < self._options.trigger_delay_max_s
 
-    def _note_committed(self, position: StreamPosition) -> None:
-        """Shows a finished micro-batch in the consumer group. Spark's checkpoint is what counts."""
+    def _commit_position(self, position: StreamPosition) -> None:
+        """Commits a finished micro-batch for the consumer group. Only Spark's checkpoint is authoritative."""
         group = self._options.commit_group
         if group is None or position == self._committed:
             return
-        # No offset can be committed for a topic that is not there.
+        # No offset can be committed for a topic that does not exist.
         offsets = {
             partition: offset
             for partition, offset in position.offsets().items()
@@ -268,6 +268,6 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connected().commit(group, offsets, COMMIT_S)
             self._committed = position
         except (TidemillError, OSError) as problem:
-            log.warning("group %s does not show the stream's offsets: %s", group, problem)
+            log.warning("cannot commit the stream's offsets for group %s: %s", group, problem)
             self._commit_failed = position
             self._commit_again_s = time.monotonic() + COMMIT_AGAIN_S

@@ -1,22 +1,22 @@
-"""Writes: rows become messages, at least once.
+"""Writes rows as messages, at least once.
 
 ==========  ==========================================  =========================================
 column      Spark                                       without it
 ==========  ==========================================  =========================================
 value       string or binary                            an error: it is required
 key         string or binary                            no key; messages are spread
-topic       string                                      the option ``topic``, which wins over it
+topic       string                                      the option ``topic``, which overrides it
 partition   int                                         by the key's murmur2, as Kafka's clients
 headers     array<struct<key: string, value: binary>>   no headers
 timestamp   timestamp                                   the time of sending
 ==========  ==========================================  =========================================
 
-As Spark's own Kafka sink, with ``timestamp`` added; ``offset`` and ``timestampType`` are passed over, so
-that what was read can be written again. A message is acknowledged by all in-sync replicas before its task
-ends. A task that fails is done again by Spark: what its first try had sent is then there twice.
+As in Spark's own Kafka sink, with ``timestamp`` added. ``offset`` and ``timestampType`` are ignored, so that
+rows that were read can be written again. All in-sync replicas acknowledge a message before its task ends.
+Spark retries a failed task: the messages of its first attempt are then duplicates.
 
-A topic that is not there is an error, before a task starts where the option names it; with
-``createTopics=true`` the broker creates it with its own number of partitions, if its settings allow that.
+A topic that does not exist is an error, before a task starts if the option names it. With
+``createTopics=true`` the broker creates it with its default number of partitions, if its settings allow that.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from pyspark.sql.datasource import (
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ConfigError, InvalidRecord
 from tidemill.pipeline.columns import TYPES
-from tidemill.pipeline.connect import borrowed
+from tidemill.pipeline.connect import pooled_cluster
+from tidemill.pipeline.offset_ranges import is_gone, missing_topic
 from tidemill.pipeline.options import SinkOptions
-from tidemill.pipeline.targets import is_gone, missing_topic
 from tidemill.pipeline.worker_process import prepare_for_next_task
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except ImportError:  # 4.0 gives record batches to a class that is both
+except ImportError:  # 4.0 passes record batches to a subclass of both
 
     class DataSourceStreamArrowWriter(  # type: ignore[no-redef]
         DataSourceStreamWriter, DataSourceArrowWriter
     ):
-        """What PySpark has from 4.1 on."""
+        """Replaces the class that PySpark has from 4.1 on."""
 
 
 if TYPE_CHECKING:
@@ -67,23 +67,23 @@ ALLOWED = {
     "timestamp": ("timestamp",),
 }
 
-PASSED_OVER = ("offset", "timestampType")
-"""Columns of the source that mean nothing for a message that is yet to be written."""
+IGNORED_COLUMNS = ("offset", "timestampType")
+"""Columns of the source that have no meaning for a message to be written."""
 
-UNSETTLED_MAX = 64
-"""Arrow batches handed to the producer and not yet acknowledged, before the writer waits for the first."""
+UNACKNOWLEDGED_MAX = 64
+"""The maximum number of unacknowledged Arrow batches before the writer waits for the first."""
 
 
 class Sent(WriterCommitMessage):
-    """What one task wrote."""
+    """The result of one task."""
 
     def __init__(self, rows: int, topics: Sequence[str]) -> None:
         self.rows = rows
         self.topics = tuple(topics)
 
 
-class _Writing:
-    """What both writers do; they differ in the arguments of ``commit`` and ``abort``."""
+class _WriterBase:
+    """The common part of both writers, which differ in the arguments of ``commit`` and ``abort``."""
 
     def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -96,17 +96,17 @@ class _Writing:
             prepare_for_next_task()
 
 
-class TidemillWriter(_Writing, DataSourceArrowWriter):
+class TidemillWriter(_WriterBase, DataSourceArrowWriter):
     """Writes a DataFrame once."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         log.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        log.warning("the write failed; already written and staying in the log: %s", summary(messages))
+        log.warning("the write failed; already written, and kept in the log: %s", summary(messages))
 
 
-class TidemillStreamWriter(_Writing, DataSourceStreamArrowWriter):
+class TidemillStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -114,15 +114,15 @@ class TidemillStreamWriter(_Writing, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         text = summary(messages)
-        log.warning("batch %d failed, Spark repeats it; written by its first try: %s", batchId, text)
+        log.warning("batch %d failed, Spark retries it; written by this attempt: %s", batchId, text)
 
 
 def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> TidemillWriter:
-    """A writer for these columns. Raises ConfigError for ones that cannot be written."""
+    """Returns a writer for these columns. Raises ConfigError for columns that cannot be written."""
     if overwrite:
         raise ConfigError(
-            'a topic cannot be overwritten, only appended to: use .mode("append"). To start anew, delete the '
-            "topic and make it again"
+            'a topic cannot be overwritten, only appended to: use .mode("append"). To start again, '
+            "delete and recreate the topic"
         )
     columns = checked_columns(options, schema)
     refuse_missing_topic(options)
@@ -132,8 +132,8 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> T
 def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> TidemillStreamWriter:
     """As :func:`batch_writer`, for streams.
 
-    Output mode ``complete``, with which Spark asks to overwrite, appends the whole result after each
-    micro-batch, as Spark's own connector does.
+    Output mode ``complete``, for which Spark requests to overwrite, appends the whole result after each
+    micro-batch, as in Spark's own connector.
     """
     columns = checked_columns(options, schema)
     refuse_missing_topic(options)
@@ -141,14 +141,14 @@ def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> 
 
 
 def refuse_missing_topic(options: SinkOptions, topic: str | None = None) -> None:
-    """Raises ConfigError for a topic (by default that of the option) that is missing and not to be created.
+    """Raises ConfigError for a missing topic (by default, the option's) unless it is to be created.
 
-    Otherwise the broker would create a misspelt topic in silence.
+    Otherwise the broker would silently create a misspelt topic.
     """
     topic = topic or options.topic
     if topic is None or options.create_topics:
         return
-    with borrowed(options.client) as cluster:
+    with pooled_cluster(options.client) as cluster:
         if topic not in cluster.describe([topic]):
             raise ConfigError(
                 f"{missing_topic(cluster, topic, options.bootstrap)} Create it with tidemill topic create "
@@ -157,45 +157,45 @@ def refuse_missing_topic(options: SinkOptions, topic: str | None = None) -> None
 
 
 def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]:
-    """The columns that are written, in the order of the schema."""
+    """Returns the columns to write, in the order of the schema. Raises ConfigError."""
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in kinds.items():
-        if name in PASSED_OVER:
+        if name in IGNORED_COLUMNS:
             continue
         if name not in ALLOWED:
             raise ConfigError(
-                f"column {name} ({kind}) has no place in a message: allowed are {', '.join(ALLOWED)}. Put "
-                "it into the value, for instance to_json(struct(...)) as value, or leave it out"
+                f"column {name} ({kind}) is not part of a message: allowed are {', '.join(ALLOWED)}. Put "
+                "it into the value, for instance to_json(struct(...)) as value, or omit it"
             )
         if kind not in ALLOWED[name]:
             raise ConfigError(f"column {name} is {kind}: {' or '.join(ALLOWED[name])} is allowed, cast it")
     if "value" not in kinds:
         raise ConfigError(f"there is no column value, only {', '.join(kinds)}: a message needs one")
     if options.topic is None and "topic" not in kinds:
-        raise ConfigError("where to write to is not said: set the option topic, or have a column topic")
-    return tuple(name for name in kinds if name not in PASSED_OVER)
+        raise ConfigError("the topic is missing: set the option topic, or add a column topic")
+    return tuple(name for name in kinds if name not in IGNORED_COLUMNS)
 
 
 def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Sent:
-    """Sends all rows and waits until each is acknowledged. Raises the first error of a message."""
+    """Sends all rows and waits for all acknowledgements. Raises the first error of a message."""
     from tidemill.client import Producer
 
     client: dict[str, Any] = {"acks": "all", "linger.ms": "20", **options.client}
     client["allow.auto.create.topics"] = options.create_topics
     rows = 0
     topics: set[str] = set()
-    unsettled: deque[Any] = deque()
+    unacknowledged: deque[Any] = deque()
     with Producer(None, client) as producer:
         for batch in batches:
             rows += batch.num_rows
             for topic, part in by_topic(options.topic, columns, batch):
                 topics.add(topic)
-                unsettled.append(_send(producer, options, topic, part))
-            while unsettled and (len(unsettled) > UNSETTLED_MAX or unsettled[0].done()):
-                unsettled.popleft().result()
+                unacknowledged.append(_send(producer, options, topic, part))
+            while unacknowledged and (len(unacknowledged) > UNACKNOWLEDGED_MAX or unacknowledged[0].done()):
+                unacknowledged.popleft().result()
         producer.flush()
-        while unsettled:
-            unsettled.popleft().result()
+        while unacknowledged:
+            unacknowledged.popleft().result()
     return Sent(rows, sorted(topics))
 
 
@@ -211,7 +211,7 @@ def _send(producer: Producer, options: SinkOptions, topic: str, part: pa.RecordB
 def by_topic(
     fixed: str | None, columns: tuple[str, ...], batch: pa.RecordBatch
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of a batch, topic by topic. Raises InvalidRecord for a row without a topic."""
+    """Splits the rows of a batch by topic. Raises InvalidRecord for a row without a topic."""
     import pyarrow.compute as pc
 
     payload = batch.select([name for name in columns if name != "topic"])
@@ -232,7 +232,7 @@ def by_topic(
 
 
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
-    """How much was written, by the tasks that finished."""
+    """Returns how much the finished tasks have written."""
     sent = [message for message in messages if isinstance(message, Sent)]
     topics = sorted({topic for message in sent for topic in message.topics})
     failed = len(messages) - len(sent)

@@ -1,15 +1,15 @@
 """Arrow record batches of decoded columns, in the shape of Spark's Kafka source.
 
-The columns' vectors become Arrow buffers without a copy; keys, values and headers are copied once, by
-Arrow's own filter (:mod:`tidemill.records.columns` says how). Not compiled, and pyarrow is imported on the
-first call, for the broker never needs it.
+The columns' vectors become Arrow buffers without a copy; keys, values and headers are copied once, by Arrow's
+own filter (see :mod:`tidemill.records.columns`). The module is not compiled, and imports pyarrow on the first
+call: the broker never needs it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemill.records.vectors import Columns, Field
+from tidemill.records.column_vectors import Columns, Field
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,10 +19,12 @@ EVERY_SECOND = b"\x55"
 
 
 def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
-    """``key``, ``value`` (binary), ``offset`` (int64), ``timestamp`` (us, UTC), ``timestamp_type`` (int32).
+    """Converts columns to a record batch with the schema of Spark's Kafka source.
 
-    With headers, ``headers`` as well: list of struct of ``key`` (string) and ``value`` (binary), null for a
-    record that has none, as Spark has it. Header keys that are not UTF-8 get replacement characters.
+    Its columns are ``key``, ``value`` (binary), ``offset`` (int64), ``timestamp`` (us, UTC) and
+    ``timestamp_type`` (int32). With headers, ``headers`` as well: list of struct of ``key`` (string) and
+    ``value`` (binary), null for a record without headers, as in Spark. Header keys that are not UTF-8 get
+    replacement characters.
     """
     import pyarrow as pa
 
@@ -43,7 +45,7 @@ def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
 
 
 def _buffer(vector: Any) -> Any:
-    """The memory of a vector. Of an empty one pyarrow would make the end of the process."""
+    """Returns the memory of a vector. For an empty vector, pyarrow would abort the process."""
     import pyarrow as pa
 
     return pa.py_buffer(getattr(vector, "array", vector)) if len(vector) else pa.py_buffer(b"")
@@ -64,7 +66,7 @@ def _binary(buffer: bytes, field: Field, count: int) -> Any:
 
 
 def _between_edges(kind: Any, buffer: bytes, edges: Any, count: int, nulls: Any, null_count: int) -> Any:
-    """The byte strings from edge 0 to 1, 2 to 3 and so on."""
+    """Returns the byte strings from edge 0 to 1, 2 to 3 and so on."""
     import pyarrow as pa
 
     if count == 0:
@@ -80,7 +82,7 @@ def _between_edges(kind: Any, buffer: bytes, edges: Any, count: int, nulls: Any,
 
 
 def _bitmap(nulls: Any, count: int) -> Any:
-    """A validity bitmap from a byte for each element that is 1 for null."""
+    """Converts bytes, 1 for each null element, to a validity bitmap."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

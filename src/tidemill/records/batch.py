@@ -3,9 +3,9 @@
 =======  =====  =====================  ==========================================================
 byte     type   field                  notes
 =======  =====  =====================  ==========================================================
-0        int64  base offset            assigned by the leader; not under the checksum
+0        int64  base offset            assigned by the leader; not in the checksum
 8        int32  length                 bytes that follow this field: the size of the batch less 12
-12       int32  partition leader epoch assigned by the leader; not under the checksum
+12       int32  partition leader epoch assigned by the leader; not in the checksum
 16       int8   magic                  2
 17       u32    checksum               CRC-32C of byte 21 to the end
 21       int16  attributes             bits 0-2 codec, 3 append time, 4 transactional, 5 control,
@@ -20,14 +20,15 @@ byte     type   field                  notes
 61       ...    records                compressed as one, when a codec is set
 =======  =====  =====================  ==========================================================
 
-All integers are big-endian. A batch that compaction has touched keeps its first and last offset, so its
-count may be smaller than ``last offset delta + 1``, even 0; what producers send may not have such holes
-(:mod:`tidemill.records.validate`).
+All integers are big-endian. A compacted batch keeps its first and last offset, so its count may be smaller
+than ``last offset delta + 1``, even 0; producers' batches must not have such gaps
+(:mod:`tidemill.records.batch_validation`).
 
-The checksum leaves out the base offset and the leader epoch, so that the leader sets them without reading
-the records: a fault in those 16 bytes is not noticed by it.
+The checksum does not cover the base offset and the leader epoch, so that the leader sets them without reading
+the records: it does not detect an error in those 16 bytes.
 
-Formats v0 and v1 share the first 12 bytes and the place of the magic byte (:mod:`tidemill.records.legacy`).
+Formats v0 and v1 share the first 12 bytes and the position of the magic byte
+(:mod:`tidemill.records.legacy_formats`).
 
 Source: Apache Kafka's documentation, "Record Batch"; KIP-98, KIP-101, KIP-110 (zstd).
 """
@@ -58,10 +59,10 @@ RECORD_COUNT: Final = 57
 RECORDS: Final = 61
 
 LOG_OVERHEAD: Final = 12
-"""Base offset and length: what stands before the bytes that the length counts."""
+"""Base offset and length: the bytes that the length does not count."""
 
 OLD_ENTRY_BYTES_MIN: Final = LOG_OVERHEAD + 14
-"""Of format v0, the smallest thing that a log holds."""
+"""The smallest entry of format v0, which is the smallest item of a log."""
 
 CURRENT_MAGIC: Final = 2
 
@@ -81,7 +82,7 @@ RECORD_BYTES_MIN: Final = 1 + 6
 """Length varint, attributes, timestamp delta, offset delta, key length, value length, header count."""
 
 COPIED_BYTES_MAX: Final = 4096
-"""Up to here a copy costs less than a view does."""
+"""Up to this size a copy is cheaper than a view."""
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -93,7 +94,7 @@ _BASE_OFFSET_MAX: Final = 0x7FFFFFFF00000000
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Batch:
-    """The header of one batch, over the bytes that hold it. The records are not looked at."""
+    """The header of one batch, as a view of the bytes that contain it. The records are not parsed."""
 
     def __init__(self, data: bytes, position: i64, size: i64) -> None:
         self.data = data
@@ -114,7 +115,7 @@ class Batch:
 
     @property
     def codec(self) -> i64:
-        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; 5 to 7 are nobody's."""
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; 5 to 7 are unassigned."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -124,7 +125,7 @@ class Batch:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the records count only once their transaction is committed."""
+        """Whether the records become visible only once their transaction is committed."""
         return self.attributes & TRANSACTIONAL_FLAG != 0
 
     @property
@@ -134,7 +135,7 @@ class Batch:
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether :attr:`base_timestamp` says when compaction may drop the tombstones."""
+        """Whether :attr:`base_timestamp` is the time from which compaction may drop the tombstones."""
         return self.attributes & DELETE_HORIZON_FLAG != 0
 
     @property
@@ -159,13 +160,8 @@ class Batch:
         """The position in :attr:`data` after the batch."""
         return self.position + self.size
 
-    @property
-    def records_position(self) -> i64:
-        """The position in :attr:`data` where the records begin."""
-        return self.position + RECORDS
-
     def to_bytes(self) -> bytes:
-        """The batch by itself: :attr:`data` when that holds nothing else, else a copy."""
+        """The bytes of the batch: :attr:`data` when it contains nothing else, else a copy."""
         if self.position == 0 and self.size == len(self.data):
             return self.data
         return self.data[self.position : self.position + self.size]
@@ -178,10 +174,10 @@ class Batch:
 
 
 def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
-    """The batch at ``position``; ``end`` is where the bytes that belong to it and its followers end.
+    """Parses the batch at ``position``; ``end`` is the end of the bytes of it and its followers.
 
-    Raises CorruptMessage when the frame, the magic byte or the counts cannot be true. The checksum is not
-    looked at (:func:`check_crc`), nor are the records (:mod:`tidemill.records.validate`).
+    Raises CorruptMessage when the frame, the magic byte or the counts are impossible. It checks neither the
+    checksum (:func:`check_crc`) nor the records (:mod:`tidemill.records.batch_validation`).
     """
     if position < 0 or end > len(data) or position > end:
         raise _out_of_bounds(data, position, end)
@@ -195,12 +191,12 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
         raise _wrong_size(position, size, RECORDS, left)
     batch = Batch(data, position, size)
     count: i64 = batch.record_count
-    room: i64 = size - RECORDS
+    space: i64 = size - RECORDS
     if (
         count < 0
         or batch.last_offset_delta < 0
         or count > batch.last_offset_delta + 1
-        or (batch.attributes & CODEC_MASK == NONE and count > room // RECORD_BYTES_MIN)
+        or (batch.attributes & CODEC_MASK == NONE and count > space // RECORD_BYTES_MIN)
         or batch.base_offset > _BASE_OFFSET_MAX
     ):
         raise _wrong_counts(batch)
@@ -208,7 +204,7 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
 
 
 def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
-    """All batches from ``position`` to ``end``, where the last one ends; raises as :func:`parse_batch`."""
+    """Parses all batches from ``position`` to ``end``, the end of the last; raises as :func:`parse_batch`."""
     batches: list[Batch] = []
     while position < end:
         batch = parse_batch(data, position, end)
@@ -218,10 +214,10 @@ def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
 
 
 def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
-    """The size of the batch at ``position`` in bytes, or 0 when it is cut off before ``end``.
+    """Returns the size of the batch at ``position`` in bytes, or 0 when it is cut off before ``end``.
 
-    A fetch may end within a batch, which its reader leaves out. An entry of formats v0 and v1 counts as a
-    batch. Raises CorruptMessage when the length is smaller than any batch's.
+    A Fetch response may end within a batch, which its reader skips. An entry of formats v0 and v1 counts as a
+    batch. Raises CorruptMessage when the length is smaller than that of any batch.
     """
     if position < 0 or end > len(data) or position > end:
         raise _out_of_bounds(data, position, end)
@@ -238,7 +234,7 @@ def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
 
 
 def check_crc(batch: Batch) -> None:
-    """Raises CorruptMessage when the checksum in the header is not that of the bytes."""
+    """Raises CorruptMessage when the checksum in the header does not match the bytes."""
     first: i64 = batch.position + ATTRIBUTES
     last: i64 = batch.position + batch.size
     found: i64 = 0
@@ -250,16 +246,8 @@ def check_crc(batch: Batch) -> None:
         raise CorruptMessage(
             f"the batch at byte {batch.position} with base offset {batch.base_offset} ({batch.size} bytes) "
             f"has checksum {found}, its header says {batch.crc}: "
-            "the bytes were changed on their way or on the disk"
+            "the bytes were changed in transit or on the disk"
         )
-
-
-def wrong_record(batch: Batch, what: str, value: i64) -> CorruptMessage:
-    """What is raised for a record of ``batch`` that is out of shape: ``what`` of it has this value."""
-    return CorruptMessage(
-        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records, "
-        f"{batch.size} bytes) has {what} {value}"
-    )
 
 
 def _out_of_bounds(data: bytes, position: i64, end: i64) -> ValueError:
@@ -267,7 +255,7 @@ def _out_of_bounds(data: bytes, position: i64, end: i64) -> ValueError:
 
 
 def _too_short(position: i64, left: i64) -> CorruptMessage:
-    return CorruptMessage(f"{left} bytes at byte {position} are too few for a batch, which begins with 12")
+    return CorruptMessage(f"{left} bytes at byte {position} are too few for a batch, which starts with 12")
 
 
 def _wrong_magic(position: i64, magic: i64) -> CorruptMessage:
@@ -276,19 +264,19 @@ def _wrong_magic(position: i64, magic: i64) -> CorruptMessage:
             f"the bytes at {position} are a message set of format v{magic}, where a batch of v2 was expected",
             ErrorCode.INVALID_RECORD,
         )
-    return CorruptMessage(f"the batch at byte {position} has magic byte {magic}, only 2 is known")
+    return CorruptMessage(f"the batch at byte {position} has magic byte {magic}, only 2 is supported")
 
 
 def _wrong_size(position: i64, size: i64, size_min: i64, left: i64) -> CorruptMessage:
     return CorruptMessage(
         f"the batch at byte {position} says that it has {size} bytes; "
-        f"it needs at least {size_min}, and {left} are there"
+        f"it needs at least {size_min}, and {left} are available"
     )
 
 
 def _wrong_counts(batch: Batch) -> CorruptMessage:
     return CorruptMessage(
-        f"the batch at byte {batch.position} cannot be true: {batch.record_count} records, base offset "
+        f"the batch at byte {batch.position} is impossible: {batch.record_count} records, base offset "
         f"{batch.base_offset}, last offset delta {batch.last_offset_delta}, in {batch.size} bytes, "
         f"codec {batch.codec}"
     )

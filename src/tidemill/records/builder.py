@@ -1,12 +1,11 @@
 """Builds record batches: of producers, of the broker's own records, and transaction markers.
 
-Also rewrites the header of a batch that is to be stored with another timestamp or codec. The layout is in
-:mod:`tidemill.records.batch`, that of records in :mod:`tidemill.records.validate`.
+It also rewrites the header of a batch that is stored with another timestamp or codec. The layout is in
+:mod:`tidemill.records.batch`, that of records in :mod:`tidemill.records.record_cursor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
@@ -14,7 +13,6 @@ from mypy_extensions import i16, i32, i64
 
 from tidemill.records.batch import (
     APPEND_TIME_FLAG,
-    CODEC_MASK,
     CONTROL_FLAG,
     CRC,
     CURRENT_MAGIC,
@@ -34,29 +32,21 @@ from tidemill.records.batch import (
     parse_batch,
 )
 from tidemill.records.checksum import crc32c
-from tidemill.records.compression import compress, decompress_range
+from tidemill.records.compression import compress
+from tidemill.records.end_transaction_marker import ABORT, COMMIT, EndTransactionMarker
 from tidemill.records.varint import varint_size, write_varint
 
 Headers = list[tuple[str, bytes | None]]
-"""Of a record: keys may come more than once, order is kept."""
-
-RecordFields = tuple[int, bytes | None, bytes | None, Headers | None]
-"""Timestamp in ms, key, value, headers."""
-
-ABORT_MARKER: Final = 0
-COMMIT_MARKER: Final = 1
-MARKER_VERSION: Final = 0
+"""The headers of a record: keys may repeat, and order is kept."""
 
 INT32_MAX: Final = 0x7FFFFFFF
-RECORD_OVERHEAD_BYTES_MAX: Final = 5 + 1 + 10 + 5 + 5 + 5 + 5
-"""Length, attributes, timestamp delta, offset delta, key length, value length, header count."""
 
 
 class BatchBuilder:
     """Collects records for one batch.
 
-    ``codec`` and ``level`` as :func:`tidemill.records.compression.compress` takes them. The base timestamp is
-    the first record's. Not for several threads.
+    ``codec`` and ``level`` are as in :func:`tidemill.records.compression.compress`. The base timestamp is the
+    first record's. Not thread-safe.
     """
 
     def __init__(self, codec: i64 = NONE, level: int | None = None) -> None:
@@ -79,7 +69,7 @@ class BatchBuilder:
     def append(
         self, timestamp: i64, key: bytes | None, value: bytes | None, headers: Headers | None = None
     ) -> i64:
-        """Adds a record (time in ms); :attr:`size_bytes` after it. Adds nothing where it raises."""
+        """Adds a record (time in ms); returns the new :attr:`size_bytes`. Adds nothing when it raises."""
         if self.count == 0:
             self.base_timestamp = timestamp
         delta: i64 = timestamp - self.base_timestamp
@@ -123,9 +113,9 @@ class BatchBuilder:
         base_offset: i64 = 0,
         control: bool = False,
     ) -> bytes:
-        """The batch, with its checksum. ValueError when there is no record in it.
+        """Returns the batch, with its checksum. Raises ValueError when it has no records.
 
-        May be called again, for instance with another sequence number, and after more records.
+        It may be called again, for instance with another sequence number, and after more records.
         """
         if self.count == 0:
             raise ValueError("a batch without records cannot be built")
@@ -149,24 +139,6 @@ class BatchBuilder:
         )
 
 
-def build_batch(
-    records: Iterable[RecordFields],
-    codec: i64 = NONE,
-    level: int | None = None,
-    producer_id: i64 = NO_PRODUCER_ID,
-    producer_epoch: i64 = NO_PRODUCER_EPOCH,
-    base_sequence: i64 = NO_SEQUENCE,
-    transactional: bool = False,
-    leader_epoch: i64 = -1,
-    base_offset: i64 = 0,
-) -> bytes:
-    """One batch of ``records``: (timestamp in ms, key, value, headers or None) each."""
-    builder = BatchBuilder(codec, level)
-    for timestamp, key, value, headers in records:
-        builder.append(timestamp, key, value, headers)
-    return builder.build(producer_id, producer_epoch, base_sequence, transactional, leader_epoch, base_offset)
-
-
 def build_end_marker(
     committed: bool,
     timestamp: i64,
@@ -176,55 +148,24 @@ def build_end_marker(
     leader_epoch: i64 = -1,
     base_offset: i64 = 0,
 ) -> bytes:
-    """The control batch that ends a producer's transaction in a partition.
-
-    Its record has the key (version int16 0, type int16: 0 abort, 1 commit) and the value (version int16 0,
-    coordinator epoch int32). Source: KIP-98; ``EndTransactionMarker.java``.
-    """
-    key, value = BytesWriter(), BytesWriter()
-    write_i16_be(key, MARKER_VERSION)
-    write_i16_be(key, COMMIT_MARKER if committed else ABORT_MARKER)
-    write_i16_be(value, MARKER_VERSION)
-    write_i32_be(value, i32(coordinator_epoch))
+    """Builds the control batch that ends a producer's transaction in a partition."""
+    marker = EndTransactionMarker(COMMIT if committed else ABORT, coordinator_epoch)
     builder = BatchBuilder()
-    builder.append(timestamp, key.getvalue(), value.getvalue(), None)
+    builder.append(timestamp, marker.key(), marker.value(), None)
     return builder.build(producer_id, producer_epoch, NO_SEQUENCE, True, leader_epoch, base_offset, True)
 
 
 def stamp_append_time(batch: Batch, now_ms: i64) -> bytes:
-    """The batch as a topic of append time stores it: its bit set, the broker's clock as max timestamp."""
+    """Returns the batch for a topic with append time: its bit set, the broker's clock as max timestamp."""
     if batch.append_time and batch.max_timestamp == now_ms:
         return batch.to_bytes()
     return _with_times(batch, batch.attributes | APPEND_TIME_FLAG, now_ms)
 
 
 def with_max_timestamp(batch: Batch, max_timestamp: i64) -> Batch:
-    """The batch with create time and another max timestamp in its header."""
+    """Returns the batch with create time and another max timestamp in its header."""
     data = _with_times(batch, batch.attributes & ~APPEND_TIME_FLAG, max_timestamp)
     return parse_batch(data, 0, len(data))
-
-
-def recompress(batch: Batch, codec: i64, level: int | None, unpacked_bytes_max: i64) -> bytes:
-    """The batch with its records under another codec, as ``compression.type`` of a topic asks.
-
-    The batch is trusted to be valid. Raises as :func:`tidemill.records.compression.decompress_range`.
-    """
-    records = decompress_range(
-        batch.codec, batch.data, batch.position + RECORDS, batch.position + batch.size, unpacked_bytes_max
-    )
-    return assemble(
-        compress(codec, records, level),
-        batch.base_offset,
-        batch.leader_epoch,
-        (batch.attributes & ~CODEC_MASK) | codec,
-        batch.last_offset_delta,
-        batch.base_timestamp,
-        batch.max_timestamp,
-        batch.producer_id,
-        batch.producer_epoch,
-        batch.base_sequence,
-        batch.record_count,
-    )
 
 
 def assemble(
@@ -240,7 +181,7 @@ def assemble(
     base_sequence: i64,
     count: i64,
 ) -> bytes:
-    """A batch of these header fields and packed records, with its checksum. ValueError beyond 2 GiB."""
+    """Assembles header fields and packed records, with a checksum. Raises ValueError beyond 2 GiB."""
     size: i64 = RECORDS - LOG_OVERHEAD + i64(len(records))
     if size > INT32_MAX:
         raise _too_long(size)
@@ -316,8 +257,8 @@ def _write_headers(writer: BytesWriter, headers: Headers) -> None:
 
 
 def _full(count: i64) -> ValueError:
-    return ValueError(f"a batch of {count} records takes no more")
+    return ValueError(f"a batch of {count} records is full")
 
 
 def _too_long(size: i64) -> ValueError:
-    return ValueError(f"{size} bytes are more than the int32 length of a record or batch can say")
+    return ValueError(f"{size} bytes exceed the int32 length of a record or batch")

@@ -1,12 +1,11 @@
-"""Checksums of records, as C extensions' functions over any buffer: CRC-32C of record batches, CRC-32 of old
-messages.
+"""Checksums of records, as functions of C extensions over any buffer: CRC-32C of batches, CRC-32 of messages.
 
-CRC-32 comes from ISA-L where that is installed: each message has one of its own, and zlib's takes several
-times as long for what is so short.
+CRC-32 comes from ISA-L where it is installed: each old message has its own, and for such short data zlib
+takes several times as long.
 
-``import crc32c`` reads the installed package's metadata for its version, which costs 40 ms of a broker's
-start; so the extension inside is loaded by itself. Where it has moved, the package is imported as usual.
-This module is not compiled: it runs once.
+``import crc32c`` reads the installed package's metadata for its version, which takes 40 ms of a broker's
+start; so the extension module inside is loaded directly. Where it has moved, the package is imported as
+usual. This module is not compiled: it runs once.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _load() -> Callable[..., int]:
         function: Callable[..., int] = module.crc32c
         if function(b"123456789") == 0xE3069283:
             return function
-    except Exception:  # noqa: BLE001 - another layout of the package: the public way follows
+    except Exception:  # noqa: BLE001 - another layout of the package: fall back to its public import
         sys.modules.pop(EXTENSION, None)
     from crc32c import crc32c as public
 
@@ -41,7 +40,7 @@ def _load_extension() -> Any:
         raise ImportError(f"{PACKAGE} is not installed")
     spec = importlib.machinery.PathFinder.find_spec(EXTENSION, package.submodule_search_locations)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{EXTENSION} is not there")
+        raise ImportError(f"{EXTENSION} is missing")
     module = importlib.util.module_from_spec(spec)
     sys.modules[EXTENSION] = module
     spec.loader.exec_module(module)
@@ -49,7 +48,7 @@ def _load_extension() -> Any:
 
 
 crc32c = _load()
-"""``crc32c(buffer, value=0) -> int``: the checksum, or its continuation over one more buffer."""
+"""``crc32c(buffer, value=0) -> int``: the checksum, or its continuation over another buffer."""
 
 
 def _load_crc32() -> Callable[..., int]:
@@ -59,7 +58,7 @@ def _load_crc32() -> Callable[..., int]:
         fast: Callable[..., int] = isal_zlib.crc32
         if fast(b"123456789") == 0xCBF43926:
             return fast
-    except Exception:  # noqa: BLE001 - not for this machine: zlib's gives the same
+    except Exception:  # noqa: BLE001 - not built for this machine: zlib computes the same
         pass
     return zlib.crc32
 

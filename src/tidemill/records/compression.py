@@ -12,10 +12,10 @@ lz4     frames; written with independent blocks of 64 KiB, without checksums and
 zstd    frames
 ======  =========================================================================================
 
-A stranger's bytes say how large they become; what they say is never allocated on faith. The output goes
-into a buffer of at most ``bytes_max`` whose pages cost memory only once they are written, and of less where
-the frame's blocks bound it (:func:`unpacked_bytes_bound`). cramjam releases the interpreter's lock while
-it works, so big ones may go to a thread.
+Sizes in received bytes are not trusted, and are never allocated unchecked. The output goes into a buffer of
+at most ``bytes_max``, whose pages use memory only once they are written, and of less where the frame's blocks
+bound it (:func:`unpacked_bytes_bound`). cramjam releases the GIL while it works, so large batches may be
+processed in a thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 CODEC_NAMES: Final = ["none", "gzip", "snappy", "lz4", "zstd"]
-"""By number, as configurations call them."""
+"""Indexed by number; the names are those of configurations."""
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER_BYTES: Final = 8 + 4 + 4
@@ -46,30 +46,30 @@ LZ4_END: Final = b"\x00\x00\x00\x00"
 ZSTD_MAGIC: Final = 0xFD2FB528
 ZSTD_BLOCK_BYTES_MAX: Final = 128 * 1024
 SKIPPABLE_MAGIC: Final = 0x184D2A50
-"""Frames to skip, of lz4 and zstd alike: the last 4 bits are free."""
+"""Skippable frames, for both lz4 and zstd: the last 4 bits are arbitrary."""
 
 GZIP_RATIO_MAX: Final = 1032
-"""Deflate's largest: 258 bytes for 2 bits."""
+"""Deflate's largest ratio: 258 bytes for 2 bits."""
 
 GZIP_BYTES_MIN: Final = 10 + 2 + 8
-"""Of a member: header, an empty block, checksum and size."""
+"""The size of a member: header, an empty block, checksum and size."""
 
 SMALL_BUFFER_BYTES: Final = 1024 * 1024
-"""To this size a zeroed buffer is cheaper than a memory map, each page of which costs a fault."""
+"""Up to this size a zeroed buffer is cheaper than a memory map, each page of which costs a page fault."""
 
 
 def codec_of(name: str) -> i64:
-    """The number of a codec by its name; ValueError for an unknown one."""
+    """Returns the number of a codec by its name; raises ValueError for an unknown codec."""
     if name not in CODEC_NAMES:
         raise ValueError(f"compression {name!r} is not known: use one of {', '.join(CODEC_NAMES)}")
     return CODEC_NAMES.index(name)
 
 
 def compress(codec: i64, data: bytes, level: int | None = None) -> bytes:
-    """``data`` in the framing of ``codec``.
+    """Compresses ``data`` in the framing of ``codec``.
 
     ``level`` is the codec's own: gzip 1 to 9 (-1: 6), lz4 1 to 17 (9, the default, is its fast mode, as for
-    Kafka's ``compression.lz4.level``), zstd -131072 to 22 (3); snappy has none.
+    Kafka's ``compression.lz4.level``), zstd -131072 to 22 (3); snappy has no levels.
     """
     if codec == NONE:
         return data
@@ -86,17 +86,12 @@ def compress(codec: i64, data: bytes, level: int | None = None) -> bytes:
     raise _unknown_codec(codec)
 
 
-def decompress(codec: i64, data: bytes, bytes_max: i64) -> bytes:
-    """What ``data`` was before :func:`compress`; as :func:`decompress_range` over the whole."""
-    return decompress_range(codec, data, 0, len(data), bytes_max)
-
-
 def decompress_range(codec: i64, data: bytes, position: i64, end: i64, bytes_max: i64) -> bytes:
-    """What the bytes from ``position`` to ``end`` unpack to, if that is at most ``bytes_max``.
+    """Unpacks the bytes from ``position`` to ``end``, to at most ``bytes_max`` bytes.
 
     Raises CorruptMessage for bytes that are not of that codec, UnpackedTooLarge (both sizes in its text) for
-    more than ``bytes_max``, InvalidRecord for a codec that does not exist. No more than ``bytes_max`` is ever
-    written, whatever sizes the bytes claim.
+    more than ``bytes_max``, InvalidRecord for a codec that does not exist. It never writes more than
+    ``bytes_max`` bytes, whatever sizes the bytes claim.
     """
     if position < 0 or end > len(data) or position > end:
         raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
@@ -123,9 +118,9 @@ def decompress_range(codec: i64, data: bytes, position: i64, end: i64, bytes_max
 
 
 def unpacked_bytes_bound(codec: i64, data: bytes, position: i64, end: i64) -> i64:
-    """A size that the unpacked bytes cannot exceed, from the blocks' headers alone, without unpacking.
+    """Returns an upper bound of the unpacked size, from the blocks' headers alone, without unpacking.
 
-    Raises CorruptMessage for framing that is wrong or cut, InvalidRecord for a codec that does not exist.
+    Raises CorruptMessage for wrong or incomplete framing, InvalidRecord for a codec that does not exist.
     """
     if codec == NONE:
         return end - position
@@ -141,7 +136,7 @@ def unpacked_bytes_bound(codec: i64, data: bytes, position: i64, end: i64) -> i6
 
 
 def _buffer(capacity: i64) -> Any:
-    """Zeroed memory of at least ``capacity`` bytes; what is not written costs no memory when it is large."""
+    """Returns zeroed memory of at least ``capacity`` bytes; in a large one, unused pages cost no memory."""
     if capacity <= SMALL_BUFFER_BYTES:
         return bytearray(capacity)
     import mmap
@@ -173,7 +168,7 @@ def _decompress_frames(
 
 
 def _decompress_small_gzip(data: bytes, position: i64, end: i64) -> bytes | None:
-    """What a member unpacks to that says at its end how little it is; None when it does not hold to that."""
+    """Unpacks a member whose trailer names a small size; returns None when that size is wrong."""
     if end - position < GZIP_BYTES_MIN:
         return None
     said: i64 = _little(GZIP, data, end - 4, end)
@@ -210,7 +205,7 @@ def _is_xerial(data: bytes, position: i64, end: i64) -> bool:
 
 
 def _decompress_snappy(data: bytes, position: i64, end: i64, buffer: Any, capacity: i64) -> i64:
-    """The bound was walked before, so that the framing is right and each block's length is inside."""
+    """The caller has checked the framing: each block's length is within the data."""
     import cramjam
 
     written: i64 = 0
@@ -233,12 +228,12 @@ def _decompress_snappy(data: bytes, position: i64, end: i64, buffer: Any, capaci
     return written
 
 
-def _unpack_snappy_block(cramjam: Any, block: Any, room: Any, capacity: i64, packed: i64) -> i64:
+def _unpack_snappy_block(cramjam: Any, block: Any, space: Any, capacity: i64, packed: i64) -> i64:
     try:
-        with block, room:
-            if i64(cramjam.snappy.decompress_raw_len(block)) > len(room):
+        with block, space:
+            if i64(cramjam.snappy.decompress_raw_len(block)) > len(space):
                 raise _too_large(SNAPPY, packed, capacity)
-            return i64(cramjam.snappy.decompress_raw_into(block, room))
+            return i64(cramjam.snappy.decompress_raw_into(block, space))
     except cramjam.DecompressionError as problem:
         raise CorruptMessage(
             f"a block of {packed} bytes does not unpack as snappy: {problem}; "
@@ -247,7 +242,7 @@ def _unpack_snappy_block(cramjam: Any, block: Any, room: Any, capacity: i64, pac
 
 
 def _snappy_bound(data: bytes, position: i64, end: i64) -> i64:
-    """Sums the lengths that the blocks begin with: the decoder holds each block to its own."""
+    """Sums the lengths in the blocks' headers: the decoder enforces each of them."""
     if not _is_xerial(data, position, end):
         return _snappy_block_bytes(data, position, end)
     total: i64 = 0
@@ -267,7 +262,7 @@ def _snappy_bound(data: bytes, position: i64, end: i64) -> i64:
 
 
 def _snappy_block_bytes(data: bytes, position: i64, end: i64) -> i64:
-    """The unsigned varint that a raw block begins with: its unpacked length."""
+    """Returns the unsigned varint at the start of a raw block: its unpacked length."""
     value: i64 = 0
     shift: i64 = 0
     while position < end and shift <= 28:
@@ -319,7 +314,7 @@ def _little(codec: i64, data: bytes, position: i64, end: i64) -> i64:
 
 
 def _lz4_bound(data: bytes, position: i64, end: i64) -> i64:
-    """Blocks times the size that their frame's header allows them."""
+    """Returns the number of blocks times the maximum block size in their frame's header."""
     total: i64 = 0
     while position < end:
         magic: i64 = _little(LZ4, data, position, end)
@@ -346,7 +341,7 @@ def _lz4_bound(data: bytes, position: i64, end: i64) -> i64:
 
 
 def _zstd_bound(data: bytes, position: i64, end: i64) -> i64:
-    """Raw and run blocks say their size, compressed ones hold at most 128 KiB (RFC 8878, section 3.1.1.2)."""
+    """Raw and RLE blocks contain their size; compressed blocks hold at most 128 KiB (RFC 8878, 3.1.1.2)."""
     total: i64 = 0
     while position < end:
         magic: i64 = _little(ZSTD, data, position, end)
@@ -376,7 +371,7 @@ def _zstd_bound(data: bytes, position: i64, end: i64) -> i64:
 
 
 def _zstd_header_bytes(descriptor: i64) -> i64:
-    """Descriptor, window, dictionary id and content size, by the flags in the descriptor."""
+    """Size of descriptor, window, dictionary id and content size, by the flags in the descriptor."""
     single_segment = descriptor & 0x20 != 0
     size_flag: i64 = descriptor >> 6
     size_bytes: i64 = (1 if single_segment else 0) if size_flag == 0 else 1 << size_flag
@@ -387,7 +382,7 @@ def _zstd_header_bytes(descriptor: i64) -> i64:
 
 def _too_large(codec: i64, packed: i64, bytes_max: i64) -> UnpackedTooLarge:
     return UnpackedTooLarge(
-        f"{packed} bytes of {CODEC_NAMES[codec]} unpack to more than {bytes_max} bytes, which is the limit "
+        f"{packed} bytes of {CODEC_NAMES[codec]} unpack to more than {bytes_max} bytes, the limit "
         f"({UNPACKED_KEY}): send smaller batches, or raise it"
     )
 

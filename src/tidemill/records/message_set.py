@@ -1,12 +1,9 @@
-"""Message sets of formats v0 and v1: built, and given their offsets.
+"""Message sets of formats v0 and v1: construction, and assignment of offsets.
 
-The layout is in :mod:`tidemill.records.legacy`.
+The layout is in :mod:`tidemill.records.legacy_formats`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Final
 
 from librt.strings import BytesWriter, read_i32_be, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
@@ -21,18 +18,13 @@ from tidemill.records.batch import (
 )
 from tidemill.records.builder import INT32_MAX
 from tidemill.records.checksum import crc32
-from tidemill.records.legacy import ATTRIBUTES, CRC, KEY_LENGTH_V1, MAGIC, pack
-
-OldRecord = tuple[int, bytes | None, bytes | None]
-"""Timestamp in ms (not kept by v0), key, value."""
-
-INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
+from tidemill.records.legacy_formats import ATTRIBUTES, CRC, KEY_LENGTH_V1, MAGIC, pack
 
 
 class MessageSet:
-    """What a topic of format 0 or 1 stores of what a producer sent: checked, with offsets from 0 on.
+    """A producer's records for a topic of format 0 or 1: checked, with offsets from 0.
 
-    Made by :func:`tidemill.records.convert.for_storage`; :meth:`Log.append_messages` takes it.
+    Created by :func:`tidemill.records.format_conversion.for_storage` for :meth:`Log.append_messages`.
     """
 
     def __init__(
@@ -46,21 +38,21 @@ class MessageSet:
         level: int | None = None,
     ) -> None:
         self.data = data
-        """Entries in the order of their offsets, or one wrapper. Empty for a wrapper of v0."""
+        """Entries in offset order, or one wrapper. Empty for a wrapper of v0."""
         self.magic: i64 = magic
         self.codec: i64 = codec
         self.record_count: i64 = record_count
         self.max_timestamp: i64 = max_timestamp
-        """ms; the largest of the records, -1 when there is none (always in v0)."""
+        """In ms; the largest of the records, -1 when there is none (always in v0)."""
         self.unpacked = unpacked
-        """Of a wrapper of v0: its messages, which take absolute offsets before they are compressed."""
+        """For a wrapper of v0: its messages, which get absolute offsets before they are compressed."""
         self.level = level
 
     def stored(self, base_offset: i64, append_time_ms: i64 = NO_TIMESTAMP) -> bytes:
-        """The set as the log holds it, its first record at ``base_offset``.
+        """Returns the set as stored in the log, with its first record at ``base_offset``.
 
-        ``append_time_ms`` is the broker's clock in a topic of append time, -1 in one of create time; v0
-        has no place for it.
+        ``append_time_ms`` is the broker's clock in a topic with append time, -1 in one with create time; v0
+        cannot store it.
         """
         last: i64 = base_offset + self.record_count - 1
         if self.unpacked is not None:
@@ -83,10 +75,24 @@ class MessageSet:
         return writer.getvalue()
 
 
-class MessageSetWriter:
-    """Collects messages of format ``magic`` (0 or 1), to be an uncompressed set or the inside of a wrapper.
+class PlacedMessageSet(MessageSet):
+    """A wrapper of format v0 whose messages contain their offsets: it is stored at ``base_offset`` only."""
 
-    ``append_time``: the messages say that their times are a broker's. What they take is bounded by
+    def __init__(self, data: bytes, base_offset: i64, codec: i64, record_count: i64) -> None:
+        super().__init__(data, 0, codec, record_count, NO_TIMESTAMP)
+        self.base_offset: i64 = base_offset
+
+    def stored(self, base_offset: i64, append_time_ms: i64 = NO_TIMESTAMP) -> bytes:
+        """Returns the wrapper; raises RuntimeError for another offset."""
+        if base_offset != self.base_offset:
+            raise RuntimeError(f"a set made for offset {self.base_offset} was to be stored at {base_offset}")
+        return self.data
+
+
+class MessageSetWriter:
+    """Collects messages of format ``magic`` (0 or 1) for an uncompressed set or the inside of a wrapper.
+
+    ``append_time``: the messages are marked as having the broker's time. Their total size is limited to
     ``bytes_max``.
     """
 
@@ -98,16 +104,16 @@ class MessageSetWriter:
         self.bytes_max: i64 = bytes_max
         self.count: i64 = 0
         self.max_timestamp: i64 = NO_TIMESTAMP
-        """The largest so far; -1 without one, and in v0."""
+        """The largest so far; -1 without a timestamp, and in v0."""
         self.largest_entry: i64 = 0
-        """In bytes."""
+        """Size in bytes."""
         self._writer = BytesWriter()
         self._body = BytesWriter()
-        """Of one message at a time."""
+        """The body of the current message."""
 
     @property
     def size_bytes(self) -> i64:
-        """Bytes of the messages so far."""
+        """The total size of the messages so far."""
         return i64(len(self._writer))
 
     def append(
@@ -120,7 +126,7 @@ class MessageSetWriter:
         value_position: i64,
         value_length: i64,
     ) -> None:
-        """Adds a message whose key and value lie in ``data``; a length of -1 says that there is none."""
+        """Adds a message whose key and value are in ``data``; a length of -1 means that there is none."""
         size: i64 = KEY_LENGTH_V1 + 8 if self.magic > 0 else KEY_LENGTH_V1
         if key_length > 0:
             size += key_length
@@ -144,12 +150,12 @@ class MessageSetWriter:
             self.largest_entry = size
 
     def extend(self, entries: bytes, count: i64) -> None:
-        """Adds whole entries, which hold ``count`` messages."""
+        """Adds whole entries that contain ``count`` messages."""
         self._writer.write(entries)
         self.count += count
 
     def getvalue(self) -> bytes:
-        """The messages."""
+        """Returns the messages."""
         return self._writer.getvalue()
 
     def _too_large(self, size: i64) -> InvalidRecord:
@@ -157,44 +163,6 @@ class MessageSetWriter:
             f"{self.count + 1} records take {self.size_bytes + size} bytes in message format v{self.magic}, "
             f"the limit is {self.bytes_max}: send smaller batches"
         )
-
-
-def build_message_set(
-    magic: i64,
-    records: Iterable[OldRecord],
-    codec: i64 = NONE,
-    level: int | None = None,
-    base_offset: i64 = 0,
-    append_time_ms: i64 = NO_TIMESTAMP,
-) -> bytes:
-    """A message set of format ``magic`` (0 or 1) whose records have the offsets from ``base_offset`` on.
-
-    With a codec (gzip, snappy or lz4) it is one wrapper. ``append_time_ms`` other than -1 makes the times
-    the broker's (v1). ValueError when there is no record and for another format; InvalidRecord for zstd.
-    """
-    writer = MessageSetWriter(magic, append_time_ms != NO_TIMESTAMP and codec == NONE)
-    offset: i64 = 0 if codec != NONE and magic > 0 else base_offset
-    for time_ms, key, value in records:
-        timestamp: i64 = append_time_ms if writer.append_time else time_ms
-        both = (key or b"") + (value or b"")
-        split: i64 = len(key) if key is not None else 0
-        writer.append(
-            offset,
-            timestamp,
-            both,
-            0,
-            split if key is not None else -1,
-            split,
-            len(both) - split if value is not None else -1,
-        )
-        offset += 1
-    if writer.count == 0:
-        raise ValueError("a message set without records cannot be built")
-    inside = writer.getvalue()
-    if codec == NONE:
-        return inside
-    last: i64 = base_offset + writer.count - 1
-    return wrap(magic, codec, inside, last, writer.max_timestamp, append_time_ms, level)
 
 
 def wrap(
@@ -206,9 +174,10 @@ def wrap(
     append_time_ms: i64 = NO_TIMESTAMP,
     level: int | None = None,
 ) -> bytes:
-    """The wrapper around the messages ``inside``, the last of which has ``last_offset``.
+    """Returns the wrapper around the messages ``inside``, the last of which has ``last_offset``.
 
-    ``append_time_ms`` other than -1 is the time of all of them (v1), ``max_timestamp`` the largest of theirs.
+    ``append_time_ms`` other than -1 applies to all of them (v1), ``max_timestamp`` is their largest
+    timestamp.
     """
     packed = pack(magic, codec, inside, level)
     attributes: i64 = codec
@@ -229,7 +198,7 @@ def wrap(
 
 
 def with_offsets(data: bytes, base_offset: i64) -> bytes:
-    """The entries in ``data`` with the offsets from ``base_offset`` on, which no checksum covers."""
+    """Returns the entries in ``data`` with offsets from ``base_offset``, which no checksum covers."""
     writer = BytesWriter()
     position: i64 = 0
     offset: i64 = base_offset
@@ -245,7 +214,7 @@ def with_offsets(data: bytes, base_offset: i64) -> bytes:
 def _restamp(
     writer: BytesWriter, data: bytes, position: i64, size: i64, offset: i64, timestamp: i64, append_time: bool
 ) -> None:
-    """Writes the entry of v1 at ``position`` with another offset, time and kind of time."""
+    """Writes the entry of v1 at ``position`` with another offset, timestamp and timestamp type."""
     attributes: i64 = i64(data[position + ATTRIBUTES]) & ~APPEND_TIME_FLAG
     if append_time:
         attributes |= APPEND_TIME_FLAG
@@ -258,10 +227,10 @@ def _restamp(
 
 
 def _write_entry(writer: BytesWriter, offset: i64, body: bytes) -> None:
-    """Offset, size and checksum before what the checksum covers."""
+    """Writes offset, size and checksum, followed by the bytes that the checksum covers."""
     size: i64 = MAGIC - CRC + i64(len(body))
     if size > INT32_MAX:
-        raise InvalidRecord(f"{size} bytes are more than the int32 size of an entry can say")
+        raise InvalidRecord(f"{size} bytes exceed the int32 size of an entry")
     write_i64_be(writer, offset)
     write_i32_be(writer, i32(size))
     crc: i64 = crc32(body)

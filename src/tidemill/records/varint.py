@@ -7,11 +7,11 @@ varint     int32    1 to 5; the fifth carries 4 bits            lengths, offset 
 varlong    int64    1 to 10; the tenth carries 1 bit            timestamp delta
 =========  =======  ==========================================  ====================
 
-Each byte carries 7 bits, lowest first, the high bit says that another follows; the sign is in the lowest
+Each byte holds 7 bits, lowest first; the high bit means that another byte follows. The sign is in the lowest
 bit of the value (``(n << 1) ^ (n >> 31)``), so that small negative numbers are short as well.
 
 Stricter than the original (``ByteUtils.readVarint``), which drops the bits that do not fit: no writer
-makes them, and compiled and plain code must agree on every input.
+produces them, and compiled and plain code must agree on every input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VARLONG_BYTES_MAX: Final = 10
 
 
 def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """The int32 at ``position``, the position after it; InvalidRecord when it is not whole before ``end``."""
+    """Reads an int32; returns it and the next position. InvalidRecord if it does not end before ``end``."""
     if position >= end:
         raise _cut(end)
     byte: i64 = data[position]
@@ -52,7 +52,7 @@ def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
 
 
 def read_varlong(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """The int64 at ``position``, the position after it; InvalidRecord when it is not whole before ``end``."""
+    """Reads an int64; returns it and the next position. InvalidRecord if it does not end before ``end``."""
     value: i64 = 0
     shift: i64 = 0
     while position < end:
@@ -72,7 +72,7 @@ def read_varlong(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
 
 
 def varint_size(value: i64) -> i64:
-    """Bytes that ``value`` takes, as a varint or a varlong."""
+    """Returns the size of ``value`` in bytes, as a varint or a varlong."""
     rest: i64 = (value << 1) ^ (value >> 63)
     size: i64 = 1
     while rest & -128 != 0:
@@ -82,7 +82,7 @@ def varint_size(value: i64) -> i64:
 
 
 def write_varint(writer: BytesWriter, value: i64) -> None:
-    """Writes ``value``, which is an int64, zig-zag."""
+    """Writes ``value``, an int64, in zig-zag encoding."""
     rest: i64 = (value << 1) ^ (value >> 63)
     while rest & -128 != 0:
         writer.append(int((rest & 0x7F) | 0x80))

@@ -1,1 +1,1 @@
-"""Partition state, the high watermark, and what waits for it."""
+"""Partition state, the high watermark, and delayed operations."""

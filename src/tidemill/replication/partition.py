@@ -1,12 +1,10 @@
-"""One partition as its leader sees it: the log, what of it is committed, and who waits for more.
+"""A partition on its leader or a follower. Compiled.
 
-Three ends of a log are told apart. Its *end offset* is where the next record goes. The *high watermark* is
-how far the in-sync set has it: consumers read up to there. The *last stable offset* is how far no
-transaction is open: consumers with ``read_committed`` read up to there. It equals the high watermark as
-long as no transaction is open, and no marker lies above the high watermark.
-
-Who waits for one of them: :mod:`tidemill.replication.waiting`; who may read how far:
-:mod:`tidemill.replication.readable`.
+A partition owns its log, the limits for its readers (:mod:`tidemill.replication.read_limits`), its delayed
+operations (:mod:`tidemill.replication.delayed_operations`) and, on the leader, the state of its followers
+(:mod:`tidemill.replication.follower_replicas`). Consumers read committed records from the leader or a
+follower; followers read from the leader, up to its log end offset. Requests with another leader epoch than
+the current one are rejected first.
 """
 
 from __future__ import annotations
@@ -16,63 +14,69 @@ from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
+from tidemill.log.errors import storage_error
 from tidemill.log.log import AppendResult, Log
+from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.interfaces import File
 from tidemill.records.batch import Batch
+from tidemill.records.batch_validation import Limits
 from tidemill.records.message_set import MessageSet
-from tidemill.records.validate import Limits
-from tidemill.replication.readable import Readable
-from tidemill.replication.replicas import UNKNOWN, Replicas
-from tidemill.replication.storage import Storage
+from tidemill.replication.delayed_operations import AppendWaiter, DelayedOperations, WatchedPartition
+from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
+from tidemill.replication.message_format import TopicMessageFormat
+from tidemill.replication.read_limits import ReadLimits
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PartitionEvents:
-    """What a partition asks of the broker around it."""
+    """The requests of a partition to its broker."""
 
-    def write_back_wanted(self, partition: Partition) -> None:
-        """Much was appended: begin to write it to the disk elsewhere."""
+    def write_back_requested(self, partition: Partition) -> None:
+        """Many bytes were appended: start to write them to disk in the background."""
 
-    def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
-        """An append or a read was answered with KAFKA_STORAGE_ERROR."""
+    def on_storage_error(self, partition: Partition, error: KafkaError) -> None:
+        """An append or a read failed with KAFKA_STORAGE_ERROR."""
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """The high watermark differs from the checkpoint. Called once until ``has_moved`` is reset."""
+        """The high watermark differs from the checkpoint. Called once until ``is_unsaved`` is reset."""
 
     def start_moved(self, partition: Partition) -> None:
-        """The start of the log has followed the leader's: write it down, then call ``start_saved``."""
+        """The log start offset has followed the leader's: write the checkpoint, then call ``start_saved``."""
         partition.start_saved(partition.log.start_offset)
 
     def is_alive(self, broker: i32) -> bool:
-        """Whether a broker is registered: DeleteRecords waits for it."""
+        """Whether a broker is live, so that DeleteRecords waits for it."""
         return True
 
-    def flush_wanted(self, partition: Partition) -> None:
-        """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
+    def flush_requested(self, partition: Partition) -> None:
+        """Appends wait for a flush (``flush.messages``): sync the log in the background, then call
+        ``flushed``.
+        """
         raise NotImplementedError
 
     def records_cut(self, partition: Partition, first: i64, last: i64, reason: str) -> None:
-        """The records of offsets ``first`` to ``last`` were cut from the log of a follower."""
+        """Records with offsets ``first`` to ``last`` were truncated from the log of a follower."""
 
-    def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: i64) -> None:
-        """Have the controller write another in-sync set over the state of ``partition_epoch``.
+    def isr_requested(self, partition: Partition, isr: tuple[int, ...], partition_epoch: i64) -> None:
+        """Request another ISR from the controller, over the state of ``partition_epoch``.
 
-        ``become`` with the new state, or ``isr_refused``, ends the change.
+        ``become`` with the new state, or ``isr_refused``, completes the change.
         """
         raise NotImplementedError
 
 
-DIVERGED: Final = "the leader has others in their place, or none"
+DIVERGED: Final = "the leader has other records at these offsets, or none"
 WHOLE: Final[i64] = -1
-"""As an end: that of the data."""
+"""As an end: the end of the data."""
 NO_EPOCH: Final[i64] = -1
-"""Of a follower that tells no epoch of its registration (Fetch before version 15)."""
+"""The epoch of a follower that sends no broker epoch (Fetch before version 15)."""
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
-"""So much is appended to a partition before its writing to the disk is begun."""
+"""The number of appended bytes after which their write-back is started."""
 
 
-class Partition(Readable):
-    """The state of a partition that this broker leads or follows."""
+class Partition(WatchedPartition):
+    """A partition that this broker leads or follows."""
 
     def __init__(
         self,
@@ -82,75 +86,183 @@ class Partition(Readable):
         limits: Limits,
         node_id: i32,
         events: PartitionEvents,
-        storage: Storage | None = None,
+        storage: TopicMessageFormat | None = None,
     ) -> None:
-        super().__init__(topic, index, log, node_id)
+        self.topic = topic
+        self.index: i32 = index
+        self.log = log
+        self.node_id: i32 = node_id
+        self.read_limits = ReadLimits(log)
+        self.delayed = DelayedOperations(self)
+        self.leader: i32 = -1
+        self.leader_epoch: i64 = -1
+        self.deleted = False
+        self.failed = ""
+        """Why the log is offline, if its directory failed."""
         self.limits = limits
-        self.storage: Storage = Storage() if storage is None else storage
+        self.storage: TopicMessageFormat = TopicMessageFormat() if storage is None else storage
         self.events = events
         self.partition_epoch: i64 = -1
-        """The version of the state that the controller told last; it grows within a leader epoch, too."""
+        """The version of the state that the controller sent last; it also grows within a leader epoch."""
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.adding: tuple[int, ...] = ()
-        """Those of the replicas that a move to other brokers brings in."""
+        """The replicas that a reassignment adds."""
         self.min_insync_replicas: i32 = 1
         self.messages_in: i64 = 0
         self.bytes_in: i64 = 0
         self.bytes_out: i64 = 0
         self.produce_conversions: i64 = 0
-        """Records that were converted between formats on their way in."""
+        """Records that were converted between formats when produced."""
         self.fetch_conversions: i64 = 0
         """Records that were converted for readers of older formats."""
         self.reserved = False
-        """The log's end is given to a set that is being made for it: other produces wait."""
-        self.replication: Replicas | None = None
-        """What the leader knows of its followers; None for one that has none, and on followers."""
+        """The log end offset is assigned to a message set that is being converted: other produces wait."""
+        self.replication: FollowerReplicas | None = None
+        """The state of the followers on the leader; None without followers, and on followers."""
         self.lag_ms_max: i64 = 30_000
-        """A follower that was not caught up for so long leaves the in-sync set."""
+        """A follower that was not caught up for this time leaves the ISR."""
         self.epoch_start: i64 = 0
-        """Where the log ended when this broker began to lead."""
+        """The log end offset when this broker became the leader."""
         self.on_flushed: Callable[[], None] | None = None
-        """Called when a flush, or the checkpoint of the log start, has ended that following waits for."""
-        self._left: Replicas | None = None
-        """What the leader knew of its followers when it stopped to lead in the present state."""
+        """Called after a flush or a checkpoint of the log start offset that fetching waits for."""
+        self._left: FollowerReplicas | None = None
+        """The state of the followers when this broker stopped leading in the current state."""
         self._known_ends: dict[int, int] = {}
-        """How far replicas had the log when they were last known to be in sync, or told."""
+        """The last known log end offsets of replicas."""
         self._alone = False
         self._flushing = False
         self._cut_unsynced = False
         self._start_unsaved = False
-        # A process that was killed leaves records that only the system holds.
+        # A killed process leaves records that only the page cache has.
         self._flushed_end: i64 = min(log.recovery_point, log.end_offset)
         self._unflushed_bytes: i64 = 0
         self._unwritten_bytes: i64 = 0
 
+    def replace_log(self, log: Log) -> None:
+        """Replaces the log by its copy in another directory. Readers and delayed operations stay."""
+        self.log = log
+        self.read_limits.log = log
+
+    def on_read_failed(self, file: File, problem: OSError) -> None:
+        """Reports that a segment could not be read while it was sent. Ignores files of a former log."""
+        if not self.deleted and file.path.startswith(f"{self.log.directory}/"):
+            self.events.on_storage_error(self, storage_error("read", file.path, problem))
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this broker leads the partition."""
+        return self.leader == self.node_id and not self.deleted
+
+    @property
+    def high_watermark(self) -> i64:
+        """The offset below which all in-sync replicas have the records."""
+        return self.read_limits.high_watermark
+
+    @high_watermark.setter
+    def high_watermark(self, offset: i64) -> None:
+        self.read_limits.high_watermark = offset
+
+    def is_committed(self, end_offset: i64) -> bool:
+        """Whether everything below ``end_offset`` is committed."""
+        return self.read_limits.high_watermark >= end_offset
+
+    def check_readable(self, current_epoch: i64) -> None:
+        """Raises an error unless consumers may read here, with the client's leader epoch (-1: none).
+
+        A follower serves them as well as the leader (KIP-392).
+        """
+        if self.failed:
+            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.deleted:
+            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.leader < 0:
+            # This broker may have led until now, and have shown consumers more than it knows to be committed.
+            raise KafkaError(f"{self.topic}-{self.index} has no leader", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._check_epoch(current_epoch)
+
+    def check_here(self) -> None:
+        """Raises an error unless this broker has the log, as leader or follower."""
+        if self.failed:
+            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.deleted:
+            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def check_leader(self, current_epoch: i64) -> None:
+        """Raises an error unless this broker leads, with the client's leader epoch (-1: none)."""
+        if self.failed:
+            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.leader != self.node_id or self.deleted:
+            raise KafkaError(
+                f"{self.topic}-{self.index} is led by broker {self.leader}", ErrorCode.NOT_LEADER_OR_FOLLOWER
+            )
+        self._check_epoch(current_epoch)
+
+    def _check_epoch(self, current_epoch: i64) -> None:
+        if current_epoch >= 0 and current_epoch != self.leader_epoch:
+            if current_epoch < self.leader_epoch:
+                raise KafkaError(
+                    f"leader epoch {current_epoch} is outdated, the current one is {self.leader_epoch}",
+                    ErrorCode.FENCED_LEADER_EPOCH,
+                )
+            raise KafkaError(
+                f"leader epoch {current_epoch} is unknown, the current one is {self.leader_epoch}",
+                ErrorCode.UNKNOWN_LEADER_EPOCH,
+            )
+
+    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
+        """The slice with the records from ``offset`` on, up to ``limit_offset``; None if there are none yet.
+
+        Raises the errors of :meth:`check_range`.
+        """
+        self.check_range(offset)
+        if offset >= limit_offset:
+            return None
+        return self.log.read(offset, bytes_max, limit_offset, whole_first)
+
+    def check_range(self, offset: i64) -> None:
+        """Raises OFFSET_OUT_OF_RANGE for an offset outside the log; on a follower NOT_LEADER_OR_FOLLOWER.
+
+        Above the high watermark a consumer waits: after a leader change, and on a follower, the consumer may
+        know a higher high watermark than this broker. A follower may first have to fetch records that the
+        consumer has read elsewhere. It refers the consumer to the leader: without a leader epoch a consumer
+        resets its position after OFFSET_OUT_OF_RANGE, which Apache Kafka also returns here (KAFKA-14255).
+        """
+        log = self.log
+        if log.start_offset <= offset <= log.end_offset:
+            return
+        text = f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}"
+        if self.leader != self.node_id:
+            led = f"the leader is broker {self.leader}" if self.leader >= 0 else "it has no leader"
+            raise KafkaError(f"{text}: {led}", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        raise KafkaError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
+
     @property
     def flush_under_way(self) -> bool:
-        """Whether a sync that appends wait for was asked for, and has not ended."""
+        """Whether a sync that appends wait for is in progress."""
         return self._flushing
 
     @property
-    def is_settling(self) -> bool:
-        """Whether a sync or a checkpoint is pending that the leader must not count on yet.
+    def has_pending_sync(self) -> bool:
+        """Whether a pending sync or checkpoint must complete before fetches may report it to the leader.
 
-        That is a sync that appends wait for, or the start of the log: a leader answers DeleteRecords when its
-        followers tell of the new one, and it must hold when one of them leads after a crash.
+        This is a sync that appends wait for, or the log start offset: a leader answers DeleteRecords when its
+        followers report the new one, which must survive a crash of the next leader.
         """
         return self._flushing or self._start_unsaved
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether this broker leads anew, and does not know yet how far the leader before had committed.
+    def awaits_high_watermark(self) -> bool:
+        """Whether this broker became the leader and does not know the former leader's high watermark yet.
 
-        It had at least as much as consumers were told then. The only replica has to sync it again after it
-        was killed, where ``flush.messages`` asks for that.
+        The former high watermark was at least as high as consumers have seen. The only replica has to sync
+        the records again after it was killed, if ``flush.messages`` requires that.
         """
         return self.is_leader and self.high_watermark < self.epoch_start
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether this broker leads, and fewer are in sync than have been replicas before they are moved.
+        """Whether this broker leads, and the ISR is smaller than the replicas without added ones.
 
         Source: Apache Kafka, ``Partition.isUnderReplicated``.
         """
@@ -158,7 +270,7 @@ class Partition(Readable):
 
     @property
     def lag_max(self) -> i64:
-        """The records that the follower lacks which is farthest behind, as far as the leader knows."""
+        """The largest number of records that a follower lacks, as far as the leader knows."""
         replication = self.replication
         if replication is None:
             return 0
@@ -173,10 +285,10 @@ class Partition(Readable):
         partition_epoch: i64 = -1,
         now_ms: i64 = 0,
     ) -> None:
-        """Takes the state that the controller decided."""
+        """Applies a state from the controller."""
         is_new = leader != self.leader or leader_epoch != self.leader_epoch
         if is_new or self.replication is None:
-            self._known_ends = self._ends_known_of(replicas)
+            self._known_ends = self._known_log_ends(replicas)
         if leader_epoch != self.leader_epoch or partition_epoch != self.partition_epoch:
             self._left = None
         elif self.replication is not None:
@@ -190,47 +302,47 @@ class Partition(Readable):
         self.flush_if_due()
         if self.is_leader:
             self._lead(is_new, partition_epoch, now_ms)
-            self._wake_deletions()
+            self._complete_deletions()
         elif not is_new:
-            self.tell_news()
+            self.delayed.record_change()
         else:
             self.replication = None
-            self._fail_waiters(
+            self.delayed.fail(
                 KafkaError(
-                    f"{self.topic}-{self.index} is led by broker {leader} now",
+                    f"{self.topic}-{self.index} is now led by broker {leader}",
                     ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 )
             )
 
     def set_min_insync(self, min_insync_replicas: i32, now_ms: i64) -> None:
-        """Takes ``min.insync.replicas`` over; what waited for more replicas may be committed by that."""
+        """Applies ``min.insync.replicas``; a lower value may commit records."""
         if min_insync_replicas == self.min_insync_replicas:
             return
         self.min_insync_replicas = min_insync_replicas
         if self.is_leader and not self.failed:
-            self._settle_alone(now_ms)
-            self._wake_deletions()
+            self._update_high_watermark(now_ms)
+            self._complete_deletions()
 
     @property
     def min_insync(self) -> i32:
-        """How many replicas in sync a commit takes: ``min.insync.replicas``, or all if there are fewer.
+        """The number of in-sync replicas for a commit: ``min.insync.replicas``, or all if there are fewer.
 
-        The controller counts in the same way (``PartitionImage.min_insync``).
+        The controller uses the same number (``PartitionImage.min_insync``).
         """
         count: i32 = len(self.replicas) - len(self.adding)
         return count if 0 < count < self.min_insync_replicas else self.min_insync_replicas
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Whether fewer replicas are in sync than a commit takes: then the high watermark does not move."""
+        """Whether the ISR is too small for commits: then the high watermark does not advance."""
         return len(self.isr) < self.min_insync
 
     def _is_alone(self) -> bool:
-        """Whether this broker leads, and commits what it has without any other."""
+        """Whether this broker leads, and commits without other replicas."""
         return self.is_leader and len(self.isr) == 1 and not self.is_under_min_isr
 
-    def _settle_alone(self, now_ms: i64) -> None:
-        """Commits what may be committed, after the in-sync set or ``min.insync.replicas`` has changed."""
+    def _update_high_watermark(self, now_ms: i64) -> None:
+        """Advances the high watermark after a change of the ISR or of ``min.insync.replicas``."""
         self._alone = self._is_alone() and (self.replication is None or not self.replication.pending)
         if not self._alone:
             self._commit(now_ms)
@@ -238,11 +350,11 @@ class Partition(Readable):
             self._advance(self._own_end(), 0)
 
     def _own_end(self) -> i64:
-        """How far this broker counts for a commit: with ``flush.messages`` as far as it has synced."""
+        """The offset that this broker has for a commit: with ``flush.messages`` its synced end."""
         return self._flushed_end if self._flushing or self.log.needs_flush else self.log.end_offset
 
-    def _ends_known_of(self, replicas: tuple[int, ...]) -> dict[int, int]:
-        """How far each of ``replicas`` has the log at least, where that is known."""
+    def _known_log_ends(self, replicas: tuple[int, ...]) -> dict[int, int]:
+        """The last known log end offset of each of ``replicas``."""
         known: dict[int, int] = {}
         for broker in replicas:
             end: i64 = UNKNOWN
@@ -260,15 +372,15 @@ class Partition(Readable):
     def _lead(self, is_new: bool, partition_epoch: i64, now_ms: i64) -> None:
         if is_new:
             self.epoch_start = self.log.end_offset
-            self.log.lead(self.leader_epoch)
+            self.log.begin_leader_epoch(self.leader_epoch)
         known = self.replication
         if len(self.replicas) < 2:
             self.replication = None
         elif known is None or is_new:
-            self.replication = Replicas(
+            self.replication = FollowerReplicas(
                 self.node_id, self.replicas, self.isr, partition_epoch, now_ms, self.lag_ms_max
             )
-            self.replication.remember(self._known_ends, self.high_watermark)
+            self.replication.set_known_ends(self._known_ends, self.high_watermark)
             self._resume(self.replication)
         else:
             known.change(self.replicas, self.isr, partition_epoch)
@@ -277,28 +389,28 @@ class Partition(Readable):
         else:
             self._commit(now_ms)
         if is_new:
-            self._wake_readers()
+            self.delayed.wake_readers()
         else:
-            self.tell_news()
+            self.delayed.record_change()
 
-    def _resume(self, replication: Replicas) -> None:
-        """Leads again in the state in which it stopped: asks again for the in-sync set that it had asked for.
+    def _resume(self, replication: FollowerReplicas) -> None:
+        """Leads again in the state in which it stopped, and requests the pending ISR again.
 
-        The controller may have written that set, and may elect its new members.
+        The controller may have written that ISR, and may elect its new members.
         """
         left, self._left = self._left, None
         if left is not None:
             replication.resume(left)
             if left.pending:
-                self._want_isr(replication, left.pending)
+                self._request_isr(replication, left.pending)
 
-    # Writing.
+    # Appends
 
     def append(self, batches: list[Batch], acks: i32, now_ms: i64) -> AppendResult:
         """Appends validated batches as the leader.
 
-        Raises NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR and what the log finds
-        wrong with an idempotent producer's sequence.
+        Raises NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, and the log's errors about
+        the sequence of an idempotent producer.
         """
         self._check_appendable(acks)
         result = self.log.append(batches, self.leader_epoch, now_ms)
@@ -312,7 +424,9 @@ class Partition(Readable):
         return result
 
     def append_messages(self, messages: MessageSet, acks: i32, now_ms: i64) -> AppendResult:
-        """Appends a checked message set of format v0 or v1 as the leader; raises as :meth:`append`."""
+        """Appends a validated message set of format v0 or v1 as the leader; raises the errors of
+        :meth:`append`.
+        """
         self._check_appendable(acks)
         segment = self.log.active
         before: i64 = segment.size
@@ -327,10 +441,11 @@ class Partition(Readable):
     def _check_appendable(self, acks: i32) -> None:
         self.check_leader(-1)
         if self._cut_unsynced:
-            # A power cut could leave the cut, a later segment of what comes now, and none before it.
+            # A power failure could preserve the truncation and a later segment with new records, but none
+            # before it.
             raise KafkaError(
-                f"{self.topic}-{self.index} was cut to {self.log.end_offset}, and the disk does not have that"
-                " yet: try again",
+                f"{self.topic}-{self.index} was truncated to {self.log.end_offset}, which is not synced"
+                " yet. Try again",
                 ErrorCode.NOT_ENOUGH_REPLICAS,
             )
         if acks == -1 and self.is_under_min_isr:
@@ -341,53 +456,52 @@ class Partition(Readable):
             )
 
     def commit_error(self) -> KafkaError | None:
-        """NOT_ENOUGH_REPLICAS_AFTER_APPEND when the in-sync set has shrunk too far since the append."""
+        """NOT_ENOUGH_REPLICAS_AFTER_APPEND if the ISR has shrunk below the minimum since the append."""
         if not self.is_under_min_isr:
             return None
         return KafkaError(
-            f"{self.topic}-{self.index} has it, but only {len(self.isr)} in-sync replicas are left,"
+            f"{self.topic}-{self.index} has the records, but only {len(self.isr)} in-sync replicas remain,"
             f" min.insync.replicas is {self.min_insync}",
             ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         )
 
     def _appended(self, size: i64) -> None:
-        """Counts what was appended, and commits it where this broker is the only one in sync."""
+        """Counts appended bytes, and commits them if this broker is the only in-sync replica."""
         self.bytes_in += size
         self._unwritten_bytes += size
         if self._unwritten_bytes >= WRITE_BACK_BYTES:
             self._unwritten_bytes = 0
-            self.events.write_back_wanted(self)
+            self.events.write_back_requested(self)
         if self.log.needs_flush:
             self._unflushed_bytes += size
-            self._want_flush()
+            self._request_flush()
         elif self._alone and not self._flushing:
             self._advance(self.log.end_offset, size)
         else:
             self._unflushed_bytes += size
-        self._wake_followers(size)
+        self.delayed.wake_followers(size)
 
     def holds_back(self, acks: i32, end_offset: i64) -> bool:
-        """Whether the reply to a produce with ``acks`` has to wait for everything below ``end_offset``.
+        """Whether the response to a produce with ``acks`` is delayed until ``end_offset`` is reached.
 
-        With ``acks=1`` only a sync of the leader's own log can be the reason, as ``flush.messages`` asks for
-        one: no other replica is waited for.
+        With ``acks=1`` it waits only for a sync of the leader's log that ``flush.messages`` requires.
         """
         if self.high_watermark >= end_offset:
             return False
         return acks == -1 or (acks == 1 and self._flushing and self._flushed_end < end_offset)
 
     def flush_if_due(self) -> None:
-        """Has the log synced if ``flush.messages`` asks for it, as it is now, and the log as it is."""
+        """Starts a flush if the current ``flush.messages`` requires one."""
         if self.log.needs_flush and not self.failed:
-            self._want_flush()
+            self._request_flush()
 
-    def _want_flush(self) -> None:
+    def _request_flush(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self.events.flush_wanted(self)
+            self.events.flush_requested(self)
 
     def flushed(self, end_offset: i64, now_ms: i64) -> None:
-        """The log is on the disk up to ``end_offset``; what came meanwhile wants the next flush."""
+        """The log is synced up to ``end_offset``; later records need the next flush."""
         self._flushing = False
         self._cut_unsynced = False
         self._flushed_end = end_offset
@@ -398,34 +512,35 @@ class Partition(Readable):
         else:
             self._commit(now_ms)
         self.flush_if_due()
-        # What came meanwhile, and wants no sync, waits no longer either.
+        # Later records that need no sync are committed, too.
         end = self._own_end()
         if self._alone and self.high_watermark < end:
             self._advance(end, 0)
-        self._wake_synced(end)
+        self.delayed.complete_syncs(end)
         if self.on_flushed is not None:
             self.on_flushed()
 
     def fail(self, reason: str) -> None:
-        """The log's directory failed: nothing is read or written any more."""
+        """Takes the partition offline: its log directory failed."""
         self.failed = reason
-        self._fail_waiters(KafkaError(reason, ErrorCode.KAFKA_STORAGE_ERROR))
+        self.delayed.fail(KafkaError(reason, ErrorCode.KAFKA_STORAGE_ERROR))
 
     def delete(self) -> None:
-        """The partition is gone; who waits is told."""
+        """Marks the partition as deleted, and completes its delayed operations."""
         self.deleted = True
-        self._fail_waiters(
+        self.delayed.fail(
             KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         )
 
-    # Followers.
+    # Followers
 
     def fetched_by(
         self, broker: i32, offset: i64, start_offset: i64, now_ms: i64, epoch: i64 = NO_EPOCH
     ) -> bool:
-        """A follower, registered with ``epoch``, asks for what comes at ``offset``, so it has the rest.
+        """Records a fetch of a follower with broker epoch ``epoch`` at ``offset``: it has all earlier
+        records.
 
-        False: it has no replica here, or has registered anew since it asked.
+        Returns False if the broker has no replica, or has registered again since the fetch.
         """
         replication = self.replication
         if replication is None or not replication.fetched(
@@ -435,92 +550,92 @@ class Partition(Readable):
         if (
             self._alone
             and int(broker) not in self.isr
-            and replication.comes_back(broker, self.log.end_offset, now_ms)
+            and replication.is_rejoining(broker, self.log.end_offset, now_ms)
         ):
-            # What is appended from here on would be committed before its next fetch, and keep it out.
+            # Otherwise later appends would be committed before its next fetch, and keep it out of the ISR.
             self._alone = False
         if not self._alone:
             self._commit(now_ms)
-        self._wake_deletions()
-        if int(broker) not in self.isr and replication.may_join(
+        self._complete_deletions()
+        if int(broker) not in self.isr and replication.can_join_isr(
             broker, self.high_watermark, self.epoch_start, self.log.start_offset
         ):
-            self._want_isr(replication, replication.with_joined(broker))
+            self._request_isr(replication, replication.with_joined(broker))
         return True
 
-    def asked_again(self, broker: i32, now_ms: i64, epoch: i64 = NO_EPOCH) -> None:
-        """A follower that had everything asked from the same offset again, last at ``now_ms``."""
+    def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = NO_EPOCH) -> None:
+        """Records that a caught-up follower repeated its fetch, last at ``now_ms``."""
         replication = self.replication
         if replication is not None:
-            replication.asked_again(broker, now_ms, epoch)
+            replication.fetch_repeated(broker, now_ms, epoch)
 
     def follower_gone(self, broker: i32, now_ms: i64) -> None:
-        """A broker has ended: had it been about to come into the in-sync set, it is not waited for."""
+        """Records the failure of a broker: if it was about to join the ISR, commits do not wait for it."""
         replication = self.replication
-        if replication is not None and replication.gone(broker) and not self._alone:
-            self._settle_alone(now_ms)
-        self._wake_deletions()
+        if replication is not None and replication.broker_failed(broker) and not self._alone:
+            self._update_high_watermark(now_ms)
+        self._complete_deletions()
 
     def is_in_sync(self, broker: i32, offset: i64) -> bool:
-        """Whether a follower is in the in-sync set, and known to have the log up to ``offset``."""
+        """Whether a follower is in the ISR, and has the log up to ``offset``."""
         replication = self.replication
         if replication is None or int(broker) not in self.isr:
             return False
         follower = replication.followers.get(int(broker))
         return follower is not None and follower.end_offset == offset
 
-    def awaits(self, broker: i32, now_ms: i64) -> bool:
-        """Whether commits wait for a follower: it is in sync, or about to come back."""
+    def commits_wait_for(self, broker: i32, now_ms: i64) -> bool:
+        """Whether commits wait for a follower: it is in sync, or about to join the ISR."""
         replication = self.replication
         return int(broker) in self.isr or (
-            replication is not None and replication.comes_back(broker, self.log.end_offset, now_ms)
+            replication is not None and replication.is_rejoining(broker, self.log.end_offset, now_ms)
         )
 
-    def is_deserted(self, since_ms: i64) -> bool:
-        """Whether records wait for followers of which none has fetched since then.
+    def is_isolated(self, since_ms: i64) -> bool:
+        """Whether uncommitted records wait for followers none of which has fetched since then.
 
-        Fetches are noted one by one as long as something is not committed. A leader that commits alone is
-        never deserted: no other replica can be elected. One with too few in sync is, as the controller may
-        elect an eligible leader replica.
+        Fetches are recorded one by one while records are uncommitted. A leader that commits alone is never
+        deserted: no other replica can be elected. A leader with too few in-sync replicas may be, because the
+        controller may elect an eligible leader replica.
         """
         replication = self.replication
         if replication is None or self.high_watermark >= self.log.end_offset:
             return False
         if self._is_alone() and not replication.pending:
             return False
-        return not replication.heard_since(since_ms)
+        return not replication.has_fetched_since(since_ms)
 
-    def drop_lagging(self, now_ms: i64) -> None:
-        """Asks for those to be taken out of the in-sync set that were not caught up for too long."""
+    def maybe_shrink_isr(self, now_ms: i64) -> None:
+        """Requests the removal of followers from the ISR that have not caught up for too long."""
         replication = self.replication
         if replication is not None:
             isr = replication.without_lagging(self.log.end_offset, now_ms)
             if len(isr) < len(self.isr):
-                self._want_isr(replication, isr)
+                self._request_isr(replication, isr)
             elif not self._alone and self._is_alone():
-                # A follower that was about to come back may have stopped: its next fetch counts again.
-                self._settle_alone(now_ms)
+                # A follower that was about to join the ISR may have stopped: its next fetch counts again.
+                self._update_high_watermark(now_ms)
 
-    def _want_isr(self, replication: Replicas, isr: tuple[int, ...]) -> None:
+    def _request_isr(self, replication: FollowerReplicas, isr: tuple[int, ...]) -> None:
         replication.pending = isr
-        # The controller may have written a larger set before this leader learns of it: from now on nothing
-        # counts as committed that its new member does not have.
+        # The controller may write a larger ISR before this leader is notified: from now on, nothing is
+        # committed that the new member lacks.
         self._alone = False
-        self.events.isr_wanted(self, isr, replication.partition_epoch)
+        self.events.isr_requested(self, isr, replication.partition_epoch)
 
     def isr_refused(self, now_ms: i64) -> None:
-        """The controller did not write the set that was asked for: the one before holds."""
+        """The controller rejected the requested ISR: the former one stays."""
         if self.replication is not None:
             self.replication.pending = ()
-            self._settle_alone(now_ms)
-            # Who asked for its place in the set asks again with its next fetch.
-            self.tell_news()
+            self._update_high_watermark(now_ms)
+            # The follower that was to join the ISR requests it again with its next fetch.
+            self.delayed.record_change()
 
     def _commit(self, now_ms: i64) -> None:
-        """Moves the high watermark to where all replicas in sync have the log.
+        """Advances the high watermark to the lowest log end offset of the in-sync replicas.
 
-        Below ``min.insync.replicas`` it does not move, for every ``acks``: an eligible leader replica would
-        lack records that consumers have read. Source: KIP-966.
+        Below ``min.insync.replicas`` it does not advance, whatever ``acks`` is: an eligible leader replica
+        would lack records that consumers have read. Source: KIP-966.
         """
         replication = self.replication
         if replication is None or self.is_under_min_isr:
@@ -528,12 +643,12 @@ class Partition(Readable):
         end: i64 = self.log.end_offset
         offset: i64 = replication.high_watermark(self._own_end(), now_ms)
         if offset > self.high_watermark:
-            # Bytes are not known by offset: the share of the offsets stands for them.
+            # The share of bytes is estimated by the share of offsets.
             added: i64 = self._unflushed_bytes * (offset - self.high_watermark) // (end - self.high_watermark)
             self._unflushed_bytes -= added
             self._advance(offset, added)
 
-    # Following.
+    # Fetching
 
     def append_from_leader(
         self,
@@ -544,10 +659,10 @@ class Partition(Readable):
         position: i64 = 0,
         position_end: i64 = WHOLE,
     ) -> None:
-        """Appends what the leader sent, and takes over how far it is committed and where it starts.
+        """Appends records from the leader, and takes over its high watermark and log start offset.
 
         The records are ``data[position:position_end]``. Raises CorruptMessage for batches that are damaged or
-        may be of a later leader (what came before them is kept), and StorageError.
+        may come from a later leader (earlier batches are stored), and StorageError.
         """
         if position_end == WHOLE:
             position_end = len(data)
@@ -555,36 +670,37 @@ class Partition(Readable):
         end: i64 = self.log.end_offset
         if size > 0:
             if self.log.start_offset < end <= start_offset:
-                # What is here was deleted. The leader's log may start within a batch, which then comes whole.
+                # All records here were deleted. The leader's log may start within a batch, which is sent
+                # whole.
                 self._advance(high_watermark if high_watermark < end else end, 0)
-                self._follow_start(end)
+                self._follow_log_start(end)
             try:
                 end = self.log.append_as_follower(data, now_ms, position, position_end, self.leader_epoch)
             finally:
-                # Some of it may be stored although the rest is refused; the next fetch tells of it.
+                # Some batches may be stored although others were rejected; the next fetch reports them.
                 self.flush_if_due()
         self._unwritten_bytes += size
         if self._unwritten_bytes >= WRITE_BACK_BYTES:
             self._unwritten_bytes = 0
-            self.events.write_back_wanted(self)
+            self.events.write_back_requested(self)
         self._advance(high_watermark if high_watermark < end else end, size)
-        self._follow_start(start_offset if start_offset < end else end)
+        self._follow_log_start(start_offset if start_offset < end else end)
 
-    def _follow_start(self, offset: i64) -> None:
-        """Moves the log start to the leader's, which learns of it once it is in the checkpoint."""
+    def _follow_log_start(self, offset: i64) -> None:
+        """Advances the log start offset to the leader's. Fetches report it once it is checkpointed."""
         if offset > self.log.start_offset:
             self.advance_start(offset)
             self.save_start()
 
     def save_start(self) -> None:
-        """Has the log start written to its checkpoint; fetches name it after that."""
+        """Requests a checkpoint of the log start offset; fetches report it afterwards."""
         self._start_unsaved = True
         self.events.start_moved(self)
 
     def truncate_to(self, offset: i64, now_ms: i64, reason: str = DIVERGED) -> None:
-        """Cuts what the leader does not have, for ``reason``. Raises StorageError.
+        """Truncates records that the leader does not have, for ``reason``. Raises StorageError.
 
-        A log that is cut but for its files then is synced all the same, which finishes that.
+        A log whose files are not truncated yet is synced anyway, which completes the truncation.
         """
         start: i64 = self.log.start_offset
         end: i64 = self.log.end_offset
@@ -595,41 +711,41 @@ class Partition(Readable):
         finally:
             self._report_cut(start, end, size, reason)
             self.high_watermark = min(self.high_watermark, self.log.end_offset)
-            self.note_move()
+            self.note_offset_change()
             self._flushed_end = min(self._flushed_end, self.log.end_offset)
-            self.tell_news()
+            self.delayed.record_change()
             if self.log.truncations != truncations:
-                # Before it is on the disk, a power cut could leave what was cut among what is appended next.
+                # Before it is synced, a power failure could leave truncated records among later ones.
                 self._cut_unsynced = True
-                self._want_flush()
+                self._request_flush()
 
-    def follow_end(self, end: i64, leader_start: i64, now_ms: i64, reason: str) -> None:
-        """Cuts from ``end`` on what the leader does not have, whose log starts at ``leader_start``.
+    def truncate_to_leader(self, end: i64, leader_start: i64, now_ms: i64, reason: str) -> None:
+        """Truncates records from ``end`` on that the leader lacks; its log starts at ``leader_start``.
 
-        Everything is cut, to be fetched anew from the leader's start, where what would be left may lack
-        records that the leader has. Raises StorageError.
+        Truncates the log completely, to fetch it again from the leader's start, if the remaining part may
+        lack records of the leader. Raises StorageError.
         """
         log = self.log
         if log.start_offset < end <= leader_start:
-            # What is left would lie before the leader's start. Nobody knows whether it is what was there: its
-            # producers must not be answered that their batches are known.
-            self.begin_at(leader_start, now_ms)
+            # The remaining part would lie before the leader's log start offset. Whether it has the same
+            # records is unknown: batches of its producers must not be treated as duplicates.
+            self.restart_at(leader_start, now_ms)
         elif self._may_lack_before(end):
-            self.begin_at(
+            self.restart_at(
                 leader_start,
                 now_ms,
-                f"{reason}; older ones that it has may have been compacted or deleted here because of those"
-                " that are cut, and all are fetched again",
+                f"{reason}; older records may have been compacted or deleted here because of those"
+                " that are truncated: all records are fetched again",
             )
         else:
             self.truncate_to(end, now_ms, reason)
 
     def _may_lack_before(self, end: i64) -> bool:
-        """Whether this log may lack records before ``end`` that a leader has whose log ends there.
+        """Whether this log may lack records before ``end`` that a leader with that log end offset has.
 
-        Compaction and retention remove records that are committed, and because of committed ones. Only a
-        leader that was elected although it may lack such records has a log that ends before them, and then no
-        other replica is in sync. What a follower fetched from a leader that compacts has the same gaps.
+        Compaction and retention remove committed records because of later committed records. Only an
+        uncleanly elected leader can have a log that ends before these, and then no other replica is in sync.
+        Records fetched from a compacting leader have the same gaps.
         """
         log = self.log
         if end >= log.end_offset or int(self.node_id) in self.isr:
@@ -640,10 +756,11 @@ class Partition(Readable):
             or (log.config.compact and end < self.high_watermark)
         )
 
-    def begin_at(self, offset: i64, now_ms: i64, reason: str = "") -> None:
-        """Forgets everything, and begins at ``offset``, where the leader's log starts. Raises StorageError.
+    def restart_at(self, offset: i64, now_ms: i64, reason: str = "") -> None:
+        """Removes all records, and continues at ``offset``, the leader's log start offset. Raises
+        StorageError.
 
-        ``reason``: why, unless the leader's log begins behind the end of this one.
+        ``reason``: the reason, unless the leader's log starts after the end of this one.
         """
         start: i64 = self.log.start_offset
         end: i64 = self.log.end_offset
@@ -655,15 +772,15 @@ class Partition(Readable):
             if self.log.truncations != truncations:
                 self._report_cut(start, end, size, reason or f"the leader's log starts at offset {offset}")
                 self.high_watermark = self._flushed_end = offset
-                self.note_move()
-                self.tell_news()
+                self.note_offset_change()
+                self.delayed.record_change()
                 self._cut_unsynced = True
-                self._want_flush()
+                self._request_flush()
                 # The leader's log may start within a batch, which then names the file.
                 self.save_start()
 
     def _report_cut(self, start: i64, end: i64, size: i64, reason: str) -> None:
-        """Reports what a cut took of a log that reached from ``start`` to ``end``, with ``size`` bytes."""
+        """Reports records removed from a log that reached from ``start`` to ``end``, with ``size`` bytes."""
         first: i64 = start
         if start < self.log.end_offset < end:
             first = self.log.end_offset
@@ -671,32 +788,55 @@ class Partition(Readable):
             self.events.records_cut(self, first, end - 1, reason)
 
     def advance_start(self, offset: i64) -> None:
-        """Moves the log's start up to ``offset``, unless it is there already."""
+        """Advances the log start offset to ``offset``, unless it is already there."""
         if self.log.advance_start(offset):
-            self.tell_news()
-            # The fetches of followers that wait are answered at once: DeleteRecords waits for them.
-            self._wake_followers(0)
+            self.delayed.record_change()
+            # Delayed fetches of followers are completed at once: DeleteRecords waits for them.
+            self.delayed.wake_followers(0)
 
-    def note_move(self) -> None:
-        """The high watermark is another than was written down."""
-        if not self.has_moved:
-            self.has_moved = True
+    def note_offset_change(self) -> None:
+        """The high watermark differs from the checkpoint."""
+        if not self.read_limits.is_unsaved:
+            self.read_limits.is_unsaved = True
             self.events.high_watermark_moved(self)
 
     def start_saved(self, offset: i64) -> None:
-        """A start of the log at ``offset`` holds after a crash."""
+        """A log start offset of ``offset`` is in the checkpoint."""
         if not self._start_unsaved:
             return
         if offset < self.log.start_offset:
-            # Retention has moved it on meanwhile.
+            # Retention has advanced it meanwhile.
             self.events.start_moved(self)
         else:
             self._start_unsaved = False
             if self.on_flushed is not None:
                 self.on_flushed()
 
+    def _advance(self, offset: i64, added_bytes: i64) -> None:
+        """Advances the high watermark, and completes delayed operations."""
+        limits = self.read_limits
+        if offset <= limits.high_watermark:
+            return
+        limits.high_watermark = offset
+        if not limits.is_unsaved:
+            self.note_offset_change()
+        self.delayed.advanced(offset, added_bytes)
+
+    def wait_deleted(self, start_offset: i64, waiter: AppendWaiter) -> None:
+        """Calls ``waiter`` once the log start offset of every live replica is at least ``start_offset``.
+
+        Like a commit this requires ``min.insync.replicas`` in-sync replicas: below that, a failed replica is
+        eligible as leader and would restore the records.
+        """
+        self.delayed.wait_deleted(start_offset, waiter)
+        self._complete_deletions()
+
+    def _complete_deletions(self) -> None:
+        if self.delayed.deletions and self.commit_error() is None:
+            self.delayed.complete_deletions(self.low_watermark())
+
     def low_watermark(self) -> i64:
-        """The least log start of all live replicas; -1 while that of a live one is not known."""
+        """The lowest log start offset of all live replicas; -1 while one is unknown."""
         replication = self.replication
         own: i64 = self.log.start_offset
         return own if replication is None else replication.start_offset(own, self.events.is_alive)

@@ -1,4 +1,4 @@
-"""The states of partitions, as the controller sends them."""
+"""Partition states as the controller sends them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.replication.partition import Partition
 
 
 class PartitionState(NamedTuple):
-    """The state of one partition, as the controller sends it."""
+    """The state of one partition as the controller sends it."""
 
     partition: int
     leader: int
@@ -16,13 +16,13 @@ class PartitionState(NamedTuple):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     partition_epoch: int = -1
-    """The version of this state; later ones have a larger one, or a larger leader epoch."""
+    """The version of this state; it grows within a leader epoch."""
     adding: tuple[int, ...] = ()
-    """Those of the replicas that a move to other brokers brings in."""
+    """The replicas that a reassignment adds."""
 
     @classmethod
     def of(cls, partition: Partition) -> PartitionState:
-        """What holds at present."""
+        """The current state of a partition."""
         return cls(
             int(partition.index),
             int(partition.leader),

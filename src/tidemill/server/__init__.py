@@ -1,1 +1,1 @@
-"""Listeners, connections in, limits, and the process around a broker."""
+"""The broker process: start and stop, signals, listeners, connection limits, metrics."""

@@ -1,7 +1,7 @@
-"""The directories of this broker in which a sync failed, as the coordination store knows them.
+"""The distrusted data directories of this broker in the coordination store.
 
-The disk that failed may not take the mark that keeps the next start from trusting it, and a broker may have
-no other. See :mod:`tidemill.log.failed_sync_marks`.
+A failed disk may reject the mark that makes the next start distrust the directory, and the broker may have no
+other disk. See :mod:`tidemill.log.failed_sync_marks`.
 """
 
 from __future__ import annotations
@@ -10,67 +10,69 @@ import asyncio
 import logging
 from typing import Final
 
+from tidemill.coordination.coordination_store import SetData, Store, StoreError, ensure_paths
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.failed_sync_node import DistrustedNode
-from tidemill.coordination.port import SetData, Store, StoreError, ensure_paths
-from tidemill.log.directories import DataDirectories
+from tidemill.log.log_directories import DataDirectories
 
 log = logging.getLogger("tidemill.server")
 
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 LAST_S: Final = 5.0
-"""How long the end of a broker waits for the store."""
+"""The maximum wait for the store at shutdown."""
 
 
 class DistrustedDirectories:
-    """Keeps ``distrusted`` of ``logs`` in the store."""
+    """Stores ``distrusted`` of the data directories."""
 
     def __init__(self, store: Store, broker_id: int, logs: DataDirectories) -> None:
         self._store = store
         self._path = DistrustedNode.path(broker_id)
         self._logs = logs
         self._stored: frozenset[str] | None = frozenset()
-        """What the store has; None where a write was not answered."""
+        """The content of the store; None if it is unknown after a failed write."""
 
     async def load(self) -> None:
-        """Takes over what the store knows, before logs are opened. Raises StoreError."""
+        """Reads the stored directories; called before logs are opened. Raises StoreError."""
         node = await self._store.get(self._path)
         if node is None:
             return
         try:
             stored = DistrustedNode.decode(self._path, node.data) if node.data else frozenset()
         except NodeFormatError as problem:
-            log.error("%s Its marks of failed syncs are ignored.", problem)
+            log.error("%s The marks of failed syncs in it are ignored.", problem)
             return
         self._stored = stored
         self._logs.distrusted |= stored
 
     async def save(self) -> None:
-        """Writes what holds now, if that is something else. Raises StoreError."""
+        """Writes the distrusted directories if they differ from the store. Raises StoreError."""
         wanted = frozenset(self._logs.distrusted)
         if wanted == self._stored:
             return
         await ensure_paths(self._store, [self._path])
-        # Without an answer the store may have either, also where ``wanted`` is what it had before again.
+        # After a failed write the content is unknown, so that also the former content is written again.
         self._stored = None
         await self._store.transact([SetData(self._path, DistrustedNode.encode(wanted))])
         self._stored = wanted
 
-    async def save_for_sure(self) -> None:
-        """As :meth:`save`, until the store takes it."""
+    async def save_with_retries(self) -> None:
+        """Repeats :meth:`save` until the store accepts it."""
         while True:
             try:
                 await self.save()
             except StoreError as problem:
-                log.warning("the store does not have the failed syncs of this broker yet: %s", problem)
-                await asyncio.sleep(AGAIN_S)
+                log.warning(
+                    "the failed syncs could not be written to the store, which is retried: %s", problem
+                )
+                await asyncio.sleep(RETRY_S)
             else:
                 return
 
-    async def save_last(self) -> None:
-        """As :meth:`save`, once the logs are closed; it may not succeed."""
+    async def save_at_shutdown(self) -> None:
+        """Tries :meth:`save` once, for at most ``LAST_S``; called after the logs are closed."""
         try:
             async with asyncio.timeout(LAST_S):
                 await self.save()
         except (StoreError, TimeoutError) as problem:
-            log.error("the failed syncs of this broker are not all in the store: %r", problem)
+            log.error("not all failed syncs of this broker are in the store: %r", problem)

@@ -1,6 +1,6 @@
-"""How much room the data directories have, looked at from time to time beside the event loop.
+"""The free space of the data directories, measured periodically in a thread.
 
-A file system that hangs (a network share whose server is gone) must not hold up whoever asks for metrics.
+A file system that hangs (a network share without its server) must not delay a scrape of the metrics.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ import asyncio
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
-from tidemill.log.manager import LogManager
+from tidemill.log.log_manager import LogManager
 
-LOOK_S: Final = 5.0
+UPDATE_INTERVAL_S: Final = 5.0
 
 
 class Space(NamedTuple):
-    """Of the file system of a data directory."""
+    """The space of the file system of a data directory."""
 
     free_bytes: int
     total_bytes: int
 
 
 class FreeSpace:
-    """The room of each working data directory, as of the last look."""
+    """The space of each working data directory, as last measured."""
 
     def __init__(self, logs: LogManager, threads: Executor) -> None:
         self._logs = logs
         self._threads = threads
         self.by_directory: dict[str, Space] = {}
 
-    async def look(self) -> None:
-        """Looks again. A directory whose space cannot be told is left out."""
-        paths = [one.path for one in self._logs.working]
+    async def update(self) -> None:
+        """Measures again. A directory that cannot be measured is left out."""
+        paths = [one.path for one in self._logs.dirs.working]
         loop = asyncio.get_running_loop()
         self.by_directory = await loop.run_in_executor(self._threads, self._spaces, paths)
 

@@ -1,6 +1,6 @@
-"""How far the groups that this broker coordinates are behind: what is not committed yet of what can be read.
+"""The lag of the groups with this broker as coordinator: high watermark minus committed offset.
 
-Where a partition ends is known to its leader: of those that others lead, they are asked from time to time.
+The high watermarks of partitions with other leaders come from periodic ListOffsets requests.
 """
 
 from __future__ import annotations
@@ -12,74 +12,74 @@ from collections.abc import Collection
 from typing import Final
 
 from tidemill.broker.broker import Broker
-from tidemill.broker.links import Links
+from tidemill.broker.broker_links import BrokerLinks
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
-LOOK_S: Final = 5.0
+UPDATE_INTERVAL_S: Final = 5.0
 LAGS_MAX: Final = 10_000
-"""Groups and topics that are told; of more, those that are behind most."""
-PATIENCE_S: Final = 10.0
+"""The maximum number of reported pairs of group and topic; those with the largest lag are reported."""
+REQUEST_TIMEOUT_S: Final = 10.0
 VERSIONS: Final = (4, 10)
 LATEST: Final = -1
 CONSUMER: Final = -1
-NOBODY: Final = -1
+NO_LEADER: Final = -1
 
-Place = tuple[bytes, str, int]
-"""A topic's id and name, and a partition: another topic of the name begins anew."""
+PartitionKey = tuple[bytes, str, int]
+"""Topic id, topic name, partition. With the id, a topic that is created again has a key of its own."""
 
 
 class GroupLags:
-    """The lags of groups; :meth:`look` brings them up to date for partitions that others lead."""
+    """The lags of groups. :meth:`update` updates the end offsets of partitions with other leaders."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._links = Links(broker)
-        self._ends: dict[Place, int] = {}
+        self._links = BrokerLinks(broker)
+        self._known_ends: dict[PartitionKey, int] = {}
 
-    async def look(self) -> None:
-        """Notes the ends of partitions from which groups here have committed; leaders elsewhere are asked.
+    async def update(self) -> None:
+        """Updates the end offsets of all partitions with committed offsets, with requests to other leaders.
 
-        Where nobody tells, as the leader is away, the end stays as it was: a lag is not less for that.
+        Without a response, because the leader is offline for example, the last known end offset stays.
         """
-        wanted: dict[int, set[Place]] = defaultdict(set)
-        ends: dict[Place, int] = {}
+        by_leader: dict[int, set[PartitionKey]] = defaultdict(set)
+        ends: dict[PartitionKey, int] = {}
         for _, topic, partition, _ in self._broker.groups.committed():
-            place = self._place(topic, partition)
-            if place is None:
+            key = self._key(topic, partition)
+            if key is None:
                 continue
-            known = self._end(place)
+            known = self._end_offset(key)
             if known is not None:
-                ends[place] = known
-            leader = self._leader(place)
-            if leader not in (NOBODY, self._broker.node_id):
-                wanted[leader].add(place)
-        for told in await asyncio.gather(*(self._told(*one) for one in wanted.items())):
-            ends |= told
-        self._ends = ends
+                ends[key] = known
+            leader = self._leader(key)
+            if leader not in (NO_LEADER, self._broker.node_id):
+                by_leader[leader].add(key)
+        for ends_of_leader in await asyncio.gather(*(self._end_offsets(*one) for one in by_leader.items())):
+            ends |= ends_of_leader
+        self._known_ends = ends
 
-    def _place(self, topic: str, partition: int) -> Place | None:
+    def _key(self, topic: str, partition: int) -> PartitionKey | None:
         known = self._broker.metadata.topic(topic)
         if known is None or partition >= len(known.partitions):
             return None
         return known.topic_id, topic, partition
 
-    def _leader(self, place: Place) -> int:
-        _, topic, partition = place
+    def _leader(self, key: PartitionKey) -> int:
+        _, topic, partition = key
         return int(self._broker.metadata.topics[topic].partitions[partition].leader)
 
-    async def _told(self, leader: int, places: Collection[Place]) -> dict[Place, int]:
+    async def _end_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[PartitionKey, int]:
         try:
-            ends = await self._ask(leader, places)
+            ends = await self._list_offsets(leader, keys)
         except LinkError:
             return {}
-        return {place: ends[place[1:]] for place in places if place[1:] in ends}
+        return {key: ends[key[1:]] for key in keys if key[1:] in ends}
 
-    async def _ask(self, leader: int, places: Collection[Place]) -> dict[tuple[str, int], int]:
+    async def _list_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[tuple[str, int], int]:
         topics: dict[str, list[ListOffsetsPartition]] = defaultdict(list)
-        for _, topic, partition in places:
+        for _, topic, partition in keys:
             topics[topic].append(ListOffsetsPartition(partition_index=partition, timestamp=LATEST))
         request = ListOffsetsRequest(
             replica_id=CONSUMER,
@@ -88,7 +88,7 @@ class GroupLags:
         link = await self._links.open(leader)
         try:
             version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
-            answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, PATIENCE_S)
+            answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, REQUEST_TIMEOUT_S)
         finally:
             link.close("its offsets are known")
         return {
@@ -98,22 +98,22 @@ class GroupLags:
             if one.error_code == ErrorCode.NONE
         }
 
-    def _end(self, place: Place) -> int | None:
-        known = self._ends.get(place)
-        found = self._broker.partitions.find(*place[1:])
+    def _end_offset(self, key: PartitionKey) -> int | None:
+        known = self._known_ends.get(key)
+        found = self._broker.partitions.find(*key[1:])
         if found is None or not found.is_leader or found.failed:
             return known
-        if known is not None and found.is_unsettled:
-            # It leads since a moment ago, and learns from its followers how far the leader before committed.
+        if known is not None and found.awaits_high_watermark:
+            # A new leader: its high watermark may be behind that of the former leader until followers fetch.
             return max(known, int(found.high_watermark))
         return int(found.high_watermark)
 
     def lags(self) -> list[tuple[str, str, int]]:
-        """Group, topic, and the records behind its commits; without partitions whose end nobody told."""
+        """Group, topic and lag in records, without partitions whose end offset is unknown."""
         sums: dict[tuple[str, str], int] = defaultdict(int)
         for group, topic, partition, offset in self._broker.groups.committed():
-            place = self._place(topic, partition)
-            end = self._end(place) if place is not None else None
+            key = self._key(topic, partition)
+            end = self._end_offset(key) if key is not None else None
             if end is not None:
                 sums[group, topic] += max(end - offset, 0)
         most = heapq.nlargest(LAGS_MAX, sums.items(), key=lambda one: one[1])

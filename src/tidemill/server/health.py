@@ -1,4 +1,4 @@
-"""What ``/healthz`` answers for a broker that has started."""
+"""The response of ``/healthz`` for a started broker."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from tidemill.broker.broker import Broker
 
 
 def health_of(broker: Broker) -> tuple[bool, dict[str, Any]]:
-    """Whether the broker serves all that it should, and what it says of itself, with the reason if not."""
-    failed = [one.path for one in broker.logs.directories if one.failure]
+    """Whether the broker is healthy, and its details, with ``reason`` if it is not."""
+    failed = [one.path for one in broker.logs.dirs.all if one.failure]
     full = list(broker.partitions.full)
-    silent_s = broker.store_connectivity.silent_ms / 1000
+    silent_s = broker.store_connectivity.disconnected_ms / 1000
     reasons = []
     if failed:
         reasons.append(f"failed data directories: {', '.join(failed)}")
     if full:
-        reasons.append(f"full data directories, which refuse produces: {', '.join(full)}")
+        reasons.append(f"full data directories, which reject Produce requests: {', '.join(full)}")
     if silent_s:
         reasons.append(
-            f"the coordination store has not answered for {silent_s:.1f} s: no leader is elected, and no "
-            "topic or setting can be changed"
+            f"the coordination store has not responded for {silent_s:.1f} s: no leader is elected, and no "
+            "topic or configuration can be changed"
         )
     details: dict[str, Any] = {
         "cluster_id": broker.cluster_id,

@@ -1,10 +1,10 @@
-"""Log lines for people: one event a line, on stderr.
+"""Log lines on stderr: one event per line.
 
     2026-03-01 12:00:00.123 WARNING server: a connection from 10.0.0.7 was refused: ...
 
-Levels are set for all loggers and for single ones: ``info``, or ``info,tidemill.net=debug``. Text that
-comes from outside (client ids, topic names) cannot forge a line or paint the terminal: control characters
-are shown as escapes. One place that reports the same thing over and over is cut short, and counted.
+Levels are set for all loggers and for single ones: ``info``, or ``info,tidemill.net=debug``. Control
+characters are escaped, so that text from outside (client ids, topic names) cannot forge lines or control the
+terminal. Repetitions of one message are limited and counted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LEVELS = {
     "error": logging.ERROR,
 }
 REPEATS_MAX = 20
-"""Lines that one message (by its template) may write in one window."""
+"""The maximum number of lines of one message (by its template) in one window."""
 ADMIN = "tidemill.admin"
 ADMIN_REPEATS_MAX = 1000
-"""The same, of the changes that administrators make: each is logged."""
+"""The same for changes by administrators, which are all logged."""
 WINDOW_S = 10.0
 TEMPLATES_MAX = 1000
 ROOT = "tidemill"
@@ -62,10 +62,10 @@ def parse_levels(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
 
 
 def set_up(levels: Iterable[str] = ("info",), stream: TextIO | None = None) -> None:
-    """Sends what the package logs to ``stream`` (stderr), from the given levels on."""
+    """Writes the log of the package to ``stream`` (default stderr), with the given levels."""
     everywhere, single = parse_levels(levels)
     logging.addLevelName(TRACE, "TRACE")
-    # A full disk or a closed pipe behind stderr must not end up in the broker's own errors.
+    # Errors while writing to stderr (a full disk, a closed pipe) are ignored.
     logging.raiseExceptions = False
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -86,7 +86,7 @@ def set_up(levels: Iterable[str] = ("info",), stream: TextIO | None = None) -> N
 
 
 def wants_colours(stream: TextIO) -> bool:
-    """Whether a person reads ``stream`` on a terminal that shows colours."""
+    """Whether ``stream`` is a terminal that supports colours, and colours are not disabled."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:
@@ -96,7 +96,7 @@ def wants_colours(stream: TextIO) -> bool:
 
 
 class LineFormatter(logging.Formatter):
-    """Time, level, part, text; a traceback below where there is one."""
+    """Formats a line as time, level, logger and text, with an indented traceback below."""
 
     def __init__(self, colours: bool = False) -> None:
         super().__init__()
@@ -116,16 +116,16 @@ class LineFormatter(logging.Formatter):
         text = record.getMessage().translate(_ESCAPES)
         line = f"{self._clock}.{int(record.msecs):03d} {level} {part}: {text}"
         if record.exc_info:
-            # Indented, since the message of an exception may hold text from outside, line ends included.
+            # Indented, because an exception's text may contain line ends from outside.
             trace = self.formatException(record.exc_info).translate(_TRACE_ESCAPES)
             line += "\n" + textwrap.indent(trace, "    ")
         return line
 
 
 class RepeatFilter(logging.Filter):
-    """Lets each message (by its template) through a bounded number of times a window.
+    """Limits the lines of each message (by its template) in a window.
 
-    The first line after a window in which some were held back says how many.
+    The first line after a window with suppressed lines contains their number.
     """
 
     def __init__(self, repeats_max: int = REPEATS_MAX, window_s: float = WINDOW_S) -> None:
@@ -143,8 +143,8 @@ class RepeatFilter(logging.Filter):
                 self._seen.clear()
             self._seen[key] = [record.created, 1]
             if seen is not None and seen[1] > repeats_max:
-                held_back = int(seen[1]) - repeats_max
-                record.msg = f"{record.getMessage()} ({held_back} more like it were not shown)"
+                suppressed = int(seen[1]) - repeats_max
+                record.msg = f"{record.getMessage()} ({suppressed} similar lines were suppressed)"
                 record.args = None
             return True
         seen[1] += 1

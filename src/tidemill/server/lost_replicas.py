@@ -1,43 +1,45 @@
-"""Which replicas of this broker may hold less than they acknowledged, as far as its start can tell."""
+"""Determines at the start which replicas of this broker may lack acknowledged records."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 
-from tidemill.coordination.image import TOPIC, ClusterImage
+from tidemill.coordination.cluster_image import TOPIC, ClusterImage
 from tidemill.coordination.lost_replicas import LostReplicas
-from tidemill.log.manager import LogManager
+from tidemill.log.log_manager import LogManager
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 logger = logging.getLogger("tidemill.log")
 
 NAMED_MAX = 5
-"""Partitions that the log line about missing logs names."""
+"""The maximum number of partitions in the log line about missing logs."""
 
 
 def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) -> LostReplicas:
-    """The losses of broker ``node_id``; ``logs`` are loaded, ``image`` is the cluster before it registers.
+    """The lost replicas of broker ``node_id``. ``logs`` are loaded; ``image`` is from before the
+    registration.
 
-    A log in a directory whose last stop may have cost unsynced records counts as ``unsynced``, and so does a
-    log that has lost records in a way in which a killed process leaves none: pages were dropped. A replica
-    whose log is in no directory counts as ``missing``, unless it may be in a directory that failed. A replica
-    without others stays offline where a directory is new, for its disk may only not be mounted. A replica in
-    a directory that was not in use at the broker's last start counts as ``missing``: this is not the log that
-    was in sync.
+    - ``unsynced``: the last stop of the directory may have lost unsynced records, or the log lacks records in
+      a way that a killed process does not cause (the page cache was lost).
+    - ``missing``: the log is in no directory, and no directory has failed. Exception: if a directory is new,
+      the only replica of a partition is not reported, because its disk may only not be mounted. It stays
+      offline.
+    - ``missing``: the directory was not in use at the last start, so that this is not the log that was in
+      sync.
 
-    Logs of topics that the cluster does not have are noted in ``logs.of_deleted_topics``: this broker has no
-    records of a topic that is created under such a name after its start.
+    The function also sets ``logs.dirs.of_deleted_topics``, the logs of topics that the cluster does not have.
+    A topic that is created later under such a name does not use them.
     """
     others = image.topics.keys() | image.unreadable_of(TOPIC).keys()
-    logs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)
-    if logs.is_blank:
-        logs.reported_missing = frozenset(_assigned(image, node_id))
+    logs.dirs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)
+    if logs.dirs.is_blank:
+        logs.dirs.reported_missing = frozenset(_assigned(image, node_id))
         _warn(image, logs)
         return LostReplicas(missing=True)
     missing: list[TopicPartition] = []
-    if len(logs.working) == len(logs.directories):
-        has_new_directory = any(directory.is_unsigned for directory in logs.directories)
+    if len(logs.dirs.working) == len(logs.dirs.all):
+        has_new_directory = any(directory.is_unsigned for directory in logs.dirs.all)
         missing = [
             key
             for key in _assigned(image, node_id)
@@ -46,39 +48,38 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
                 has_new_directory and len(image.topics[key.topic].partitions[key.partition].replicas) == 1
             )
         ]
-    logs.reported_missing = frozenset(missing)
+    logs.dirs.reported_missing = frozenset(missing)
     _warn(image, logs)
-    outdated = [key for one in logs.working if one.is_outdated for key in one.logs]
-    # A topic of the name may be made anew before the controller has read the report.
-    logs.reported_missing = logs.reported_missing.union(outdated)
+    outdated = [key for one in logs.dirs.working if one.is_outdated for key in one.logs]
+    # A topic may be deleted and created again before the controller has read the report.
+    logs.dirs.reported_missing = logs.dirs.reported_missing.union(outdated)
     missing += outdated
-    if all(directory.may_have_lost or directory.is_blank for directory in logs.working):
+    if all(directory.may_have_lost or directory.is_blank for directory in logs.dirs.working):
         return LostReplicas(True, _by_topic(missing))
-    unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
-    unsynced += sorted(logs.damaged.difference(unsynced))
+    unsynced = [key for one in logs.dirs.working if one.may_have_lost for key in one.logs]
+    unsynced += sorted(logs.dirs.damaged.difference(unsynced))
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
 
 
 def _warn(image: ClusterImage, logs: LogManager) -> None:
-    for directory in logs.working:
+    for directory in logs.dirs.working:
         if directory.is_outdated and directory.logs:
             logger.warning(
-                "the data directory %s was not in use when this broker was last started (its disk was not "
-                "mounted, or it was restored from a backup): its %d replicas may lack records that were "
-                "acknowledged since; they are reported as lost, and catch up with the leaders of their "
-                "partitions",
+                "the data directory %s was not in use at the last start of this broker (its disk was not "
+                "mounted, or it was restored from a backup): its %d replicas may lack acknowledged records; "
+                "they are reported as lost, and catch up with their leaders",
                 directory.path,
                 len(directory.logs),
             )
-    missing = sorted(logs.reported_missing)
+    missing = sorted(logs.dirs.reported_missing)
     only = [key for key in missing if len(image.topics[key.topic].partitions[key.partition].replicas) == 1]
     shared = [key for key in missing if key not in set(only)]
     for keys, what in (
-        (shared, "they are reported as lost, and rebuilt from the leaders of their partitions"),
+        (shared, "they are reported as lost, and rebuilt from their leaders"),
         (
             only,
-            "no other broker has a replica of them, and they begin empty. If the disk is only not mounted, "
-            "stop this broker at once, mount it, and start again",
+            "no other broker has a replica of them, and they start empty. If a disk is only not mounted, "
+            "stop this broker at once, mount the disk, and start the broker again",
         ),
     ):
         if keys:
@@ -90,7 +91,7 @@ def _warn(image: ClusterImage, logs: LogManager) -> None:
 
 
 def _assigned(image: ClusterImage, node_id: int) -> Iterable[TopicPartition]:
-    """The partitions that have a state, and a replica here."""
+    """The partitions with a state in the store and a replica on the broker."""
     for topic in image.topics.values():
         for partition in topic.partitions:
             if node_id in partition.replicas and partition.partition_epoch >= 0:
@@ -98,7 +99,7 @@ def _assigned(image: ClusterImage, node_id: int) -> Iterable[TopicPartition]:
 
 
 def _is_missing(image: ClusterImage, key: TopicPartition, logs: LogManager) -> bool:
-    if key in logs.undecided:
+    if key in logs.dirs.ambiguous:
         return False
     found = logs.get(key)
     if found is None:

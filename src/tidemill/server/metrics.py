@@ -1,7 +1,7 @@
-"""What a broker tells about itself, in Prometheus' exposition format.
+"""Metrics in the exposition format of Prometheus.
 
-The broker keeps plain counters; a :class:`Family` is made of them when somebody asks. ``prometheus_client``
-renders the families, and is imported by the first scrape only.
+Each scrape creates a :class:`Family` from the counters of the broker. ``prometheus_client`` renders the
+families; the first scrape imports it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Iterable
 
-from tidemill import __version__, _mode
+from tidemill import __version__, _build_mode
 from tidemill.model.counters import TimeHistogram
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 class Family:
-    """One metric: its name, kind and help, and a value for each set of labels.
+    """A metric: its name, kind and help text, and a value for each set of labels.
 
-    Counters are named without ``_total``; the exposition adds it.
+    The names of counters have no ``_total``; the exposition adds it.
     """
 
     __slots__ = ("help", "kind", "name", "samples")
@@ -32,51 +32,51 @@ class Family:
         self.samples: list[tuple[dict[str, str], float | TimeHistogram]] = []
 
     def add(self, value: float | TimeHistogram, **labels: str) -> Family:
-        """One value, by its labels."""
+        """Adds a value with its labels."""
         self.samples.append((labels, value))
         return self
 
 
 def counter(name: str, help: str, value: float | None = None, **labels: str) -> Family:
-    """A count that only grows."""
+    """A metric that only increases."""
     family = Family(name, COUNTER, help)
     return family if value is None else family.add(value, **labels)
 
 
 def gauge(name: str, help: str, value: float | None = None, **labels: str) -> Family:
-    """A value that goes up and down."""
+    """A metric that increases and decreases."""
     family = Family(name, GAUGE, help)
     return family if value is None else family.add(value, **labels)
 
 
 class ProcessMetrics:
-    """What the process knows of itself."""
+    """The metrics of the process."""
 
     def __init__(self) -> None:
         self._started = time.time()
         self._began = time.monotonic()
 
     def families(self) -> Iterable[Family]:
-        """Version, mode, uptime, memory, processor time, open files."""
-        mode = "compiled" if _mode.compiled else "plain"
+        """Version, mode, uptime, memory, CPU time, open files."""
+        mode = "compiled" if _build_mode.compiled else "plain"
         python = ".".join(map(str, sys.version_info[:3]))
         about = gauge("tidemill_info", "Always 1; its labels name version, data path and Python.")
         yield about.add(1, version=__version__, mode=mode, python=python)
-        compiled = float(_mode.compiled)
-        yield gauge("tidemill_compiled", "1 when the data path runs compiled, 0 as plain Python.", compiled)
+        compiled = float(_build_mode.compiled)
+        yield gauge("tidemill_compiled", "1 if the data path is compiled, 0 if it is plain Python.", compiled)
         uptime = time.monotonic() - self._began
         yield gauge("tidemill_uptime_seconds", "Seconds since the broker started.", uptime)
-        yield gauge("process_start_time_seconds", "The start, in seconds since 1970.", self._started)
-        yield gauge("process_resident_memory_bytes", "Memory of the process in RAM.", resident_bytes())
+        yield gauge("process_start_time_seconds", "Start time in seconds since 1970.", self._started)
+        yield gauge("process_resident_memory_bytes", "Resident memory of the process.", resident_bytes())
         times = os.times()
-        yield counter("process_cpu_seconds", "Processor time of the process.", times.user + times.system)
+        yield counter("process_cpu_seconds", "CPU time of the process.", times.user + times.system)
         opened = open_files()
         if opened is not None:
             yield gauge("process_open_fds", "Open files and sockets.", opened)
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; its highest so far where the system tells no more."""
+    """The resident memory of this process; its maximum so far on systems without ``/proc``."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -88,7 +88,7 @@ def resident_bytes() -> int:
 
 
 def open_files() -> int | None:
-    """How many descriptors are open; None where the system does not tell."""
+    """The number of open descriptors; None if the system does not provide it."""
     for directory in ("/proc/self/fd", "/dev/fd"):
         try:
             return len(os.listdir(directory))
@@ -98,7 +98,7 @@ def open_files() -> int | None:
 
 
 def render(families: Iterable[Family | None], accept: str = "") -> tuple[str, bytes]:
-    """Content type and body for a scrape whose ``Accept`` header is ``accept``."""
+    """The content type and body for a scrape with the ``Accept`` header ``accept``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector, CollectorRegistry

@@ -8,7 +8,7 @@
     with Cluster(3) as cluster:
         cluster.leader("topic").kill()
 
-The pytest plugin (:mod:`tidemill.testing.plugin`) loads by itself once tidemill is installed.
+The pytest plugin (:mod:`tidemill.testing.plugin`) loads automatically once tidemill is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Broker", "BrokerFailed", "Cluster", "StoreServer"]
 
 
 def __getattr__(name: str) -> object:
-    # The plugin loads in every pytest run of everybody who has this package: it must cost next to nothing.
+    # The plugin loads in every pytest run of every user of this package: its import must cost almost nothing.
     if name in _MODULES:
         import importlib
 

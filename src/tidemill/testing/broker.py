@@ -1,7 +1,7 @@
-"""A broker in a process of its own, for a test or for trying something out.
+"""A broker in its own process, for tests and experiments.
 
-With ``faults=True`` its clients reach it through :mod:`tidemill.testing.network`, and its disk is one of
-:mod:`tidemill.testing.disk`: links can be cut, answers replaced by errors, the disk filled and slowed down.
+With ``faults=True`` its clients connect through :mod:`tidemill.testing.network`, and its disk is a
+:mod:`tidemill.testing.disk`: links can be cut, responses replaced by errors, the disk filled and slowed down.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.model.errors import ConfigError
+from tidemill.testing.started import Started
 
 if TYPE_CHECKING:
     from tidemill.testing.disk import Disk
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from tidemill.testing.network import InjectedError
 
 TEST_CONFIG: dict[str, str] = {
-    # A test's group should not wait for members that never come, nor make 50 directories.
+    # A group in a test should not wait for more members, nor should the broker create 50 directories.
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "offsets.topic.replication.factor": "1",
-    # Nor should records that it gives fixed dates be gone once the broker has served for half a minute.
+    # Records that a test writes with old timestamps must not be deleted half a minute after the start.
     "log.initial.task.delay.ms": "86400000",
     "log.retention.check.interval.ms": "86400000",
 }
-"""What a test's broker has other than a real one; ``config`` goes before it."""
+"""Settings of a test's broker that differ from the defaults; ``config`` overrides them."""
 
 ALONE = "1"
-"""The name of a broker without others among the ends of its links."""
+"""The name of a single broker as an end of its links."""
 LOG_LINES_SHOWN = 20
 
 
@@ -47,15 +47,16 @@ class BrokerFailed(RuntimeError):
     """A broker did not start, or did not stop. The text ends with the last lines of its log."""
 
 
-class Broker:
-    """``with Broker() as broker:`` starts one on a free port of 127.0.0.1, and takes it away afterwards.
+class Broker(Started):
+    """``with Broker() as broker:`` starts a broker on a free port of 127.0.0.1, and removes it afterwards.
 
     ``config`` holds broker keys (``{"num.partitions": 3}``). Without ``data_dir`` the data goes to a
-    directory of its own that is removed at the end; a given one stays. The broker ends when this process
-    does, however that happens. ConfigError for a key that no broker has: a misspelt one would test nothing.
+    temporary directory that is deleted at the end; a given directory is kept. The broker ends when this
+    process ends, for whatever reason. Raises ConfigError for an unknown key: a misspelt key would test
+    nothing.
 
-    ``faults=True`` is needed for :meth:`cut`, :meth:`fail_next` and :attr:`disk`; :meth:`pause`, :meth:`kill`
-    and :meth:`start` work always. ``links`` are those of a cluster that the broker belongs to.
+    :meth:`cut`, :meth:`fail_next` and :attr:`disk` need ``faults=True``; :meth:`pause`, :meth:`kill` and
+    :meth:`start` work always. ``links`` are the links of the broker's cluster.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Broker:
         self.host = "127.0.0.1"
         self.metrics_port: int | None = None
         self.started_in_s = 0.0
-        """How long the last start took, until the broker served."""
+        """Duration of the last start, until the broker served."""
         self._timeout_s = timeout_s
         self._environment = dict(environment or {})
         self._own_directory = None if data_dir is not None else tempfile.mkdtemp(prefix="tidemill-")
@@ -104,7 +105,7 @@ class Broker:
             self._links = BrokerLinks(Network().start(), ALONE)
         self.port = self._links.port
 
-    # Where it is
+    # State
 
     @property
     def bootstrap(self) -> str:
@@ -113,35 +114,35 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        """The process number."""
+        """The process id."""
         if self._process is None:
             raise BrokerFailed("the broker is not running")
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def is_answering(self) -> bool:
-        """Whether the process lives, and is not paused."""
+        """Whether the process is running, and is not paused."""
         return self.running and not self._is_paused
 
     @property
     def log(self) -> str:
-        """What the broker has logged so far, over all of its starts."""
+        """The log of the broker, over all of its starts."""
         with contextlib.suppress(OSError), open(self._log_path, encoding="utf-8", errors="replace") as file:
             return file.read()
         return ""
 
-    # What can be done with it
+    # Control
 
-    def start(self) -> Broker:
+    def start(self) -> Self:
         """Starts the broker and waits until it serves. The port of an earlier start is kept."""
         if self.running:
             return self
-        self.kill()  # It may have ended by itself: its pipe and its links are as they were then.
+        self.kill()  # It may have ended by itself: its pipe and its links are still in the old state.
         began = time.monotonic()
         if self._links is not None:
             self._links.starting()
@@ -176,34 +177,34 @@ class Broker:
         return self
 
     def stop(self) -> int:
-        """Asks the broker to stop in order, and waits for it; its exit code (0 when all went well)."""
+        """Stops the broker in an orderly way, and waits for it. Returns its exit code (0 for success)."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends the process at once, as a crash does. What it appended stays in the page cache."""
+        """Kills the process, to simulate a crash. Appended data stays in the page cache."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stops the process where it is, as a long pause of the machine does.
+        """Suspends the process, to simulate a long pause of the machine.
 
-        Connections stay open, new ones are taken by the system, and nobody answers.
+        Connections stay open, the system accepts new ones, and no request gets a response.
         """
         os.kill(self.pid, signal.SIGSTOP)
         self._is_paused = True
 
     def resume(self) -> None:
-        """Lets a paused broker go on; nothing happens to one that is not paused."""
+        """Resumes a paused broker; has no effect on a broker that is not paused."""
         if self._is_paused:
             os.kill(self.pid, signal.SIGCONT)
             self._is_paused = False
 
     def restart(self) -> Broker:
-        """Stops in order, and starts on the same port with the same data."""
+        """Stops the broker, and starts it on the same port with the same data."""
         self.stop()
         return self.start()
 
     def close(self) -> None:
-        """Stops the broker and removes its directory, unless that was given."""
+        """Stops the broker, and deletes its directory unless it was given."""
         try:
             if self._disk is not None:
                 self._disk.mend()
@@ -218,16 +219,16 @@ class Broker:
 
     @property
     def disk(self) -> Disk:
-        """Its disk, to be filled or slowed down. BrokerFailed for a broker made without ``faults=True``."""
+        """Its disk, to be filled or slowed down. Raises BrokerFailed for a broker without ``faults=True``."""
         if self._disk is None:
             raise _without_faults("disk")
         return self._disk
 
     def cut(self, how: str = "silent") -> None:
-        """Cuts the link between the broker and its clients, those that connect later included.
+        """Cuts the link between the broker and its clients, including clients that connect later.
 
-        ``silent``: nothing passes, and nobody is told, as with a cable that is pulled; what was sent passes
-        once the link is healed. ``reset``: connections are reset, and new ones as well.
+        ``silent``: nothing passes, and neither side is notified, as with an unplugged cable; data that was
+        sent passes once the link is healed. ``reset``: existing and new connections are reset.
         """
         self._need_links("cut()").cut(how)
 
@@ -244,20 +245,20 @@ class Broker:
         client_id: str | None = None,
         carried_out: bool = False,
     ) -> InjectedError:
-        """Answers the next requests of an API with an error: ``fail_next("Fetch", "UNKNOWN_TOPIC_ID")``.
+        """Replaces the next responses of an API by an error: ``fail_next("Fetch", "UNKNOWN_TOPIC_ID")``.
 
-        ``api`` and ``error`` are Kafka's names (or numbers); ``client_id`` picks the clients that call
-        themselves so. What a request would change is not done, unless ``carried_out``: then the broker does
-        it, and only the answer is lost, as when a leader fails right after. An answer counts when it has a
-        place for the error: a Fetch without partitions has none. A Produce with ``acks=0`` has no answer.
-        ValueError for a name that does not exist.
+        ``api`` and ``error`` are Kafka's names (or numbers); ``client_id`` selects the clients with this
+        client id. The broker does not execute a request that changes something, unless ``carried_out`` is
+        set: then it executes the request, and only its response is lost, as when a leader fails right
+        afterwards. A response counts if it has a field for the error: a Fetch without partitions has none,
+        and a Produce with ``acks=0`` has no response. Raises ValueError for a name that does not exist.
         """
         return self._need_links("fail_next()").fail_next(
             api, error, times, client_id, carried_out=carried_out
         )
 
     def mend(self) -> Broker:
-        """Ends every fault: heals the link, forgets errors, mends the disk, resumes, starts when killed."""
+        """Ends every fault: heals the link, drops errors, repairs the disk, resumes or starts the broker."""
         if self._links is not None:
             self._links.mend()
         if self._disk is not None:
@@ -270,23 +271,11 @@ class Broker:
             raise _without_faults(what)
         return self._links
 
-    def __enter__(self) -> Broker:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "running" if self.running else "stopped"
         return f"Broker({self.bootstrap}, {state}, data in {self.data_dir})"
 
-    # How it is done
+    # Implementation
 
     def _command(self, ready_descriptor: int) -> list[str]:
         sets = {
@@ -305,7 +294,7 @@ class Broker:
         return command
 
     def _read_ready(self, descriptor: int) -> bytes:
-        """The line that the broker writes when it serves; BrokerFailed when it ends or stays silent."""
+        """Returns the line that the broker writes once it serves. Raises BrokerFailed when it does not."""
         deadline = time.monotonic() + self._timeout_s
         line = b""
         with selectors.DefaultSelector() as selector:
@@ -358,7 +347,7 @@ def _text(value: Any) -> str:
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:
-    from tidemill.model.configs.sources import is_known, unknown
+    from tidemill.model.configs.config_loader import is_known, unknown
 
     for name in config:
         if not is_known(name):
@@ -366,12 +355,12 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
 
 
 def _refuse_own_listeners(config: Mapping[str, Any], port: int) -> None:
-    """Links lead to listeners that the test's tools chose."""
+    """Raises ConfigError for listeners in ``config``: the links need listeners of their own."""
     named = [name for name in config if name.endswith("listeners") or name.startswith("listener.")]
     if named or port:
         raise ConfigError(
-            f"{named[0] if named else f'port={port}'}: a broker with faults listens where its links lead; "
-            "leave it out, or make the broker without faults"
+            f"{named[0] if named else f'port={port}'}: a broker with faults listens on the ports of its "
+            "links; leave it out, or create the broker without faults"
         )
 
 

@@ -1,7 +1,7 @@
-"""A broker whose disk a test fills or slows down.
+"""A broker whose disk a test can fill or slow down.
 
-``python -m tidemill.testing.broker_process STATE serve ...``: as ``tidemill serve ...``, with the file port
-of :mod:`tidemill.testing.disk_files` over the real one.
+``python -m tidemill.testing.broker_process STATE serve ...``: runs ``tidemill serve ...`` with the file port
+of :mod:`tidemill.testing.disk_files` on top of the real one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from tidemill.testing.disk import DiskState
 
 
 def main() -> None:
-    """Puts the disk in place, and runs ``python -m tidemill`` with the other arguments."""
+    """Installs the disk, and runs ``python -m tidemill`` with the other arguments."""
     state = DiskState(sys.argv.pop(1))
 
     from tidemill.coordination import embedded
-    from tidemill.server import app
+    from tidemill.server import broker_server
     from tidemill.testing.disk_files import DiskDatabase, DiskFiles
 
     DiskDatabase.state = state
     embedded.database_class = DiskDatabase
-    app.make_files = lambda: DiskFiles(state)
+    broker_server.make_files = lambda: DiskFiles(state)
 
     runpy.run_module("tidemill", run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""Processes of the test tools beside the brokers: one line of JSON in, one line out."""
+"""Helper processes of the test tools: they read and write one line of JSON per command."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STOP_S = 10.0
 
 
 class ChildFailed(RuntimeError):
-    """A process of the test tools did not start, has ended or does not answer. The text ends with its log."""
+    """A helper process did not start, has ended or does not respond. The text ends with its log."""
 
 
 class Child:
-    """``python -m MODULE ARGUMENTS``: ends when its standard input does, and so with this process."""
+    """Runs ``python -m MODULE ARGUMENTS``: ends with its standard input, and so with this process."""
 
     def __init__(self, module: str, log_path: str, timeout_s: float = 30.0) -> None:
         self._module = module
@@ -35,24 +35,24 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process number. ChildFailed when it does not run."""
+        """The process id. Raises ChildFailed when the process is not running."""
         return self._running().pid
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> str:
-        """What the process has written to standard error, over all of its starts."""
+        """The standard error of the process, over all of its starts."""
         with contextlib.suppress(OSError), open(self._log_path, encoding="utf-8", errors="replace") as file:
             return file.read()
         return ""
 
     def start(self, arguments: Sequence[str] = ()) -> dict[str, Any]:
-        """Starts the process; the line that it writes once it serves."""
-        self.kill()  # It may have ended by itself: its pipes are open then.
+        """Starts the process. Returns the line that it writes once it serves."""
+        self.kill()  # It may have ended by itself: its pipes are still open.
         with open(self._log_path, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module, *arguments],
@@ -68,8 +68,8 @@ class Child:
             self.kill()
             raise
 
-    def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Sends a command; its answer. ChildFailed when the process refuses it, has ended or is silent."""
+    def execute(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a command. Returns its response. Raises ChildFailed for a refusal, an end or a timeout."""
         with self._lock:
             process = self._running()
             if process.stdin is None:
@@ -79,21 +79,21 @@ class Child:
                 process.stdin.flush()
             except OSError:
                 raise self._failure("has ended") from None
-            answer = self._read()
-        if "error" in answer:
-            raise ChildFailed(str(answer["error"]))
-        return answer
+            response = self._read()
+        if "error" in response:
+            raise ChildFailed(str(response["error"]))
+        return response
 
     def pause(self) -> None:
-        """Stops the process where it is: its connections stay open, and nobody answers."""
+        """Suspends the process: its connections stay open, and no request gets a response."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a paused process go on."""
+        """Resumes a paused process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the process at once, as a crash does."""
+        """Kills the process, to simulate a crash."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -101,7 +101,7 @@ class Child:
         self._close(process)
 
     def stop(self) -> None:
-        """Ends the process in order, by the end of its input."""
+        """Stops the process in an orderly way, by closing its input."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -125,7 +125,7 @@ class Child:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise ChildFailed(f"{self._module} does not run")
+            raise ChildFailed(f"{self._module} is not running")
         return self._process
 
     def _read(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Child:
             selector.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self._failure(f"did not answer within {self._timeout_s:g} s")
+                    raise self._failure(f"did not respond within {self._timeout_s:g} s")
                 piece = os.read(process.stdout.fileno(), 65536)
                 if not piece:
                     raise self._failure(f"ended with exit code {process.wait()}")

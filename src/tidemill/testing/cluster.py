@@ -1,4 +1,4 @@
-"""Several brokers in processes of their own, on one store, with links that can be cut. No Java is needed."""
+"""Brokers in their own processes, on one store, with links that can be cut. No Java is needed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidemill.testing.broker import Broker, BrokerFailed
 from tidemill.testing.links import BrokerLinks
 from tidemill.testing.network import CLIENTS, STORE, InjectedError, Network
+from tidemill.testing.started import Started
 from tidemill.testing.store import StoreServer
 
 if TYPE_CHECKING:
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from tidemill.client.admin_types import PartitionDescription
 
 CLUSTER_CONFIG: dict[str, str] = {
-    # A broker that stands still, or is cut off, is missed after seconds and not after minutes.
+    # A broker that hangs, or is cut off, is detected after seconds instead of minutes.
     "zookeeper.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "6000",
     "controller.socket.timeout.ms": "6000",
-    # Who leads is up to the test.
+    # The test decides which broker leads.
     "auto.leader.rebalance.enable": "false",
 }
-"""What a test's cluster has other than a real one; ``config`` goes before it."""
+"""Settings of a test's cluster that differ from the defaults; ``config`` overrides them."""
 
 REPLICAS_MAX = 3
 WAIT_S = 30.0
-LOOK_S = 0.05
-ASK_S = 3.0
-"""How long a broker may take to describe a topic: one that clients are cut off from holds nobody up."""
+POLL_S = 0.05
+DESCRIBE_TIMEOUT_S = 3.0
+"""Timeout for the description of a topic: a broker that is cut off from clients must not block for long."""
 
 Found = TypeVar("Found")
 
 
-class Cluster:
-    """``with Cluster(3) as cluster:`` starts brokers 1 to 3, and takes them away afterwards.
+class Cluster(Started):
+    """``with Cluster(3) as cluster:`` starts brokers 1 to 3, and removes them afterwards.
 
-    ``config`` holds keys of every broker. The cluster's state is in a :class:`StoreServer`, a process that
-    speaks ZooKeeper's protocol; with ``zookeeper="host:port/path"`` it is in that ZooKeeper. Every link leads
-    through a process of the test's tools, so that it can be cut: between clients and a broker, two brokers, a
-    broker and the store.
+    ``config`` holds keys of every broker. The state of the cluster is in a :class:`StoreServer`, a process
+    that implements ZooKeeper's protocol; with ``zookeeper="host:port/path"`` it is in that ZooKeeper. Every
+    link passes through a process of the test tools, which can cut it: between clients and a broker, between
+    two brokers, and between a broker and the store.
 
-    New topics have three replicas where there are three brokers, and take two for ``acks=all``.
+    New topics have three replicas where there are three brokers, and need two in sync for ``acks=all``.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class Cluster:
         timeout_s: float = 60.0,
     ) -> None:
         if brokers < 1:
-            raise ValueError(f"brokers={brokers}: a cluster has one broker at least")
+            raise ValueError(f"brokers={brokers}: a cluster needs at least one broker")
         if importlib.util.find_spec("kazoo") is None:
             raise BrokerFailed(
-                "brokers of a cluster reach their store by kazoo: pip install 'tidemill[testing]'"
+                "brokers of a cluster need kazoo to reach their store: pip install 'tidemill[testing]'"
             )
         self._timeout_s = timeout_s
         self._directory = tempfile.mkdtemp(prefix="tidemill-cluster-")
         self._zookeeper = zookeeper
         self._closed = False
         self.network = Network()
-        """Its links."""
+        """The links of the cluster."""
         self.store: StoreServer | None = None if zookeeper is not None else StoreServer(timeout_s=timeout_s)
-        """Its store, which can be killed, paused and started; None with a ZooKeeper of the test's own."""
+        """The store of the cluster, which can be killed, paused and started; None with ``zookeeper``."""
         self.brokers: dict[int, Broker] = {}
-        """Its brokers by their ids, from 1."""
+        """The brokers by broker id, from 1."""
         try:
             self._prepare(brokers, {**_defaults(brokers), **(config or {})})
         except BaseException:
@@ -101,11 +101,11 @@ class Cluster:
         host, colon, port = place.rpartition(":")
         if not colon or not port.isdecimal() or "," in place:
             raise ValueError(
-                f"zookeeper={self._zookeeper!r}: one server as host:port, or host:port/path, is needed"
+                f"zookeeper={self._zookeeper!r}: it must name one server as host:port, or host:port/path"
             )
         return host, int(port), f"{slash}{path}"
 
-    # What it is
+    # State
 
     @property
     def bootstrap(self) -> str:
@@ -113,9 +113,9 @@ class Cluster:
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     def __getitem__(self, broker_id: int) -> Broker:
-        """``cluster[2]`` is broker 2."""
+        """Returns a broker: ``cluster[2]`` is broker 2."""
         if broker_id not in self.brokers:
-            raise KeyError(f"there is no broker {broker_id}: they are {', '.join(map(str, self.brokers))}")
+            raise KeyError(f"there is no broker {broker_id}: there are {', '.join(map(str, self.brokers))}")
         return self.brokers[broker_id]
 
     def __iter__(self) -> Iterator[Broker]:
@@ -131,128 +131,134 @@ class Cluster:
         return f"Cluster({states}; {self.bootstrap})"
 
     def leader(self, topic: str, partition: int = 0) -> Broker:
-        """The broker that leads a partition; one that has ended does not. TimeoutError after 30 s."""
+        """Returns the running leader of a partition. Raises TimeoutError when there is none for 30 s."""
 
-        def look() -> Broker | None:
+        def probe() -> Broker | None:
             found = self.brokers.get(self._described(topic, partition).leader)
             return found if found is not None and found.running else None
 
-        return _until(look, f"{topic}-{partition} has a leader")
+        return _until(probe, f"{topic}-{partition} has a leader")
 
     def followers(self, topic: str, partition: int = 0) -> list[Broker]:
-        """The other brokers that have a replica of a partition."""
+        """Returns the other brokers with a replica of a partition."""
         leader = self.leader(topic, partition)
         replicas = [self.brokers[number] for number in self._described(topic, partition).replicas]
         return [broker for broker in replicas if broker is not leader]
 
     def controller(self) -> Broker:
-        """The broker that is the controller. TimeoutError when there is none for 30 s."""
+        """Returns the active controller. Raises TimeoutError when there is none for 30 s."""
         from tidemill.client import Admin
 
-        def look() -> Broker | None:
+        def probe() -> Broker | None:
             with Admin(self._reachable()) as admin:
                 found = self.brokers.get(admin.describe_cluster().controller_id)
             return found if found is not None and found.running else None
 
-        return _until(look, "there is a controller")
+        return _until(probe, "there is a controller")
 
     def wait_in_sync(self, topic: str, timeout_s: float = WAIT_S) -> None:
-        """Returns once every partition of a topic has a leader, and all of its replicas in sync.
+        """Waits until every partition of a topic has a leader, and all of its replicas are in sync.
 
-        The newest leader epoch counts: brokers that were paused or cut off may not know the leader yet.
+        Only descriptions with the newest leader epoch count: brokers that were paused or cut off may not know
+        it.
         """
 
-        def look() -> bool:
+        def probe() -> bool:
             found = self._views(topic)
-            newest = {number: max(one.leader_epoch for one in views) for number, views in found.items()}
+            newest = {number: max(view.leader_epoch for view in views) for number, views in found.items()}
             return all(
-                one.leader >= 0 and not one.under_replicated
+                view.leader >= 0 and not view.under_replicated
                 for number, views in found.items()
-                for one in views
-                if one.leader_epoch == newest[number]
+                for view in views
+                if view.leader_epoch == newest[number]
             )
 
-        _until(look, f"every replica of {topic} is in sync", timeout_s)
+        _until(probe, f"every replica of {topic} is in sync", timeout_s)
 
     def _described(self, topic: str, partition: int) -> PartitionDescription:
         views = self._views(topic)
         if partition not in views:
             raise KeyError(f"{topic} has no partition {partition}: it has {len(views)}")
-        return max(views[partition], key=lambda one: one.leader_epoch)
+        return max(views[partition], key=lambda view: view.leader_epoch)
 
     def _views(self, topic: str) -> dict[int, list[PartitionDescription]]:
-        """The partitions of a topic by their numbers, each as every broker that can be asked describes it."""
+        """Returns the partitions of a topic by number, with the description of each reachable broker."""
         views: dict[int, list[PartitionDescription]] = {}
-        for found in self._ask_each(lambda admin: admin.describe_topic(topic, ASK_S).partitions):
-            for one in found:
-                views.setdefault(one.partition, []).append(one)
+        for found in self._query_each(
+            lambda admin: admin.describe_topic(topic, DESCRIBE_TIMEOUT_S).partitions
+        ):
+            for partition in found:
+                views.setdefault(partition.partition, []).append(partition)
         return views
 
-    def _ask_each(self, ask: Callable[[Admin], Found]) -> list[Found]:
-        """The answers of the brokers that run and are not paused; raises when none of them has an answer."""
+    def _query_each(self, query: Callable[[Admin], Found]) -> list[Found]:
+        """Returns the results of the brokers that run and are not paused. Raises when there are none."""
         from tidemill.client import Admin, ClientError
 
-        def one(broker: Broker) -> Found | ClientError:
+        def query_broker(broker: Broker) -> Found | ClientError:
             try:
                 with Admin(broker.bootstrap) as admin:
-                    return ask(admin)
+                    return query(admin)
             except ClientError as problem:
                 return problem
 
         brokers = [broker for broker in self if broker.is_answering] or list(self)
         with ThreadPoolExecutor(len(brokers)) as pool:
-            outcomes = list(pool.map(one, brokers))
-        answers = [one for one in outcomes if not isinstance(one, ClientError)]
-        if not answers:
-            raise next(one for one in outcomes if isinstance(one, ClientError))
-        return answers
+            outcomes = list(pool.map(query_broker, brokers))
+        results = [outcome for outcome in outcomes if not isinstance(outcome, ClientError)]
+        if not results:
+            raise next(outcome for outcome in outcomes if isinstance(outcome, ClientError))
+        return results
 
     def _reachable(self) -> str:
         living = [broker.bootstrap for broker in self.brokers.values() if broker.is_answering]
         return ",".join(living) or self.bootstrap
 
-    # Its life
+    # Lifecycle
 
-    def start(self) -> Cluster:
-        """Starts the store, and all brokers at once; those that run are left alone."""
+    def start(self) -> Self:
+        """Starts the store, and all brokers in parallel. Processes that run already are not touched."""
         if self.store is not None:
             self.store.start()
         with ThreadPoolExecutor(len(self.brokers)) as pool:
-            for one in [pool.submit(broker.start) for broker in self.brokers.values()]:
-                one.result()
+            for future in [pool.submit(broker.start) for broker in self.brokers.values()]:
+                future.result()
         return self
 
     def mend(self, timeout_s: float = WAIT_S) -> Cluster:
-        """Ends every fault: heals links, mends disks, resumes and starts what was stopped, and waits.
+        """Ends every fault: heals links, repairs disks, resumes and starts processes, and waits for recovery.
 
-        It returns once every broker knows that all are registered, and every replica of every topic in sync.
+        Returns once every broker knows that all are registered, and that all replicas of all topics are in
+        sync.
         """
         self.network.heal()
         if self.store is not None:
             self.store.start()
             self.store.resume()
         with ThreadPoolExecutor(len(self.brokers)) as pool:
-            for one in [pool.submit(broker.mend) for broker in self.brokers.values()]:
-                one.result()
+            for future in [pool.submit(broker.mend) for broker in self.brokers.values()]:
+                future.result()
 
-        def is_well(admin: Admin) -> bool:
-            if {one.broker_id for one in admin.describe_cluster().brokers} != self.brokers.keys():
+        def is_recovered(admin: Admin) -> bool:
+            if {broker.broker_id for broker in admin.describe_cluster().brokers} != self.brokers.keys():
                 return False
             names = [topic.name for topic in admin.list_topics(include_internal=True)]
             topics = admin.describe_topics(names).values() if names else ()
             return all(
-                one.leader >= 0 and not one.under_replicated for topic in topics for one in topic.partitions
+                partition.leader >= 0 and not partition.under_replicated
+                for topic in topics
+                for partition in topic.partitions
             )
 
-        def look() -> bool:
-            views = self._ask_each(is_well)
+        def probe() -> bool:
+            views = self._query_each(is_recovered)
             return len(views) == len(self.brokers) and all(views)
 
-        _until(look, "the cluster is well", timeout_s)
+        _until(probe, "the cluster has recovered", timeout_s)
         return self
 
     def close(self) -> None:
-        """Ends everything, and removes the data."""
+        """Ends all processes, and deletes the data."""
         if self._closed:
             return
         self._closed = True
@@ -265,41 +271,30 @@ class Cluster:
                 self.store.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def __enter__(self) -> Cluster:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # Faults. Those of one broker are its own methods: cluster[1].pause(), .kill(), .cut(), .disk.fill(), ...
+    # Faults. Those of a single broker are its own methods: cluster[1].pause(), .kill(), .cut(), .disk.fill(),
+    # ...
 
     def cut(self, one: int | str, other: int | str, how: str = "silent") -> None:
-        """Cuts the links between two: broker ids, ``"store"``, or ``"clients"``. As :meth:`Broker.cut`.
+        """Cuts the links between two ends: broker ids, ``"store"``, or ``"clients"``. See :meth:`Broker.cut`.
 
-        ``cut(1, 2)`` is between two brokers, ``cut(1, "store")`` takes broker 1 away from the store, and
-        ``cut("clients", 1)`` from its clients.
+        ``cut(1, 2)`` cuts two brokers off from each other, ``cut(1, "store")`` broker 1 from the store, and
+        ``cut("clients", 1)`` broker 1 from its clients.
         """
         self._check_ends(one, other)
         self.network.cut(one, other, how)
 
     def isolate(self, broker_id: int, how: str = "silent") -> None:
-        """Cuts a broker off from all other brokers and the store. Its clients reach it still."""
+        """Cuts a broker off from all other brokers and the store. Clients still reach it."""
         ends: list[int | str] = [STORE, *self.brokers]
         for other in ends:
             if other != broker_id:
                 self.cut(broker_id, other, how)
 
     def heal(self, one: int | str | None = None, other: int | str | None = None) -> None:
-        """Ends the cut between two; all cuts when none are named."""
+        """Ends the cut between two ends; without arguments all cuts."""
         if one is not None or other is not None:
             if one is None or other is None:
-                raise ValueError("heal() ends all cuts, heal(one, other) that between two: name both")
+                raise ValueError("heal() ends all cuts, heal(one, other) the cut between two ends: name both")
             self._check_ends(one, other)
         self.network.heal(one, other)
 
@@ -312,7 +307,7 @@ class Cluster:
         client_id: str | None = None,
         carried_out: bool = False,
     ) -> InjectedError:
-        """As :meth:`Broker.fail_next`, for the next answers of whichever broker is asked."""
+        """Replaces the next responses of any broker by an error. See :meth:`Broker.fail_next`."""
         return self.network.fail_next(None, api, error, times, client_id, carried_out=carried_out)
 
     def _check_ends(self, one: int | str, other: int | str) -> None:
@@ -334,19 +329,19 @@ def _defaults(count: int) -> dict[str, str]:
     }
 
 
-def _until(look: Callable[[], Found | None], what: str, timeout_s: float = WAIT_S) -> Found:
-    """What ``look`` finds, once it is something; TimeoutError with the last trouble when it never does."""
+def _until(probe: Callable[[], Found | None], what: str, timeout_s: float = WAIT_S) -> Found:
+    """Returns the first true result of ``probe``. Raises TimeoutError, with the last error, without one."""
     from tidemill.client import ClientError
 
     deadline = time.monotonic() + timeout_s
     trouble = ""
     while True:
         try:
-            found = look()
+            found = probe()
         except ClientError as problem:
             found, trouble = None, f" ({problem})"
         if found:
             return found
         if time.monotonic() > deadline:
-            raise TimeoutError(f"it is not so after {timeout_s:g} s that {what}{trouble}")
-        time.sleep(LOOK_S)
+            raise TimeoutError(f"not true after {timeout_s:g} s: {what}{trouble}")
+        time.sleep(POLL_S)

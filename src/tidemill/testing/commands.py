@@ -1,4 +1,4 @@
-"""Commands to a process of the test tools: a line of JSON on standard input, one on standard output."""
+"""Commands to a process of the test tools: one line of JSON on standard input, one on standard output."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 RECEIVE_BYTES = 65536
 
 
-async def carry_out(ready: Mapping[str, Any], do: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """Says ``ready``, and then the answer of ``do`` to each command, until standard input ends.
+async def serve_commands(ready: Mapping[str, Any], do: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Writes ``ready``, and then the response of ``do`` to each command, until standard input ends.
 
-    What ``do`` raises is answered as ``error``.
+    An exception of ``do`` becomes a response with ``error``.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -32,16 +32,16 @@ async def carry_out(ready: Mapping[str, Any], do: Callable[[dict[str, Any]], Map
         received[:] = rest
         for line in lines:
             try:
-                answer = do(json.loads(line))
-            except Exception as problem:  # noqa: BLE001 - whoever asked is told
-                answer = {"error": f"{type(problem).__name__}: {problem}"}
-            _say(answer)
+                response = do(json.loads(line))
+            except Exception as problem:  # noqa: BLE001 - reported to the sender of the command
+                response = {"error": f"{type(problem).__name__}: {problem}"}
+            _write_line(response)
 
     loop.add_reader(0, on_input)
-    _say(ready)
+    _write_line(ready)
     await ended.wait()
 
 
-def _say(answer: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def _write_line(response: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(response) + "\n")
     sys.stdout.flush()

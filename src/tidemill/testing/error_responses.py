@@ -1,17 +1,17 @@
-"""Answers with an error: made in the broker's place, or of what the broker answered.
+"""Responses with an error: built in the broker's place, or from the broker's response.
 
-Where an API tells errors at several levels, the error goes to the one that Kafka's brokers use: a partition
-of Produce, Fetch and ListOffsets, a topic of Metadata and CreateTopics, a group, coordinator or resource
-where several are asked for, else the whole answer.
+Where an API has errors at several levels, the error goes to the level that Kafka's brokers use: the
+partitions of Produce, Fetch and ListOffsets, the topics of Metadata and CreateTopics, the groups,
+coordinators or resources where a request names several, otherwise the response as a whole.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tidemill.model.errors import ErrorCode
+from tidemill.model.similar_names import did_you_mean
 from tidemill.wire.apis import API, ApiKey, response_class
 from tidemill.wire.codegen import carries
 from tidemill.wire.messages import (
@@ -32,7 +32,7 @@ from tidemill.wire.schema import Struct
 
 TEXT: Final = "injected by a test"
 OF_ITEMS: Final = frozenset({ApiKey.METADATA, ApiKey.FETCH, ApiKey.OFFSET_DELETE})
-"""APIs whose errors belong to the items, though the answer as a whole can have one."""
+"""APIs whose errors belong to the items, although the response as a whole can have an error, too."""
 OF_SESSIONS: Final = frozenset(
     {
         ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
@@ -40,59 +40,56 @@ OF_SESSIONS: Final = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
-"""Errors of a whole Fetch."""
+"""Errors of a Fetch response as a whole."""
 
 
 def api_named(api: str | int) -> ApiKey:
-    """The API ``Produce``, ``PRODUCE`` or 0. ValueError with the nearest name for another."""
+    """Returns the API ``Produce``, ``PRODUCE`` or 0. Raises ValueError, with a similar name, for another."""
     if isinstance(api, int):
         if api in API:
             return ApiKey(api)
-        raise ValueError(f"{api} is the key of no API: see tidemill.wire.apis.ApiKey")
+        raise ValueError(f"{api} is not an API key: see tidemill.wire.apis.ApiKey")
     plain = api.replace("_", "").lower()
     names = {spec.name.lower(): spec for spec in API.values()}
     if plain in names:
         return names[plain].key
-    near = difflib.get_close_matches(plain, names, 1)
-    hint = f"; did you mean {names[near[0]].name}?" if near else ", as Produce or OffsetCommit"
-    raise ValueError(f"{api!r} is no API of the protocol{hint}")
+    hint = did_you_mean(plain, (spec.name for spec in API.values())) or ", as Produce or OffsetCommit"
+    raise ValueError(f"{api!r} is not an API of the protocol{hint}")
 
 
 def error_named(error: str | int) -> ErrorCode:
-    """The error ``NOT_LEADER_OR_FOLLOWER`` or 6. ValueError with the nearest name for another."""
+    """Returns the error ``NOT_LEADER_OR_FOLLOWER`` or 6. Raises ValueError, with a similar name."""
     if isinstance(error, int):
         try:
             found = ErrorCode(error)
         except ValueError:
-            raise ValueError(f"{error} is no error code of the protocol") from None
+            raise ValueError(f"{error} is not an error code of the protocol") from None
     elif error.upper() in ErrorCode.__members__:
         found = ErrorCode[error.upper()]
     else:
-        near = difflib.get_close_matches(error.upper(), ErrorCode.__members__, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"{error!r} is no error of the protocol{hint}")
+        hint = did_you_mean(error, ErrorCode.__members__)
+        raise ValueError(f"{error!r} is not an error of the protocol{hint}")
     if found is ErrorCode.NONE:
-        raise ValueError("NONE is no error: name the one that clients shall see")
+        raise ValueError("NONE is not an error: name the error for the clients")
     return found
 
 
 def has_error(api: ApiKey) -> bool:
-    """Whether answers of the API can carry an error code."""
+    """Returns whether responses of the API have an error code."""
     return _has_code(response_class(api))
 
 
 def _has_code(cls: type[Struct]) -> bool:
     return any(
-        one.name == "error_code" or (isinstance(one.element, type) and _has_code(one.element))
-        for one in cls.fields_
+        field.name == "error_code" or (isinstance(field.element, type) and _has_code(field.element))
+        for field in cls.fields_
     )
 
-
-# Of what the broker answered
+    # Errors in the broker's response
 
 
 def with_error(api: ApiKey, version: int, response: Struct, code: ErrorCode) -> bool:
-    """Puts the error into an answer; False where it has no place for one (an answer without partitions)."""
+    """Sets the error in a response; False where the response has no field for it (no partitions)."""
     of_whole = _carries_code(response, version)
     if of_whole and (api not in OF_ITEMS or code in OF_SESSIONS):
         _set(response, version, code)
@@ -105,11 +102,11 @@ def with_error(api: ApiKey, version: int, response: Struct, code: ErrorCode) -> 
 
 
 def _items(message: Struct, version: int) -> Iterator[Struct]:
-    """The nearest parts of a message that carry an error code."""
-    for one in message.fields_:
-        if not one.is_array or not isinstance(one.element, type) or not carries(one, version):
+    """Yields the outermost parts of a message that have an error code."""
+    for field in message.fields_:
+        if not field.is_array or not isinstance(field.element, type) or not carries(field, version):
             continue
-        for item in getattr(message, one.name) or ():
+        for item in getattr(message, field.name) or ():
             if _carries_code(item, version):
                 yield item
             else:
@@ -117,20 +114,20 @@ def _items(message: Struct, version: int) -> Iterator[Struct]:
 
 
 def _carries_code(message: Struct, version: int) -> bool:
-    return any(one.name == "error_code" and carries(one, version) for one in message.fields_)
+    return any(field.name == "error_code" and carries(field, version) for field in message.fields_)
 
 
 def _set(message: Any, version: int, code: ErrorCode) -> None:
     message.error_code = int(code)
-    for one in message.fields_:
-        if one.name == "error_message" and carries(one, version):
+    for field in message.fields_:
+        if field.name == "error_message" and carries(field, version):
             message.error_message = TEXT
 
 
 def failed_fetch(
     session_id: int, partitions: dict[tuple[str, bytes], set[int]], code: ErrorCode
 ) -> fetch.FetchResponse:
-    """The answer to a Fetch whose partitions (by topic name and id) all fail."""
+    """Returns the response to a Fetch whose partitions (by topic name and id) all fail."""
     if code in OF_SESSIONS:
         return fetch.FetchResponse(error_code=int(code))
     return fetch.FetchResponse(
@@ -150,17 +147,16 @@ def failed_fetch(
         ],
     )
 
-
-# In the broker's place
+    # Responses in the broker's place
 
 
 def can_refuse(api: ApiKey) -> bool:
-    """Whether :func:`refusal` has an answer for the API: its requests change something."""
+    """Returns whether :func:`refusal` supports the API: its requests change something."""
     return api in _WHOLE or api in _REFUSALS
 
 
 def refusal(api: ApiKey, request: Any, code: ErrorCode) -> Struct | None:
-    """The answer to a request that no broker carries out; None for APIs whose requests change nothing."""
+    """Returns the response to a request that no broker executes; None for APIs that change nothing."""
     if api in _WHOLE:
         return response_class(api)(error_code=int(code))
     make = _REFUSALS.get(api)
@@ -189,9 +185,9 @@ def _produce(request: produce.ProduceRequest, code: int) -> Struct:
                 topic_id=topic.topic_id,
                 partition_responses=[
                     produce.PartitionProduceResponse(
-                        index=one.index, error_code=code, base_offset=-1, error_message=TEXT
+                        index=partition.index, error_code=code, base_offset=-1, error_message=TEXT
                     )
-                    for one in topic.partition_data
+                    for partition in topic.partition_data
                 ],
             )
             for topic in request.topic_data
@@ -207,9 +203,9 @@ def _offset_commit(request: offset_commit.OffsetCommitRequest, code: int) -> Str
                 topic_id=topic.topic_id,
                 partitions=[
                     offset_commit.OffsetCommitResponsePartition(
-                        partition_index=one.partition_index, error_code=code
+                        partition_index=partition.partition_index, error_code=code
                     )
-                    for one in topic.partitions
+                    for partition in topic.partitions
                 ],
             )
             for topic in request.topics
@@ -220,21 +216,21 @@ def _offset_commit(request: offset_commit.OffsetCommitRequest, code: int) -> Str
 def _create_topics(request: create_topics.CreateTopicsRequest, code: int) -> Struct:
     return create_topics.CreateTopicsResponse(
         topics=[
-            create_topics.CreatableTopicResult(name=one.name, error_code=code, error_message=TEXT)
-            for one in request.topics
+            create_topics.CreatableTopicResult(name=topic.name, error_code=code, error_message=TEXT)
+            for topic in request.topics
         ]
     )
 
 
 def _delete_topics(request: delete_topics.DeleteTopicsRequest, code: int) -> Struct:
-    asked = [(one.name, one.topic_id) for one in request.topics]
-    asked += [(name, bytes(16)) for name in request.topic_names]
+    topics = [(topic.name, topic.topic_id) for topic in request.topics]
+    topics += [(name, bytes(16)) for name in request.topic_names]
     return delete_topics.DeleteTopicsResponse(
         responses=[
             delete_topics.DeletableTopicResult(
                 name=name, topic_id=topic_id, error_code=code, error_message=TEXT
             )
-            for name, topic_id in asked
+            for name, topic_id in topics
         ]
     )
 
@@ -242,8 +238,10 @@ def _delete_topics(request: delete_topics.DeleteTopicsRequest, code: int) -> Str
 def _create_partitions(request: create_partitions.CreatePartitionsRequest, code: int) -> Struct:
     return create_partitions.CreatePartitionsResponse(
         results=[
-            create_partitions.CreatePartitionsTopicResult(name=one.name, error_code=code, error_message=TEXT)
-            for one in request.topics
+            create_partitions.CreatePartitionsTopicResult(
+                name=topic.name, error_code=code, error_message=TEXT
+            )
+            for topic in request.topics
         ]
     )
 
@@ -255,9 +253,9 @@ def _delete_records(request: delete_records.DeleteRecordsRequest, code: int) -> 
                 name=topic.name,
                 partitions=[
                     delete_records.DeleteRecordsPartitionResult(
-                        partition_index=one.partition_index, low_watermark=-1, error_code=code
+                        partition_index=partition.partition_index, low_watermark=-1, error_code=code
                     )
-                    for one in topic.partitions
+                    for partition in topic.partitions
                 ],
             )
             for topic in request.topics
@@ -271,10 +269,10 @@ def _alter_configs(request: alter_configs.AlterConfigsRequest, code: int) -> Str
             alter_configs.AlterConfigsResourceResponse(
                 error_code=code,
                 error_message=TEXT,
-                resource_type=one.resource_type,
-                resource_name=one.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
-            for one in request.resources
+            for resource in request.resources
         ]
     )
 
@@ -285,10 +283,10 @@ def _incremental(request: incremental_alter_configs.IncrementalAlterConfigsReque
             incremental_alter_configs.AlterConfigsResourceResponse(
                 error_code=code,
                 error_message=TEXT,
-                resource_type=one.resource_type,
-                resource_name=one.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
-            for one in request.resources
+            for resource in request.resources
         ]
     )
 
@@ -309,9 +307,9 @@ def _offset_delete(request: offset_delete.OffsetDeleteRequest, code: int) -> Str
                 name=topic.name,
                 partitions=[
                     offset_delete.OffsetDeleteResponsePartition(
-                        partition_index=one.partition_index, error_code=code
+                        partition_index=partition.partition_index, error_code=code
                     )
-                    for one in topic.partitions
+                    for partition in topic.partitions
                 ],
             )
             for topic in request.topics

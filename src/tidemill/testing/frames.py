@@ -1,8 +1,8 @@
-"""Requests and answers of one proxied Kafka connection: which answer is replaced by an error.
+"""Requests and responses of one proxied Kafka connection: decides which responses become errors.
 
-No input or output. Frames come without their size, as they pass: :meth:`Exchange.request` says whether a
-request goes on to the broker, :meth:`Exchange.answer` what the client gets for an answer. Answers leave in
-the order of the requests, those made here too.
+No I/O. Frames are passed without their size: :meth:`Exchange.request` decides whether a request is forwarded
+to the broker, :meth:`Exchange.replace_response` which response the client gets. Responses are sent in the
+order of the requests, including the responses built here.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tidemill.wire.header import (
 )
 
 UNKNOWN_KEY: Final = -1
-"""Of a frame that is no request of the protocol, and is passed on."""
+"""API key of a frame that is not a valid request; it is forwarded."""
 SEQUENCE_MAX: Final = 2**31 - 1
 REFUSED_MAX: Final = 10_000
-"""Producers whose refused batches are remembered."""
+"""Largest number of producers whose refused batches are remembered."""
 _LATEST_FIRST: Final = 1 << 30
 _PRODUCER: Final = struct.Struct(">qhi")
-"""Producer id, epoch and first sequence, as a batch of format v2 holds them."""
+"""Producer id, epoch and first sequence, as in a batch of format v2."""
 _PRODUCER_POSITION: Final = 43
 _MAGIC_POSITION: Final = 16
 _FORMAT_V2: Final = 2
 
 
 class Rule:
-    """An error for the next answers of an API: to all clients, or to those that call themselves so."""
+    """An error for the next responses of an API: for all clients, or for those with a client id."""
 
     def __init__(
         self, api: ApiKey, code: ErrorCode, times: int, client_id: str | None, *, carried_out: bool
@@ -48,13 +48,13 @@ class Rule:
         self.carried_out = carried_out
         """Whether the broker executes the request, and only its response carries an error."""
 
-    def fits(self, key: int, client_id: str | None) -> bool:
-        """Whether the answer to such a request is to be replaced."""
+    def applies_to(self, key: int, client_id: str | None) -> bool:
+        """Returns whether the response to such a request is to be replaced."""
         return self.left > 0 and key == self.api and self.client_id in (None, client_id)
 
 
 class Rules:
-    """The rules of one broker's clients, in the order in which they were made; then those of all brokers."""
+    """The rules for the clients of one broker, in order of creation, followed by those of all brokers."""
 
     def __init__(self, of_all: Rules | None = None) -> None:
         self.rules: dict[int, Rule] = {}
@@ -62,32 +62,32 @@ class Rules:
         self._number = 0
 
     def add(self, rule: Rule) -> int:
-        """Adds a rule; its number."""
+        """Adds a rule. Returns its number."""
         self._number += 1
         self.rules[self._number] = rule
         return self._number
 
     def find(self, key: int, client_id: str | None) -> Rule | None:
-        """The rule for a request."""
+        """Returns the first rule that applies to a request."""
         for rule in self.rules.values():
-            if rule.fits(key, client_id):
+            if rule.applies_to(key, client_id):
                 return rule
         return None if self._of_all is None else self._of_all.find(key, client_id)
 
 
-class _Awaited:
-    """A request whose answer has not left yet."""
+class _PendingRequest:
+    """A request whose response has not been sent yet."""
 
-    __slots__ = ("answer", "client_id", "is_rewritten", "key", "version")
+    __slots__ = ("client_id", "is_rewritten", "key", "response", "version")
 
     def __init__(self, key: int, version: int, client_id: str | None) -> None:
         self.key = key
         self.version = version
         self.client_id = client_id
         self.is_rewritten = False
-        """Whether a rule was there when it came, and nobody can refuse it in the broker's place."""
-        self.answer: bytes | None = None
-        """Made here, with its size in front; it leaves when all before it have left."""
+        """Whether a rule applied to the request, but no response can be built in the broker's place."""
+        self.response: bytes | None = None
+        """A response built here, with its size; it is sent after all responses before it."""
 
 
 Partitions = dict[tuple[str, bytes], set[int]]
@@ -98,40 +98,40 @@ class Exchange:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._awaited: deque[_Awaited] = deque()
+        self._pending: deque[_PendingRequest] = deque()
         self._fetched: Partitions = {}
-        """What the connection's fetch session holds, by topic's name and id."""
+        """Partitions of the connection's fetch session, by topic name and id."""
         self._refused: dict[tuple[str, bytes, int, int], tuple[int, int, ErrorCode]] = {}
-        """By topic, partition and producer id the batch that was refused: epoch, sequence, error."""
+        """Refused batches by topic, partition and producer id: epoch, sequence, error."""
         self.client_id: str | None = None
-        """As the first request had it."""
+        """The client id of the first request."""
         self.seen = False
 
     def request(self, frame: bytes) -> bool:
-        """Takes a request; whether it goes on to the broker."""
+        """Handles a request. Returns whether it is forwarded to the broker."""
         try:
             header = parse_request_header(frame)
         except ProtocolError:
-            self._awaited.append(_Awaited(UNKNOWN_KEY, 0, None))
+            self._pending.append(_PendingRequest(UNKNOWN_KEY, 0, None))
             return True
         if not self.seen:
             self.seen = True
             self.client_id = header.client_id
-        awaited = _Awaited(int(header.api_key), int(header.api_version), header.client_id)
+        pending = _PendingRequest(int(header.api_key), int(header.api_version), header.client_id)
         try:
-            goes_on = self._look_at(awaited, header, frame)
+            is_forwarded = self._inspect(pending, header, frame)
         except (ProtocolError, KafkaError):
-            goes_on = True  # The broker says what is wrong with it.
-        if awaited.key == ApiKey.PRODUCE and _wants_no_answer(header, frame):
+            is_forwarded = True  # The broker reports the error in the request.
+        if pending.key == ApiKey.PRODUCE and _expects_no_response(header, frame):
             return True
-        self._awaited.append(awaited)
-        return goes_on
+        self._pending.append(pending)
+        return is_forwarded
 
-    def _look_at(self, awaited: _Awaited, header: RequestHeader, frame: bytes) -> bool:
-        key = awaited.key
+    def _inspect(self, pending: _PendingRequest, header: RequestHeader, frame: bytes) -> bool:
+        key = pending.key
         if key == ApiKey.FETCH:
-            self._note_fetch(decode_request(header, frame), awaited)
-        rule = self._rules.find(key, awaited.client_id)
+            self._track_fetch(decode_request(header, frame), pending)
+        rule = self._rules.find(key, pending.client_id)
         behind = self._refused_before(header, frame) if self._refused and key == ApiKey.PRODUCE else None
         if rule is None and behind is None:
             return True
@@ -145,40 +145,40 @@ class Exchange:
         code = behind if behind is not None else rule.code if rule is not None else ErrorCode.NONE
         message = refusal(ApiKey(key), request, code)
         if message is None:
-            awaited.is_rewritten = True
+            pending.is_rewritten = True
             return True
         try:
-            answer = encode_response(key, awaited.version, int(header.correlation_id), message)
+            response = encode_response(key, pending.version, int(header.correlation_id), message)
         except (KafkaError, ValueError):
-            awaited.is_rewritten = True
-            return True  # This version has no place for the error there.
-        awaited.answer = answer
+            pending.is_rewritten = True
+            return True  # This version has no field for the error.
+        pending.response = response
         if behind is None and rule is not None:
             rule.left -= 1
             if key == ApiKey.PRODUCE:
-                self._note_refused(request, rule.code)
+                self._remember_refused(request, rule.code)
         return False
 
     def ready(self) -> Iterator[bytes]:
-        """Answers made here that may leave now, with their sizes."""
-        while self._awaited and self._awaited[0].answer is not None:
-            answer = self._awaited.popleft().answer
-            if answer is not None:
-                yield answer
+        """Yields the responses built here that can be sent now, with their sizes."""
+        while self._pending and self._pending[0].response is not None:
+            response = self._pending.popleft().response
+            if response is not None:
+                yield response
 
-    def answer(self, frame: bytes) -> bytes | None:
-        """What the client gets instead of the broker's next answer, with its size; None for that itself."""
-        if not self._awaited:
+    def replace_response(self, frame: bytes) -> bytes | None:
+        """Returns the replacement of the broker's next response, with its size; None to forward that."""
+        if not self._pending:
             return None
-        awaited = self._awaited.popleft()
-        rule = self._rules.find(awaited.key, awaited.client_id)
+        pending = self._pending.popleft()
+        rule = self._rules.find(pending.key, pending.client_id)
         if rule is None:
             return None
         from tidemill.testing.error_responses import can_refuse, failed_fetch, with_error
 
-        if not rule.carried_out and not awaited.is_rewritten and can_refuse(rule.api):
-            return None  # It came before the rule, and was done.
-        key, version = awaited.key, awaited.version
+        if not rule.carried_out and not pending.is_rewritten and can_refuse(rule.api):
+            return None  # The request came before the rule, and was executed.
+        key, version = pending.key, pending.version
         try:
             correlation_id, response = decode_response(key, version, frame)
             if key == ApiKey.FETCH:
@@ -193,30 +193,30 @@ class Exchange:
         rule.left -= 1
         return changed
 
-    # Fetch sessions: an answer names only what has changed, and an error is a change
+    # Fetch sessions: a response contains only partitions that have changed, and an error is a change
 
-    def _note_fetch(self, request: Any, awaited: _Awaited) -> None:
+    def _track_fetch(self, request: Any, pending: _PendingRequest) -> None:
         if request.session_id == 0 or request.session_epoch <= 0:
             self._fetched = {}
         for topic in request.topics:
             indexes = self._fetched.setdefault((topic.topic, topic.topic_id), set())
-            indexes.update(one.partition for one in topic.partitions)
+            indexes.update(partition.partition for partition in topic.partitions)
         for topic in request.forgotten_topics_data:
             indexes = self._fetched.get((topic.topic, topic.topic_id), set())
             indexes.difference_update(topic.partitions)
             if not indexes:
                 self._fetched.pop((topic.topic, topic.topic_id), None)
 
-    # Batches behind one that was refused: a broker refuses them alike, for by their sequences they are out of
-    # order, or would even be stored without the first (tidemill.broker.refusals)
+    # Batches after a refused one: a broker refuses them as well, because their sequences are out of order, or
+    # because they would be stored without the first (tidemill.broker.rejected_batches)
 
-    def _note_refused(self, request: Any, code: ErrorCode) -> None:
+    def _remember_refused(self, request: Any, code: ErrorCode) -> None:
         for place, epoch, sequence in _sequences(request):
             if len(self._refused) < REFUSED_MAX:
                 self._refused[place] = (epoch, sequence, code)
 
     def _refused_before(self, header: RequestHeader, frame: bytes) -> ErrorCode | None:
-        """The error of a batch of the same producer before one in this request, which waits for it."""
+        """Returns the error of an earlier refused batch of the same producer that this request depends on."""
         found = None
         for place, epoch, sequence in _sequences(decode_request(header, frame)):
             refused = self._refused.get(place)
@@ -225,26 +225,26 @@ class Exchange:
             its_epoch, its_sequence, code = refused
             ahead = (sequence - its_sequence) & SEQUENCE_MAX
             if its_epoch != epoch or not 0 < ahead < _LATEST_FIRST:
-                del self._refused[place]  # It comes again, or the producer has given it up.
+                del self._refused[place]  # The batch is retried, or the producer has abandoned it.
             else:
                 found = code
         return found
 
 
 def _sequences(request: Any) -> Iterator[tuple[tuple[str, bytes, int, int], int, int]]:
-    """Of each batch of an idempotent producer: topic, partition and producer id; epoch; first sequence."""
+    """Yields topic, partition, producer id; epoch; first sequence of batches of idempotent producers."""
     for topic in request.topic_data:
-        for one in topic.partition_data:
-            records = one.records or b""
+        for partition in topic.partition_data:
+            records = partition.records or b""
             if len(records) <= _PRODUCER_POSITION + _PRODUCER.size or records[_MAGIC_POSITION] != _FORMAT_V2:
                 continue
             producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
             if producer_id >= 0:
-                yield (topic.name, topic.topic_id, one.index, producer_id), epoch, sequence
+                yield (topic.name, topic.topic_id, partition.index, producer_id), epoch, sequence
 
 
-def _wants_no_answer(header: RequestHeader, frame: bytes) -> bool:
-    """Whether a Produce has ``acks=0``. It stands behind the transactional id, null with nearly everybody."""
+def _expects_no_response(header: RequestHeader, frame: bytes) -> bool:
+    """Returns whether a Produce has ``acks=0``. The field follows the transactional id, mostly null."""
     position = int(header.body_position)
     version = int(header.api_version)
     if version >= 9:

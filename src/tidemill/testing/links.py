@@ -1,4 +1,4 @@
-"""The links of one broker: where its clients, the other brokers and it itself connect to."""
+"""The links of one broker: ports for its clients and other brokers, and for its own way to the store."""
 
 from __future__ import annotations
 
@@ -8,67 +8,72 @@ from typing import Final
 from tidemill.testing.network import BROKERS, CLIENTS, HOST, STORE, InjectedError, Network
 from tidemill.testing.zookeeper import free_ports
 
-BEHIND: Final = "127.64.0.1" if sys.platform == "linux" else HOST
-"""Where brokers listen behind their links. On Linux every address of 127/8 is there without being made, and a
-broker takes the number of its link on another one: nobody else can have taken it."""
+BROKER_HOST: Final = "127.64.0.1" if sys.platform == "linux" else HOST
+"""Address of brokers behind their links.
+
+On Linux every address of 127/8 exists, and a broker uses the port of its link on another address: no other
+process can have taken that port.
+"""
 INTERNAL: Final = "BROKERS"
 
 
 class BrokerLinks:
-    """Ports of a network that lead to a broker, and in a cluster from it to the store."""
+    """Ports of a network that lead to a broker, and in a cluster from the broker to the store."""
 
     def __init__(self, network: Network, name: str, *, with_brokers: bool = False) -> None:
         self.network = network
         self.name = name
         self.port = network.open(CLIENTS, name, CLIENTS)
-        """Where clients connect."""
-        self._fronts = {CLIENTS: self.port}
+        """The port for clients."""
+        self._link_ports = {CLIENTS: self.port}
         if with_brokers:
-            self._fronts[BROKERS] = network.open(BROKERS, name)
-        self._behind = dict(self._fronts)
+            self._link_ports[BROKERS] = network.open(BROKERS, name)
+        self._broker_ports = dict(self._link_ports)
         self._store_port = 0
         self._chroot = ""
 
     def join_store(self, host: str, port: int, chroot: str) -> None:
-        """Has the broker reach the store by a link of its own."""
+        """Creates the link from the broker to the store."""
         self._store_port = self.network.open(STORE, STORE, self.name)
         self._chroot = chroot
         self.network.lead(self._store_port, host, port)
         self.network.listen(self._store_port)
 
     def settings(self) -> dict[str, str]:
-        """The broker's keys for all that."""
+        """Returns the broker's keys for these links."""
         names = {CLIENTS: "PLAINTEXT", BROKERS: INTERNAL}
         settings = {
-            "listeners": ",".join(f"{names[kind]}://{BEHIND}:{port}" for kind, port in self._behind.items()),
+            "listeners": ",".join(
+                f"{names[kind]}://{BROKER_HOST}:{port}" for kind, port in self._broker_ports.items()
+            ),
             "advertised.listeners": ",".join(
-                f"{names[kind]}://{HOST}:{port}" for kind, port in self._fronts.items()
+                f"{names[kind]}://{HOST}:{port}" for kind, port in self._link_ports.items()
             ),
         }
-        if BROKERS in self._fronts:
+        if BROKERS in self._link_ports:
             settings["listener.security.protocol.map"] = f"PLAINTEXT:PLAINTEXT,{INTERNAL}:PLAINTEXT"
             settings["inter.broker.listener.name"] = INTERNAL
         if self._store_port:
             settings["zookeeper.connect"] = f"{HOST}:{self._store_port}{self._chroot}"
         return settings
 
-    # The broker's life
+    # Lifecycle of the broker
 
     def starting(self) -> None:
-        """The broker is about to start: its links lead to it once it listens."""
-        if BEHIND == HOST:
-            self._behind = dict(zip(self._fronts, free_ports(len(self._fronts)), strict=True))
-        for kind, front in self._fronts.items():
-            self.network.lead(front, BEHIND, self._behind[kind])
+        """Prepares for the start of the broker: its links lead to it once it listens."""
+        if BROKER_HOST == HOST:
+            self._broker_ports = dict(zip(self._link_ports, free_ports(len(self._link_ports)), strict=True))
+        for kind, front in self._link_ports.items():
+            self.network.lead(front, BROKER_HOST, self._broker_ports[kind])
 
     def up(self) -> None:
-        """The broker listens."""
-        for front in self._fronts.values():
+        """Opens the links: the broker listens."""
+        for front in self._link_ports.values():
             self.network.listen(front)
 
     def down(self) -> None:
-        """The broker has ended: connections to it are refused."""
-        for front in self._fronts.values():
+        """Closes the links: the broker has ended, and connections to it are refused."""
+        for front in self._link_ports.values():
             self.network.refuse(front)
 
     # Faults
@@ -78,16 +83,16 @@ class BrokerLinks:
         self.network.cut(CLIENTS, self.name, how)
 
     def heal(self) -> None:
-        """Ends that."""
+        """Heals the link to its clients."""
         self.network.heal(CLIENTS, self.name)
 
     def fail_next(
         self, api: str | int, error: str | int, times: int, client_id: str | None, *, carried_out: bool
     ) -> InjectedError:
-        """Answers clients with an error."""
+        """Replaces responses to its clients by an error."""
         return self.network.fail_next(self.name, api, error, times, client_id, carried_out=carried_out)
 
     def mend(self) -> None:
-        """Heals the link to its clients, and forgets errors."""
+        """Heals the link to its clients, and drops errors."""
         self.heal()
         self.network.forget(self.name)

@@ -1,4 +1,4 @@
-"""The links of a broker or a cluster, and what can be done to them: cuts, and answers with errors."""
+"""The links of a broker or a cluster, and their faults: cuts, and error responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_S: Final = 30.0
 
 
 class InjectedError:
-    """Answers that are replaced by an error; made by ``fail_next``."""
+    """Responses that are replaced by an error; created by ``fail_next``."""
 
     def __init__(self, network: Network, target: str, rule: int, what: str) -> None:
         self._network = network
@@ -27,12 +27,12 @@ class InjectedError:
 
     @property
     def left(self) -> int:
-        """How many answers will be replaced yet."""
+        """The number of responses still to be replaced."""
         command = {"do": "left", "target": self._target, "rule": self._rule}
-        return int(self._network.ask(command)["left"])
+        return int(self._network.execute(command)["left"])
 
     def wait(self, timeout_s: float = WAIT_S) -> None:
-        """Returns once all were replaced. TimeoutError when clients do not ask so often in that time."""
+        """Waits until all were replaced. Raises TimeoutError when clients send too few requests."""
         deadline = time.monotonic() + timeout_s
         while (left := self.left) > 0:
             if time.monotonic() > deadline:
@@ -40,7 +40,7 @@ class InjectedError:
             time.sleep(0.01)
 
     def cancel(self) -> None:
-        """Replaces no more answers."""
+        """Stops replacing responses."""
         self._network.forget(self._target, self._rule)
 
     def __enter__(self) -> InjectedError:
@@ -51,7 +51,7 @@ class InjectedError:
 
 
 class Network:
-    """A process through whose ports all links lead. Ends are ``"clients"``, ``"store"``, or a broker's id."""
+    """A process whose ports all links pass through. Ends are ``"clients"``, ``"store"``, or a broker id."""
 
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="tidemill-network-")
@@ -59,7 +59,7 @@ class Network:
 
     @property
     def log(self) -> str:
-        """What its process has logged."""
+        """The log of the process."""
         return self._child.log
 
     def start(self) -> Network:
@@ -68,46 +68,46 @@ class Network:
         return self
 
     def close(self) -> None:
-        """Ends it, and every connection with it."""
+        """Ends the process, and so every connection."""
         try:
             self._child.stop()
         finally:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Has the process do something; its answer. It has been done when this returns."""
-        return self._child.ask(command)
+    def execute(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a command to the process. Returns its response, after the command was executed."""
+        return self._child.execute(command)
 
     # Ports
 
     def open(self, kind: str, target: str, source: str = "") -> int:
-        """Opens a port; it refuses connections until it leads somewhere."""
-        return int(self.ask({"do": "open", "kind": kind, "target": target, "source": source})["port"])
+        """Opens a port; it refuses connections until :meth:`lead`."""
+        return int(self.execute({"do": "open", "kind": kind, "target": target, "source": source})["port"])
 
     def lead(self, port: int, host: str, to: int) -> None:
-        """Has a port lead there, as soon as somebody listens."""
-        self.ask({"do": "lead", "port": port, "host": host, "to": to})
+        """Sets the destination of a port; it accepts connections once the destination listens."""
+        self.execute({"do": "lead", "port": port, "host": host, "to": to})
 
     def listen(self, port: int) -> None:
-        """Has a port take connections at once."""
-        self.ask({"do": "listen", "port": port})
+        """Makes a port accept connections immediately."""
+        self.execute({"do": "listen", "port": port})
 
     def refuse(self, port: int) -> None:
-        """Has a port refuse connections until somebody listens where it leads."""
-        self.ask({"do": "refuse", "port": port})
+        """Makes a port refuse connections until its destination listens."""
+        self.execute({"do": "refuse", "port": port})
 
     # Faults
 
     def cut(self, one: str | int, other: str | int, how: str = SILENT) -> None:
-        """Nothing passes between two any more."""
+        """Cuts the link between two ends: nothing passes."""
         if how not in WAYS:
-            raise ValueError(f"how={how!r}: a link is cut in one of the ways {', '.join(WAYS)}")
-        self.ask({"do": "cut", "ends": [str(one), str(other)], "how": how})
+            raise ValueError(f"how={how!r}: it must be one of {', '.join(WAYS)}")
+        self.execute({"do": "cut", "ends": [str(one), str(other)], "how": how})
 
     def heal(self, one: str | int | None = None, other: str | int | None = None) -> None:
-        """Ends a cut; all of them when none is named."""
+        """Ends a cut; without arguments all cuts."""
         ends = None if one is None else [str(one), str(other)]
-        self.ask({"do": "heal", "ends": ends})
+        self.execute({"do": "heal", "ends": ends})
 
     def fail_next(
         self,
@@ -119,19 +119,19 @@ class Network:
         *,
         carried_out: bool,
     ) -> InjectedError:
-        """Replaces the next answers of a broker (None: of any) to its clients.
+        """Replaces the next responses of a broker (None: of any) to its clients by an error.
 
-        ValueError for names that do not exist.
+        Raises ValueError for names that do not exist.
         """
         from tidemill.testing.error_responses import api_named, error_named, has_error
 
         key, code = api_named(api), error_named(error)
         if times < 1:
-            raise ValueError(f"times={times}: at least one answer is replaced")
+            raise ValueError(f"times={times}: it must be at least 1")
         if not has_error(key):
-            raise ValueError(f"answers to {key.name} have no error code")
+            raise ValueError(f"responses of {key.name} have no error code")
         name = ANY if target is None else str(target)
-        rule = self.ask(
+        rule = self.execute(
             {
                 "do": "fail",
                 "target": name,
@@ -142,11 +142,11 @@ class Network:
                 "carried_out": carried_out,
             }
         )["rule"]
-        return InjectedError(self, name, int(rule), f"{code.name} in answers to {key.name}")
+        return InjectedError(self, name, int(rule), f"{code.name} in responses of {key.name}")
 
     def forget(self, target: str, rule: int | None = None) -> None:
-        """Replaces no more answers of a broker: by one rule, or by all when none is named."""
-        self.ask({"do": "forget", "target": target, "rule": rule})
+        """Removes one rule of a broker, or without ``rule`` all of them."""
+        self.execute({"do": "forget", "target": target, "rule": rule})
 
 
 __all__ = ["BROKERS", "CLIENTS", "HOST", "STORE", "InjectedError", "Network"]

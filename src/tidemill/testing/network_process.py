@@ -1,23 +1,23 @@
-"""The process of the links between clients, brokers and store.
+"""The proxy process of the links between clients, brokers and store.
 
-Every link leads through a port of this process, so that it can be cut. What comes on standard input is one
-command a line, as JSON, and is answered with a line. The process ends with its standard input.
+Every link passes through a port of this process, which can cut it. Standard input has one command per line,
+as JSON; each gets a line as its response. The process ends with its standard input.
 
 =========  =====================================================================================
-open       ``kind`` (clients, brokers or store), ``target``, ``source``: another port; its number
-lead       ``port``, ``host``, ``to``: where it leads from now on, once somebody listens there
-listen     ``port``: somebody listens there
-refuse     ``port``: nobody listens there any more
+open       ``kind`` (clients, brokers or store), ``target``, ``source``: opens a port; its number
+lead       ``port``, ``host``, ``to``: sets the destination; the port opens once it listens
+listen     ``port``: the destination listens
+refuse     ``port``: the destination listens no more
 cut        ``ends`` (two names), ``how`` (silent or reset)
 heal       ``ends``, or nothing for all
 fail       ``target``, ``api``, ``code``, ``times``, ``client_id``, ``carried_out``: a rule's number
-left       ``target``, ``rule``: answers that are to be replaced yet
-forget     ``target``, ``rule``: ends a rule; without a rule all
+left       ``target``, ``rule``: number of responses still to be replaced
+forget     ``target``, ``rule``: removes a rule; without a rule all of them
 =========  =====================================================================================
 
-A port refuses connections while nobody listens where it leads, as the system would: brokers take that as the
-sign of a process that has ended. A silent cut holds what is sent until it is healed, as TCP would send it
-again; a reset one ends the connections, and begins none.
+A port refuses connections while its destination does not listen, as the system would: brokers detect the end
+of a process that way. A silent cut holds data until it is healed, as TCP would retransmit it; a reset cut
+ends the connections, and refuses new ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tidemill.model.errors import ErrorCode
-from tidemill.testing.commands import carry_out
+from tidemill.model.task_set import TaskSet
+from tidemill.testing.commands import serve_commands
 from tidemill.testing.frames import Exchange, Rule, Rules
 from tidemill.wire.apis import ApiKey
 
@@ -42,47 +43,47 @@ CLIENTS: Final = "clients"
 BROKERS: Final = "brokers"
 STORE: Final = "store"
 ANY: Final = ""
-"""As the target of a rule: whichever broker is asked."""
+"""Target of a rule for all brokers."""
 SILENT: Final = "silent"
 RESET: Final = "reset"
 BACKLOG: Final = 256
 LISTENS_AGAIN: Final[bool] = sys.platform == "linux"
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 FRAME_BYTES_MAX: Final = 0x7FFF_FFFE
 WAITING_BYTES_MAX: Final = 1 << 20
-"""What one side may have sent that the other has not taken; then it is not read."""
+"""Limit of the data that one side has sent and the other has not read; above it reading pauses."""
 _SIZE: Final = struct.Struct(">i")
 _RESET_AT_CLOSE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: a close sends RST."""
 _BROKER_CLIENT: Final = re.compile(r"broker-(\d+)\Z")
-"""How brokers call themselves in their requests to others."""
+"""Matches the client id of brokers in their requests to other brokers."""
 
 Ends = frozenset[str]
 
 
-class Side(asyncio.Protocol):
+class ProxiedSide(asyncio.Protocol):
     """One of the two connections of a pair."""
 
-    def __init__(self, take: Callable[[Side, bytes], None], pair: Pair) -> None:
-        self._take = take
+    def __init__(self, receive: Callable[[ProxiedSide, bytes], None], pair: ProxiedConnection) -> None:
+        self._receive = receive
         self._pair = pair
         self.transport: asyncio.Transport | None = None
-        self.other: Side | None = None
+        self.other: ProxiedSide | None = None
         self.has_ended = False
-        """Whether its peer sends nothing any more."""
+        """Whether its peer has closed its sending direction."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Takes the transport."""
+        """Stores the transport."""
         if isinstance(transport, asyncio.Transport):
             self.transport = transport
             transport.set_write_buffer_limits(WAITING_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
-        """Hands on what was received."""
-        self._take(self, data)
+        """Forwards received data."""
+        self._receive(self, data)
 
     def eof_received(self) -> bool:
-        """Tells the other side; this one may still be written to, until both have ended."""
+        """Closes the sending direction of the other side; this side stays writable until both have ended."""
         self.has_ended = True
         other = self.other
         if other is not None and other.has_ended:
@@ -99,22 +100,22 @@ class Side(asyncio.Protocol):
         self._pair.ended(self, is_reset=isinstance(problem, ConnectionResetError))
 
     def pause_writing(self) -> None:
-        """The other side is not read while this one takes nothing."""
+        """Pauses reading from the other side while this side does not drain."""
         if self.other is not None:
             self._pair.set_reading(self.other, False)
 
     def resume_writing(self) -> None:
-        """It is read again."""
+        """Resumes reading from the other side."""
         if self.other is not None:
             self._pair.set_reading(self.other, True)
 
     def write(self, data: bytes) -> None:
-        """Sends."""
+        """Sends data."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def end(self, *, is_reset: bool) -> None:
-        """Closes; a reset drops what was not sent."""
+        """Closes the connection; a reset drops unsent data."""
         transport = self.transport
         if transport is None:
             return
@@ -128,27 +129,27 @@ class Side(asyncio.Protocol):
             transport.close()
 
 
-class Pair:
-    """A connection of a client and the one that carries it on. It may be cut."""
+class ProxiedConnection:
+    """A client's connection, and the connection that forwards it. The pair can be cut."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: ProxyPort) -> None:
         self.port = port
         self.source = port.source
-        """Who has connected; empty for a broker whose first request has not come."""
-        self.client = Side(self._from_client, self)
-        self.server = Side(self._from_server, self)
+        """The end that has connected; empty for a broker before its first request."""
+        self.client = ProxiedSide(self._from_client, self)
+        self.server = ProxiedSide(self._from_server, self)
         self.client.other, self.server.other = self.server, self.client
         self._exchange = Exchange(port.rules) if port.kind != STORE else None
         self._requests = bytearray()
         self._answers = bytearray()
-        self._held: list[tuple[Side, bytes]] = []
-        """What a silent cut holds, by the side that gets it."""
-        self._pauses: dict[Side, int] = {}
+        self._held: list[tuple[ProxiedSide, bytes]] = []
+        """Data held by a silent cut, with the side that receives it."""
+        self._pauses: dict[ProxiedSide, int] = {}
         self.is_cut = False
 
-    # Reading stops for two reasons: a cut, and a side that takes nothing
+    # Reading pauses for two reasons: a cut, and a side that does not drain
 
-    def set_reading(self, side: Side, reads: bool) -> None:
+    def set_reading(self, side: ProxiedSide, reads: bool) -> None:
         """Pauses reading from one side, or resumes once no reason to pause is left."""
         pauses = self._pauses.get(side, 0) + (-1 if reads else 1)
         self._pauses[side] = max(0, pauses)
@@ -161,7 +162,7 @@ class Pair:
             transport.resume_reading()
 
     def cut(self, how: str) -> None:
-        """Nothing passes any more."""
+        """Stops all traffic of the pair."""
         if how == RESET:
             self.client.end(is_reset=True)
             self.server.end(is_reset=True)
@@ -171,7 +172,7 @@ class Pair:
                 self.set_reading(side, False)
 
     def heal(self) -> None:
-        """What was held passes, and all that comes."""
+        """Forwards the held data, and resumes traffic."""
         if not self.is_cut:
             return
         self.is_cut = False
@@ -181,56 +182,56 @@ class Pair:
         for side in (self.client, self.server):
             self.set_reading(side, True)
 
-    def ended(self, side: Side, *, is_reset: bool) -> None:
-        """One connection has ended."""
+    def ended(self, side: ProxiedSide, *, is_reset: bool) -> None:
+        """Handles the end of one connection."""
         if side.other is not None:
             side.other.end(is_reset=is_reset)
         if self.client.transport is None and self.server.transport is None:
             self.port.pairs.discard(self)
 
-    # What passes
+    # Traffic
 
-    def _pass(self, side: Side, data: bytes) -> None:
+    def _pass(self, side: ProxiedSide, data: bytes) -> None:
         if self.is_cut:
             self._held.append((side, data))
         else:
             side.write(data)
 
-    def _from_client(self, _: Side, data: bytes) -> None:
+    def _from_client(self, _: ProxiedSide, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
             self._pass(self.server, _drained(self._requests) + data)
             return
         for whole in self._frames(self._requests, data):
-            goes_on = exchange.request(whole[_SIZE.size :])
+            is_forwarded = exchange.request(whole[_SIZE.size :])
             if not self.source:
                 self._identify(exchange.client_id)
-            if goes_on:
+            if is_forwarded:
                 self._pass(self.server, whole)
         self._send_ready(exchange)
 
-    def _from_server(self, _: Side, data: bytes) -> None:
+    def _from_server(self, _: ProxiedSide, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
             self._pass(self.client, _drained(self._answers) + data)
             return
         for whole in self._frames(self._answers, data):
-            changed = exchange.answer(whole[_SIZE.size :])
+            changed = exchange.replace_response(whole[_SIZE.size :])
             self._pass(self.client, whole if changed is None else changed)
             self._send_ready(exchange)
 
     def _send_ready(self, exchange: Exchange) -> None:
-        for answer in exchange.ready():
-            self._pass(self.client, answer)
+        for response in exchange.ready():
+            self._pass(self.client, response)
 
     def _frames(self, buffer: bytearray, data: bytes) -> list[bytes]:
-        """The whole frames that have come, with their sizes."""
+        """Returns the complete frames received, with their sizes."""
         buffer += data
         found = []
         while len(buffer) >= _SIZE.size:
             (size,) = _SIZE.unpack_from(buffer)
             if not 0 <= size <= FRAME_BYTES_MAX:
-                # Not Kafka's protocol: it passes as it is, and the broker says what it thinks of it.
+                # Not Kafka's protocol: it is forwarded unchanged, and the broker handles it.
                 found.append(_drained(buffer))
                 self._exchange = None
                 break
@@ -242,7 +243,7 @@ class Pair:
         return found
 
     def _identify(self, client_id: str | None) -> None:
-        """A broker's first request says who it is; only then a cut between two brokers can hold it."""
+        """Identifies a broker by its first request; before it a cut between two brokers cannot apply."""
         found = _BROKER_CLIENT.match(client_id or "")
         self.source = found.group(1) if found else CLIENTS
         how = self.port.network.cuts.get(self.ends)
@@ -251,7 +252,7 @@ class Pair:
 
     @property
     def ends(self) -> Ends:
-        """Who is connected by it."""
+        """The two ends that the pair connects."""
         return frozenset((self.source, self.port.target))
 
 
@@ -269,7 +270,7 @@ def _drained(buffer: bytearray) -> bytes:
     return data
 
 
-class Port:
+class ProxyPort:
     """A port that leads to a broker or to the store."""
 
     def __init__(self, network: Network, kind: str, target: str, source: str) -> None:
@@ -278,33 +279,33 @@ class Port:
         self.target = target
         self.source = source
         self.rules = network.rules_of(target) if kind == CLIENTS else Rules()
-        self.pairs: set[Pair] = set()
+        self.pairs: set[ProxiedConnection] = set()
         self.upstream: tuple[str, int] | None = None
         self._loop = asyncio.get_running_loop()
-        # Bound by its number: the system takes one that it chose back when the socket stops to listen.
+        # Bound by number: the system reclaims an automatically chosen port when the socket stops listening.
         with _bound(0) as probe:
             self.number = int(probe.getsockname()[1])
             self._socket = _bound(self.number)
         self._listens = False
-        self._looking: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
 
     def lead(self, host: str, port: int) -> None:
-        """Leads there from now on, once somebody listens."""
+        """Sets the destination, and refuses connections until it listens."""
         self.upstream = (host, port)
         self.refuse()
 
     def refuse(self) -> None:
-        """Refuses connections, until somebody listens where it leads."""
+        """Refuses connections until the destination listens."""
         self._stop_listening()
-        if self.upstream is not None and self._looking is None:
-            self._looking = self._loop.create_task(self._look())
+        if self.upstream is not None and self._waiting is None:
+            self._waiting = self._loop.create_task(self._wait_for_destination())
 
     def listen(self) -> None:
-        """Takes connections."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        """Accepts connections."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         if self._listens:
             return
         self._socket.listen(BACKLOG)
@@ -312,7 +313,7 @@ class Port:
         self._loop.add_reader(self._socket, self._accept)
 
     def _stop_listening(self) -> None:
-        """Keeps the port: on Linux a socket that was shut down can listen again, elsewhere a new one does."""
+        """Stops listening, but keeps the port: on Linux the socket can listen again, elsewhere a new one."""
         if not self._listens:
             return
         self._listens = False
@@ -323,16 +324,16 @@ class Port:
         self._socket.close()
         self._socket = _bound(self.number)
 
-    async def _look(self) -> None:
-        """Listens again once somebody does where the port leads."""
+    async def _wait_for_destination(self) -> None:
+        """Waits until the destination listens, then listens."""
         while self.upstream is not None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
                 _, writer = await asyncio.open_connection(*self.upstream)
             except OSError:
                 continue
             writer.close()
-            self._looking = None
+            self._waiting = None
             self.listen()
             return
 
@@ -345,12 +346,10 @@ class Port:
             except OSError:
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._loop.create_task(self._begin(sock))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._connect(sock))
 
-    async def _begin(self, sock: socket.socket) -> None:
-        pair = Pair(self)
+    async def _connect(self, sock: socket.socket) -> None:
+        pair = ProxiedConnection(self)
         if self.upstream is None or self._cut_of(pair) == RESET:
             _reset(sock)
             return
@@ -363,7 +362,7 @@ class Port:
         transport = pair.server.transport
         if transport is not None:
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Only now: a cut that began or was healed while the connection was opened did not find the pair.
+        # Only now: a cut that started or ended while the connection was opened did not find the pair.
         how = self._cut_of(pair)
         if how == RESET:
             pair.server.end(is_reset=True)
@@ -378,8 +377,8 @@ class Port:
         if pair.server.transport is None or pair.server.transport.is_closing():
             pair.client.end(is_reset=True)
 
-    def _cut_of(self, pair: Pair) -> str | None:
-        """How the link of a pair is cut now; None where it is not, or its source is not known yet."""
+    def _cut_of(self, pair: ProxiedConnection) -> str | None:
+        """Returns how the link of a pair is cut; None where it is not, or its source is not known yet."""
         return self.network.cuts.get(pair.ends) if pair.source else None
 
 
@@ -389,48 +388,48 @@ def _reset(sock: socket.socket) -> None:
 
 
 class Network:
-    """All ports, and what is cut."""
+    """All ports, cuts and rules."""
 
     def __init__(self) -> None:
-        self.ports: dict[int, Port] = {}
+        self.ports: dict[int, ProxyPort] = {}
         self.cuts: dict[Ends, str] = {}
         self.rules: dict[str, Rules] = {}
 
     def rules_of(self, target: str) -> Rules:
-        """The rules of a broker, or of all."""
+        """Returns the rules of a broker, or of all brokers."""
         found = self.rules.get(target)
         if found is None:
             found = self.rules[target] = Rules(None if target == ANY else self.rules_of(ANY))
         return found
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carries out a command; its answer."""
+        """Executes a command. Returns its response."""
         found: dict[str, Any] = getattr(self, f"do_{command['do']}")(command)
         return found
 
     def do_open(self, command: dict[str, Any]) -> dict[str, Any]:
         """Opens a port."""
-        port = Port(self, command["kind"], command["target"], command["source"])
+        port = ProxyPort(self, command["kind"], command["target"], command["source"])
         self.ports[port.number] = port
         return {"port": port.number}
 
     def do_lead(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Tells where a port leads."""
+        """Sets the destination of a port."""
         self.ports[command["port"]].lead(command["host"], command["to"])
         return {}
 
     def do_listen(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Has a port take connections."""
+        """Makes a port accept connections."""
         self.ports[command["port"]].listen()
         return {}
 
     def do_refuse(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Has a port refuse connections."""
+        """Makes a port refuse connections."""
         self.ports[command["port"]].refuse()
         return {}
 
     def do_cut(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Cuts the links between two."""
+        """Cuts the links between two ends."""
         ends = frozenset(command["ends"])
         self.cuts[ends] = command["how"]
         for pair in self._between(ends):
@@ -438,7 +437,7 @@ class Network:
         return {}
 
     def do_heal(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Ends a cut, or all."""
+        """Ends a cut, or all of them."""
         healed = [frozenset(command["ends"])] if command.get("ends") else list(self.cuts)
         for ends in healed:
             self.cuts.pop(ends, None)
@@ -446,7 +445,7 @@ class Network:
                 pair.heal()
         return {}
 
-    def _between(self, ends: Ends) -> list[Pair]:
+    def _between(self, ends: Ends) -> list[ProxiedConnection]:
         return [pair for port in self.ports.values() for pair in list(port.pairs) if pair.ends == ends]
 
     def do_fail(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -461,12 +460,12 @@ class Network:
         return {"rule": self.rules_of(command["target"]).add(rule)}
 
     def do_left(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Says how many answers a rule has yet."""
+        """Returns the number of responses that a rule still replaces."""
         rule = self.rules_of(command["target"]).rules.get(command["rule"])
         return {"left": rule.left if rule is not None else 0}
 
     def do_forget(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Ends a rule, or all of a broker."""
+        """Removes a rule, or all rules of a broker."""
         rules = self.rules_of(command["target"]).rules
         if command.get("rule") is None:
             rules.clear()
@@ -476,8 +475,8 @@ class Network:
 
 
 async def serve() -> None:
-    """Carries out commands until standard input ends."""
-    await carry_out({"pid": os.getpid()}, Network().do)
+    """Executes commands until standard input ends."""
+    await serve_commands({"pid": os.getpid()}, Network().do)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Fixtures for pytest: a real broker, there in a fraction of a second, and a cluster of them.
+"""Fixtures for pytest: real brokers, which start in a fraction of a second, and clusters of them.
 
-``tidemill_broker``           a broker of the test's own
-``tidemill_faulty_broker``    the same, whose link, answers and disk can be made to fail
+``tidemill_broker``           a broker for one test
+``tidemill_faulty_broker``    the same, with faults of its link, responses and disk
 ``tidemill_session_broker``   one broker for all tests of the session
-``tidemill_topic``            the name of a fresh topic on the session's broker
-``tidemill_topics``           makes such topics: ``tidemill_topics(partitions=3)``
-``tidemill_config``           broker keys for these; override it in a conftest.py
-``tidemill_cluster``          three brokers of the test's own
-``tidemill_session_cluster``  three brokers for all tests of the session; faults are mended after each test
-``tidemill_cluster_size``     how many brokers these have; override it in a conftest.py
-``tidemill_cluster_config``   broker keys for these
+``tidemill_topic``            the name of a new topic on the session's broker
+``tidemill_topics``           creates such topics: ``tidemill_topics(partitions=3)``
+``tidemill_config``           broker keys of these brokers; override it in a conftest.py
+``tidemill_cluster``          three brokers for one test
+``tidemill_session_cluster``  three brokers for all tests of the session; faults end after each test
+``tidemill_cluster_size``     number of brokers of the clusters; override it in a conftest.py
+``tidemill_cluster_config``   broker keys of the clusters
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tidemill_config() -> Mapping[str, Any]:
-    """Broker keys of the fixtures' brokers, as ``{"num.partitions": 3}``: to be overridden."""
+    """Broker keys of the fixtures' brokers, as ``{"num.partitions": 3}``. To be overridden."""
     return {}
 
 
 @pytest.fixture
 def tidemill_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Broker]:
-    """A broker of the test's own: started before it, taken away after it."""
+    """A broker for one test: started before it, removed after it."""
     from tidemill.testing.broker import Broker
 
     with Broker(tidemill_config) as broker:
@@ -43,7 +43,7 @@ def tidemill_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Broker]:
 
 @pytest.fixture
 def tidemill_faulty_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Broker]:
-    """A broker of the test's own with ``faults=True``: its link, answers and disk can be made to fail."""
+    """A broker for one test with ``faults=True``: faults of its link, responses and disk can be set."""
     from tidemill.testing.broker import Broker
 
     with Broker(tidemill_config, faults=True) as broker:
@@ -52,13 +52,13 @@ def tidemill_faulty_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Broke
 
 @pytest.fixture(scope="session")
 def tidemill_cluster_size() -> int:
-    """How many brokers the fixtures' clusters have: to be overridden."""
+    """Number of brokers of the fixtures' clusters. To be overridden."""
     return 3
 
 
 @pytest.fixture(scope="session")
 def tidemill_cluster_config() -> Mapping[str, Any]:
-    """Keys of all brokers of the fixtures' clusters: to be overridden."""
+    """Keys of all brokers of the fixtures' clusters. To be overridden."""
     return {}
 
 
@@ -66,7 +66,7 @@ def tidemill_cluster_config() -> Mapping[str, Any]:
 def tidemill_cluster(
     tidemill_cluster_size: int, tidemill_cluster_config: Mapping[str, Any]
 ) -> Iterator[Cluster]:
-    """Brokers of the test's own, on a store of their own."""
+    """Brokers for one test, on their own store."""
     from tidemill.testing.cluster import Cluster
 
     with Cluster(tidemill_cluster_size, tidemill_cluster_config) as cluster:
@@ -85,7 +85,7 @@ def _tidemill_cluster_of_session(
 
 @pytest.fixture
 def tidemill_session_cluster(_tidemill_cluster_of_session: Cluster) -> Iterator[Cluster]:
-    """One cluster for the whole session; after each test all faults are mended, and it is waited for."""
+    """One cluster for the whole session. After each test all faults end, and the cluster recovers."""
     yield _tidemill_cluster_of_session
     _tidemill_cluster_of_session.mend()
 
@@ -103,7 +103,7 @@ def tidemill_session_broker(tidemill_config: Mapping[str, Any]) -> Iterator[Brok
 def tidemill_topics(
     request: pytest.FixtureRequest, tidemill_session_broker: Broker
 ) -> Iterator[Callable[..., str]]:
-    """Makes topics on the session's broker: ``make(partitions=1, **config) -> name``."""
+    """Creates topics on the session's broker: ``make(partitions=1, **config) -> name``."""
     from tidemill.testing.topics import TopicMaker
 
     with TopicMaker(tidemill_session_broker.bootstrap, request.node.name) as maker:
@@ -112,5 +112,5 @@ def tidemill_topics(
 
 @pytest.fixture
 def tidemill_topic(tidemill_topics: Callable[..., str]) -> str:
-    """The name of a fresh topic of one partition on the session's broker."""
+    """The name of a new topic with one partition on the session's broker."""
     return tidemill_topics()

@@ -1,8 +1,8 @@
-"""A coordination store that speaks ZooKeeper's protocol: sessions, nodes, watches; no input or output.
+"""A coordination store with ZooKeeper's protocol: sessions, nodes, watches. No I/O.
 
-What brokers and ZooKeeper's clients use is there: sessions with timeouts, ephemeral and sequential nodes,
-transactions, one-shot and persistent watches. What is not: access lists (they are taken and not kept),
-containers, nodes with a time to live, quotas, SASL. Such requests are answered UNIMPLEMENTED.
+It implements the features that brokers and ZooKeeper's clients use: sessions with timeouts, ephemeral and
+sequential nodes, transactions, one-shot and persistent watches. It does not implement access lists (they are
+accepted and dropped), containers, nodes with a time to live, quotas, SASL. Such requests get UNIMPLEMENTED.
 
 The frames are in :mod:`tidemill.testing.store_frames`.
 
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from tidemill.coordination.port import (
+from tidemill.coordination.coordination_store import (
     BadVersion,
     Check,
     Create,
@@ -55,7 +55,7 @@ from tidemill.testing.store_frames import (
 SESSION_MS_LEAST: Final = 200
 SESSION_MS_MOST: Final = 60_000
 OPERATIONS_MAX: Final = 100_000
-"""Of one transaction; a frame has no room for more."""
+"""Largest number of operations in a transaction; a frame has no space for more."""
 
 _CODES: Final[dict[type[OperationError], Code]] = {
     NoNode: Code.NO_NODE,
@@ -71,9 +71,9 @@ _KINDS: Final = {
     EventKind.CHILDREN_CHANGED: 4,
 }
 _VERSION_POSITION: Final = 4 * 8
-"""Behind the two transactions and the two times."""
+"""Offset after the two transaction ids and the two times."""
 _LENGTH_POSITION: Final = _VERSION_POSITION + 3 * 4 + 8
-"""Behind the three versions and the owner."""
+"""Offset after the three versions and the owner."""
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _RECURSIVE = 1
 _CHILD_WATCHES, _DATA_WATCHES = 1, 2
@@ -91,8 +91,8 @@ class Watches:
         self.persistent: set[str] = set()
         self.recursive: set[str] = set()
 
-    def take(self, event: Event) -> bool:
-        """Whether an event triggers a watch of the connection; one-shot watches are removed by that."""
+    def trigger(self, event: Event) -> bool:
+        """Returns whether an event triggers a watch of the connection; removes triggered one-shot watches."""
         path, kind = event.path, event.kind
         is_triggered = path in self.persistent
         if kind is not EventKind.CHILDREN_CHANGED:
@@ -106,12 +106,12 @@ class Watches:
         return is_triggered
 
     def remove(self, path: str, kind: int) -> bool:
-        """Ends watches of a path: 1 of its children, 2 of its data, 3 all; False when there are none."""
+        """Removes watches of a path: 1 of its children, 2 of its data, 3 all; False when there are none."""
         sets = [self.data] if kind == _DATA_WATCHES else [self.children] if kind == _CHILD_WATCHES else []
         found = False
-        for one in sets or (self.data, self.children, self.persistent, self.recursive):
-            found = found or path in one
-            one.discard(path)
+        for paths in sets or (self.data, self.children, self.persistent, self.recursive):
+            found = found or path in paths
+            paths.discard(path)
         return found
 
 
@@ -123,7 +123,7 @@ def _with_parents(path: str) -> Iterator[str]:
 
 
 class NodeStat:
-    """The part of a node's stat that the tree does not keep."""
+    """The part of a node's stat that the tree does not store."""
 
     __slots__ = ("changed_at_ms", "changed_in", "children_changed_in", "children_version", "made_at_ms")
 
@@ -143,11 +143,11 @@ class Session:
         self.timeout_ms = timeout_ms
         self.watches = Watches()
         self.send: Callable[[bytes], None] | None = None
-        """Sends a frame over its connection, while there is one."""
+        """Sends a frame over its connection, if it has one."""
 
 
 class StoreCore:
-    """The tree and its sessions. :meth:`request` answers a frame; ``now_ms`` is wall time."""
+    """The tree and its sessions. :meth:`request` returns the response to a frame; ``now_ms`` is wall time."""
 
     def __init__(self) -> None:
         self.tree = Tree()
@@ -163,7 +163,7 @@ class StoreCore:
     # Sessions
 
     def open_session(self, timeout_ms: int) -> Session:
-        """Begins a session; its timeout is brought into the bounds."""
+        """Opens a session. Its timeout is limited to the bounds."""
         timeout_ms = min(max(timeout_ms, SESSION_MS_LEAST), SESSION_MS_MOST)
         session = Session(self._next_session, timeout_ms)
         self._next_session += 1
@@ -171,7 +171,7 @@ class StoreCore:
         return session
 
     def end_session(self, session: Session, now_ms: int) -> None:
-        """Ends a session: its ephemeral nodes vanish."""
+        """Ends a session, and deletes its ephemeral nodes."""
         if self.sessions.pop(session.session_id, None) is None:
             return
         session.watches = Watches()
@@ -182,16 +182,16 @@ class StoreCore:
     # Requests
 
     def request(self, session: Session, frame: bytes, now_ms: int) -> bytes:
-        """The answer to a request. BadFrame when it is none."""
+        """Returns the response to a request. Raises BadFrame for an invalid one."""
         reader = Reader(frame)
         xid, number = reader.int32(), reader.int32()
         try:
-            body = self._carry_out(session, number, reader, now_ms)
+            body = self._execute(session, number, reader, now_ms)
         except Refused as refusal:
             return REPLY.pack(xid, self.transaction, refusal.code)
         return REPLY.pack(xid, self.transaction, Code.OK) + body
 
-    def _carry_out(self, session: Session, number: int, reader: Reader, now_ms: int) -> bytes:
+    def _execute(self, session: Session, number: int, reader: Reader, now_ms: int) -> bytes:
         if number in (Op.CREATE, Op.CREATE2, Op.DELETE, Op.SET_DATA, Op.MULTI):
             return self._write(session, Op(number), reader, now_ms)
         if number in (Op.PING, Op.AUTH):
@@ -204,7 +204,7 @@ class StoreCore:
         if number == Op.MULTI_READ:
             return self._read_many(session, reader)
         if number in (Op.SET_WATCHES, Op.SET_WATCHES2):
-            self._watch_again(session, reader, with_persistent=number == Op.SET_WATCHES2)
+            self._restore_watches(session, reader, with_persistent=number == Op.SET_WATCHES2)
             return b""
         if number in (Op.ADD_WATCH, Op.REMOVE_WATCHES, Op.CHECK_WATCHES):
             return self._change_watch(session, number, reader)
@@ -295,10 +295,10 @@ class StoreCore:
         return b"".join((*parts, MULTI_END))
 
     def _written(self, number: int, operation: Operation, result: Result) -> bytes:
-        """The answer to one change.
+        """Returns the response to one change.
 
-        Version and length are those after the change. The rest of the stat is that after the transaction; of
-        a node that a later operation removed it is empty.
+        Version and length are those after the change. The rest of the stat is the state after the
+        transaction; it is empty for a node that a later operation removed.
         """
         if not isinstance(operation, Create | SetData):
             return b""
@@ -310,18 +310,18 @@ class StoreCore:
         return text_bytes(result.path) + (bytes(stat) if number == Op.CREATE2 else b"")
 
     def _apply(self, operations: Sequence[Operation], session: Session, now_ms: int) -> list[Result]:
-        """Makes changes, and triggers watches. Raises OperationError, Refused for what makes no sense."""
+        """Applies changes, and triggers watches. Raises OperationError, or Refused for invalid arguments."""
         try:
             applied = self.tree.apply(operations, session.session_id)
         except ValueError:
             raise Refused(Code.BAD_ARGUMENTS) from None
         for event in applied.events:
-            self._note(event, now_ms)
+            self._update_stats(event, now_ms)
         for event in applied.events:
             self._trigger_watches(event)
         return applied.results
 
-    def _note(self, event: Event, now_ms: int) -> None:
+    def _update_stats(self, event: Event, now_ms: int) -> None:
         if event.kind is EventKind.CREATED:
             self._stats[event.path] = NodeStat(self.transaction, now_ms)
         elif event.kind is EventKind.DELETED:
@@ -337,7 +337,7 @@ class StoreCore:
 
     def _trigger_watches(self, event: Event) -> None:
         for session in self.sessions.values():
-            if session.watches.take(event):
+            if session.watches.trigger(event):
                 self._notify(session, event)
 
     def _notify(self, session: Session, event: Event) -> None:
@@ -361,8 +361,8 @@ class StoreCore:
             raise Refused(Code.NO_WATCHER)
         return b""
 
-    def _watch_again(self, session: Session, reader: Reader, *, with_persistent: bool) -> None:
-        """Sets the watches of a former connection; what happened since then is told at once."""
+    def _restore_watches(self, session: Session, reader: Reader, *, with_persistent: bool) -> None:
+        """Sets the watches of an earlier connection again; events since then are sent at once."""
         since = reader.int64()
         data, exist, children = reader.texts(), reader.texts(), reader.texts()
         if with_persistent:
@@ -390,7 +390,7 @@ class StoreCore:
 
 
 def _operations(reader: Reader) -> Iterator[int]:
-    """The numbers of a transaction's operations; who walks them takes the fields of each."""
+    """Yields the numbers of a transaction's operations; the caller reads the fields of each."""
     for _ in range(OPERATIONS_MAX):
         number = reader.int32()
         is_end = reader.boolean()

@@ -1,13 +1,13 @@
-"""The frames of ZooKeeper's protocol: numbers, errors, and how fields are read and written.
+"""The frames of ZooKeeper's protocol: operation and error numbers, and the encoding of fields.
 
-A frame is ``INT32 size`` and so many bytes; strings and byte strings have an ``INT32`` length, -1 for null.
+A frame is ``INT32 size`` and that many bytes; strings and byte strings have an ``INT32`` length, -1 for null.
 
 ========  ===================================================================================================
-request   INT32 xid (-2 ping, -4 login, -8 watches again), INT32 operation, its fields
-answer    INT32 xid, INT64 zxid, INT32 error; without an error the fields of the operation
+request   INT32 xid (-2 ping, -4 auth, -8 set watches), INT32 operation, its fields
+response  INT32 xid, INT64 zxid, INT32 error; without an error the fields of the operation
 event     the same with xid -1, then INT32 kind (1 to 4), INT32 state (3: connected), STRING path
 connect   INT32 version, INT64 last zxid seen, INT32 timeout in ms, INT64 session, BYTES password, BOOL
-answer    INT32 version, INT32 timeout in ms (0: the session has expired), INT64 session, BYTES, BOOL
+response  INT32 version, INT32 timeout in ms (0: the session has expired), INT64 session, BYTES, BOOL
 ========  ===================================================================================================
 
 Source: ``zookeeper.jute`` of ZooKeeper 3.9.
@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Final
 
 FRAME_BYTES_MAX: Final = 1024 * 1024 - 1
-"""``jute.maxbuffer``: the connection of whoever sends more is closed."""
+"""``jute.maxbuffer``: a connection that sends a larger frame is closed."""
 PASSWORD: Final = bytes(16)
 
 NOTIFICATION_XID: Final = -1
@@ -55,7 +55,7 @@ class Op(IntEnum):
 
 
 WRITES: Final = frozenset({Op.CREATE, Op.DELETE, Op.SET_DATA, Op.MULTI, Op.CREATE2, Op.CLOSE_SESSION})
-"""What changes the tree, and has to be in the journal."""
+"""Operations that change the tree, and have to be in the journal."""
 
 
 class Code(IntEnum):
@@ -83,11 +83,11 @@ MULTI_END: Final = MULTI.pack(-1, True, -1)
 
 
 class BadFrame(Exception):
-    """The bytes are no request of ZooKeeper's protocol."""
+    """The bytes are not a request of ZooKeeper's protocol."""
 
 
 class Refused(Exception):
-    """A request is answered with an error."""
+    """The response to the request is an error."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code.name)
@@ -95,53 +95,53 @@ class Refused(Exception):
 
 
 class Reader:
-    """Takes fields from a frame; BadFrame where it ends too early."""
+    """Reads fields from a frame. Raises BadFrame where the frame is too short."""
 
     def __init__(self, data: bytes, position: int = 0) -> None:
         self.data = data
         self.position = position
 
-    def _take(self, count: int) -> bytes:
+    def _read(self, count: int) -> bytes:
         end = self.position + count
         if count < 0 or end > len(self.data):
             raise BadFrame(f"a field of {count} bytes at {self.position}, of {len(self.data)}")
-        taken = self.data[self.position : end]
+        data_read = self.data[self.position : end]
         self.position = end
-        return taken
+        return data_read
 
     def int32(self) -> int:
-        """A whole number of four bytes."""
-        return int.from_bytes(self._take(4), "big", signed=True)
+        """Reads a signed integer of four bytes."""
+        return int.from_bytes(self._read(4), "big", signed=True)
 
     def int64(self) -> int:
-        """A whole number of eight bytes."""
-        return int.from_bytes(self._take(8), "big", signed=True)
+        """Reads a signed integer of eight bytes."""
+        return int.from_bytes(self._read(8), "big", signed=True)
 
     def boolean(self) -> bool:
-        """One byte."""
-        return self._take(1) != b"\0"
+        """Reads a boolean of one byte."""
+        return self._read(1) != b"\0"
 
     def buffer(self) -> bytes:
-        """A byte string; an empty one for null."""
+        """Reads a byte string; null becomes empty."""
         count = self.int32()
-        return self._take(count) if count > 0 else b""
+        return self._read(count) if count > 0 else b""
 
     def text(self) -> str:
-        """A string."""
+        """Reads a string."""
         try:
             return self.buffer().decode()
         except UnicodeDecodeError:
             raise BadFrame("a string is not UTF-8") from None
 
     def texts(self) -> list[str]:
-        """A list of strings, each of four bytes at least."""
+        """Reads a list of strings, each of at least four bytes."""
         count = self.int32()
         if count > len(self.data) // 4:
             raise BadFrame(f"a list of {count} strings in {len(self.data)} bytes")
         return [self.text() for _ in range(count)]
 
     def skip_acl(self) -> None:
-        """An access list."""
+        """Skips an access list."""
         for _ in range(self.int32()):
             self.int32()
             self.text()
@@ -149,10 +149,10 @@ class Reader:
 
 
 def text_bytes(text: str) -> bytes:
-    """A string as a field."""
+    """Encodes a string."""
     return buffer_bytes(text.encode())
 
 
 def buffer_bytes(data: bytes) -> bytes:
-    """A byte string as a field."""
+    """Encodes a byte string."""
     return INT32.pack(len(data)) + data

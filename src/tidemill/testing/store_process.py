@@ -1,15 +1,15 @@
 """The process of a store for tests: ``python -m tidemill.testing.store_process JOURNAL [PORT]``.
 
-It listens on 127.0.0.1, says on standard output on which port, and ends with its standard input. Changes are
-written to the journal before they are answered, and not synced: they outlive a kill of the process, not the
-machine. A start reads the journal; sessions live on, with their whole timeout ahead of them.
+It listens on 127.0.0.1, writes its port to standard output, and ends with its standard input. Changes are
+written to the journal before their response, and are not synced: they survive a kill of the process, not of
+the machine. A start reads the journal; sessions continue, with their whole timeout ahead.
 
 ========  ===============================================================================
-entry     INT32 size of what follows
-          INT64 session, INT64 wall time in ms, then the request as it came
+entry     INT32 size of the rest
+          INT64 session, INT64 wall time in ms, then the request as received
 ========  ===============================================================================
 
-A begin of a session is a request of operation -10 with its timeout as INT32, its end one of -11.
+The start of a session is a request of operation -10 with its timeout as INT32, its end a request of -11.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tidemill.testing.commands import carry_out
+from tidemill.testing.commands import serve_commands
 from tidemill.testing.store_core import Session, StoreCore, Watches
 from tidemill.testing.store_frames import (
     FRAME_BYTES_MAX,
@@ -38,7 +38,7 @@ from tidemill.testing.store_frames import (
 
 TICK_S: Final = 0.05
 LATE_S: Final = 0.5
-"""A tick that comes so late tells that the process stood still: sessions must not pay for that."""
+"""A tick this late means that the process was suspended, which must not count towards session timeouts."""
 BACKLOG: Final = 128
 _SIZE: Final = struct.Struct(">i")
 _ENTRY: Final = struct.Struct(">iqq")
@@ -51,13 +51,13 @@ _WORDS: Final = {
 
 
 class Journal:
-    """Requests that changed the tree, in their order."""
+    """The requests that changed the tree, in order."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND, 0o600)
 
     def entries(self) -> Iterator[tuple[int, int, bytes]]:
-        """Session, time and request of each entry. A torn one at the end is cut off."""
+        """Yields session, time and request of each entry. Truncates a torn entry at the end."""
         with open(self._descriptor, "rb", closefd=False) as file:
             data = file.read()
         position = 0
@@ -71,7 +71,7 @@ class Journal:
         os.ftruncate(self._descriptor, position)
 
     def append(self, session_id: int, now_ms: int, request: bytes) -> None:
-        """Adds an entry; returns once the system has it."""
+        """Adds an entry. Returns once the system has it."""
         os.write(self._descriptor, _ENTRY.pack(16 + len(request), session_id, now_ms) + request)
 
 
@@ -82,11 +82,11 @@ class Server:
         self.core = StoreCore()
         self.journal = journal
         self._ends: dict[int, float] = {}
-        """When each session ends, unless it is heard of."""
+        """Expiry time of each session, unless it sends a request before."""
         self._last_tick = time.monotonic()
 
     def restore(self) -> None:
-        """Does again what the journal holds."""
+        """Replays the journal."""
         for session_id, now_ms, request in self.journal.entries():
             reader = Reader(request, 4)
             operation = reader.int32()
@@ -95,33 +95,33 @@ class Server:
                 continue
             session = self.core.sessions.get(session_id)
             if session is not None:
-                with contextlib.suppress(BadFrame):  # It ended its connection, and changed nothing.
+                with contextlib.suppress(BadFrame):  # The request ended its connection, and changed nothing.
                     self.core.request(session, request, now_ms)
         for session in self.core.sessions.values():
             session.watches = Watches()
-            self.heard_of(session)
+            self.renew_session(session)
 
-    def heard_of(self, session: Session) -> None:
-        """A session lives for its timeout from now on."""
+    def renew_session(self, session: Session) -> None:
+        """Renews a session, so that its timeout starts again."""
         self._ends[session.session_id] = time.monotonic() + session.timeout_ms / 1000
 
     def open_session(self, timeout_ms: int) -> Session:
-        """A new session."""
+        """Opens a session."""
         session = self.core.open_session(timeout_ms)
         request = _BEGIN.pack(0, Op.CREATE_SESSION, session.timeout_ms)
         self.journal.append(session.session_id, wall_ms(), request)
-        self.heard_of(session)
+        self.renew_session(session)
         return session
 
     def request(self, session: Session, frame: bytes) -> bytes:
-        """Journals and carries out a request; its answer."""
+        """Writes a request to the journal, and executes it. Returns its response."""
         now_ms = wall_ms()
         if len(frame) >= 8 and int.from_bytes(frame[4:8], "big", signed=True) in WRITES:
             self.journal.append(session.session_id, now_ms, frame)
         return self.core.request(session, frame, now_ms)
 
     def expire_due(self) -> list[Session]:
-        """Ends the sessions that were silent for too long, and returns them."""
+        """Ends the sessions whose timeout has passed, and returns them."""
         now = time.monotonic()
         late_s = now - self._last_tick - TICK_S
         self._last_tick = now
@@ -145,7 +145,7 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection: one frame after the other."""
+    """A client's connection, which handles one frame after the other."""
 
     def __init__(self, server: Server, by_session: dict[int, Connection]) -> None:
         self._server = server
@@ -155,12 +155,12 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Takes the transport."""
+        """Stores the transport."""
         if isinstance(transport, asyncio.Transport):
             self.transport = transport
 
     def connection_lost(self, problem: Exception | None) -> None:
-        """The session lives on for its timeout."""
+        """Keeps the session, which continues for its timeout."""
         self.transport = None
         session = self._session
         if session is not None and self._by_session.get(session.session_id) is self:
@@ -169,12 +169,12 @@ class Connection(asyncio.Protocol):
             session.watches = Watches()
 
     def data_received(self, data: bytes) -> None:
-        """Handles every whole frame."""
+        """Handles every complete frame."""
         self._received += data
         try:
             self._handle_frames()
         except BadFrame as problem:
-            sys.stderr.write(f"a connection is closed: {problem}\n")
+            sys.stderr.write(f"closing a connection: {problem}\n")
             self.close()
 
     def _handle_frames(self) -> None:
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
             if self._session is None:
                 self._connect(frame)
             else:
-                self._answer(self._session, frame)
+                self._respond(self._session, frame)
 
     def _connect(self, frame: bytes) -> None:
         reader = Reader(frame)
@@ -213,19 +213,19 @@ class Connection(asyncio.Protocol):
             session = found
             former = self._by_session.get(session_id)
             if former is not None:
-                former.close()  # The client has moved.
+                former.close()  # The client has opened a new connection.
         self._session = session
         self._by_session[session.session_id] = self
         session.watches = Watches()
         session.send = self.send
-        self._server.heard_of(session)
+        self._server.renew_session(session)
         self.send(_CONNECTED.pack(0, session.timeout_ms, session.session_id) + buffer_bytes(PASSWORD) + b"\0")
 
-    def _answer(self, session: Session, frame: bytes) -> None:
+    def _respond(self, session: Session, frame: bytes) -> None:
         if self._by_session.get(session.session_id) is not self:
             self.close()
             return
-        self._server.heard_of(session)
+        self._server.renew_session(session)
         self.send(self._server.request(session, frame))
         if session.session_id not in self._server.core.sessions:
             self.close()
@@ -236,14 +236,14 @@ class Connection(asyncio.Protocol):
             self.transport.write(_SIZE.pack(len(frame)) + frame)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         if self.transport is not None:
             self.transport.close()
             self.transport = None
 
 
 async def serve(journal_path: str, port: int) -> None:
-    """Serves until standard input ends. A command names sessions that are to end (null: all)."""
+    """Serves until standard input ends. A command names the sessions to expire (null: all)."""
     loop = asyncio.get_running_loop()
     server = Server(Journal(journal_path))
     server.restore()
@@ -260,27 +260,27 @@ async def serve(journal_path: str, port: int) -> None:
     def expire(command: dict[str, Any]) -> dict[str, Any]:
         wanted = command["sessions"]
         living = list(server.core.sessions.values())
-        ended = [one for one in living if wanted is None or one.session_id in wanted]
+        ended = [session for session in living if wanted is None or session.session_id in wanted]
         for session in ended:
             server.end(session)
         close(ended)
-        return {"expired": [one.session_id for one in ended]}
+        return {"expired": [session.session_id for session in ended]}
 
-    async def look() -> None:
+    async def expire_sessions() -> None:
         while True:
             close(server.expire_due())
             await asyncio.sleep(TICK_S)
 
-    looking = loop.create_task(look())
+    expiry_task = loop.create_task(expire_sessions())
     try:
-        await carry_out({"port": listening.getsockname()[1]}, expire)
+        await serve_commands({"port": listening.getsockname()[1]}, expire)
     finally:
-        looking.cancel()
+        expiry_task.cancel()
         listener.close()
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970."""
+    """Returns milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 

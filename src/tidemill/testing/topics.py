@@ -1,4 +1,4 @@
-"""Fresh topics for tests, taken away afterwards."""
+"""New topics for tests, deleted afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME_LENGTH_MAX = 200
 
 
 class TopicMaker:
-    """``make(partitions=1, **config)`` creates a topic whose name begins with the test's."""
+    """``make(partitions=1, **config)`` creates a topic whose name starts with the name of the test."""
 
     def __init__(self, bootstrap: str, test_name: str = "topic") -> None:
         self._admin = Admin(bootstrap)
@@ -23,7 +23,7 @@ class TopicMaker:
         self._made: list[str] = []
 
     def make(self, partitions: int = 1, **config: object) -> str:
-        """Creates a topic; its name. Topic keys come with underscores: ``retention_ms=-1``."""
+        """Creates a topic. Returns its name. Topic keys are given with underscores: ``retention_ms=-1``."""
         name = f"{self._stem}-{next(_NUMBERS)}"
         configs = {key.replace("_", "."): _text(value) for key, value in config.items()}
         self._admin.create_topic(name, partitions, 1, configs=configs)
@@ -31,7 +31,7 @@ class TopicMaker:
         return name
 
     def close(self) -> None:
-        """Deletes what was made, as far as it is still there."""
+        """Deletes the topics that were created, if they still exist."""
         with contextlib.suppress(KafkaError, OSError):
             if self._made:
                 self._admin.delete_topics(self._made)

@@ -1,4 +1,4 @@
-"""A ZooKeeper server in a process of its own, from the jars that PySpark carries: no download is needed."""
+"""A ZooKeeper server in its own process, from the jars that PySpark contains: no download is needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from tidemill.server.zookeeper_jars import JAVA_OPTIONS, MEMBER, SERVER, class_path, serves
+from tidemill.testing.started import Started
 
 LOG_LINES_SHOWN = 20
 PORTS_TRIED_MAX = 5
 
-# The server ends when this process does, however that happens: its standard input then closes.
+# The server ends when this process ends, for whatever reason: its standard input is closed then.
 _SHELL = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!; read _; kill -9 $! 2>/dev/null'
 
 
@@ -27,11 +28,11 @@ class ZooKeeperFailed(RuntimeError):
     """A server did not start. The text ends with the last lines of its log."""
 
 
-class ZooKeeper:
-    """``with ZooKeeper() as server:`` starts one on a free port of 127.0.0.1, and takes it away afterwards.
+class ZooKeeper(Started):
+    """``with ZooKeeper() as server:`` starts a server on a free port of 127.0.0.1, and removes it afterwards.
 
-    ``settings`` are lines of its configuration (``{"maxClientCnxns": "5"}``), ``options`` those of Java. It
-    does not sync its files: they outlive a kill of the process, not the machine.
+    ``settings`` are lines of its configuration (``{"maxClientCnxns": "5"}``), ``options`` are options of
+    Java. It does not sync its files: they survive a kill of the process, not of the machine.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ZooKeeper:
         timeout_s: float = 60.0,
         member: int = 0,
     ) -> None:
-        """``member`` is the number of a server of an :class:`Ensemble`."""
+        """``member`` is the number of the server in an ensemble."""
         self.port = 0
         self.pid = 0
         self.directory = tempfile.mkdtemp(prefix="tidemill-zookeeper-")
@@ -59,13 +60,13 @@ class ZooKeeper:
 
     @property
     def log(self) -> str:
-        """What the server has said so far, over all of its starts."""
+        """The output of the server, over all of its starts."""
         with contextlib.suppress(OSError):
             return Path(self.directory, "log").read_text(errors="replace")
         return ""
 
-    def start(self) -> ZooKeeper:
-        """Starts the server and waits until it serves. The port of an earlier start is kept.
+    def start(self) -> Self:
+        """Starts the server and waits until it serves. Keeps the port of an earlier start.
 
         Raises ZooKeeperFailed, and ZooKeeperMissing without PySpark or Java.
         """
@@ -79,7 +80,7 @@ class ZooKeeper:
         raise self._failure()
 
     def wait_ready(self) -> None:
-        """Returns when a server that was launched serves."""
+        """Waits until a launched server serves."""
         if not self._wait_ready(self.port):
             raise self._failure()
 
@@ -88,7 +89,7 @@ class ZooKeeper:
         return ZooKeeperFailed(f"ZooKeeper did not start within {self._timeout_s:g} s:\n{last}")
 
     def kill(self) -> None:
-        """Ends the process at once, as a crash does."""
+        """Kills the process, to simulate a crash."""
         shell, self._shell = self._shell, None
         if shell is None:
             return
@@ -97,34 +98,19 @@ class ZooKeeper:
         shell.communicate()
 
     def pause(self) -> None:
-        """Stops the process where it is: connections stay open, and nobody answers."""
+        """Suspends the process: connections stay open, and no request gets a response."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a paused process go on."""
+        """Resumes a paused process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Ends the server and removes its files."""
+        """Ends the server, and deletes its files."""
         try:
             self.kill()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> ZooKeeper:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def launch(self, port: int) -> None:
         """Starts the process, and does not wait for it."""
@@ -166,64 +152,10 @@ class ZooKeeper:
         return False
 
 
-class Ensemble:
-    """``with Ensemble(3) as ensemble:`` starts that many servers that keep one tree together."""
-
-    def __init__(self, count: int = 3) -> None:
-        self._count = count
-        self.servers = self._withfree_ports()
-
-    def _withfree_ports(self) -> list[ZooKeeper]:
-        count = self._count
-        ports = free_ports(3 * count)
-        settings = {"initLimit": "50", "syncLimit": "50", "standaloneEnabled": "false"}
-        for number in range(count):
-            peer, election = ports[3 * number : 3 * number + 2]
-            settings[f"server.{number + 1}"] = f"127.0.0.1:{peer}:{election}"
-        servers = [ZooKeeper(settings, member=number) for number in range(1, count + 1)]
-        for number, server in enumerate(servers):
-            server.port = ports[3 * number + 2]
-        return servers
-
-    @property
-    def address(self) -> str:
-        """``host:port,host:port,...``, for ``zookeeper.connect``."""
-        return ",".join(server.address for server in self.servers)
-
-    def __enter__(self) -> Ensemble:
-        for tries_left in reversed(range(PORTS_TRIED_MAX)):
-            try:
-                for server in self.servers:
-                    server.launch(server.port)
-                for server in self.servers:
-                    server.wait_ready()
-                break
-            except BaseException as error:
-                self.close()
-                if not tries_left or not isinstance(error, ZooKeeperFailed):
-                    raise
-                # Another program may have taken one of the ports.
-                self.servers = self._withfree_ports()
-        return self
-
-    def close(self) -> None:
-        """Ends all servers."""
-        for server in self.servers:
-            server.close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
 def free_ports(count: int) -> list[int]:
-    """So many different ports that nobody listens on now."""
+    """Returns this number of different ports that are free now."""
     with contextlib.ExitStack() as probes:
-        # All are held until the last one is found: a port that was let go may be given again.
+        # All are held until the last one is found: the system may assign a released port again.
         held = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(probe.getsockname()[1]) for probe in held]
 

@@ -1,7 +1,7 @@
-"""Producer ids: given out one by one from blocks that the coordination store hands to this broker.
+"""Producer ids: assigned one by one from blocks that the coordination store allocates to this broker.
 
-An id is never given out twice, not by another broker and not after a restart: a block belongs to one
-broker from the moment that the store says so, and what is left of it at a stop is never used.
+An id is never assigned twice, not by another broker and not after a restart: a block belongs to one broker
+from the moment of its allocation in the store, and ids that remain at a stop are never used.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 
 from tidemill.model.errors import KafkaError
 
-LEAST = 100
-"""With fewer ids than this, another block is claimed ahead."""
+IDS_LEFT_MIN = 100
+"""With fewer ids left than this, another block is allocated in advance."""
 
 
 class ProducerIds:
-    """The ids of this broker's current block, and perhaps a block to go on with.
+    """The ids of this broker's current block, and perhaps the next block.
 
-    ``allocate_block`` claims the next block and returns (first id, number of ids).
+    ``allocate_block`` allocates the next block and returns (first id, number of ids).
     """
 
     def __init__(self, allocate_block: Callable[[], Awaitable[tuple[int, int]]]) -> None:
@@ -30,7 +30,7 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def next(self) -> int:
-        """An id that nobody has had. Raises what the store raises when a new block cannot be claimed."""
+        """Returns an unused id. Raises the store's error when a new block cannot be allocated."""
         async with self._lock:
             if self._next >= self._end:
                 block, self._ahead = self._ahead, None
@@ -41,7 +41,7 @@ class ProducerIds:
             return producer_id
 
     async def prepare(self) -> None:
-        """Claims a block ahead where few ids are left: producers also come while the store is silent."""
-        if self._ahead is None and self._end - self._next < LEAST:
-            with contextlib.suppress(KafkaError):  # The next call tries again.
+        """Allocates a block in advance when few ids are left, for the time when the store is unavailable."""
+        if self._ahead is None and self._end - self._next < IDS_LEFT_MIN:
+            with contextlib.suppress(KafkaError):  # The next call retries.
                 self._ahead = await self._allocate_block()

@@ -1,1 +1,1 @@
-"""The Kafka protocol without I/O: primitives, headers, the messages of every API."""
+"""The Kafka protocol without I/O: primitives, headers, and the messages of every API."""

@@ -1,10 +1,10 @@
-"""The table of APIs: key, name, module, versions that the message classes describe, and header versions.
+"""The table of APIs: key, name, module, described versions, and header versions.
 
-Every API of Kafka 3.9 and 4.3 is described, in the versions from the oldest that Kafka 3.9 serves to the
-newest of Kafka 4.3. Which of them a broker handles and announces is the broker's business; those of share
-groups, streams groups and the Raft quorum are here so that a broker can refuse them in their own terms.
+It contains every API of Kafka 3.9 and 4.3, in the versions from the oldest that Kafka 3.9 serves to the
+newest of Kafka 4.3. A broker decides which of them it handles and announces; the APIs of share groups,
+streams groups and the Raft quorum are included so that a broker can refuse them with their own responses.
 
-Source: the message definitions that Kafka's clients carry; KIP-482 for the headers.
+Source: the message definitions of Kafka's clients; KIP-482 for the headers.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ApiKey(IntEnum):
 
 
 class ApiSpec(NamedTuple):
-    """What is known of an API before its module is imported."""
+    """The properties of an API that are known before its module is imported."""
 
     key: ApiKey
     name: str
@@ -123,7 +123,7 @@ class ApiSpec(NamedTuple):
     version_min: int
     version_max: int
     flexible_from: int
-    """The first version with compact lengths and tagged fields; -1 where there is none."""
+    """The first version with compact lengths and tagged fields; -1 without such a version."""
 
     def is_flexible(self, version: int) -> bool:
         """Whether ``version`` has compact lengths and tagged fields."""
@@ -309,13 +309,13 @@ _responses: dict[int, type[Struct]] = {}
 
 
 def request_class(key: int) -> type[Struct]:
-    """The class of an API's request; its module is imported on first use. KeyError for an unknown key."""
+    """Returns the class of an API's request, and imports its module on first use. KeyError: unknown key."""
     found = _requests.get(key)
     return found if found is not None else _load(key)[0]
 
 
 def response_class(key: int) -> type[Struct]:
-    """The class of an API's response; its module is imported on first use. KeyError for an unknown key."""
+    """Returns the class of an API's response, and imports its module on first use. KeyError: unknown key."""
     found = _responses.get(key)
     return found if found is not None else _load(key)[1]
 
@@ -329,9 +329,9 @@ def _load(key: int) -> tuple[type[Struct], type[Struct]]:
 
 
 def request_header_version(key: int, version: int) -> int:
-    """2 where the version is flexible, else 1; 0 only for ControlledShutdown 0. KeyError: unknown key.
+    """Returns 2 for flexible versions, else 1; 0 only for ControlledShutdown 0. KeyError: unknown key.
 
-    It also answers for versions beyond the known ones: a broker reads the header before it can refuse them.
+    It also accepts unknown versions: a broker reads the header before it can refuse them.
     """
     if key == ApiKey.CONTROLLED_SHUTDOWN and version == 0:
         return 0
@@ -339,9 +339,9 @@ def request_header_version(key: int, version: int) -> int:
 
 
 def response_header_version(key: int, version: int) -> int:
-    """1 where the version is flexible, else 0; always 0 for ApiVersions. KeyError for an unknown key.
+    """Returns 1 for flexible versions, else 0; always 0 for ApiVersions. KeyError: unknown key.
 
-    A client that asks for a version of ApiVersions that the broker lacks must be able to read the reply.
+    A client that requests a version of ApiVersions that the broker lacks must be able to read the response.
     """
     if key == ApiKey.API_VERSIONS:
         return 0

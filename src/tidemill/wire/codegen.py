@@ -1,26 +1,26 @@
-"""What the writers of codecs share, and the constructors of messages.
+"""Shared parts of the codec generators.
 
-Codecs are straight-line Python, one function a class, version and direction, written on first use by
+Codecs are straight-line Python, one function per class, version and direction, generated on first use by
 :mod:`tidemill.wire.decoding` and :mod:`tidemill.wire.encoding`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any, Final
 
-from tidemill.wire.schema import MISSING, STRING, ElementType, Field, Struct, WireType, parse_versions
+from tidemill.wire.schema import STRING, ElementType, Field, Struct, WireType, parse_versions
 
 STRING_BYTES_MAX: Final = 32767
-"""Kafka's own limit: the length of the not-compact form is a signed INT16."""
+"""Kafka's own limit: the length in the non-compact form is a signed INT16."""
 INDENT: Final = "    "
 SLICE_ITEMS: Final = 63
-"""After one more items of arrays, code that works in slices lets its caller look at the time."""
+"""Code that works in slices pauses after this many array items plus one, so that its caller can check the
+time."""
 
 
 def carries(field: Field, version: int) -> bool:
-    """Whether ``version`` of a message has the field."""
+    """Whether the field exists in ``version`` of a message."""
     first, last = parse_versions(field.versions)
     return first <= version <= last
 
@@ -37,37 +37,13 @@ def is_flexible(cls: type[Struct], version: int) -> bool:
     return first <= version <= last
 
 
-def constructor(cls: type[Struct]) -> Callable[..., None]:
-    """The ``__init__`` of a class, with its fields as keyword-only parameters."""
-    names: dict[str, Any] = {"fresh": MISSING}
-    parameters, lines = [], []
-    for number, one in enumerate(cls.fields_):
-        names[f"d{number}"] = MISSING if one.fresh else one.default_value()
-        parameters.append(f"{one.name}=d{number}")
-        if one.is_array and one.fresh:
-            lines.append(f"self.{one.name} = [] if {one.name} is fresh else {one.name}")
-        elif one.fresh:
-            names[f"c{number}"] = one.type
-            lines.append(f"self.{one.name} = c{number}() if {one.name} is fresh else {one.name}")
-        else:
-            lines.append(f"self.{one.name} = {one.name}")
-    star = "*, " if parameters else ""
-    body = "\n".join([INDENT + line for line in lines or ["pass"]])
-    source = f"def __init__(self, {star}{', '.join(parameters)}):\n{body}\n"
-    exec(compile(source, f"<{cls.__name__}.__init__>", "exec"), names)
-    built: Callable[..., None] = names["__init__"]
-    built.__qualname__ = f"{cls.__qualname__}.__init__"
-    built.__module__ = cls.__module__
-    return built
-
-
 class CodeWriter:
-    """What both directions share: lines, the pending run, names for the generated code."""
+    """State of both directions: lines, the pending run of fields, names for the generated code."""
 
     def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
         self.cls = cls
         self.paced = paced
-        """The code is a generator, which pauses in its loops."""
+        """Whether the code is a generator that pauses in its loops."""
         self.version = version
         self.flexible = is_flexible(cls, version)
         self.lines: list[str] = []
@@ -76,16 +52,16 @@ class CodeWriter:
         self.names: dict[str, Any] = {}
 
     def emit(self, line: str) -> None:
-        """Adds a line at the present depth."""
+        """Adds a line at the current depth."""
         self.lines.append(INDENT * self.depth + line)
 
     def name(self, prefix: str) -> str:
-        """A name for a variable, which no other one has."""
+        """Returns an unused variable name."""
         self.counter += 1
         return f"{prefix}{self.counter}"
 
     def bind(self, prefix: str, value: Any) -> str:
-        """The name by which the generated code reaches ``value``."""
+        """Returns the name of ``value`` in the generated code."""
         for known, bound in self.names.items():
             if bound is value:
                 return known
@@ -94,7 +70,7 @@ class CodeWriter:
         return name
 
     def pace(self) -> None:
-        """In the body of a loop: in code that works in slices, a pause after so many items."""
+        """In a loop body of code that works in slices: adds a pause after every few items."""
         if self.paced:
             self.emit("s -= 1")
             self.emit("if s < 0:")
@@ -102,28 +78,28 @@ class CodeWriter:
             self.emit("    yield")
 
     def begin_pacing(self) -> None:
-        """At the start of code that works in slices: it is a generator, with loops or without."""
+        """At the start of code that works in slices: makes it a generator, even without loops."""
         if self.paced:
             self.emit(f"s = {SLICE_ITEMS}")
             self.emit("if s < 0: yield")
 
     def where(self, path: str) -> str:
-        """The literal that names a field in errors."""
+        """Returns the literal that identifies a field in errors."""
         return repr(f"{self.cls.__name__} v{self.version} {path}".rstrip())
 
     def layout(self, codes: list[str]) -> struct.Struct:
-        """The struct of a run of fixed-width fields."""
+        """Returns the struct of a run of fixed-width fields."""
         return struct.Struct(">" + "".join(codes))
 
     def compile(self, name: str, head: str) -> Any:
-        """The function ``name`` from ``head`` and the lines added so far."""
+        """Compiles the function ``name`` from ``head`` and the lines added so far."""
         source = head + "\n" + "\n".join(self.lines) + "\n"
         filename = f"<{name} {self.cls.__name__} v{self.version}>"
         exec(compile(source, filename, "exec"), self.names)
         return self.names[name]
 
     def parts(self, cls: type[Struct]) -> tuple[list[Field], list[Field], list[Field]]:
-        """The fields of ``cls`` in this version: plain ones, tagged ones by tag, and those it lacks."""
+        """Returns the fields of ``cls`` in this version: untagged, tagged in tag order, and absent ones."""
         present = [one for one in cls.fields_ if carries(one, self.version)]
         absent = [one for one in cls.fields_ if one not in present]
         plain = [one for one in present if one.tag < 0]
@@ -133,7 +109,7 @@ class CodeWriter:
         return plain, tagged, absent
 
     def size_min(self, element: ElementType) -> int:
-        """The fewest bytes that a value takes; what an array's count is held against."""
+        """Returns the minimum size of a value in bytes, with which an array's count is checked."""
         if isinstance(element, WireType):
             if element.size:
                 return element.size

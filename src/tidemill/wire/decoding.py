@@ -1,8 +1,8 @@
-"""Writes decoders: straight-line Python, one function a class and version.
+"""Generates decoders: straight-line Python, one function per class and version.
 
-A run of fields of fixed size becomes one call of :mod:`struct`; the length of what follows (a string, an
-array, the tagged fields) is part of the run, in flexible versions by the first byte of its varint. Messages
-inside messages are written inline. What is written for two integers and a string:
+A run of fields of fixed size becomes one call of :mod:`struct`. The length of the following item (a string,
+an array, the tagged fields) is part of the run; in flexible versions, the run has the first byte of its
+varint. Nested messages are inlined. The generated code for two integers and a string:
 
 .. code-block:: python
 
@@ -24,9 +24,9 @@ inside messages are written inline. What is written for two integers and a strin
         m1.topic = data[p:q].decode()
         p = q
 
-What hostile bytes can cost is bounded: an array's count is held against the bytes that are left before
-anything is made, and all arrays of one message together hold at most ``ELEMENTS_MAX`` items, or
-``REQUEST_ELEMENTS_MAX`` in what clients ask.
+The cost of hostile bytes is bounded: an array's count is checked against the remaining bytes before anything
+is created, and all arrays of one message together have at most ``ELEMENTS_MAX`` items, or
+``REQUEST_ELEMENTS_MAX`` in clients' requests.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ from tidemill.wire.primitives import TAGS_MAX, read_uvarint, skip_tags
 from tidemill.wire.schema import STRING, UUID, ElementType, Field, Struct, WireType
 
 ELEMENTS_MAX: Final = 4_000_000
-"""Items in all arrays of one message: some 200 B of objects each, for as little as one byte on the wire.
+"""Items in all arrays of one message: each uses some 200 B of objects, and may take only one byte on the
+wire.
 
-A cluster of 200,000 partitions with three replicas needs 1.4 million in its metadata.
+The metadata of a cluster of 200,000 partitions with three replicas needs 1.4 million items.
 """
 
 REQUEST_ELEMENTS_MAX: Final = 100_000
-"""The same for what clients ask: each item is work for the broker, which does it in one go.
+"""The same for clients' requests: each item is work for the broker, which does it in one go.
 
-The largest request of a client that is no attack names the partitions that one group or broker has.
+The largest legitimate request lists the partitions of one group or broker.
 """
 
 BETWEEN_BROKERS: Final = frozenset({"LeaderAndIsrRequest", "StopReplicaRequest", "UpdateMetadataRequest"})
-"""Requests that tell a broker of a whole cluster."""
+"""Requests that contain the state of a whole cluster."""
 
 
 def make_decoder(cls: type[Struct], version: int) -> Callable[[bytes, int, int], tuple[Any, int]]:
-    """A function (data, position, end) that gives the message and the position behind it."""
+    """Returns a function (data, position, end) that returns the message and the position after it."""
     built: Callable[[bytes, int, int], tuple[Any, int]] = _DecoderWriter(cls, version).build()
     return built
 
@@ -65,14 +66,14 @@ def make_decoder(cls: type[Struct], version: int) -> Callable[[bytes, int, int],
 def make_paced_decoder(
     cls: type[Struct], version: int
 ) -> Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]]:
-    """The same as a generator, which returns them, and pauses after some items each."""
+    """Returns the same as a generator function, which pauses after every few items."""
     built: Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]]
     built = _DecoderWriter(cls, version, paced=True).build()
     return built
 
 
 def elements_max(cls: type[Struct]) -> int:
-    """How many items all arrays of one message may hold together."""
+    """Returns the maximum number of items in all arrays of one message together."""
     if cls.__name__.endswith("Request") and cls.__name__ not in BETWEEN_BROKERS:
         return REQUEST_ELEMENTS_MAX
     return ELEMENTS_MAX
@@ -89,7 +90,7 @@ class _DecoderWriter(CodeWriter):
             new=object.__new__,
             short=_short,
             null=_null,
-            lying=_lying,
+            bad_count=_bad_count,
         )
         self.names.update(
             wrong_tag=_wrong_tag, too_many=_too_many, too_long=_too_long, unpack=struct.unpack_from
@@ -153,7 +154,7 @@ class _DecoderWriter(CodeWriter):
             self.inner(one.element, nullable, target, path)
 
     def length(self, code: str, size: int, path: str) -> str:
-        """Reads a length of 2 or 4 bytes, or a compact one; -1 for null in both."""
+        """Reads a length of 2 or 4 bytes, or a compact one; -1 means null in both forms."""
         count = self.name("n")
         if self.flexible:
             self.uvarint(count, path)
@@ -169,7 +170,7 @@ class _DecoderWriter(CodeWriter):
         self.emit(f"if {target} > 127: {target}, p = uvarint(data, p - 1, {self.end})")
 
     def absent(self, count: str, nullable: bool, target: str, path: str) -> None:
-        """What a negative length means: null where that is allowed."""
+        """Handles a negative length: null, where it is allowed."""
         self.emit(f"if {count} < 0:")
         self.depth += 1
         if nullable:
@@ -194,7 +195,7 @@ class _DecoderWriter(CodeWriter):
 
     def inner(self, cls: ElementType, nullable: bool, target: str, path: str) -> None:
         if not isinstance(cls, type):
-            raise TypeError(f"{path}: {cls!r} is no message")
+            raise TypeError(f"{path}: {cls!r} is not a message")
         self.flush(path)
         if not nullable:
             self.emit(f"{target} = {self.struct(cls, path)}")
@@ -214,7 +215,9 @@ class _DecoderWriter(CodeWriter):
         self.emit("else:")
         self.depth += 1
         size = self.size_min(element)
-        self.emit(f"if {count} * {size} > {self.end} - p: lying({self.where(path)}, {count}, p, {self.end})")
+        self.emit(
+            f"if {count} * {size} > {self.end} - p: bad_count({self.where(path)}, {count}, p, {self.end})"
+        )
         self.emit(f"left -= {count}")
         self.emit(f"if left < 0: too_many({self.where(path)}, {count}, {elements_max(self.cls)})")
         self.items(element, count, target, path)
@@ -249,7 +252,7 @@ class _DecoderWriter(CodeWriter):
             return
         tag, size, stop, outer = self.name("t"), self.name("s"), self.name("e"), self.end
         self.emit(f"if {count} > {TAGS_MAX}: too_many({self.where(path)}, {count}, {TAGS_MAX})")
-        self.emit(f"if {count} * 2 > {outer} - p: lying({self.where(path)}, {count}, p, {outer})")
+        self.emit(f"if {count} * 2 > {outer} - p: bad_count({self.where(path)}, {count}, p, {outer})")
         self.emit(f"for _ in range({count}):")
         self.depth += 1
         self.emit(f"{tag}, p = uvarint(data, p, {outer})")
@@ -279,7 +282,7 @@ def _null(where: str, length: int, position: int) -> NoReturn:
     raise ProtocolError(f"{where}: the value before byte {position} is {what}")
 
 
-def _lying(where: str, count: int, position: int, end: int) -> NoReturn:
+def _bad_count(where: str, count: int, position: int, end: int) -> NoReturn:
     raise ProtocolError(f"{where}: {count} items cannot be in the {end - position} bytes from {position} on")
 
 

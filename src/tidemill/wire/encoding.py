@@ -1,8 +1,8 @@
-"""Writes encoders: straight-line Python, one function a class and version.
+"""Generates encoders: straight-line Python, one function per class and version.
 
-An encoder appends parts of the message: runs of fields of fixed size packed by one call of :mod:`struct`,
-strings, and byte strings as they are. It checks what the wire could not carry; what has the wrong Python
-type makes it stumble, and :func:`first_bad_value` finds out afterwards where that was.
+An encoder appends the parts of the message: runs of fixed-size fields packed by one call of :mod:`struct`,
+strings, and byte strings without a copy. It checks the limits of the wire format; a value of the wrong Python
+type makes it fail, and :func:`first_bad_value` then finds the field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL_UVARINTS: Final = tuple([encode_uvarint(value) for value in range(1024)])
 
 
 def make_encoder(cls: type[Struct], version: int) -> Callable[[Any, Callable[[Any], None]], None]:
-    """A function (message, append) that appends the parts of the message's bytes."""
+    """Returns a function (message, append) that appends the parts of the encoded message."""
     built: Callable[[Any, Callable[[Any], None]], None] = _EncoderWriter(cls, version).build()
     return built
 
@@ -38,7 +38,7 @@ def make_encoder(cls: type[Struct], version: int) -> Callable[[Any, Callable[[An
 def make_paced_encoder(
     cls: type[Struct], version: int
 ) -> Callable[[Any, Callable[[Any], None]], Generator[None, None, None]]:
-    """The same as a generator, which pauses after some items each."""
+    """Returns the same as a generator function, which pauses after every few items."""
     built: Callable[[Any, Callable[[Any], None]], Generator[None, None, None]]
     built = _EncoderWriter(cls, version, paced=True).build()
     return built
@@ -94,7 +94,7 @@ class _EncoderWriter(CodeWriter):
             self.fixed("x", "")
 
     def differs(self, one: Field, value: str) -> str:
-        """An expression: does the field hold something else than its default?"""
+        """Returns an expression that is true if the field differs from its default."""
         default = one.default_value()
         if default is None:
             return f"{value} is not None"
@@ -207,7 +207,7 @@ def _absent(where: str, value: Any, versions: str) -> NoReturn:
 
 
 def _not_id(where: str, value: Any) -> NoReturn:
-    raise EncodeError(f"{where}: {value!r} is no id of 16 bytes")
+    raise EncodeError(f"{where}: {value!r} is not an id of 16 bytes")
 
 
 def _long_string(where: str, value: bytes) -> NoReturn:
@@ -215,7 +215,7 @@ def _long_string(where: str, value: bytes) -> NoReturn:
 
 
 def first_bad_value(message: Struct, version: int, path: str = "") -> str:
-    """Where a message holds a value that its field's type cannot, in words; empty when nothing is found."""
+    """Describes a value in the message that does not fit its field's type; empty when all fit."""
     for one in message.fields_:
         if not carries(one, version):
             continue
@@ -226,7 +226,7 @@ def first_bad_value(message: Struct, version: int, path: str = "") -> str:
             continue
         items = value if one.is_array and isinstance(value, list | tuple) else [value]
         if one.is_array and items is not value:
-            return f"{name} = {value!r} is no list"
+            return f"{name} = {value!r} is not a list"
         for number, item in enumerate(items):
             place = f"{name}[{number}]" if one.is_array else name
             if isinstance(one.element, type):

@@ -1,9 +1,9 @@
-"""Frames and their headers: what stands before the body of a request or response.
+"""Frames and their headers: the fields before the body of a request or response.
 
 ==================  ==========================  ==========================================================
 part                type                        in
 ==================  ==========================  ==========================================================
-size                INT32                       every frame; counts what follows it
+size                INT32                       every frame; number of the bytes that follow
 api key             INT16                       requests
 api version         INT16                       requests
 correlation id      INT32                       requests and responses
@@ -12,8 +12,8 @@ tagged fields       UNSIGNED_VARINT count, ..   requests with header 2, response
 ==================  ==========================  ==========================================================
 
 Flexible versions of an API use request header 2 and response header 1, others 1 and 0. Two exceptions:
-ControlledShutdown 0 has request header 0, and ApiVersions always has response header 0, for its client may
-have asked for a version that the broker lacks.
+ControlledShutdown 0 has request header 0, and ApiVersions always has response header 0, because its client
+may request a version that the broker lacks.
 
 Source: the protocol guide; KIP-482 and KIP-511.
 """
@@ -35,8 +35,9 @@ from tidemill.wire.apis import (
     response_class,
     response_header_version,
 )
+from tidemill.wire.codec import decode, encode_parts
 from tidemill.wire.primitives import skip_tag_section
-from tidemill.wire.schema import Struct, decode, encode_parts
+from tidemill.wire.schema import Struct
 
 REQUEST_HEADER_SIZE_MIN: Final = 2 + 2 + 4
 RESPONSE_HEADER_SIZE_MIN: Final = 4
@@ -44,7 +45,7 @@ CLIENT_ID_BYTES_MAX: Final = 32767
 FRAME_BYTES_MAX: Final = 2**31 - 1
 
 _UNKNOWN: Final = -2
-_RIGID: Final = -1
+_NOT_FLEXIBLE: Final = -1
 _CONTROLLED_SHUTDOWN: Final = 7
 
 
@@ -59,7 +60,7 @@ _FLEXIBLE_FROM: Final[list[int]] = _flexible_table()
 
 
 class RequestHeader:
-    """What a request's header says; ``body_position`` is where its body starts in the frame."""
+    """The header of a request; ``body_position`` is the start of its body in the frame."""
 
     def __init__(
         self, api_key: i64, api_version: i64, correlation_id: i64, client_id: str | None, body_position: i64
@@ -78,16 +79,16 @@ class RequestHeader:
 
 
 def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> RequestHeader:
-    """Reads the header of the request in ``frame[position:end]``, which starts behind the size.
+    """Parses the header of the request in ``frame[position:end]``, which starts after the size.
 
-    A version that this build does not know passes: whoever answers decides. Raises :class:`ProtocolError`
-    for an API key that is not in the protocol, and for bytes that are no header.
+    Unknown versions are accepted: the caller handles them. Raises :class:`ProtocolError` for an API key that
+    is not in the protocol, and for bytes that are not a header.
     """
     if end < 0:
         end = len(frame)
     if end > len(frame) or position < 0 or end - position < REQUEST_HEADER_SIZE_MIN:
         raise ProtocolError(
-            f"a request of {end - position} bytes has no room for its header of {REQUEST_HEADER_SIZE_MIN}"
+            f"a request of {end - position} bytes is too short for its header of {REQUEST_HEADER_SIZE_MIN}"
         )
     key: i64 = i64(read_i16_be(frame, position))
     version: i64 = i64(read_i16_be(frame, position + 2))
@@ -97,7 +98,7 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
     if 0 <= key < len(_FLEXIBLE_FROM):
         flexible_from = _FLEXIBLE_FROM[key]
     if flexible_from == _UNKNOWN:
-        raise ProtocolError(f"{key} is no API key of this protocol (version {version} was asked for)")
+        raise ProtocolError(f"{key} is no API key of this protocol (requested version {version})")
     if key == _CONTROLLED_SHUTDOWN and version == 0:
         return RequestHeader(key, version, correlation_id, None, position)
 
@@ -116,7 +117,7 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
         position += size
     elif size != -1:
         raise ProtocolError(f"the client id has the negative length {size}")
-    if flexible_from != _RIGID and version >= flexible_from:
+    if flexible_from != _NOT_FLEXIBLE and version >= flexible_from:
         position = skip_tag_section(frame, position, end)
     return RequestHeader(key, version, correlation_id, client_id, position)
 
@@ -124,7 +125,7 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
 def encode_request(
     key: int, version: int, correlation_id: int, client_id: str | None, message: Struct
 ) -> bytes:
-    """The frame of a request, with its size in front. Errors as :func:`tidemill.wire.schema.encode`."""
+    """Encodes the frame of a request, including its size. Errors as :func:`tidemill.wire.codec.encode`."""
     parts = encode_parts(message, version)
     return b"".join([request_head(key, version, correlation_id, client_id, parts), *parts])
 
@@ -149,7 +150,7 @@ def request_head(
 
 
 def encode_response(key: int, version: int, correlation_id: int, message: Struct) -> bytes:
-    """The frame of a response, with its size in front. Errors as :func:`tidemill.wire.schema.encode`."""
+    """Encodes the frame of a response, including its size. Errors as :func:`tidemill.wire.codec.encode`."""
     parts = encode_parts(message, version)
     return b"".join([response_head(key, version, correlation_id, parts), *parts])
 
@@ -166,18 +167,18 @@ def response_head(key: int, version: int, correlation_id: int, parts: list[bytes
 
 
 def decode_request(header: RequestHeader, frame: bytes, end: i64 = -1) -> Struct:
-    """The body of the request whose header was read from ``frame``.
+    """Decodes the body of the request whose header was parsed from ``frame``.
 
-    Raises :class:`ProtocolError` when it is none, and for a version that this build does not know.
+    Raises :class:`ProtocolError` when it is malformed, and for a version that this build does not know.
     """
     stop = len(frame) if end < 0 else end
     return decode(request_class(header.api_key), header.api_version, frame, header.body_position, stop)
 
 
 def response_body(key: int, version: int, frame: bytes, position: i64, end: i64) -> tuple[int, i64]:
-    """Correlation id of the response in ``frame[position:end]``, and where its body starts."""
+    """Returns the correlation id of the response in ``frame[position:end]``, and the start of its body."""
     if end > len(frame) or position < 0 or end - position < RESPONSE_HEADER_SIZE_MIN:
-        raise ProtocolError(f"a response of {end - position} bytes has no room for its correlation id")
+        raise ProtocolError(f"a response of {end - position} bytes is too short for its correlation id")
     correlation_id: int = int(read_i32_be(frame, position))
     position += RESPONSE_HEADER_SIZE_MIN
     if response_header_version(key, version) > 0:
@@ -188,10 +189,10 @@ def response_body(key: int, version: int, frame: bytes, position: i64, end: i64)
 def decode_response(
     key: int, version: int, frame: bytes, position: i64 = 0, end: i64 = -1
 ) -> tuple[int, Struct]:
-    """Correlation id and body of the response in ``frame[position:end]``, which starts behind the size.
+    """Decodes the response in ``frame[position:end]``, which starts after the size: correlation id and body.
 
-    A broker that lacks the version of ApiVersions that it was asked for answers with version 0 and the
-    error UNSUPPORTED_VERSION; it is understood. Raises :class:`ProtocolError` when it is no such response.
+    A broker that lacks the requested version of ApiVersions responds with version 0 and the error
+    UNSUPPORTED_VERSION; this function handles that. Raises :class:`ProtocolError` for a malformed response.
     """
     if end < 0:
         end = len(frame)

@@ -1,10 +1,10 @@
-"""What the codecs of messages share: unsigned varints, and tagged fields that are stepped over.
+"""Shared primitives of the message codecs: unsigned varints, and the skipping of tagged fields.
 
-How they look is in the table of :mod:`tidemill.wire.schema`, whose other types are written into the codecs
-themselves; the signed varints of records are in :mod:`tidemill.records.varint`.
+Their layout is in the table of :mod:`tidemill.wire.schema`, whose other types are generated into the codecs;
+the signed varints of records are in :mod:`tidemill.records.varint`.
 
-Positions count bytes from the start of ``data``; ``end`` is the first one that may not be read. What is no
-value of the protocol raises :class:`ProtocolError`, and no length is believed before it was checked.
+Positions count bytes from the start of ``data``; ``end`` is the first that must not be read. Bytes that are
+not a value of the protocol raise :class:`ProtocolError`, and every length is checked before it is used.
 
 Source: the protocol guide, section "protocol primitive types"; KIP-482.
 """
@@ -19,16 +19,16 @@ from mypy_extensions import i64
 from tidemill.model.errors import ProtocolError
 
 TAGS_MAX: Final = 20
-"""Tagged fields of one structure: the protocol has ten at most, and a frame has room for 50 million."""
+"""Limit of tagged fields per structure: the protocol has ten at most, while a frame could hold 50 million."""
 
 
 def short(position: i64, size: i64, end: i64) -> ProtocolError:
-    """The error for a value that the bytes end in."""
+    """Returns the error for a value that exceeds the end of the bytes."""
     return ProtocolError(f"{size} bytes are due at byte {position}, but the message ends at {end}")
 
 
 def read_uvarint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """An unsigned varint of at most 32 bits: its value, and the position behind it."""
+    """Reads an unsigned varint of at most 32 bits: returns its value, and the position after it."""
     value: i64 = 0
     shift: i64 = 0
     while position < end:
@@ -46,7 +46,7 @@ def read_uvarint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
 
 
 def skip_tags(data: bytes, position: i64, end: i64, count: i64) -> i64:
-    """Steps over ``count`` tagged fields that nobody asked for: the position behind them."""
+    """Skips ``count`` unknown tagged fields; returns the position after them."""
     if count > TAGS_MAX:
         raise ProtocolError(f"{count} tagged fields before byte {position}; {TAGS_MAX} are allowed")
     if count * 2 > end - position:
@@ -64,13 +64,13 @@ def skip_tags(data: bytes, position: i64, end: i64, count: i64) -> i64:
 
 
 def skip_tag_section(data: bytes, position: i64, end: i64) -> i64:
-    """Steps over the count of tagged fields and all of them: the position behind."""
+    """Skips the count of tagged fields and all of them; returns the position after them."""
     count, position = read_uvarint(data, position, end)
     return skip_tags(data, position, end, count) if count > 0 else position
 
 
 def encode_uvarint(value: i64) -> bytes:
-    """The bytes of an unsigned varint."""
+    """Encodes an unsigned varint."""
     out = BytesWriter()
     append_uvarint(out, value)
     return out.getvalue()
@@ -79,7 +79,7 @@ def encode_uvarint(value: i64) -> bytes:
 def append_uvarint(out: BytesWriter, value: i64) -> None:
     """Writes an unsigned varint of at most 32 bits."""
     if value < 0 or value > 0xFFFFFFFF:
-        raise ValueError(f"{value} is no unsigned varint of 32 bits")
+        raise ValueError(f"{value} is not an unsigned varint of 32 bits")
     while value >= 0x80:
         out.append((value & 0x7F) | 0x80)
         value >>= 7

@@ -1,7 +1,7 @@
-"""How a message of the protocol is described: once, as a typed class.
+"""Descriptions of protocol messages: each is described once, as a typed class.
 
-A message is a :class:`Struct` whose fields say their wire type, the versions that carry them, where null is
-allowed, the default, and the tag where they travel tagged::
+A message is a :class:`Struct` whose fields have a wire type, the versions that contain them, the versions
+that allow null, the default, and the tag of a tagged field::
 
     class MetadataRequestTopic(Struct):
         topic_id: bytes = field(UUID, "10+")
@@ -11,9 +11,8 @@ allowed, the default, and the tag where they travel tagged::
     class MetadataRequest(Struct, versions="0-13", flexible="9+"):
         topics: list[MetadataRequestTopic] | None = field([MetadataRequestTopic], nullable="1+")
 
-Nothing but the description is built at import. The constructor of a class is compiled on its first call, the
-codec of a class, version and direction on its first use: see :mod:`tidemill.wire.decoding` and
-:mod:`tidemill.wire.encoding`.
+Only the description is built at import. The constructor of a class is compiled on its first call, the codec
+of a class, version and direction on its first use: see :mod:`tidemill.wire.codec`.
 
 ========================  ============================================================================
 type                      on the wire
@@ -25,7 +24,7 @@ UUID                      16 bytes, most significant first
 STRING                    INT16 length (-1 is null), then UTF-8
 BYTES, RECORDS, arrays    INT32 length or count (-1 is null), then the bytes or items
 the same, compact         UNSIGNED_VARINT length or count + 1 (0 is null): in flexible versions
-UNSIGNED_VARINT           7 bits a byte, low ones first, the top bit says that more follows; 1-5 bytes
+UNSIGNED_VARINT           7 bits per byte, low ones first, the top bit means that more follow; 1-5 bytes
 tagged fields             UNSIGNED_VARINT count, then each: tag and size as UNSIGNED_VARINT, size bytes
 ========================  ============================================================================
 
@@ -34,11 +33,10 @@ Source of the encoding rules: the protocol guide, KIP-482 (flexible versions) an
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Final, TypeAlias, dataclass_transform
 
-from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError, TidemillError
+from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.types import ZERO_ID
 
 VERSION_MAX: Final = 32767
@@ -47,11 +45,11 @@ LET_GO_ITEMS: Final = 100
 
 
 class EncodeError(TidemillError, ValueError):
-    """A value in a message of our own that the wire type of its field cannot hold."""
+    """A value in an outgoing message does not fit the wire type of its field."""
 
 
 class UnsupportedByVersion(KafkaError):
-    """A field was set that the negotiated version of the message cannot carry."""
+    """A field is set that the negotiated version of the message does not contain."""
 
     code = ErrorCode.UNSUPPORTED_VERSION
 
@@ -59,8 +57,8 @@ class UnsupportedByVersion(KafkaError):
 class WireType:
     """A type of one value on the wire.
 
-    ``code`` is the format letter of :mod:`struct` where the size is fixed, ``size`` its bytes; strings and
-    byte strings have neither, and are told apart by identity.
+    ``code`` is the format letter of :mod:`struct` for types of a fixed size, ``size`` is that size in bytes;
+    strings and byte strings have neither, and are distinguished by identity.
     """
 
     __slots__ = ("code", "default", "name", "size")
@@ -80,7 +78,6 @@ INT8: Final = WireType("INT8", "b", 1, 0)
 INT16: Final = WireType("INT16", "h", 2, 0)
 UINT16: Final = WireType("UINT16", "H", 2, 0)
 INT32: Final = WireType("INT32", "i", 4, 0)
-UINT32: Final = WireType("UINT32", "I", 4, 0)
 INT64: Final = WireType("INT64", "q", 8, 0)
 FLOAT64: Final = WireType("FLOAT64", "d", 8, 0.0)
 UUID: Final = WireType("UUID", "16s", 16, ZERO_ID)
@@ -93,7 +90,7 @@ FieldType: TypeAlias = "ElementType | Sequence[WireType] | Sequence[type[Struct]
 
 
 class _Missing:
-    """Stands for a default that the description leaves to the type."""
+    """Represents a default that the type determines."""
 
     __slots__ = ()
 
@@ -105,7 +102,7 @@ MISSING: Final = _Missing()
 
 
 class Field:
-    """One field of a message, as described."""
+    """The description of one field of a message."""
 
     __slots__ = ("default", "ignorable", "name", "nullable", "secret", "tag", "type", "versions")
 
@@ -140,11 +137,11 @@ class Field:
 
     @property
     def fresh(self) -> bool:
-        """Whether every message needs a default of its own: a list, or a message inside a message."""
+        """Whether every message needs a new default object: a list, or a nested message."""
         return self.default is MISSING and (self.is_array or isinstance(self.type, type))
 
     def default_value(self) -> Any:
-        """The value of a field that was not set; a new one each time where it can be changed."""
+        """Returns the value of an unset field; a new object each time where it is mutable."""
         if self.default is not MISSING:
             return self.default
         if isinstance(self.type, WireType):
@@ -165,20 +162,20 @@ def field(
     """Describes one field of a :class:`Struct`.
 
     ``type`` is a wire type, a Struct class, or either in a list of one for an array. ``versions`` and
-    ``nullable`` are ranges as ``"3+"``, ``"0-12"`` or ``"7"``. ``tag`` makes it a tagged field. A field that
-    the version of a message does not carry is dropped when it is ``ignorable``; otherwise encoding raises
-    :class:`UnsupportedByVersion` unless it holds its default. ``secret`` values stay out of ``repr``.
+    ``nullable`` are ranges such as ``"3+"``, ``"0-12"`` or ``"7"``. ``tag`` makes it a tagged field. A field
+    that is absent in a version of the message is dropped when it is ``ignorable``; otherwise encoding raises
+    :class:`UnsupportedByVersion` unless it has its default value. ``secret`` values stay out of ``repr``.
     """
     return Field(type, versions, nullable, default, tag, ignorable, secret)
 
 
-_Encoder: TypeAlias = Callable[[Any, Callable[[Any], None]], None]
-_Decoder: TypeAlias = Callable[[bytes, int, int], tuple[Any, int]]
+Encoder: TypeAlias = Callable[[Any, Callable[[Any], None]], None]
+Decoder: TypeAlias = Callable[[bytes, int, int], tuple[Any, int]]
 
 
 @dataclass_transform(kw_only_default=True)
 class StructMeta(type):
-    """Turns the fields of a class body into slots, and keeps their descriptions."""
+    """Turns the fields of a class body into slots, and stores their descriptions."""
 
     def __new__(
         mcs,
@@ -220,16 +217,14 @@ class Struct(metaclass=StructMeta):
     fields_: ClassVar[tuple[Field, ...]]
     versions_: ClassVar[str]
     flexible_: ClassVar[str]
-    encoders_: ClassVar[dict[int, _Encoder]]
-    decoders_: ClassVar[dict[int, _Decoder]]
+    encoders_: ClassVar[dict[int, Encoder]]
+    decoders_: ClassVar[dict[int, Decoder]]
     paced_: ClassVar[dict[tuple[str, int], Any]]
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
-        from tidemill.wire.codegen import constructor
-
         cls = type(self)
-        cls.__init__ = constructor(cls)  # type: ignore[method-assign]
+        cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
         cls.__init__(self, **values)
 
     def __eq__(self, other: object) -> bool:
@@ -246,6 +241,30 @@ class Struct(metaclass=StructMeta):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+def _constructor(cls: type[Struct]) -> Callable[..., None]:
+    """Generates the ``__init__`` of a class, with its fields as keyword-only parameters."""
+    names: dict[str, Any] = {"fresh": MISSING}
+    parameters, lines = [], []
+    for number, one in enumerate(cls.fields_):
+        names[f"d{number}"] = MISSING if one.fresh else one.default_value()
+        parameters.append(f"{one.name}=d{number}")
+        if one.is_array and one.fresh:
+            lines.append(f"self.{one.name} = [] if {one.name} is fresh else {one.name}")
+        elif one.fresh:
+            names[f"c{number}"] = one.type
+            lines.append(f"self.{one.name} = c{number}() if {one.name} is fresh else {one.name}")
+        else:
+            lines.append(f"self.{one.name} = {one.name}")
+    star = "*, " if parameters else ""
+    body = "\n".join([f"    {line}" for line in lines or ["pass"]])
+    source = f"def __init__(self, {star}{', '.join(parameters)}):\n{body}\n"
+    exec(compile(source, f"<{cls.__name__}.__init__>", "exec"), names)
+    built: Callable[..., None] = names["__init__"]
+    built.__qualname__ = f"{cls.__qualname__}.__init__"
+    built.__module__ = cls.__module__
+    return built
+
+
 def _shown(value: Any, secret: bool) -> str:
     if secret:
         return "<secret>"
@@ -254,11 +273,8 @@ def _shown(value: Any, secret: bool) -> str:
     return repr(value)
 
 
-S = TypeVar("S", bound=Struct)
-
-
 def parse_versions(text: str) -> tuple[int, int]:
-    """The first and last version of a range as ``field`` takes it; an empty one gives (0, -1)."""
+    """Returns the first and last version of a range in the format of ``field``; (0, -1) for an empty one."""
     if not text:
         return 0, -1
     if text.endswith("+"):
@@ -267,94 +283,11 @@ def parse_versions(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-def encode(message: Struct, version: int) -> bytes:
-    """The bytes of ``message`` in ``version``.
+def release_in_slices(message: Struct) -> Generator[None, None, None]:
+    """Empties the arrays of nested messages in ``message``, with a pause after every few items.
 
-    Raises :class:`UnsupportedByVersion` when a field is set that this version cannot carry (and that may not
-    be dropped), :class:`EncodeError` when a value does not fit its type or the version does not exist.
-    """
-    return b"".join(encode_parts(message, version))
-
-
-def encode_parts(message: Struct, version: int) -> list[bytes]:
-    """As :func:`encode`, in pieces: records and other byte strings are the objects that the message holds."""
-    parts: list[bytes] = []
-    encoder = message.encoders_.get(version) or _make_encoder(type(message), version)
-    try:
-        encoder(message, parts.append)
-    except (struct.error, AttributeError, TypeError, ValueError) as problem:
-        if isinstance(problem, EncodeError):
-            raise
-        raise EncodeError(_explain(message, version, problem)) from problem
-    return parts
-
-
-def decode(cls: type[S], version: int, data: bytes, position: int = 0, end: int | None = None) -> S:
-    """The message that ``data[position:end]`` holds, all of it.
-
-    Raises :class:`ProtocolError`, and nothing else, when the bytes are no such message.
-    """
-    stop = len(data) if end is None else end
-    message, position = decode_prefix(cls, version, data, position, stop)
-    if position != stop:
-        raise ProtocolError(
-            f"{cls.__name__} v{version} ends at byte {position}, but {stop - position} bytes follow it"
-        )
-    return message
-
-
-def decode_prefix(cls: type[S], version: int, data: bytes, position: int, end: int) -> tuple[S, int]:
-    """As :func:`decode`, for a message that others may follow: it, and the position behind it."""
-    decoder = cls.decoders_.get(version) or _make_decoder(cls, version)
-    if not 0 <= position <= end <= len(data):
-        raise ProtocolError(f"{cls.__name__} v{version}: no bytes {position} to {end} in {len(data)} bytes")
-    try:
-        return decoder(data, position, end)
-    except UnicodeDecodeError as problem:
-        raise ProtocolError(f"{cls.__name__} v{version}: a string is not UTF-8: {problem}") from None
-
-
-def decode_in_slices(
-    cls: type[S], version: int, data: bytes, position: int, end: int
-) -> Generator[None, None, tuple[S, int]]:
-    """As :func:`decode_prefix`, with a pause after some items each: for messages of many."""
-    from tidemill.wire.decoding import make_paced_decoder
-
-    if not 0 <= position <= end <= len(data):
-        raise ProtocolError(f"{cls.__name__} v{version}: no bytes {position} to {end} in {len(data)} bytes")
-    decoder = cls.paced_.get(("decode", version))
-    if decoder is None:
-        _check_version(cls, version, ProtocolError)
-        decoder = cls.paced_["decode", version] = make_paced_decoder(cls, version)
-    try:
-        found: tuple[S, int] = yield from decoder(data, position, end)
-    except UnicodeDecodeError as problem:
-        raise ProtocolError(f"{cls.__name__} v{version}: a string is not UTF-8: {problem}") from None
-    return found
-
-
-def encode_in_slices(message: Struct, version: int, parts: list[bytes]) -> Generator[None, None, None]:
-    """As :func:`encode_parts`, with a pause after some items each, in which ``parts`` may be emptied."""
-    from tidemill.wire.encoding import make_paced_encoder
-
-    cls = type(message)
-    encoder = cls.paced_.get(("encode", version))
-    if encoder is None:
-        _check_version(cls, version, EncodeError)
-        encoder = cls.paced_["encode", version] = make_paced_encoder(cls, version)
-    try:
-        yield from encoder(message, parts.append)
-    except (struct.error, AttributeError, TypeError, ValueError) as problem:
-        if isinstance(problem, EncodeError):
-            raise
-        raise EncodeError(_explain(message, version, problem)) from problem
-
-
-def let_go_in_slices(message: Struct) -> Generator[None, None, None]:
-    """Empties the arrays of messages in ``message``, with a pause after some items each.
-
-    A message of 100,000 items that is dropped as a whole holds its thread as long as to make one does. Arrays
-    of plain values stay: they may be another's, a partition's replicas for instance.
+    Freeing a message of 100,000 items at once blocks its thread for as long as creating it does. Arrays of
+    plain values stay: they may be shared, such as a partition's replicas.
     """
     for one in message.fields_:
         if not one.is_array or isinstance(one.element, WireType):
@@ -366,14 +299,14 @@ def let_go_in_slices(message: Struct) -> Generator[None, None, None]:
             for number, item in enumerate(items):
                 if number % LET_GO_ITEMS == 0:
                     yield
-                yield from let_go_in_slices(item)
+                yield from release_in_slices(item)
         while items:
             del items[-LET_GO_ITEMS:]
             yield
 
 
 def has_many_items(message: Struct, most: int) -> bool:
-    """Whether the arrays of messages in ``message`` hold more than ``most`` together."""
+    """Whether the arrays of nested messages in ``message`` have more than ``most`` items in total."""
     return _items_left(message, most) < 0
 
 
@@ -388,35 +321,3 @@ def _items_left(message: Struct, left: int) -> int:
                 return left
             left = _items_left(item, left)
     return left
-
-
-def _make_encoder(cls: type[Struct], version: int) -> _Encoder:
-    from tidemill.wire.encoding import make_encoder
-
-    _check_version(cls, version, EncodeError)
-    encoder: _Encoder = make_encoder(cls, version)
-    cls.encoders_[version] = encoder
-    return encoder
-
-
-def _make_decoder(cls: type[Struct], version: int) -> _Decoder:
-    from tidemill.wire.decoding import make_decoder
-
-    _check_version(cls, version, ProtocolError)
-    decoder: _Decoder = make_decoder(cls, version)
-    cls.decoders_[version] = decoder
-    return decoder
-
-
-def _check_version(cls: type[Struct], version: int, error: type[Exception]) -> None:
-    first, last = parse_versions(cls.versions_)
-    if not first <= version <= last:
-        raise error(f"{cls.__name__} has no version {version}; it has {cls.versions_ or 'none of its own'}")
-
-
-def _explain(message: Struct, version: int, problem: Exception) -> str:
-    """Finds the field that an encoder stumbled over; encoders themselves stay free of such checks."""
-    from tidemill.wire.encoding import first_bad_value
-
-    found = first_bad_value(message, version)
-    return f"{type(message).__name__} v{version}: {found or problem}"

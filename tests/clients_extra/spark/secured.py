@@ -26,7 +26,7 @@ def main() -> None:
         "spark.sql.ui.explainMode": "extended",
     }
     spark = local_session("secured", master="local[2]", settings=settings)
-    # As in a session of the user's, which has Spark's own default.
+    # As in a user's session with Spark's default settings.
     spark.conf.unset("spark.sql.redaction.options.regex")
     results: dict[str, Any] = {"shown": []}
     explain = spark.sparkContext._jvm.PythonSQLUtils.explainString

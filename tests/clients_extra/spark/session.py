@@ -1,7 +1,7 @@
-"""A Spark that does what it is told: one request a line on standard input, one answer a line back.
+"""A Spark process that executes requests: one line each on standard input, one line of response each.
 
-Both are JSON: ``{"do": "read", ...}``, answered by ``{"result": ...}`` or ``{"error": "..."}``. It is a
-program of its own because its PySpark is another than the one that the tests import.
+Both are JSON: ``{"do": "read", ...}``, and the response ``{"result": ...}`` or ``{"error": "..."}``. It is a
+separate program because its PySpark is another version than that of the tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADERS = "transform(headers, one -> array(one.key, hex(one.value)))"
 
 
 class Session:
-    """The requests, each a method."""
+    """The requests: one method each."""
 
     def __init__(self, jars: str) -> None:
         self.spark = (
@@ -36,7 +36,7 @@ class Session:
         self.spark.sparkContext.setLogLevel("ERROR")
 
     def version(self) -> str:
-        """Of Spark."""
+        """Returns the version of Spark."""
         return str(self.spark.version)
 
     def set(self, key: str, value: str) -> None:
@@ -44,7 +44,7 @@ class Session:
         self.spark.conf.set(key, value)
 
     def read(self, source: str, options: dict[str, str]) -> dict[str, Any]:
-        """The rows of a batch in the order of their places, its schema, and how many tasks it took."""
+        """Returns the rows of a batch by position, its schema, and its number of tasks."""
         frame = self.spark.read.format(source).options(**options).load()
         columns = [*COLUMNS, HEADERS] if "headers" in frame.columns else COLUMNS
         rows = frame.orderBy(*PLACES).selectExpr(*columns).collect()
@@ -55,11 +55,11 @@ class Session:
         }
 
     def count(self, source: str, options: dict[str, str]) -> int:
-        """The rows of a batch."""
+        """Returns the number of rows of a batch."""
         return self.spark.read.format(source).options(**options).load().count()
 
     def stream(self, source: str, options: dict[str, str], output: str, checkpoint: str) -> list[int]:
-        """Runs a stream into Parquet up to the end that there is; the rows of each micro-batch."""
+        """Runs a stream into Parquet up to the current end; returns the rows of each micro-batch."""
         query = (
             self.spark.readStream.format(source)
             .options(**options)
@@ -74,18 +74,18 @@ class Session:
         return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
 
     def places(self, output: str) -> list[list[Any]]:
-        """Topic, partition and offset of each row that streams have written."""
+        """Returns topic, partition and offset of each row that streams have written."""
         rows = self.spark.read.parquet(output).select(*PLACES).collect()
         return sorted(list(row) for row in rows)
 
     def write(self, sink: str, query: str, options: dict[str, str]) -> None:
-        """Writes what a query in SQL gives."""
+        """Writes the result of an SQL query."""
         self.spark.sql(query).write.format(sink).options(**options).mode("append").save()
 
     def forward(
         self, source: str, options: dict[str, str], sink: str, written: dict[str, str], checkpoint: str
     ) -> None:
-        """Runs a stream from topic to topic up to the end that there is."""
+        """Runs a stream from topic to topic up to the current end."""
         frame: DataFrame = self.spark.readStream.format(source).options(**options).load()
         query = (
             frame.select("key", "value", "headers")
@@ -99,7 +99,7 @@ class Session:
 
 
 def main() -> None:
-    # Whatever Java prints must not be taken for an answer.
+    # Output of Java must not be mistaken for a response.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     session = Session(os.environ["JARS"])

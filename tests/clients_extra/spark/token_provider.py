@@ -1,4 +1,4 @@
-"""A provider of tokens that Spark's executors find by its name."""
+"""A token provider that Spark's executors import by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 
 
 def token() -> tuple[str, float]:
-    """A token of the OAuth server that the environment names."""
+    """Returns a token of the OAuth server that the environment names."""
     request = urllib.request.Request(
         os.environ["TEST_TOKEN_URL"],
         b"grant_type=client_credentials&scope=records",

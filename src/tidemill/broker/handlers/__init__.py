@@ -1,1 +1,1 @@
-"""One module an API, called with a request context and a request."""
+"""One module per API, called with a request context and a request."""

@@ -1,33 +1,38 @@
-"""AlterConfigs: replaces all settings that a topic or broker got at run time."""
+"""AlterConfigs: replaces all dynamic settings of topics or brokers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.config_changes import alter
-from tidemill.controller.shell import ConfigCommand
-from tidemill.wire.messages.alter_configs import (
-    AlterConfigsRequest,
-    AlterConfigsResource,
-    AlterConfigsResourceResponse,
-    AlterConfigsResponse,
-)
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.admin_manager import ConfigCommand
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import alter_configs as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: AlterConfigsRequest
-) -> AlterConfigsResponse:
-    """One result a resource."""
-    return AlterConfigsResponse(
+    broker: Broker, context: RequestContext, request: messages.AlterConfigsRequest
+) -> messages.AlterConfigsResponse:
+    """Returns one result per resource."""
+    return messages.AlterConfigsResponse(
         responses=await alter(
-            broker, context, request.resources, _command, AlterConfigsResourceResponse, request.validate_only
+            broker,
+            context,
+            request.resources,
+            _command,
+            messages.AlterConfigsResourceResponse,
+            request.validate_only,
         )
     )
 
 
-def _command(kind: int, name: str, resource: AlterConfigsResource) -> ConfigCommand:
+API: Final = HandledApi(ApiKey.ALTER_CONFIGS, 0, 2, handle, to_controller=True)
+
+
+def _command(kind: int, name: str, resource: messages.AlterConfigsResource) -> ConfigCommand:
     return ConfigCommand(kind, name, None, [(config.name, config.value) for config in resource.configs])

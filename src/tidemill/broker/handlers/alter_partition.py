@@ -1,72 +1,73 @@
-"""AlterPartition: a leader asks the controller, which is this broker, for another in-sync set."""
+"""AlterPartition: a leader's request for another ISR to the controller, which is this broker."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.failover import WantedIsr
-from tidemill.controller.isr import IsrChange
-from tidemill.coordination.image import PartitionImage
-from tidemill.coordination.port import StoreError
+from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.messages.alter_partition import (
-    AlterPartitionRequest,
-    AlterPartitionRequestPartitionData,
-    AlterPartitionResponse,
-    AlterPartitionResponsePartitionData,
-    AlterPartitionResponseTopicData,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import alter_partition as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: AlterPartitionRequest
-) -> AlterPartitionResponse:
-    """One result a partition; STALE_BROKER_EPOCH for a broker that has registered anew since."""
-    if not broker.commands.are_open_to(context):
-        return AlterPartitionResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[])
+    broker: Broker, context: RequestContext, request: messages.AlterPartitionRequest
+) -> messages.AlterPartitionResponse:
+    """Returns one result per partition; STALE_BROKER_EPOCH for a broker that has since re-registered."""
+    if not broker.is_from_broker(context):
+        return messages.AlterPartitionResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[])
     registered = broker.controller.image.brokers.get(request.broker_id)
     if registered is not None and -1 < request.broker_epoch < registered.epoch:
-        return AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH, topics=[])
-    turns = context.turns
+        return messages.AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH, topics=[])
+    slices = context.slices
     wanted = []
     for topic in request.topics:
-        async for one in turns.over(topic.partitions):
-            wanted.append(_wanted(request, topic.topic_id, one))
+        async for partition in slices.over(topic.partitions):
+            wanted.append(_wanted(request, topic.topic_id, partition))
     try:
-        results = iter(await turns.rest(broker.failover.alter_isr(wanted)))
+        results = iter(await slices.wait_for(broker.failover.alter_isr(wanted)))
     except KafkaError as problem:
-        return AlterPartitionResponse(error_code=problem.code, topics=[])
+        return messages.AlterPartitionResponse(error_code=problem.code, topics=[])
     except StoreError:
-        return AlterPartitionResponse(error_code=ErrorCode.NOT_CONTROLLER, topics=[])
-    response = AlterPartitionResponse(error_code=0, topics=[])
+        return messages.AlterPartitionResponse(error_code=ErrorCode.NOT_CONTROLLER, topics=[])
+    response = messages.AlterPartitionResponse(error_code=0, topics=[])
     for topic in request.topics:
-        partitions: list[AlterPartitionResponsePartitionData] = []
-        async for one in turns.over(topic.partitions):
-            partitions.append(_result(one.partition_index, next(results)))
+        partitions: list[messages.AlterPartitionResponsePartitionData] = []
+        async for partition in slices.over(topic.partitions):
+            partitions.append(_result(partition.partition_index, next(results)))
         response.topics.append(
-            AlterPartitionResponseTopicData(topic_id=topic.topic_id, partitions=partitions)
+            messages.AlterPartitionResponseTopicData(topic_id=topic.topic_id, partitions=partitions)
         )
     return response
 
 
+API: Final = HandledApi(ApiKey.ALTER_PARTITION, 3, 3, handle)
+
+
 def _wanted(
-    request: AlterPartitionRequest, topic_id: bytes, one: AlterPartitionRequestPartitionData
+    request: messages.AlterPartitionRequest,
+    topic_id: bytes,
+    partition: messages.AlterPartitionRequestPartitionData,
 ) -> WantedIsr:
-    members = [(member.broker_id, member.broker_epoch) for member in one.new_isr_with_epochs]
+    members = [(member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs]
     change = IsrChange(
-        request.broker_id, one.leader_epoch, one.partition_epoch, members, request.broker_epoch
+        request.broker_id, partition.leader_epoch, partition.partition_epoch, members, request.broker_epoch
     )
-    return WantedIsr(topic_id, one.partition_index, change)
+    return WantedIsr(topic_id, partition.partition_index, change)
 
 
-def _result(index: int, result: PartitionImage | KafkaError) -> AlterPartitionResponsePartitionData:
+def _result(index: int, result: PartitionImage | KafkaError) -> messages.AlterPartitionResponsePartitionData:
     if isinstance(result, KafkaError):
-        return AlterPartitionResponsePartitionData(partition_index=index, error_code=result.code)
-    return AlterPartitionResponsePartitionData(
+        return messages.AlterPartitionResponsePartitionData(partition_index=index, error_code=result.code)
+    return messages.AlterPartitionResponsePartitionData(
         partition_index=index,
         error_code=0,
         leader_id=result.leader,

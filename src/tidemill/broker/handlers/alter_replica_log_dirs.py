@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.admin_log import note_each
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.admin_log import log_changes
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.wire.messages.alter_replica_log_dirs import (
-    AlterReplicaLogDirPartitionResult,
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirsResponse,
-    AlterReplicaLogDirTopicResult,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import alter_replica_log_dirs as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 log = logging.getLogger("tidemill.broker")
 
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest
-) -> AlterReplicaLogDirsResponse:
-    """Begins the moves, and answers at once: DescribeLogDirs shows how far they are."""
-    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    broker: Broker, context: RequestContext, request: messages.AlterReplicaLogDirsRequest
+) -> messages.AlterReplicaLogDirsResponse:
+    """Starts the moves, and responds at once: DescribeLogDirs shows their progress."""
+    results: dict[str, list[messages.AlterReplicaLogDirPartitionResult]] = {}
     started: list[str] = []
-    async for wanted in context.turns.over(request.dirs):
-        async for topic in context.turns.over(wanted.topics):
+    async for wanted in context.slices.over(request.dirs):
+        async for topic in context.slices.over(wanted.topics):
             partitions = results.setdefault(topic.name, [])
-            async for index in context.turns.over(topic.partitions):
+            async for index in context.slices.over(topic.partitions):
                 key = TopicPartition(context.internal_name(topic.name), index)
                 code = begin(broker, key, wanted.path)
                 if code == ErrorCode.NONE:
                     started.append(f"{key} to {wanted.path}")
-                partitions.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
-    await note_each(context, "moves between directories started", started, str)
-    response = AlterReplicaLogDirsResponse()
-    async for name, partitions in context.turns.over(results.items()):
-        response.results.append(AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions))
-    await context.turns.let_go(results)
+                partitions.append(
+                    messages.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+                )
+    await log_changes(context, "moves between directories started", started, str)
+    response = messages.AlterReplicaLogDirsResponse()
+    async for name, partitions in context.slices.over(results.items()):
+        response.results.append(
+            messages.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)
+        )
+    await context.slices.clear(results)
     return response
 
 
+API: Final = HandledApi(ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2, handle)
+
+
 def begin(broker: Broker, key: TopicPartition, path: str) -> int:
-    """Begins one move; the code that the client is told."""
+    """Starts one move; returns the error code for the client."""
     try:
         found = broker.partitions.find(key.topic, key.partition)
         if found is not None and found.failed:

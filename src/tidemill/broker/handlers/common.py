@@ -1,4 +1,4 @@
-"""What the handlers of cluster and topic APIs share."""
+"""Functions that the handlers of cluster and topic APIs share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidemill.broker.context import RequestContext
-from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.controller.configs import ResourceType
-from tidemill.coordination.port import StoreError
+from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.config_changes import ResourceType
+from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.configs import TOPIC_KEYS, Key, TopicConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import cut_short
 from tidemill.model.topic_names import name_problem
-from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -27,10 +26,10 @@ Result = TypeVar("Result")
 NO_LEADER = -1
 
 SETTINGS_MAX = 1000
-"""Of one resource in one request: there are some hundred keys, and each may be named once."""
+"""Settings per resource in one request: there are some hundred keys, and each may occur once."""
 
 TEXT_CHARACTERS_MAX = 1000
-"""Of an error's text: a string of the protocol holds 32,767 bytes, and a request many names."""
+"""Length of an error message: a string of the protocol holds 32,767 bytes, and a request many names."""
 
 # Operations of access lists, as bits of "authorized operations" (bit n for operation code n, KIP-430).
 _READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = (1 << code for code in (3, 4, 5, 6, 7, 8))
@@ -41,47 +40,52 @@ _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = (
 TOPIC_OPERATIONS = (
     _READ | _WRITE | _CREATE | _DELETE | _ALTER | _DESCRIBE | _DESCRIBE_CONFIGS | _ALTER_CONFIGS
 )
-"""All that can be done with a topic: without access lists everybody may."""
+"""All topic operations: without ACLs, every client may perform them."""
 
 CLUSTER_OPERATIONS = (
     _CREATE | _CLUSTER_ACTION | _DESCRIBE_CONFIGS | _ALTER_CONFIGS | _IDEMPOTENT_WRITE | _ALTER | _DESCRIBE
 )
-"""All that can be done with the cluster."""
+"""All cluster operations."""
 
 
 def reachable(brokers: Iterable[BrokerImage], context: RequestContext) -> list[tuple[BrokerImage, str, int]]:
-    """Brokers with host and port of the listener by which the client came; those that have it."""
+    """Returns the brokers on the client's listener, each with its host and port on that listener."""
     name = context.listener.name
     found = []
     for broker in brokers:
         endpoint = broker.endpoints.get(name)
         if endpoint is not None:
-            found.append((broker, context.host_of(broker.broker_id, endpoint.host), endpoint.port))
+            found.append((broker, context.advertised_host(broker.broker_id, endpoint.host), endpoint.port))
     return found
 
 
 def offline_replicas(image: ClusterImage, partition: PartitionImage) -> list[int]:
-    """The replicas whose brokers do not live, or cannot read or write them."""
+    """Returns the replicas whose brokers are not alive, or cannot read or write them."""
     brokers, offline = image.brokers, partition.offline
     return [broker for broker in partition.replicas if broker not in brokers or broker in offline]
 
 
 def served_partitions(broker: Broker, topic: TopicImage) -> Sequence[PartitionImage]:
-    """The partitions of a topic; those whose log failed here are offline here, and not led from here.
+    """Returns the partitions of a topic, with those whose log failed here as offline and not led here.
 
-    So Apache Kafka's controller has it, in the end. Nobody has to wait for that, and a broker that is alone
-    has no other to lead what it cannot.
+    Apache Kafka's controller eventually does the same. This avoids waiting for the controller, and works for
+    a single broker, where no other broker can lead the partition.
     """
     entry = broker.partitions.topics.by_name.get(topic.name.encode())
     if entry is None or entry.topic_id != topic.topic_id:
         return topic.partitions
-    failed = {int(one.index) for one in entry.partitions if one is not None and one.failed}
+    failed = {
+        int(partition.index) for partition in entry.partitions if partition is not None and partition.failed
+    }
     if not failed:
         return topic.partitions
-    return [_not_here(one, broker.node_id) if one.partition in failed else one for one in topic.partitions]
+    return [
+        _without_local_replica(partition, broker.node_id) if partition.partition in failed else partition
+        for partition in topic.partitions
+    ]
 
 
-def _not_here(partition: PartitionImage, node_id: int) -> PartitionImage:
+def _without_local_replica(partition: PartitionImage, node_id: int) -> PartitionImage:
     return PartitionImage(
         partition.partition,
         NO_LEADER if partition.leader == node_id else partition.leader,
@@ -96,7 +100,7 @@ def _not_here(partition: PartitionImage, node_id: int) -> PartitionImage:
 
 
 def leader_error(image: ClusterImage, partition: PartitionImage, listener: str) -> ErrorCode:
-    """Why a client of that listener cannot reach the partition's leader, or NONE."""
+    """Returns the reason that a client of that listener cannot reach the partition's leader, or NONE."""
     leader = image.brokers.get(partition.leader)
     if leader is None:
         return ErrorCode.LEADER_NOT_AVAILABLE
@@ -106,31 +110,31 @@ def leader_error(image: ClusterImage, partition: PartitionImage, listener: str) 
 
 
 def missing_topic_error(name: str) -> ErrorCode:
-    """The error for a topic that is not there, and is not made."""
+    """Returns the error for a missing topic that is not created."""
     return ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def internal_resource(context: RequestContext, resource_type: int, name: str) -> str:
-    """The name inside the broker of a resource that has settings."""
+    """Returns the internal name of a resource with settings."""
     return context.internal_name(name) if resource_type == ResourceType.TOPIC else name
 
 
 def shown_keys(keys: Mapping[str, Key]) -> list[Key]:
-    """The keys that clients see: those of Kafka's own tests (``internal.*``) are left out."""
+    """Returns the keys that clients see: all but those of Kafka's own tests (``internal.*``)."""
     return [key for name, key in keys.items() if not name.startswith("internal.")]
 
 
 def shown_topic_keys(config: TopicConfig) -> list[Key]:
-    """The keys of a topic that clients see: those that have a value.
+    """Returns the topic keys that clients see: those with a value.
 
-    Programs write back what they have read, and a null value is refused. A former name, which has a value
-    only where somebody set it, is left out where nobody did; Kafka 4 does not know it.
+    Programs write back the values that they read, and a null value is refused. A deprecated name, which has a
+    value only where it was set explicitly, is omitted otherwise; Kafka 4 does not know it.
     """
     return [key for key in shown_keys(TOPIC_KEYS) if config.get(key.name) is not None]
 
 
 def check_setting_count(count: int) -> None:
-    """Raises INVALID_REQUEST when a request names more settings of one resource than there can be."""
+    """Raises INVALID_REQUEST when a request has more settings of one resource than exist."""
     if count > SETTINGS_MAX:
         raise KafkaError(
             f"{count} settings of one resource are too many: a request names at most {SETTINGS_MAX}. "
@@ -140,59 +144,51 @@ def check_setting_count(count: int) -> None:
 
 
 def external_text(error: KafkaError) -> str:
-    """What the client reads of an error."""
+    """Returns the error message for the client."""
     return shortened(str(error))
 
 
 def store_error(error: StoreError) -> KafkaError:
-    """What a client is told when the coordination store did not take a change."""
+    """Returns the error for the client when the coordination store did not accept a change."""
     code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
     return KafkaError(f"{error}. Try again.", code)
 
 
-def by_topic(results: Mapping[TopicPartition, Result]) -> dict[str, dict[int, Result]]:
-    """Results by topic and number, as responses have them."""
-    grouped: dict[str, dict[int, Result]] = {}
-    for (topic, number), result in results.items():
-        grouped.setdefault(topic, {})[number] = result
-    return grouped
-
-
 def shortened(text: str) -> str:
-    """A text that fits into a response, however long the names are that the client put into it."""
+    """Shortens a text to fit into a response, however long the names in it are."""
     return cut_short(text, TEXT_CHARACTERS_MAX)
 
 
-async def within(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:
-    """What ``work`` returns; REQUEST_TIMED_OUT after ``timeout_ms``, while it goes on and takes effect."""
+async def run_within_timeout(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:
+    """Returns the result of ``work``; raises REQUEST_TIMED_OUT after ``timeout_ms``, while it continues."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,), timeout=max(timeout_ms, 0) / 1000)
     finally:
         if not task.done():
-            _going_on.add(task)
-            task.add_done_callback(_ended)
+            _unfinished_work.add(task)
+            task.add_done_callback(_log_outcome)
     if not task.done():
         raise KafkaError(
-            f"not done within {timeout_ms} ms; it goes on, look again later", ErrorCode.REQUEST_TIMED_OUT
+            f"not done within {timeout_ms} ms; it continues, check again later", ErrorCode.REQUEST_TIMED_OUT
         )
     return task.result()
 
 
-_going_on: set[asyncio.Future[Any]] = set()
-"""Work that outlived its request. The loop itself would let go of it half way: it holds tasks weakly."""
+_unfinished_work: set[asyncio.Future[Any]] = set()
+"""Work that outlived its request. References are needed because the event loop holds tasks weakly."""
 
 
-def going_on() -> list[asyncio.Future[Any]]:
-    """What outlived its request in this loop, and has not ended yet."""
+def unfinished_work() -> list[asyncio.Future[Any]]:
+    """Returns the work in this event loop that outlived its request and has not ended."""
     loop = asyncio.get_running_loop()
-    return [task for task in _going_on if task.get_loop() is loop]
+    return [task for task in _unfinished_work if task.get_loop() is loop]
 
 
-def _ended(task: asyncio.Future[Any]) -> None:
-    _going_on.discard(task)
+def _log_outcome(task: asyncio.Future[Any]) -> None:
+    _unfinished_work.discard(task)
     problem = None if task.cancelled() else task.exception()
     if isinstance(problem, KafkaError):
         log.info("a change that outlived its request failed: %s", problem)
     elif problem is not None:
-        log.error("a change that outlived its request broke", exc_info=problem)
+        log.error("a change that outlived its request failed unexpectedly", exc_info=problem)

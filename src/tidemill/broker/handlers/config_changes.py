@@ -1,16 +1,16 @@
-"""What AlterConfigs and IncrementalAlterConfigs share: a command and one result for each resource."""
+"""Functions that AlterConfigs and IncrementalAlterConfigs share: one command and result per resource."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tidemill.broker import loggers
-from tidemill.broker.admin_log import note
-from tidemill.broker.context import RequestContext
+from tidemill.broker import broker_loggers
+from tidemill.broker.admin_log import log_change
 from tidemill.broker.handlers.common import check_setting_count, external_text, internal_resource
-from tidemill.controller.configs import AlterOperation, ResourceType
-from tidemill.controller.shell import ConfigCommand
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.admin_manager import ConfigCommand
+from tidemill.controller.config_changes import AlterOperation, ResourceType
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -33,7 +33,7 @@ class Resource(Protocol):
 
     @property
     def configs(self) -> Sequence[object]:
-        """Its changes."""
+        """The changes of the resource."""
 
 
 Change = TypeVar("Change", bound=Resource)
@@ -48,15 +48,15 @@ async def alter(
     result: Callable[..., Result],
     validate_only: bool,
 ) -> list[Result]:
-    """Carries out what ``command_for`` makes of each resource, by its name inside the broker.
+    """Applies the command that ``command_for`` creates for each resource, by its name inside the broker.
 
-    A resource that comes more than once is refused each time. ``result`` is the message of one outcome.
+    A duplicate resource is refused each time. ``result`` builds the message of one outcome.
     """
-    counts = await context.turns.counts(
+    counts = await context.slices.counts(
         (resource.resource_type, resource.resource_name) for resource in resources
     )
     results: list[Result] = []
-    async for resource in context.turns.over(resources):
+    async for resource in context.slices.over(resources):
         kind, name = resource.resource_type, resource.resource_name
         error: KafkaError | None = None
         try:
@@ -64,9 +64,9 @@ async def alter(
                 raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
             check_setting_count(len(resource.configs))
             command = command_for(kind, internal_resource(context, kind, name), resource)
-            await context.turns.rest(_carry_out(broker, command, validate_only))
-            if not validate_only:
-                note(context, "settings altered", [described(command)])
+            error = await context.slices.wait_for(_apply(broker, command, validate_only))
+            if error is None and not validate_only:
+                log_change(context, "settings altered", [described(command)])
         except KafkaError as problem:
             error = problem
         results.append(
@@ -77,12 +77,12 @@ async def alter(
                 resource_name=name,
             )
         )
-    await context.turns.let_go(counts)
+    await context.slices.clear(counts)
     return results
 
 
 def described(command: ConfigCommand) -> str:
-    """A change, for the log of what administrators do. Passwords are left out."""
+    """Describes a change, for the log of administrative changes. Passwords are hidden."""
     kind = ResourceType(command.resource_type).name.lower()
     if command.alterations is None:
         texts = [f"all replaced by {len(command.settings)}"]
@@ -101,10 +101,14 @@ def _shown(name: str, value: str | None) -> str:
     return "(hidden)" if key is not None and key.sensitive else str(value)
 
 
-async def _carry_out(broker: Broker, command: ConfigCommand, validate_only: bool) -> None:
+async def _apply(broker: Broker, command: ConfigCommand, validate_only: bool) -> KafkaError | None:
+    """Returns the controller's error instead of raising it.
+
+    Raised from here, it would refer to this frame and the frame to it: only the cycle collector could free
+    such an error, and it is off while a large request is handled.
+    """
     if command.resource_type == ResourceType.BROKER_LOGGER:
-        loggers.alter(broker.node_id, command, validate_only)
-        return
-    (error,) = await broker.controller.alter_configs([command], validate_only=validate_only)
-    if error is not None:
-        raise error
+        broker_loggers.alter(broker.node_id, command, validate_only)
+        return None
+    (error,) = await broker.controller.admin_manager.alter_configs([command], validate_only=validate_only)
+    return error

@@ -1,39 +1,43 @@
-"""ControlledShutdown: a broker that is about to stop hands its leaderships over first."""
+"""ControlledShutdown: a stopping broker hands over its leaderships first."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import store_error
-from tidemill.coordination.port import StoreError
+from tidemill.broker.request_context import RequestContext
+from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.messages.controlled_shutdown import (
-    ControlledShutdownRequest,
-    ControlledShutdownResponse,
-    RemainingPartition,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import controlled_shutdown as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: ControlledShutdownRequest
-) -> ControlledShutdownResponse:
-    """What the broker still leads, so that it can ask again."""
-    if not broker.commands.are_open_to(context):
-        return ControlledShutdownResponse(
+    broker: Broker, context: RequestContext, request: messages.ControlledShutdownRequest
+) -> messages.ControlledShutdownResponse:
+    """Returns the partitions that the broker still leads, so that it can retry."""
+    if not broker.is_from_broker(context):
+        return messages.ControlledShutdownResponse(
             error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, remaining_partitions=[]
         )
     try:
-        remaining = await broker.controller.leading.shut_down(request.broker_id, request.broker_epoch)
+        remaining = await broker.controller.leader_elections.handle_controlled_shutdown(
+            request.broker_id, request.broker_epoch
+        )
     except (KafkaError, StoreError) as problem:
         error = problem if isinstance(problem, KafkaError) else store_error(problem)
-        return ControlledShutdownResponse(error_code=error.code, remaining_partitions=[])
-    return ControlledShutdownResponse(
+        return messages.ControlledShutdownResponse(error_code=error.code, remaining_partitions=[])
+    return messages.ControlledShutdownResponse(
         error_code=0,
         remaining_partitions=[
-            RemainingPartition(topic_name=topic, partition_index=number) for topic, number in remaining
+            messages.RemainingPartition(topic_name=topic, partition_index=number)
+            for topic, number in remaining
         ],
     )
+
+
+API: Final = HandledApi(ApiKey.CONTROLLED_SHUTDOWN, 0, 3, handle)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import create_acls as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 
 @in_slices
-async def handle(broker: Broker, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-    """The same refusal for each rule."""
-    response = CreateAclsResponse()
-    async for _ in context.turns.over(request.creations):
+async def handle(
+    broker: Broker, context: RequestContext, request: messages.CreateAclsRequest
+) -> messages.CreateAclsResponse:
+    """Returns the same error for each rule."""
+    response = messages.CreateAclsResponse()
+    async for _ in context.slices.over(request.creations):
         response.results.append(
-            AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+            messages.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
         )
     return response
+
+
+API: Final = HandledApi(ApiKey.CREATE_ACLS, 0, 3, handle)

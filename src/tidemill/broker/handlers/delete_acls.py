@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.delete_acls import (
-    DeleteAclsFilterResult,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import delete_acls as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 
 @in_slices
-async def handle(broker: Broker, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    """The same refusal for each filter."""
-    response = DeleteAclsResponse()
-    async for _ in context.turns.over(request.filters):
+async def handle(
+    broker: Broker, context: RequestContext, request: messages.DeleteAclsRequest
+) -> messages.DeleteAclsResponse:
+    """Returns the same error for each filter."""
+    response = messages.DeleteAclsResponse()
+    async for _ in context.slices.over(request.filters):
         response.filter_results.append(
-            DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+            messages.DeleteAclsFilterResult(
+                error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
+            )
         )
     return response
+
+
+API: Final = HandledApi(ApiKey.DELETE_ACLS, 0, 3, handle)

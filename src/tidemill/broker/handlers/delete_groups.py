@@ -1,36 +1,37 @@
-"""DeleteGroups: removes groups without members, with all that they committed."""
+"""DeleteGroups: removes groups without members, with their committed offsets."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.admin_log import note_each
+from tidemill.broker.admin_log import log_changes
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.model.errors import ErrorCode
-from tidemill.model.slices import slices_of
-from tidemill.wire.messages.delete_groups import (
-    DeletableGroupResult,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-)
+from tidemill.model.event_loop_slices import slices_of
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import delete_groups as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: DeleteGroupsRequest
-) -> DeleteGroupsResponse:
-    """Answers each group by itself."""
+    broker: Broker, context: RequestContext, request: messages.DeleteGroupsRequest
+) -> messages.DeleteGroupsResponse:
+    """Returns one result per group."""
     results = []
     gone: list[str] = []
-    asked = await context.turns.unique(request.groups_names)
-    for names in slices_of(list(asked)):
+    requested = await context.slices.unique(request.groups_names)
+    for names in slices_of(list(requested)):
         work = broker.groups.delete_groups(tuple([context.internal_name(name) for name in names]))
-        errors = await context.turns.rest(work)
+        errors = await context.slices.wait_for(work)
         for name, error in zip(names, errors, strict=True):
-            results.append(DeletableGroupResult(group_id=name, error_code=error))
+            results.append(messages.DeletableGroupResult(group_id=name, error_code=error))
         gone += [name for name, error in zip(names, errors, strict=True) if error == ErrorCode.NONE]
-    await note_each(context, "groups deleted", gone, str)
-    await context.turns.let_go(asked)
-    return DeleteGroupsResponse(results=results)
+    await log_changes(context, "groups deleted", gone, str)
+    await context.slices.clear(requested)
+    return messages.DeleteGroupsResponse(results=results)
+
+
+API: Final = HandledApi(ApiKey.DELETE_GROUPS, 0, 2, handle)

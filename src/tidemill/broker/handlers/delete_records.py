@@ -1,30 +1,27 @@
-"""DeleteRecords: moves the start of a log forward.
+"""DeleteRecords: advances the log start offset.
 
-The answer waits until every live replica has deleted the records, as in Apache Kafka
-(``DelayedDeleteRecords``): no failover to one of them brings the records back. It holds the least start of
-the live replicas.
+The response waits until every live replica has deleted the records, as in Apache Kafka
+(``DelayedDeleteRecords``): after a failover to one of them, the records stay deleted. The response contains
+the smallest log start offset of the live replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidemill.broker.admin_log import note_each
+from tidemill.broker.admin_log import log_changes
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
-from tidemill.model.slices import slices_of
-from tidemill.replication.waiting import DeletionCallback
-from tidemill.wire.messages.delete_records import (
-    DeleteRecordsPartitionResult,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-)
+from tidemill.model.event_loop_slices import slices_of
+from tidemill.replication.delayed_operations import DeletionCallback
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import delete_records as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
-    from tidemill.log.directories import DataDirectory
+    from tidemill.broker.request_context import RequestContext
+    from tidemill.log.log_directories import DataDirectory
     from tidemill.replication.partition import Partition
 
 HIGH_WATERMARK = -1
@@ -32,27 +29,27 @@ NO_WATERMARK = -1
 
 
 class Deletion(NamedTuple):
-    """One partition's: ``done`` has its error, or None, once all live replicas have deleted the records."""
+    """The deletion in one partition: ``done`` gets its error, or None once all live replicas applied it."""
 
     partition: Partition
     offset: int
-    """Everything below goes."""
-    result: DeleteRecordsPartitionResult
+    """All records below it are deleted."""
+    result: messages.DeleteRecordsPartitionResult
     waiter: DeletionCallback
     done: asyncio.Future[KafkaError | None]
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: DeleteRecordsRequest
-) -> DeleteRecordsResponse:
-    """Deletes up to the offset that each partition names; -1 stands for its high watermark."""
+    broker: Broker, context: RequestContext, request: messages.DeleteRecordsRequest
+) -> messages.DeleteRecordsResponse:
+    """Deletes up to the offset of each partition; -1 means its high watermark."""
     topics = []
     deletions = []
-    async for topic in context.turns.over(request.topics):
+    async for topic in context.slices.over(request.topics):
         name = context.internal_name(topic.name)
         results = []
-        async for wanted in context.turns.over(topic.partitions):
-            result = DeleteRecordsPartitionResult(
+        async for wanted in context.slices.over(topic.partitions):
+            result = messages.DeleteRecordsPartitionResult(
                 partition_index=wanted.partition_index, low_watermark=NO_WATERMARK
             )
             try:
@@ -61,27 +58,30 @@ async def handle(
             except KafkaError as error:
                 result.error_code = error.code
             results.append(result)
-        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+        topics.append(messages.DeleteRecordsTopicResult(name=topic.name, partitions=results))
     try:
         if deletions:
-            await note_each(context, "records deleted", deletions, _shown)
+            await log_changes(context, "records deleted", deletions, _shown)
             await _wait(broker, context, deletions, request.timeout_ms)
         while deletions:
-            await context.turns.step()
-            one = deletions.pop()
-            one.partition.stop_waiting_deleted(one.waiter)
+            await context.slices.step()
+            deletion = deletions.pop()
+            deletion.partition.delayed.stop_waiting_deleted(deletion.waiter)
     finally:
-        for one in deletions:
-            one.partition.stop_waiting_deleted(one.waiter)
-    return DeleteRecordsResponse(topics=topics)
+        for deletion in deletions:
+            deletion.partition.delayed.stop_waiting_deleted(deletion.waiter)
+    return messages.DeleteRecordsResponse(topics=topics)
 
 
-def _shown(one: Deletion) -> str:
-    return f"{one.partition.topic}-{one.partition.index} below {one.offset}"
+API: Final = HandledApi(ApiKey.DELETE_RECORDS, 0, 2, handle)
 
 
-def begin(partition: Partition, offset: int, result: DeleteRecordsPartitionResult) -> Deletion:
-    """Moves the log's start to ``offset`` here, and waits for the followers."""
+def _shown(deletion: Deletion) -> str:
+    return f"{deletion.partition.topic}-{deletion.partition.index} below {deletion.offset}"
+
+
+def begin(partition: Partition, offset: int, result: messages.DeleteRecordsPartitionResult) -> Deletion:
+    """Advances the log start offset here to ``offset``, and waits for the followers."""
     target = delete(partition, offset)
     done: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
     waiter = DeletionCallback(lambda error: None if done.done() else done.set_result(error))
@@ -90,11 +90,11 @@ def begin(partition: Partition, offset: int, result: DeleteRecordsPartitionResul
 
 
 def delete(partition: Partition, offset: int) -> int:
-    """Moves the log's start to ``offset``; the offset that is meant."""
+    """Advances the log start offset to ``offset``; returns the resolved offset."""
     partition.check_leader(-1)
     if not partition.log.config.delete:
         raise KafkaError(
-            f"{partition.topic} is compacted only: records go when their key has a newer value",
+            f"{partition.topic} is compacted only: records are removed when their key has a newer value",
             ErrorCode.POLICY_VIOLATION,
         )
     target = partition.high_watermark if offset == HIGH_WATERMARK else offset
@@ -108,33 +108,35 @@ def delete(partition: Partition, offset: int) -> int:
 
 
 async def _wait(broker: Broker, context: RequestContext, deletions: list[Deletion], timeout_ms: int) -> None:
-    """Waits until all are done, or ``timeout_ms`` is over, and fills in the results."""
-    turns = context.turns
+    """Waits until all deletions are done, or ``timeout_ms`` has passed, and fills in the results."""
+    slices = context.slices
     directories: dict[DataDirectory, list[StorageError]] = {}
     pending: list[asyncio.Future[KafkaError | None]] = []
-    async for one in turns.over(deletions):
-        directories[broker.logs.directory_of(one.partition.log)] = []
-        if not one.done.done():
-            pending.append(one.done)
+    async for deletion in slices.over(deletions):
+        directories[broker.logs.dirs.directory_of(deletion.partition.log)] = []
+        if not deletion.done.done():
+            pending.append(deletion.done)
     clock = broker.clock
     until = clock.monotonic() + timeout_ms / 1000
     for directory in directories:
-        # What is not written down would be there again after a crash of this broker, which leads.
+        # Without the checkpoint, the records would return after a crash of this broker, which leads.
         checkpoints = broker.partitions.checkpoints
-        directories[directory] = await turns.rest(checkpoints.log_starts_in([directory]))
+        directories[directory] = await slices.wait_for(checkpoints.log_starts_in([directory]))
     for some in slices_of(pending):
-        await turns.rest(asyncio.wait(some, timeout=max(until - clock.monotonic(), 0.0)))
-    async for one in turns.over(deletions):
-        error = one.done.result() if one.done.done() else None
-        problems = directories.get(broker.logs.directory_of(one.partition.log))
+        await slices.wait_for(asyncio.wait(some, timeout=max(until - clock.monotonic(), 0.0)))
+    async for deletion in slices.over(deletions):
+        error = deletion.done.result() if deletion.done.done() else None
+        problems = directories.get(broker.logs.dirs.directory_of(deletion.partition.log))
         if error is None and problems:
             error = problems[0]
         if error is not None:
-            one.result.error_code = error.code
+            deletion.result.error_code = error.code
             continue
-        if not one.done.done():
-            one.result.error_code = ErrorCode.REQUEST_TIMED_OUT
-        # Retention may have moved the start meanwhile: a power cut would bring what it took back.
-        directory = broker.logs.directory_of(one.partition.log)
-        written = directory.start_offsets.written(one.partition.log.topic_partition)
-        one.result.low_watermark = min(int(one.partition.low_watermark()), max(one.offset, written))
+        if not deletion.done.done():
+            deletion.result.error_code = ErrorCode.REQUEST_TIMED_OUT
+        # Retention may have advanced the start since: a power failure would restore those records.
+        directory = broker.logs.dirs.directory_of(deletion.partition.log)
+        written = directory.start_offsets.written(deletion.partition.log.topic_partition)
+        deletion.result.low_watermark = min(
+            int(deletion.partition.low_watermark()), max(deletion.offset, written)
+        )

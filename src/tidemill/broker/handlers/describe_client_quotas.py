@@ -1,6 +1,6 @@
-"""DescribeClientQuotas: there are no quotas, so nothing matches; a filter that makes no sense is refused.
+"""DescribeClientQuotas: there are no quotas, so nothing matches; an invalid filter is refused.
 
-Clients (sarama, kafka-go) send it without asking whether it is served.
+Some clients (sarama, kafka-go) send it without checking that it is served.
 
 Source: Apache Kafka, ``ClientQuotasImage.describe``.
 """
@@ -9,34 +9,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.messages.describe_client_quotas import (
-    ComponentData,
-    DescribeClientQuotasRequest,
-    DescribeClientQuotasResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import describe_client_quotas as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 USER, CLIENT_ID, ADDRESS = "user", "client-id", "ip"
 EXACT: Final = 0
 DEFAULT: Final = 1
 ANY: Final = 2
-"""What ``match_type`` may be: this name, the default entity, whichever has a quota."""
+"""The values of ``match_type``: this name, the default entity, any entity with a quota."""
 
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: DescribeClientQuotasRequest
-) -> DescribeClientQuotasResponse:
-    """No entries, or what is wrong with the filter."""
+    broker: Broker, context: RequestContext, request: messages.DescribeClientQuotasRequest
+) -> messages.DescribeClientQuotasResponse:
+    """Returns no entries, or the error of the filter."""
     seen: set[str] = set()
     try:
-        async for component in context.turns.over(request.components):
+        async for component in context.slices.over(request.components):
             _check(component, seen)
             seen.add(component.entity_type)
         if ADDRESS in seen and len(seen) > 1:
@@ -45,16 +43,19 @@ async def handle(
                 ErrorCode.INVALID_REQUEST,
             )
     except KafkaError as error:
-        return DescribeClientQuotasResponse(
+        return messages.DescribeClientQuotasResponse(
             error_code=error.code, error_message=external_text(error), entries=None
         )
-    return DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message=None, entries=[])
+    return messages.DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message=None, entries=[])
 
 
-def _check(component: ComponentData, seen: set[str]) -> None:
+API: Final = HandledApi(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, handle)
+
+
+def _check(component: messages.ComponentData, seen: set[str]) -> None:
     kind, match = component.entity_type, component.match
     if not kind:
-        raise KafkaError("a filter names no entity type", ErrorCode.INVALID_REQUEST)
+        raise KafkaError("a filter has no entity type", ErrorCode.INVALID_REQUEST)
     if kind in seen:
         raise KafkaError(f"the entity type {kind} comes twice in the filter", ErrorCode.INVALID_REQUEST)
     if kind not in (USER, CLIENT_ID, ADDRESS):
@@ -63,7 +64,7 @@ def _check(component: ComponentData, seen: set[str]) -> None:
             ErrorCode.UNSUPPORTED_VERSION,
         )
     if component.match_type not in (EXACT, DEFAULT, ANY):
-        raise KafkaError(f"there is no match type {component.match_type}", ErrorCode.INVALID_REQUEST)
+        raise KafkaError(f"match type {component.match_type} does not exist", ErrorCode.INVALID_REQUEST)
     if (component.match_type == EXACT) != (match is not None):
         raise KafkaError(
             f"match type {component.match_type} of {kind} goes with "

@@ -1,66 +1,64 @@
-"""DescribeConfigs: what holds for a topic, a broker, a group or the loggers, and where each value is from."""
+"""DescribeConfigs: the settings of topics, brokers, groups and loggers, with the source of each value."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker import loggers
-from tidemill.broker.context import RequestContext
+from tidemill.broker import broker_loggers
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text, shown_keys, shown_topic_keys
-from tidemill.controller.configs import ResourceType, check_own_broker
-from tidemill.controller.names import check_name
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.config_changes import ResourceType, check_own_broker
+from tidemill.controller.topic_names import check_name
 from tidemill.controller.topics import unknown_topic
-from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, GroupConfig, Key, Synonym
-from tidemill.model.configs.keys import READ_ONLY, STRING
-from tidemill.model.configs.provenance import with_provenance
-from tidemill.model.configs.tables import TOPIC_SYNONYMS
+from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, GroupConfig, Key, Synonym, TopicConfig
+from tidemill.model.configs.all_keys import TOPIC_SYNONYMS
+from tidemill.model.configs.config_def import READ_ONLY, STRING
+from tidemill.model.configs.source_descriptions import with_provenance
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeConfigsResult,
-    DescribeConfigsSynonym,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import describe_configs as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 RESOURCES_MAX = 10_000
-"""A few bytes of a request become kilobytes of its response: more would fill the broker's memory."""
+"""A few bytes of a request become kilobytes of its response: a larger number would exhaust memory."""
 
 DYNAMIC_DEFAULT_BROKER, STATIC_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 4, 5, 6
-"""Where a value is from; the others come with the value."""
+"""Sources of values; the other sources come with the value."""
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: DescribeConfigsRequest
-) -> DescribeConfigsResponse:
-    """One result a resource; what is named twice is described for all keys that any of both asks for."""
-    resources: dict[tuple[int, str], DescribeConfigsResource] = {}
-    async for resource in context.turns.over(request.resources):
+    broker: Broker, context: RequestContext, request: messages.DescribeConfigsRequest
+) -> messages.DescribeConfigsResponse:
+    """Returns one result per resource; a duplicate resource gets the keys of all its occurrences."""
+    resources: dict[tuple[int, str], messages.DescribeConfigsResource] = {}
+    async for resource in context.slices.over(request.resources):
         known = resources.setdefault((resource.resource_type, resource.resource_name), resource)
         if known is not resource:
             _join_keys(known, resource)
-    results: list[DescribeConfigsResult] = []
-    async for resource in context.turns.over(resources.values()):
+    results: list[messages.DescribeConfigsResult] = []
+    async for resource in context.slices.over(resources.values()):
         if len(results) < RESOURCES_MAX:
             results.append(_result(broker, context, request, resource))
         else:
             results.append(_too_many(resource))
-    return DescribeConfigsResponse(results=results)
+    return messages.DescribeConfigsResponse(results=results)
 
 
-def _join_keys(known: DescribeConfigsResource, again: DescribeConfigsResource) -> None:
+API: Final = HandledApi(ApiKey.DESCRIBE_CONFIGS, 0, 4, handle)
+
+
+def _join_keys(known: messages.DescribeConfigsResource, again: messages.DescribeConfigsResource) -> None:
     if known.configuration_keys and again.configuration_keys:
         known.configuration_keys += again.configuration_keys
     else:
         known.configuration_keys = None
 
 
-def _too_many(resource: DescribeConfigsResource) -> DescribeConfigsResult:
-    return DescribeConfigsResult(
+def _too_many(resource: messages.DescribeConfigsResource) -> messages.DescribeConfigsResult:
+    return messages.DescribeConfigsResult(
         error_code=ErrorCode.INVALID_REQUEST,
         error_message=f"one request describes at most {RESOURCES_MAX} resources: ask in several requests",
         resource_type=resource.resource_type,
@@ -71,10 +69,10 @@ def _too_many(resource: DescribeConfigsResource) -> DescribeConfigsResult:
 def _result(
     broker: Broker,
     context: RequestContext,
-    request: DescribeConfigsRequest,
-    resource: DescribeConfigsResource,
-) -> DescribeConfigsResult:
-    result = DescribeConfigsResult(
+    request: messages.DescribeConfigsRequest,
+    resource: messages.DescribeConfigsResource,
+) -> messages.DescribeConfigsResult:
+    result = messages.DescribeConfigsResult(
         error_code=ErrorCode.NONE,
         error_message=None,
         resource_type=resource.resource_type,
@@ -86,9 +84,9 @@ def _result(
         result.error_code = error.code
         result.error_message = external_text(error)
         return result
-    asked = set(resource.configuration_keys or ())
+    requested = set(resource.configuration_keys or ())
     for entry in entries:
-        if not asked or entry.name in asked:
+        if not requested or entry.name in requested:
             if context.api_version == 0:
                 entry.is_default = entry.config_source == DEFAULT
             if not request.include_synonyms:
@@ -100,8 +98,8 @@ def _result(
 
 
 def _entries(
-    broker: Broker, context: RequestContext, resource: DescribeConfigsResource
-) -> list[DescribeConfigsResourceResult]:
+    broker: Broker, context: RequestContext, resource: messages.DescribeConfigsResource
+) -> list[messages.DescribeConfigsResourceResult]:
     kind, name = resource.resource_type, resource.resource_name
     if kind == ResourceType.TOPIC:
         return _of_topic(broker, context.internal_name(name))
@@ -122,20 +120,20 @@ def _entries(
         ]
     if kind == ResourceType.BROKER_LOGGER:
         check_own_broker(name, broker.node_id)
-        return [_logger_entry(logger, level) for logger, level in loggers.levels().items()]
+        return [_logger_entry(logger, level) for logger, level in broker_loggers.levels().items()]
     if kind == ResourceType.GROUP:
         if not name:
-            raise KafkaError("a group has a name", ErrorCode.INVALID_REQUEST)
+            raise KafkaError("the group name is empty", ErrorCode.INVALID_REQUEST)
         return _of_group(broker, name)
     raise KafkaError(f"resources of type {kind} have no settings here", ErrorCode.INVALID_REQUEST)
 
 
-def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
+def _of_topic(broker: Broker, name: str) -> list[messages.DescribeConfigsResourceResult]:
     check_name(name)
     topic = broker.metadata.topic(name)
     if topic is None:
         raise unknown_topic(name)
-    config = broker.config.topic_config(topic.config)
+    config = TopicConfig(broker.config, topic.config)
     return [
         _entry(
             key,
@@ -148,7 +146,7 @@ def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
     ]
 
 
-def _of_group(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
+def _of_group(broker: Broker, name: str) -> list[messages.DescribeConfigsResourceResult]:
     config = GroupConfig(broker.config, broker.metadata.image.group_config(name))
     return [
         _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
@@ -156,8 +154,8 @@ def _of_group(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
     ]
 
 
-def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:
-    """What was set at run time for all brokers; no more, as it is nobody's whole configuration."""
+def _of_all_brokers(broker: Broker) -> list[messages.DescribeConfigsResourceResult]:
+    """The dynamic cluster-wide defaults only: they are not the whole configuration of any broker."""
     entries = []
     for name, text in broker.metadata.image.default_broker_config().items():
         key = BROKER_KEYS.get(name)
@@ -169,20 +167,20 @@ def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:
 
 def _entry(
     key: Key, value: str | None, synonyms: list[Synonym], read_only: bool, provenance: str = ""
-) -> DescribeConfigsResourceResult:
-    """``provenance``: what set the value, if the broker was started with it."""
+) -> messages.DescribeConfigsResourceResult:
+    """``provenance``: the origin of a value that was set at the broker's start."""
     source = synonyms[0].source if synonyms else DEFAULT
     documentation = f"{key.doc} ({key.effect})" if key.effect else key.doc
     if provenance and source == STATIC_BROKER:
         documentation = with_provenance(documentation, provenance)
-    return DescribeConfigsResourceResult(
+    return messages.DescribeConfigsResourceResult(
         name=key.name,
         value=value,
         read_only=read_only,
         config_source=source,
         is_sensitive=key.sensitive,
         synonyms=[
-            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            messages.DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
             for synonym in synonyms
         ],
         config_type=key.type,
@@ -190,8 +188,8 @@ def _entry(
     )
 
 
-def _logger_entry(name: str, level: str) -> DescribeConfigsResourceResult:
-    return DescribeConfigsResourceResult(
+def _logger_entry(name: str, level: str) -> messages.DescribeConfigsResourceResult:
+    return messages.DescribeConfigsResourceResult(
         name=name,
         value=level,
         read_only=False,

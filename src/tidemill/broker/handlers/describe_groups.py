@@ -1,52 +1,52 @@
-"""DescribeGroups: states, members, assignments. An unknown group is dead, and from v6 on an error too."""
+"""DescribeGroups: states, members, assignments. An unknown group is Dead, and an error from v6 on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.request_slices import in_slices
-from tidemill.groups.effects import DescribedGroup as GroupView
+from tidemill.broker.large_requests import in_slices
+from tidemill.groups.coordinator_effects import DescribedGroup
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.describe_groups import (
-    DescribedGroup,
-    DescribedGroupMember,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import describe_groups as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
-MISSING_GROUP_TOLD_FROM: Final = 6
+MISSING_GROUP_ERROR_FROM: Final = 6
 
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: DescribeGroupsRequest
-) -> DescribeGroupsResponse:
-    """Answers each group by itself, in the order asked; once, however often it is named."""
+    broker: Broker, context: RequestContext, request: messages.DescribeGroupsRequest
+) -> messages.DescribeGroupsResponse:
+    """Returns one result per group, in the order of the request; once per group, even if repeated."""
     groups = []
-    asked = await context.turns.unique(request.groups)
-    async for group_id in context.turns.over(asked):
+    requested = await context.slices.unique(request.groups)
+    async for group_id in context.slices.over(requested):
         view = broker.groups.describe(context.internal_name(group_id))
         if isinstance(view, ErrorCode):
-            groups.append(DescribedGroup(group_id=group_id, error_code=view))
+            groups.append(messages.DescribedGroup(group_id=group_id, error_code=view))
         else:
             groups.append(_described(context, group_id, view))
-    await context.turns.let_go(asked)
-    return DescribeGroupsResponse(groups=groups)
+    await context.slices.clear(requested)
+    return messages.DescribeGroupsResponse(groups=groups)
 
 
-def _described(context: RequestContext, group_id: str, view: GroupView) -> DescribedGroup:
-    described = DescribedGroup(
+API: Final = HandledApi(ApiKey.DESCRIBE_GROUPS, 0, 6, handle)
+
+
+def _described(context: RequestContext, group_id: str, view: DescribedGroup) -> messages.DescribedGroup:
+    described = messages.DescribedGroup(
         group_id=group_id,
         group_state=view.state,
         protocol_type=view.protocol_type,
         protocol_data=view.protocol_name,
         members=[
-            DescribedGroupMember(
+            messages.DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client_id,
@@ -57,7 +57,7 @@ def _described(context: RequestContext, group_id: str, view: GroupView) -> Descr
             for member in view.members
         ],
     )
-    if not view.known and context.api_version >= MISSING_GROUP_TOLD_FROM:
+    if not view.known and context.api_version >= MISSING_GROUP_ERROR_FROM:
         described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
         described.error_message = shortened(f"Group {group_id} not found.")
     return described

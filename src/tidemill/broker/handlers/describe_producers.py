@@ -1,53 +1,52 @@
-"""DescribeProducers: the idempotent producers that a partition remembers."""
+"""DescribeProducers: the active idempotent producers of partitions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import KafkaError
-from tidemill.wire.messages.describe_producers import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import describe_producers as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
     from tidemill.replication.partition import Partition
 
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: DescribeProducersRequest
-) -> DescribeProducersResponse:
-    """Tells each partition's producers."""
+    broker: Broker, context: RequestContext, request: messages.DescribeProducersRequest
+) -> messages.DescribeProducersResponse:
+    """Returns each partition's producers."""
     topics = []
-    async for topic in context.turns.over(request.topics):
+    async for topic in context.slices.over(request.topics):
         name = context.internal_name(topic.name)
         partitions = []
-        async for index in context.turns.over(dict.fromkeys(topic.partition_indexes)):
-            answer = PartitionResponse(partition_index=index)
+        async for index in context.slices.over(dict.fromkeys(topic.partition_indexes)):
+            response = messages.PartitionResponse(partition_index=index)
             try:
                 partition = broker.partition(name, index)
                 partition.check_leader(-1)
-                answer.active_producers = describe(partition)
+                response.active_producers = describe(partition)
             except KafkaError as error:
-                answer.error_code = error.code
-                answer.error_message = external_text(error)
-            partitions.append(answer)
-        topics.append(TopicResponse(name=topic.name, partitions=partitions))
-    return DescribeProducersResponse(topics=topics)
+                response.error_code = error.code
+                response.error_message = external_text(error)
+            partitions.append(response)
+        topics.append(messages.TopicResponse(name=topic.name, partitions=partitions))
+    return messages.DescribeProducersResponse(topics=topics)
 
 
-def describe(partition: Partition) -> list[ProducerState]:
-    """The producers that the partition's log remembers."""
+API: Final = HandledApi(ApiKey.DESCRIBE_PRODUCERS, 0, 0, handle)
+
+
+def describe(partition: Partition) -> list[messages.ProducerState]:
+    """Returns the producers in the partition's producer state."""
     return [
-        ProducerState(
+        messages.ProducerState(
             producer_id=entry.producer_id,
             producer_epoch=entry.epoch,
             last_sequence=entry.last_sequence,

@@ -1,13 +1,13 @@
 """DescribeTopicPartitions: topics and partitions in the order of names, in pages.
 
-A page ends when it holds as many partitions as either side allows; its cursor says where the next begins.
+A page ends when it has as many partitions as either side allows; its cursor is the start of the next page.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import (
     NO_LEADER,
     TOPIC_OPERATIONS,
@@ -16,17 +16,13 @@ from tidemill.broker.handlers.common import (
     offline_replicas,
     served_partitions,
 )
-from tidemill.broker.metadata import ClusterImage, PartitionImage
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
+from tidemill.broker.metadata_cache import ClusterImage, PartitionImage
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
-from tidemill.wire.messages.describe_topic_partitions import (
-    Cursor,
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
-    DescribeTopicPartitionsResponsePartition,
-    DescribeTopicPartitionsResponseTopic,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import describe_topic_partitions as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -34,26 +30,26 @@ if TYPE_CHECKING:
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
-    """One page, from the cursor on (its topic included)."""
+    broker: Broker, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
+) -> messages.DescribeTopicPartitionsResponse:
+    """Returns one page, starting at the cursor (including its topic)."""
     cursor = request.cursor
     image = broker.metadata.image
-    turns = context.turns
-    asked = [topic.name for topic in request.topics]
-    names = await turns.unique(asked or map(context.external_name, image.topics))
+    slices = context.slices
+    requested = [topic.name for topic in request.topics]
+    names = await slices.unique(requested or map(context.external_name, image.topics))
     if cursor is not None and (
         cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names)
     ):
-        refused = DescribeTopicPartitionsResponse()
-        async for name in turns.over(await turns.in_order(names)):
+        refused = messages.DescribeTopicPartitionsResponse()
+        async for name in slices.over(await slices.sorted(names)):
             refused.topics.append(_refused(name, ErrorCode.INVALID_REQUEST))
         return refused
     first = cursor.topic_name if cursor is not None else ""
     limit = broker.config.int("max.request.partition.size.limit")
     left = max(1, min(limit, request.response_partition_limit))
-    response = DescribeTopicPartitionsResponse()
-    async for name in turns.over(await turns.in_order(names)):
+    response = messages.DescribeTopicPartitionsResponse()
+    async for name in slices.over(await slices.sorted(names)):
         if name < first:
             continue
         start = cursor.partition_index if cursor is not None and name == first else 0
@@ -63,12 +59,12 @@ async def handle(
                 response.topics.append(_refused(name, missing_topic_error(context.internal_name(name))))
             continue
         if left == 0:
-            response.next_cursor = Cursor(topic_name=name, partition_index=start)
+            response.next_cursor = messages.Cursor(topic_name=name, partition_index=start)
             break
         page = served_partitions(broker, topic)[start : start + left]
         left -= len(page)
         response.topics.append(
-            DescribeTopicPartitionsResponseTopic(
+            messages.DescribeTopicPartitionsResponseTopic(
                 error_code=ErrorCode.NONE,
                 name=name,
                 topic_id=topic.topic_id,
@@ -78,21 +74,24 @@ async def handle(
             )
         )
         if start + len(page) < len(topic.partitions):
-            response.next_cursor = Cursor(topic_name=name, partition_index=start + len(page))
+            response.next_cursor = messages.Cursor(topic_name=name, partition_index=start + len(page))
             break
-    await turns.let_go(names)
+    await slices.clear(names)
     return response
 
 
-def _refused(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
-    return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=ZERO_ID)
+API: Final = HandledApi(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, handle)
+
+
+def _refused(name: str, code: ErrorCode) -> messages.DescribeTopicPartitionsResponseTopic:
+    return messages.DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=ZERO_ID)
 
 
 def _partition(
     image: ClusterImage, context: RequestContext, partition: PartitionImage
-) -> DescribeTopicPartitionsResponsePartition:
+) -> messages.DescribeTopicPartitionsResponsePartition:
     error = leader_error(image, partition, context.listener.name)
-    return DescribeTopicPartitionsResponsePartition(
+    return messages.DescribeTopicPartitionsResponsePartition(
         error_code=error,
         partition_index=partition.partition,
         leader_id=partition.leader if error == ErrorCode.NONE else NO_LEADER,

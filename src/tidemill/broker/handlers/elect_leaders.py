@@ -1,82 +1,84 @@
-"""ElectLeaders: preferred replicas lead again, or whoever lives leads what nobody does."""
+"""ElectLeaders: elects preferred replicas, or any live replica for a partition without a leader."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.admin_log import note_each
-from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import external_text, store_error, within
-from tidemill.controller.preferred import ElectionType
-from tidemill.coordination.port import StoreError
+from tidemill.broker.admin_log import log_changes
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.handlers.common import external_text, run_within_timeout, store_error
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.preferred_leader_election import ElectionType
+from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.wire.messages.elect_leaders import (
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import elect_leaders as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 ERROR_CODE_FROM = 1
-"""Before, the partitions' results are the only place to say what is wrong with all of it."""
+"""Earlier versions report errors of the whole request only in the partitions' results."""
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: ElectLeadersRequest
-) -> ElectLeadersResponse:
-    """One result a partition; when all were asked for, those only where an election was needed."""
-    turns = context.turns
+    broker: Broker, context: RequestContext, request: messages.ElectLeadersRequest
+) -> messages.ElectLeadersResponse:
+    """Returns one result per partition; of all partitions, only where an election was needed."""
+    slices = context.slices
     wanted: dict[TopicPartition, None] | None = None
     if request.topic_partitions is not None:
         wanted = {}
-        async for topic in turns.over(request.topic_partitions):
+        async for topic in slices.over(request.topic_partitions):
             name = context.internal_name(topic.topic)
-            async for number in turns.over(topic.partitions):
+            async for number in slices.over(topic.partitions):
                 wanted[TopicPartition(name, number)] = None
     results: dict[TopicPartition, KafkaError | None]
     failure: KafkaError | None = None
     try:
         work = _elect(broker, context, wanted, request.election_type)
-        results = await turns.rest(within(request.timeout_ms, work))
+        results = await slices.wait_for(run_within_timeout(request.timeout_ms, work))
     except KafkaError as error:
         failure = error
     except StoreError as error:
         failure = store_error(error)
     if failure is not None:
         results = dict.fromkeys(wanted or (), failure)
-    response = ElectLeadersResponse(
+    response = messages.ElectLeadersResponse(
         error_code=failure.code if failure is not None and context.api_version >= ERROR_CODE_FROM else 0,
         replica_election_results=[],
     )
-    of_topic: dict[str, list[PartitionResult]] = {}
-    async for (name, number), problem in turns.over(results.items()):
+    of_topic: dict[str, list[messages.PartitionResult]] = {}
+    async for (name, number), problem in slices.over(results.items()):
         of_topic.setdefault(name, []).append(_result(number, problem))
-    async for name, found in turns.over(of_topic.items()):
+    async for name, found in slices.over(of_topic.items()):
         response.replica_election_results.append(
-            ReplicaElectionResult(topic=context.external_name(name), partition_result=found)
+            messages.ReplicaElectionResult(topic=context.external_name(name), partition_result=found)
         )
-    await turns.let_go(of_topic)
-    await turns.let_go(results)
-    await turns.let_go(wanted or {})
+    await slices.clear(of_topic)
+    await slices.clear(results)
+    await slices.clear(wanted or {})
     return response
+
+
+API: Final = HandledApi(ApiKey.ELECT_LEADERS, 0, 2, handle, to_controller=True)
 
 
 async def _elect(
     broker: Broker, context: RequestContext, wanted: dict[TopicPartition, None] | None, election_type: int
 ) -> dict[TopicPartition, KafkaError | None]:
-    results = await broker.controller.leading.elect(wanted, election_type)
+    results = await broker.controller.leader_elections.elect(wanted, election_type)
     kind = "unclean" if election_type == ElectionType.UNCLEAN else "preferred"
     elected = [partition for partition, error in results.items() if error is None]
-    await note_each(context, f"{kind} elections done", elected, str)
+    await log_changes(context, f"{kind} elections done", elected, str)
     return results
 
 
-def _result(number: int, error: KafkaError | None) -> PartitionResult:
+def _result(number: int, error: KafkaError | None) -> messages.PartitionResult:
     if error is None:
-        return PartitionResult(partition_id=number, error_code=0, error_message=None)
-    return PartitionResult(partition_id=number, error_code=error.code, error_message=external_text(error))
+        return messages.PartitionResult(partition_id=number, error_code=0, error_message=None)
+    return messages.PartitionResult(
+        partition_id=number, error_code=error.code, error_message=external_text(error)
+    )

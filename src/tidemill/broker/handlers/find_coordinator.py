@@ -1,43 +1,41 @@
-"""FindCoordinator: which broker coordinates a group; from v4 on several in one request.
+"""FindCoordinator: the coordinator of a group; from v4 on of several groups in one request.
 
-Transactions are not served yet. Their coordinator is refused as for an id that one may not use: that is what
-clients give up on at once, where they would ask for ever for a coordinator that is not available.
+Transactions are not served yet. The error for their coordinator is that of an unauthorized id: clients give
+up on it at once, while they would retry for ever for a coordinator that is not available.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text, shortened
-from tidemill.groups.ports import CoordinatorEndpoint
+from tidemill.groups.interfaces import CoordinatorEndpoint
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.messages.find_coordinator import (
-    Coordinator,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import find_coordinator as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
-NOWHERE: Final = CoordinatorEndpoint(-1, "", -1)
+NO_ENDPOINT: Final = CoordinatorEndpoint(-1, "", -1)
 BATCHED_FROM: Final = 4
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: FindCoordinatorRequest
-) -> FindCoordinatorResponse:
-    """Answers each key by itself; once, however often it is named."""
+    broker: Broker, context: RequestContext, request: messages.FindCoordinatorRequest
+) -> messages.FindCoordinatorResponse:
+    """Responds for each key separately; once per key, even if it is repeated."""
     if context.api_version >= BATCHED_FROM:
         found = []
-        keys = await context.turns.unique(request.coordinator_keys)
-        async for key in context.turns.over(keys):
+        keys = await context.slices.unique(request.coordinator_keys)
+        async for key in context.slices.over(keys):
             error, message, endpoint = await _find(broker, context, request.key_type, key, len(keys))
             found.append(
-                Coordinator(
+                messages.Coordinator(
                     key=key,
                     node_id=endpoint.node_id,
                     host=endpoint.host,
@@ -46,10 +44,10 @@ async def handle(
                     error_message=message,
                 )
             )
-        await context.turns.let_go(keys)
-        return FindCoordinatorResponse(coordinators=found)
+        await context.slices.clear(keys)
+        return messages.FindCoordinatorResponse(coordinators=found)
     error, message, endpoint = await _find(broker, context, request.key_type, request.key, 1)
-    return FindCoordinatorResponse(
+    return messages.FindCoordinatorResponse(
         error_code=error,
         error_message=message,
         node_id=endpoint.node_id,
@@ -58,24 +56,27 @@ async def handle(
     )
 
 
+API: Final = HandledApi(ApiKey.FIND_COORDINATOR, 0, 6, handle)
+
+
 async def _find(
     broker: Broker, context: RequestContext, key_type: int, key: str, items: int
 ) -> tuple[ErrorCode, str | None, CoordinatorEndpoint]:
     if key_type == TRANSACTION:
         text = shortened(f"transactional id {key!r} is refused: this broker does not serve transactions yet")
-        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text, NOWHERE
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text, NO_ENDPOINT
     if key_type != GROUP:
-        text = f"there is no coordinator of type {key_type} here: 0 is a group's, 1 a transaction's"
-        return ErrorCode.INVALID_REQUEST, text, NOWHERE
-    held = broker.held_answers
+        text = f"coordinator type {key_type} does not exist: use 0 for groups, 1 for transactions"
+        return ErrorCode.INVALID_REQUEST, text, NO_ENDPOINT
+    delayed_metadata = broker.delayed_metadata
     while True:
         try:
             endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
         except KafkaError as problem:
-            return problem.code, external_text(problem), NOWHERE
-        if held is None or endpoint.node_id not in held.doubted:
+            return problem.code, external_text(problem), NO_ENDPOINT
+        if delayed_metadata is None or endpoint.node_id not in delayed_metadata.suspected:
             break
-        if not await held.hold(context, items, held.edition):
+        if not await delayed_metadata.wait_for_change(context, items, delayed_metadata.change_count):
             break
-    host = context.host_of(endpoint.node_id, endpoint.host)
+    host = context.advertised_host(endpoint.node_id, endpoint.host)
     return ErrorCode.NONE, None, CoordinatorEndpoint(endpoint.node_id, host, endpoint.port)

@@ -1,22 +1,29 @@
-"""Heartbeat: a member is alive, and learns whether it should join again."""
+"""Heartbeat: keeps a member's session alive, and tells it whether to rejoin."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import heartbeat as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 
-def handle(broker: Broker, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
-    """Answers at once."""
+def handle(
+    broker: Broker, context: RequestContext, request: messages.HeartbeatRequest
+) -> messages.HeartbeatResponse:
+    """Responds at once."""
     error = broker.groups.heartbeat(
         context.internal_name(request.group_id),
         request.member_id,
         request.generation_id,
         request.group_instance_id,
     )
-    return HeartbeatResponse(error_code=error)
+    return messages.HeartbeatResponse(error_code=error)
+
+
+API: Final = HandledApi(ApiKey.HEARTBEAT, 0, 4, handle)

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.config_changes import alter
-from tidemill.controller.configs import Alteration
-from tidemill.controller.shell import ConfigCommand
-from tidemill.wire.messages.incremental_alter_configs import (
-    AlterConfigsResource,
-    AlterConfigsResourceResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
+from tidemill.broker.request_context import RequestContext
+from tidemill.controller.admin_manager import ConfigCommand
+from tidemill.controller.config_changes import Alteration
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import incremental_alter_configs as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
-    """One result a resource: all of its changes are made, or none."""
-    return IncrementalAlterConfigsResponse(
+    broker: Broker, context: RequestContext, request: messages.IncrementalAlterConfigsRequest
+) -> messages.IncrementalAlterConfigsResponse:
+    """Returns one result per resource: all of its changes are applied, or none."""
+    return messages.IncrementalAlterConfigsResponse(
         responses=await alter(
-            broker, context, request.resources, _command, AlterConfigsResourceResponse, request.validate_only
+            broker,
+            context,
+            request.resources,
+            _command,
+            messages.AlterConfigsResourceResponse,
+            request.validate_only,
         )
     )
 
 
-def _command(kind: int, name: str, resource: AlterConfigsResource) -> ConfigCommand:
+API: Final = HandledApi(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, handle, to_controller=True)
+
+
+def _command(kind: int, name: str, resource: messages.AlterConfigsResource) -> ConfigCommand:
     changes = [Alteration(config.name, config.config_operation, config.value) for config in resource.configs]
     return ConfigCommand(kind, name, changes)

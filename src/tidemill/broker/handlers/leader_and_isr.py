@@ -1,25 +1,29 @@
-"""LeaderAndIsr: a controller's command to this broker."""
+"""LeaderAndIsr: a request of the active controller to this broker."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.commands import Commands
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import leader_and_isr as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: LeaderAndIsrRequest
-) -> LeaderAndIsrResponse:
-    """Has it carried out, if it came as brokers' requests do."""
-    commands = broker.commands
-    if not isinstance(commands, Commands) or not commands.are_open_to(context):
-        return LeaderAndIsrResponse(
+    broker: Broker, context: RequestContext, request: messages.LeaderAndIsrRequest
+) -> messages.LeaderAndIsrResponse:
+    """Applies the request if it arrived at the listener for brokers."""
+    requests = broker.controller_requests
+    if requests is None or not broker.is_from_broker(context):
+        return messages.LeaderAndIsrResponse(
             error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[], topics=[]
         )
-    return await commands.leader_and_isr(request, context.peer.number)
+    return await requests.leader_and_isr(request, context.peer.number)
+
+
+API: Final = HandledApi(ApiKey.LEADER_AND_ISR, 5, 7, handle)

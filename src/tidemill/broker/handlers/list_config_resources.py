@@ -1,26 +1,24 @@
-"""ListConfigResources: the topics, brokers, loggers and groups that have settings (KIP-1142).
+"""ListConfigResources: the topics, brokers, loggers and groups with settings (KIP-1142).
 
-Version 0, known as ListClientMetricsResources, asks for subscriptions to clients' metrics alone. There are
-none: clients are not asked for their metrics.
+Version 0, known as ListClientMetricsResources, requests client metrics subscriptions only. There are none:
+the broker does not request metrics from clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.request_slices import in_slices
-from tidemill.controller.configs import ResourceType
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.large_requests import in_slices
+from tidemill.controller.config_changes import ResourceType
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.list_config_resources import (
-    ConfigResource,
-    ListConfigResourcesRequest,
-    ListConfigResourcesResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import list_config_resources as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 LISTED = (
     ResourceType.GROUP,
@@ -29,26 +27,29 @@ LISTED = (
     ResourceType.BROKER,
     ResourceType.TOPIC,
 )
-"""The types that there are, in the order of the response."""
+"""The supported types, in the order of the response."""
 
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse:
-    """Of the types that are asked for, or of all; UNSUPPORTED_VERSION for a type that there is not."""
-    asked = set(request.resource_types) or set(LISTED)
+    broker: Broker, context: RequestContext, request: messages.ListConfigResourcesRequest
+) -> messages.ListConfigResourcesResponse:
+    """Returns the resources of the requested types, or of all; UNSUPPORTED_VERSION for an unknown type."""
+    requested = set(request.resource_types) or set(LISTED)
     if context.api_version == 0:
-        asked = {ResourceType.CLIENT_METRICS}
-    if not asked <= set(LISTED):
-        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    response = ListConfigResourcesResponse(error_code=ErrorCode.NONE)
+        requested = {ResourceType.CLIENT_METRICS}
+    if not requested <= set(LISTED):
+        return messages.ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    response = messages.ListConfigResourcesResponse(error_code=ErrorCode.NONE)
     for kind in LISTED:
-        if kind not in asked:
+        if kind not in requested:
             continue
-        async for name in context.turns.over(_names(broker, context, kind)):
-            response.config_resources.append(ConfigResource(resource_name=name, resource_type=kind))
+        async for name in context.slices.over(_names(broker, context, kind)):
+            response.config_resources.append(messages.ConfigResource(resource_name=name, resource_type=kind))
     return response
+
+
+API: Final = HandledApi(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, handle)
 
 
 def _names(broker: Broker, context: RequestContext, kind: ResourceType) -> Iterable[str]:

@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import list_groups as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 GROUP_TYPE: Final = "classic"
 
 
 @in_slices
-async def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """Filters know no case; one that is unknown matches nothing."""
+async def handle(
+    broker: Broker, context: RequestContext, request: messages.ListGroupsRequest
+) -> messages.ListGroupsResponse:
+    """Filters ignore case; an unknown filter value matches nothing."""
     error, groups = broker.groups.list_groups()
     if error is not ErrorCode.NONE:
-        return ListGroupsResponse(error_code=error)
-    turns = context.turns
-    states = {state.strip().lower() async for state in turns.over(request.states_filter)}
-    types = {kind.strip().lower() async for kind in turns.over(request.types_filter)}
+        return messages.ListGroupsResponse(error_code=error)
+    slices = context.slices
+    states = {state.strip().lower() async for state in slices.over(request.states_filter)}
+    types = {kind.strip().lower() async for kind in slices.over(request.types_filter)}
     if types and GROUP_TYPE not in types:
         groups = []
-    response = ListGroupsResponse()
-    async for group in turns.over(groups):
+    response = messages.ListGroupsResponse()
+    async for group in slices.over(groups):
         if not states or group.state.lower() in states:
             response.groups.append(
-                ListedGroup(
+                messages.ListedGroup(
                     group_id=context.external_name(group.group_id),
                     protocol_type=group.protocol_type,
                     group_state=group.state,
                     group_type=GROUP_TYPE,
                 )
             )
-    await turns.let_go(states)
-    await turns.let_go(types)
+    await slices.clear(states)
+    await slices.clear(types)
     return response
+
+
+API: Final = HandledApi(ApiKey.LIST_GROUPS, 0, 5, handle)

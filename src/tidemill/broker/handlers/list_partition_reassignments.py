@@ -1,21 +1,18 @@
-"""ListPartitionReassignments: the moves of partitions that are under way."""
+"""ListPartitionReassignments: the ongoing reassignments of partitions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.metadata import PartitionImage
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
+from tidemill.broker.metadata_cache import PartitionImage
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.wire.messages.list_partition_reassignments import (
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    OngoingPartitionReassignment,
-    OngoingTopicReassignment,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import list_partition_reassignments as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -23,35 +20,40 @@ if TYPE_CHECKING:
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
-    """Only what moves is listed, whatever was asked for; a partition once."""
-    turns = context.turns
-    moves = broker.controller.moves
-    response = ListPartitionReassignmentsResponse(error_code=0, error_message=None, topics=[])
-    found: dict[str, dict[int, OngoingPartitionReassignment]] = {}
+    broker: Broker, context: RequestContext, request: messages.ListPartitionReassignmentsRequest
+) -> messages.ListPartitionReassignmentsResponse:
+    """Lists only ongoing reassignments among the requested partitions; each partition once."""
+    slices = context.slices
+    moves = broker.controller.reassignments
+    response = messages.ListPartitionReassignmentsResponse(error_code=0, error_message=None, topics=[])
+    found: dict[str, dict[int, messages.OngoingPartitionReassignment]] = {}
     try:
-        every = moves.under_way()
+        every = moves.in_progress()
         if request.topics is None:
-            async for key, partition in turns.over(every):
+            async for key, partition in slices.over(every):
                 found.setdefault(key.topic, {})[key.partition] = _ongoing(partition)
-        async for topic in turns.over(request.topics or ()):
+        async for topic in slices.over(request.topics or ()):
             name = context.internal_name(topic.name)
-            async for number in turns.over(topic.partition_indexes):
-                for _, partition in moves.under_way([TopicPartition(name, number)]):
+            async for number in slices.over(topic.partition_indexes):
+                for _, partition in moves.in_progress([TopicPartition(name, number)]):
                     found.setdefault(name, {})[number] = _ongoing(partition)
     except KafkaError as error:
         response.error_code, response.error_message = error.code, external_text(error)
         return response
-    async for name, partitions in turns.over(found.items()):
+    async for name, partitions in slices.over(found.items()):
         response.topics.append(
-            OngoingTopicReassignment(name=context.external_name(name), partitions=list(partitions.values()))
+            messages.OngoingTopicReassignment(
+                name=context.external_name(name), partitions=list(partitions.values())
+            )
         )
     return response
 
 
-def _ongoing(partition: PartitionImage) -> OngoingPartitionReassignment:
-    return OngoingPartitionReassignment(
+API: Final = HandledApi(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, handle, to_controller=True)
+
+
+def _ongoing(partition: PartitionImage) -> messages.OngoingPartitionReassignment:
+    return messages.OngoingPartitionReassignment(
         partition_index=partition.partition,
         replicas=partition.replicas,
         adding_replicas=partition.adding,

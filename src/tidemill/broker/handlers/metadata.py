@@ -1,7 +1,7 @@
-"""Metadata: brokers, controller, and the leaders of the topics that a client asks for.
+"""Metadata: brokers, controller, and the leaders of the topics that a client requests.
 
-Topics that are missing are made on the way when both sides want it; the answer then has their leaders, where
-Apache Kafka sends its clients away to ask again.
+Missing topics are created when both sides allow it; the response then contains their leaders, where Apache
+Kafka makes its clients retry.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Coroutine, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.broker.admin_log import note
-from tidemill.broker.automatic_topics import make_topics
-from tidemill.broker.context import RequestContext
+from tidemill.broker.admin_log import log_change
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.auto_topic_creation import create_missing_topics
 from tidemill.broker.handlers.common import (
     CLUSTER_OPERATIONS,
     NO_LEADER,
@@ -24,51 +24,53 @@ from tidemill.broker.handlers.common import (
     reachable,
     served_partitions,
 )
-from tidemill.broker.metadata import ClusterImage, PartitionImage, TopicImage
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
+from tidemill.broker.metadata_cache import ClusterImage, PartitionImage, TopicImage
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
-from tidemill.wire.messages.metadata import (
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import metadata as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 TOPIC_IDS_FROM = 12
-"""Version 10 brought the fields; they mean something from 12 on."""
+"""Version 10 added the fields; they are used from version 12 on."""
 
 CREATIONS_MAX = 100
-"""Topics made for one request; its client asks again for those that it does not find."""
+"""Topics created per request; the client retries for the topics that it does not find."""
 
 
 def handle(
-    broker: Broker, context: RequestContext, request: MetadataRequest
-) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
-    """Answers at once, unless topics have to be made first, or there are many."""
+    broker: Broker, context: RequestContext, request: messages.MetadataRequest
+) -> messages.MetadataResponse | Coroutine[Any, Any, messages.MetadataResponse]:
+    """Responds at once, unless topics have to be created first, or there are many."""
     may_create = request.topics and request.allow_auto_topic_creation
     if may_create and broker.config.bool("auto.create.topics.enable"):
-        return _create_and_answer(broker, context, request)
-    if _may_be_held(broker):
-        return _hold_and_answer(broker, context, request, {})
-    work: MetadataResponse | Coroutine[Any, Any, MetadataResponse] = _answer(broker, context, request, {})
+        return _create_and_respond(broker, context, request)
+    if _may_be_delayed(broker):
+        return _delay_and_respond(broker, context, request, {})
+    work: messages.MetadataResponse | Coroutine[Any, Any, messages.MetadataResponse] = _respond(
+        broker, context, request, {}
+    )
     return work
 
 
-def wants_all(request: MetadataRequest, version: int) -> bool:
-    """Whether the request is for all topics: null, or in version 0 an empty list."""
+API: Final = HandledApi(ApiKey.METADATA, 0, 13, handle)
+
+
+def wants_all(request: messages.MetadataRequest, version: int) -> bool:
+    """Whether the request is for all topics: null, or an empty list in version 0."""
     return request.topics is None or (version == 0 and not request.topics)
 
 
-async def _to_create(broker: Broker, context: RequestContext, request: MetadataRequest) -> list[str]:
+async def _missing_topics(
+    broker: Broker, context: RequestContext, request: messages.MetadataRequest
+) -> list[str]:
     topics = broker.metadata.image.topics
     missing = []
-    async for wanted in context.turns.over(request.topics or ()):
+    async for wanted in context.slices.over(request.topics or ()):
         if wanted.name is not None and wanted.topic_id == ZERO_ID:
             name = context.internal_name(wanted.name)
             if name not in topics and missing_topic_error(name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -76,43 +78,43 @@ async def _to_create(broker: Broker, context: RequestContext, request: MetadataR
     return list(dict.fromkeys(missing))[:CREATIONS_MAX]
 
 
-async def _create_and_answer(
-    broker: Broker, context: RequestContext, request: MetadataRequest
-) -> MetadataResponse:
+async def _create_and_respond(
+    broker: Broker, context: RequestContext, request: messages.MetadataRequest
+) -> messages.MetadataResponse:
     errors: dict[str, ErrorCode] = {}
-    missing = await _to_create(broker, context, request)
+    missing = await _missing_topics(broker, context, request)
     if missing:
-        errors = await context.turns.rest(_create(broker, context, missing))
-    return await _hold_and_answer(broker, context, request, errors)
+        errors = await context.slices.wait_for(_create(broker, context, missing))
+    return await _delay_and_respond(broker, context, request, errors)
 
 
-def _may_be_held(broker: Broker) -> bool:
-    return broker.held_answers is not None and bool(broker.held_answers.doubted)
+def _may_be_delayed(broker: Broker) -> bool:
+    return broker.delayed_metadata is not None and bool(broker.delayed_metadata.suspected)
 
 
-async def _hold_and_answer(
-    broker: Broker, context: RequestContext, request: MetadataRequest, errors: dict[str, ErrorCode]
-) -> MetadataResponse:
-    """The answer, once it names no leader whose process may just have ended, or that has taken too long."""
-    held = broker.held_answers
-    while held is not None and held.doubted:
-        edition = held.edition
-        if not await _names_any(await held.led_topics(), context, request):
+async def _delay_and_respond(
+    broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
+) -> messages.MetadataResponse:
+    """Responds once no leader in the response may have just ended, or when that takes too long."""
+    delayed_metadata = broker.delayed_metadata
+    while delayed_metadata is not None and delayed_metadata.suspected:
+        change_count = delayed_metadata.change_count
+        if not await _requests_any(await delayed_metadata.topics_led_by_suspected(), context, request):
             break
-        if not await held.hold(context, len(request.topics or ()), edition):
+        if not await delayed_metadata.wait_for_change(context, len(request.topics or ()), change_count):
             break
-    outcome = _answer(broker, context, request, errors)
-    response: MetadataResponse = await outcome if inspect.isawaitable(outcome) else outcome
+    outcome = _respond(broker, context, request, errors)
+    response: messages.MetadataResponse = await outcome if inspect.isawaitable(outcome) else outcome
     return response
 
 
-async def _names_any(
-    topics: AbstractSet[bytes | str], context: RequestContext, request: MetadataRequest
+async def _requests_any(
+    topics: AbstractSet[bytes | str], context: RequestContext, request: messages.MetadataRequest
 ) -> bool:
     """Whether the request is for any of ``topics``, by name or id."""
     if not topics or wants_all(request, context.api_version):
         return bool(topics)
-    async for wanted in context.turns.over(request.topics or ()):
+    async for wanted in context.slices.over(request.topics or ()):
         if wanted.topic_id != ZERO_ID:
             if wanted.topic_id in topics:
                 return True
@@ -123,35 +125,35 @@ async def _names_any(
 
 async def _create(broker: Broker, context: RequestContext, missing: Sequence[str]) -> dict[str, ErrorCode]:
     try:
-        made = await make_topics(broker, missing)
+        made = await create_missing_topics(broker, missing)
     except KafkaError as error:
         return dict.fromkeys(missing, error.code)
-    note(context, "topics created as a client asked for their metadata", made.created)
+    log_change(context, "topics created because a client requested their metadata", made.created)
     return {name: problem.code for name, problem in made.errors.items()}
 
 
 @in_slices
-async def _answer(
-    broker: Broker, context: RequestContext, request: MetadataRequest, errors: dict[str, ErrorCode]
-) -> MetadataResponse:
+async def _respond(
+    broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
+) -> messages.MetadataResponse:
     image: ClusterImage = broker.metadata.image
     version = context.api_version
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else -(2**31)
     topics = []
     if wants_all(request, version):
-        async for topic in context.turns.over(list(image.topics.values())):
+        async for topic in context.slices.over(list(image.topics.values())):
             topics.append(await _topic(broker, image, context, topic, operations))
     else:
-        asked = {}
-        async for wanted in context.turns.over(request.topics or ()):
-            asked[wanted.topic_id, wanted.name] = wanted
-        async for wanted in context.turns.over(asked.values()):
+        requested = {}
+        async for wanted in context.slices.over(request.topics or ()):
+            requested[wanted.topic_id, wanted.name] = wanted
+        async for wanted in context.slices.over(requested.values()):
             topics.append(await _wanted(broker, image, context, wanted, operations, errors))
-        await context.turns.let_go(asked)
+        await context.slices.clear(requested)
     brokers = dict(sorted({**broker.metadata.departed, **image.brokers}.items()))
-    return MetadataResponse(
+    return messages.MetadataResponse(
         brokers=[
-            MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
+            messages.MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
             for found, host, port in reachable(brokers.values(), context)
         ],
         cluster_id=image.cluster_id,
@@ -167,36 +169,38 @@ async def _wanted(
     broker: Broker,
     image: ClusterImage,
     context: RequestContext,
-    wanted: MetadataRequestTopic,
+    wanted: messages.MetadataRequestTopic,
     operations: int,
     errors: dict[str, ErrorCode],
-) -> MetadataResponseTopic:
+) -> messages.MetadataResponseTopic:
     by_id = wanted.topic_id != ZERO_ID
     if context.api_version < TOPIC_IDS_FROM and (by_id or wanted.name is None):
-        return MetadataResponseTopic(
+        return messages.MetadataResponseTopic(
             error_code=ErrorCode.INVALID_REQUEST, name=wanted.name or "", topic_id=wanted.topic_id
         )
     if by_id:
         topic = image.topics_by_id.get(wanted.topic_id)
         if topic is None:
-            return MetadataResponseTopic(
+            return messages.MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
             )
         return await _topic(broker, image, context, topic, operations)
     if wanted.name is None:
-        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID)
+        return messages.MetadataResponseTopic(
+            error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID
+        )
     name = context.internal_name(wanted.name)
     topic = image.topics.get(name)
     if topic is None or name in errors:
         code = errors.get(name) or missing_topic_error(name)
-        return MetadataResponseTopic(error_code=code, name=wanted.name, is_internal=False)
+        return messages.MetadataResponseTopic(error_code=code, name=wanted.name, is_internal=False)
     return await _topic(broker, image, context, topic, operations)
 
 
 async def _topic(
     broker: Broker, image: ClusterImage, context: RequestContext, topic: TopicImage, operations: int
-) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
+) -> messages.MetadataResponseTopic:
+    return messages.MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=context.external_name(topic.name),
         topic_id=topic.topic_id,
@@ -208,23 +212,23 @@ async def _topic(
 
 async def _partitions(
     image: ClusterImage, context: RequestContext, partitions: Sequence[PartitionImage]
-) -> list[MetadataResponsePartition]:
+) -> list[messages.MetadataResponsePartition]:
     version = context.api_version
     listener = context.listener.name
     brokers = image.brokers
-    answered = []
-    async for partition in context.turns.over(partitions):
+    results = []
+    async for partition in context.slices.over(partitions):
         error = leader_error(image, partition, listener)
         if error == ErrorCode.LISTENER_NOT_FOUND and version < 6:
             error = ErrorCode.LEADER_NOT_AVAILABLE
         replicas, isr = partition.replicas, partition.isr
-        if version == 0:  # The oldest clients look every replica up among the brokers of the answer.
+        if version == 0:  # The oldest clients look up every replica among the brokers of the response.
             replicas = [broker for broker in replicas if broker in brokers]
             isr = [broker for broker in isr if broker in brokers]
             if error == ErrorCode.NONE and len(replicas) < len(partition.replicas):
                 error = ErrorCode.REPLICA_NOT_AVAILABLE
-        answered.append(
-            MetadataResponsePartition(
+        results.append(
+            messages.MetadataResponsePartition(
                 error_code=error,
                 partition_index=partition.partition,
                 leader_id=partition.leader if error in _HAS_LEADER else NO_LEADER,
@@ -234,7 +238,7 @@ async def _partitions(
                 offline_replicas=offline_replicas(image, partition),
             )
         )
-    return answered
+    return results
 
 
 _HAS_LEADER = frozenset({ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE})

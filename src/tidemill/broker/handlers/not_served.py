@@ -1,9 +1,9 @@
-"""APIs and versions that are known and not served: UNSUPPORTED_VERSION, in the response that is expected.
+"""Known APIs and versions that are not served: UNSUPPORTED_VERSION, in the response that clients expect.
 
-A client that asked for ApiVersions does not send them. One that did not ask would see its connection close,
-and could not tell that from a broker that died.
+A client that sent ApiVersions does not use them. A client that did not send it would see its connection
+close, and could not distinguish that from a broker failure.
 
-A response without an error of its own repeats the items of the request, each with the error.
+A response without an error field of its own repeats the items of the request, each with the error.
 
 Source: the protocol; Apache Kafka, ``getErrorResponse`` of its requests.
 """
@@ -14,20 +14,16 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidemill.broker.registry import APIS
-from tidemill.broker.request_slices import Turns, in_slices
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.large_requests import RequestSlices, in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey, response_class
-from tidemill.wire.messages.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    AlterUserScramCredentialsResult,
-)
+from tidemill.wire.messages import alter_user_scram_credentials as messages
 from tidemill.wire.schema import Struct, parse_versions
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 ERROR, TEXT = "error_code", "error_message"
 
@@ -88,10 +84,10 @@ REASONS: Final[Mapping[int, str]] = {
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: _SHARE,
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: _SHARE,
 }
-"""Why an API is not served, by its key."""
+"""The reason that an API is not served, by its key."""
 
 
-NOTHING_MADE: Final[Mapping[int, Mapping[str, Any]]] = {
+VALUES_BESIDE_ERROR: Final[Mapping[int, Mapping[str, Any]]] = {
     ApiKey.INIT_PRODUCER_ID: {"producer_epoch": -1},
     ApiKey.CREATE_DELEGATION_TOKEN: {
         "principal_type": "User",
@@ -103,44 +99,45 @@ NOTHING_MADE: Final[Mapping[int, Mapping[str, Any]]] = {
         "max_timestamp_ms": -1,
     },
 }
-"""What responses say beside their error where the default of a field means something."""
+"""Field values beside the error, where the default value of a field has a meaning."""
 
 
-class Mirror(NamedTuple):
-    """How the items of a response follow from those of its request."""
+class ItemMap(NamedTuple):
+    """The mapping of a request's items to those of its response."""
 
     items: str
     """The list in the request."""
     results: str
     """The list in the response."""
     same: str
-    """The field of both that names an item; an item of the request that is no message is the name itself."""
-    inner: Mirror | None = None
-    """Of a list in each item; the error is in its results then."""
+    """The field of both that identifies an item; if an item of the request is not a struct, it is the
+    value."""
+    inner: ItemMap | None = None
+    """The mapping of a list in each item, whose results then contain the error."""
     error: str = ERROR
 
 
-_GROUPS = Mirror("group_ids", "groups", "group_id")
-_SHARE_STATE = Mirror("topics", "results", "topic_id", Mirror("partitions", "partitions", "partition"))
+_GROUPS = ItemMap("group_ids", "groups", "group_id")
+_SHARE_STATE = ItemMap("topics", "results", "topic_id", ItemMap("partitions", "partitions", "partition"))
 
-MIRRORS: Final[Mapping[int, Mirror]] = {
-    ApiKey.ADD_PARTITIONS_TO_TXN: Mirror(
+ITEM_MAPS: Final[Mapping[int, ItemMap]] = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: ItemMap(
         "v3_and_below_topics",
         "results_by_topic_v3_and_below",
         "name",
-        Mirror("partitions", "results_by_partition", "partition_index", error="partition_error_code"),
+        ItemMap("partitions", "results_by_partition", "partition_index", error="partition_error_code"),
     ),
-    ApiKey.WRITE_TXN_MARKERS: Mirror(
+    ApiKey.WRITE_TXN_MARKERS: ItemMap(
         "markers",
         "markers",
         "producer_id",
-        Mirror("topics", "topics", "name", Mirror("partition_indexes", "partitions", "partition_index")),
+        ItemMap("topics", "topics", "name", ItemMap("partition_indexes", "partitions", "partition_index")),
     ),
-    ApiKey.TXN_OFFSET_COMMIT: Mirror(
-        "topics", "topics", "name", Mirror("partitions", "partitions", "partition_index")
+    ApiKey.TXN_OFFSET_COMMIT: ItemMap(
+        "topics", "topics", "name", ItemMap("partitions", "partitions", "partition_index")
     ),
-    ApiKey.ALTER_CLIENT_QUOTAS: Mirror("entries", "entries", "entity"),
-    ApiKey.DESCRIBE_TRANSACTIONS: Mirror("transactional_ids", "transaction_states", "transactional_id"),
+    ApiKey.ALTER_CLIENT_QUOTAS: ItemMap("entries", "entries", "entity"),
+    ApiKey.DESCRIBE_TRANSACTIONS: ItemMap("transactional_ids", "transaction_states", "transactional_id"),
     ApiKey.CONSUMER_GROUP_DESCRIBE: _GROUPS,
     ApiKey.SHARE_GROUP_DESCRIBE: _GROUPS,
     ApiKey.STREAMS_GROUP_DESCRIBE: _GROUPS,
@@ -149,89 +146,97 @@ MIRRORS: Final[Mapping[int, Mirror]] = {
     ApiKey.WRITE_SHARE_GROUP_STATE: _SHARE_STATE,
     ApiKey.DELETE_SHARE_GROUP_STATE: _SHARE_STATE,
     ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _SHARE_STATE,
-    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: Mirror("groups", "groups", "group_id"),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ItemMap("groups", "groups", "group_id"),
 }
-"""Responses that have no error of their own, in all versions or in some."""
+"""Responses without an error field of their own, in all versions or in some."""
 
 
 @in_slices
 async def handle(broker: Broker, context: RequestContext, request: Struct) -> Struct:
-    """The refusal of a request that was well formed."""
+    """Returns the refusal of a well-formed request."""
     key, version = context.api_key, context.api_version
     cls = response_class(key)
-    text = reason(key, version)
-    if _has(cls, ERROR, version):
-        values = {**NOTHING_MADE.get(key, {}), **_error(cls, version, text)}
-        return cls(**{name: value for name, value in values.items() if _has(cls, name, version)})
-    if isinstance(request, AlterUserScramCredentialsRequest):
-        return await _of_users(context.turns, request, text)
-    mirror = MIRRORS[key]
-    return cls(**{mirror.results: await _mirrored(context.turns, request, mirror, cls, version, text)})
+    text = reason(broker.apis.get(key), key, version)
+    if _has_field(cls, ERROR, version):
+        values = {**VALUES_BESIDE_ERROR.get(key, {}), **_error(cls, version, text)}
+        return cls(**{name: value for name, value in values.items() if _has_field(cls, name, version)})
+    if isinstance(request, messages.AlterUserScramCredentialsRequest):
+        return await _user_errors(context.slices, request, text)
+    mapping = ITEM_MAPS[key]
+    return cls(**{mapping.results: await _item_errors(context.slices, request, mapping, cls, version, text)})
 
 
-def reason(key: int, version: int) -> str:
-    """What a client reads that sent an API or version which is not served."""
+REFUSED: Final[Mapping[int, HandledApi]] = {
+    key: HandledApi(spec.key, spec.version_min, spec.version_max, handle) for key, spec in API.items()
+}
+"""For each API of the protocol, the refusal of all its versions."""
+
+
+def reason(api: HandledApi | None, key: int, version: int) -> str:
+    """Returns the error message for an API that is not served, or a version that ``api`` does not have."""
     name = API[key].name
-    api = APIS.get(key)
     if api is not None:
         return f"{name} {version} is not served here: versions {api.first} to {api.last} are"
     return f"{name} is not served here: {REASONS[key]}"
 
 
-async def _mirrored(
-    turns: Turns, source: Any, mirror: Mirror, cls: type[Struct], version: int, text: str
+async def _item_errors(
+    slices: RequestSlices, source: Any, mapping: ItemMap, cls: type[Struct], version: int, text: str
 ) -> list[Struct]:
-    found = _element(cls, mirror.results)
-    inner = mirror.inner
+    found = _element(cls, mapping.results)
+    inner = mapping.inner
     results: list[Struct] = []
-    async for item in turns.over(getattr(source, mirror.items)):
+    async for item in slices.over(getattr(source, mapping.items)):
         values: dict[str, Any] = {
-            mirror.same: getattr(item, mirror.same) if isinstance(item, Struct) else item
+            mapping.same: getattr(item, mapping.same) if isinstance(item, Struct) else item
         }
         if inner is not None:
-            values[inner.results] = await _mirrored(turns, item, inner, found, version, text)
-        elif mirror.error == ERROR:
+            values[inner.results] = await _item_errors(slices, item, inner, found, version, text)
+        elif mapping.error == ERROR:
             values |= _error(found, version, text)
         else:
-            values[mirror.error] = ErrorCode.UNSUPPORTED_VERSION
+            values[mapping.error] = ErrorCode.UNSUPPORTED_VERSION
         results.append(found(**values))
     return results
 
 
-async def _of_users(
-    turns: Turns, request: AlterUserScramCredentialsRequest, text: str
-) -> AlterUserScramCredentialsResponse:
-    """One result for each user, however many of its credentials are named."""
-    deleted, upserted = (one.name for one in request.deletions), (one.name for one in request.upsertions)
-    names = await turns.unique(chain(deleted, upserted))
-    response = AlterUserScramCredentialsResponse()
-    async for name in turns.over(names):
+async def _user_errors(
+    slices: RequestSlices, request: messages.AlterUserScramCredentialsRequest, text: str
+) -> messages.AlterUserScramCredentialsResponse:
+    """Returns one result per user, regardless of the number of its credentials in the request."""
+    deleted, upserted = (
+        (deletion.name for deletion in request.deletions),
+        (upsertion.name for upsertion in request.upsertions),
+    )
+    names = await slices.unique(chain(deleted, upserted))
+    response = messages.AlterUserScramCredentialsResponse()
+    async for name in slices.over(names):
         response.results.append(
-            AlterUserScramCredentialsResult(
+            messages.AlterUserScramCredentialsResult(
                 user=name, error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=text
             )
         )
-    await turns.let_go(names)
+    await slices.clear(names)
     return response
 
 
 def _error(cls: type[Struct], version: int, text: str) -> dict[str, Any]:
     values: dict[str, Any] = {ERROR: ErrorCode.UNSUPPORTED_VERSION}
-    if _has(cls, TEXT, version):
+    if _has_field(cls, TEXT, version):
         values[TEXT] = text
     return values
 
 
-def _has(cls: type[Struct], name: str, version: int) -> bool:
-    for one in cls.fields_:
-        if one.name == name:
-            first, last = parse_versions(one.versions)
+def _has_field(cls: type[Struct], name: str, version: int) -> bool:
+    for field in cls.fields_:
+        if field.name == name:
+            first, last = parse_versions(field.versions)
             return first <= version <= last
     return False
 
 
 def _element(cls: type[Struct], name: str) -> type[Struct]:
-    for one in cls.fields_:
-        if one.name == name and isinstance(one.element, type):
-            return one.element
+    for field in cls.fields_:
+        if field.name == name and isinstance(field.element, type):
+            return field.element
     raise ValueError(f"{cls.__name__} has no items called {name}")

@@ -1,6 +1,6 @@
-"""OffsetCommit: a group's positions are written to ``__consumer_offsets``.
+"""OffsetCommit: writes a group's offsets to ``__consumer_offsets``.
 
-v0 keeps them in the coordination store, whoever coordinates the group. v10 names topics by id.
+v0 stores them in the coordination store, regardless of the group's coordinator. v10 identifies topics by id.
 """
 
 from __future__ import annotations
@@ -8,78 +8,79 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidemill.groups.effects import CommitRequest, OffsetToCommit
-from tidemill.groups.stored_offsets import PartitionOffset, StoredOffsets
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.groups.coordinator_effects import CommitRequest, OffsetToCommit
+from tidemill.groups.zookeeper_offsets import PartitionOffset, ZooKeeperOffsets
 from tidemill.model.errors import ErrorCode
-from tidemill.model.slices import slices_of
+from tidemill.model.event_loop_slices import slices_of
 from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.wire.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import offset_commit as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
-    from tidemill.broker.metadata import TopicImage
+    from tidemill.broker.metadata_cache import TopicImage
+    from tidemill.broker.request_context import RequestContext
 
-MISSING_GROUP_TOLD_FROM: Final = 9
+MISSING_GROUP_ERROR_FROM: Final = 9
 TOPIC_IDS_FROM: Final = 10
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: OffsetCommitRequest
-) -> OffsetCommitResponse:
-    """Commits what names a partition that exists; the rest gets an error of its own.
+    broker: Broker, context: RequestContext, request: messages.OffsetCommitRequest
+) -> messages.OffsetCommitResponse:
+    """Commits the offsets of existing partitions; the others get their own errors.
 
-    Of a partition that comes twice the last offset counts. So many at a time are committed as one slice has
-    room for: to the group these are commits that follow each other.
+    The last offset of a duplicate partition wins. Offsets are committed in slices: to the group these are
+    consecutive commits.
     """
-    turns = context.turns
+    slices = context.slices
     topics = []
-    answers: list[tuple[OffsetCommitResponsePartition, tuple[str, int]]] = []
+    responses: list[tuple[messages.OffsetCommitResponsePartition, tuple[str, int]]] = []
     offsets: dict[tuple[str, int], OffsetToCommit] = {}
-    async for topic in turns.over(request.topics):
+    async for topic in slices.over(request.topics):
         image, unknown = _topic(broker, context, topic)
         partitions = []
-        async for one in turns.over(topic.partitions):
-            answer = OffsetCommitResponsePartition(partition_index=one.partition_index)
-            partitions.append(answer)
-            if image is None or not 0 <= one.partition_index < len(image.partitions):
-                answer.error_code = unknown if image is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        async for partition in slices.over(topic.partitions):
+            response = messages.OffsetCommitResponsePartition(partition_index=partition.partition_index)
+            partitions.append(response)
+            if image is None or not 0 <= partition.partition_index < len(image.partitions):
+                response.error_code = unknown if image is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
-            key = (image.name, one.partition_index)
-            answers.append((answer, key))
+            key = (image.name, partition.partition_index)
+            responses.append((response, key))
             offsets[key] = OffsetToCommit(
                 image.name,
-                one.partition_index,
-                one.committed_offset,
-                one.committed_leader_epoch,
-                one.committed_metadata,
+                partition.partition_index,
+                partition.committed_offset,
+                partition.committed_leader_epoch,
+                partition.committed_metadata,
                 image.topic_id,
-                one.commit_timestamp,
+                partition.commit_timestamp,
             )
         topics.append(
-            OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+            messages.OffsetCommitResponseTopic(
+                name=topic.name, topic_id=topic.topic_id, partitions=partitions
+            )
         )
     errors: dict[tuple[str, int], ErrorCode] = {}
     for some in slices_of(list(offsets.values())):
-        results = await turns.rest(_commit(broker, context, request, some))
+        results = await slices.wait_for(_commit(broker, context, request, some))
         for offset, error in zip(some, results, strict=True):
             errors[offset.topic, offset.partition] = error
-    async for answer, key in turns.over(answers):
-        answer.error_code = errors[key]
-    await turns.let_go(answers)
-    await turns.let_go(offsets)
-    await turns.let_go(errors)
-    return OffsetCommitResponse(topics=topics)
+    async for response, key in slices.over(responses):
+        response.error_code = errors[key]
+    await slices.clear(responses)
+    await slices.clear(offsets)
+    await slices.clear(errors)
+    return messages.OffsetCommitResponse(topics=topics)
+
+
+API: Final = HandledApi(ApiKey.OFFSET_COMMIT, 0, 10, handle)
 
 
 def _topic(
-    broker: Broker, context: RequestContext, topic: OffsetCommitRequestTopic
+    broker: Broker, context: RequestContext, topic: messages.OffsetCommitRequestTopic
 ) -> tuple[TopicImage | None, ErrorCode]:
     if context.api_version < TOPIC_IDS_FROM:
         return broker.metadata.topic(context.internal_name(topic.name)), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -89,7 +90,10 @@ def _topic(
 
 
 async def _commit(
-    broker: Broker, context: RequestContext, request: OffsetCommitRequest, offsets: Sequence[OffsetToCommit]
+    broker: Broker,
+    context: RequestContext,
+    request: messages.OffsetCommitRequest,
+    offsets: Sequence[OffsetToCommit],
 ) -> tuple[ErrorCode, ...]:
     group_id = context.internal_name(request.group_id)
     if context.api_version == 0:
@@ -102,7 +106,7 @@ async def _commit(
             member_id=request.member_id,
             instance_id=request.group_instance_id,
             retention_ms=request.retention_time_ms,
-            tells_missing_group=context.api_version >= MISSING_GROUP_TOLD_FROM,
+            reports_missing_group=context.api_version >= MISSING_GROUP_ERROR_FROM,
         )
     )
     return result.errors
@@ -118,5 +122,5 @@ async def _commit_to_store(
         for offset, refused in zip(offsets, too_large, strict=True)
         if not refused
     ]
-    errors = iter(await StoredOffsets(broker.store).commit(group_id, kept))
+    errors = iter(await ZooKeeperOffsets(broker.store).commit(group_id, kept))
     return tuple(ErrorCode.OFFSET_METADATA_TOO_LARGE if refused else next(errors) for refused in too_large)

@@ -1,62 +1,62 @@
-"""OffsetDelete: removes what a group committed for partitions that it does not consume."""
+"""OffsetDelete: removes a group's committed offsets of partitions that it does not consume."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.admin_log import note_each
+from tidemill.broker.admin_log import log_changes
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.model.errors import ErrorCode
-from tidemill.model.slices import slices_of
-from tidemill.wire.messages.offset_delete import (
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-)
+from tidemill.model.event_loop_slices import slices_of
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import offset_delete as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: OffsetDeleteRequest
-) -> OffsetDeleteResponse:
-    """Partitions that do not exist are told so; what the group says counts for the rest."""
-    turns = context.turns
+    broker: Broker, context: RequestContext, request: messages.OffsetDeleteRequest
+) -> messages.OffsetDeleteResponse:
+    """Partitions that do not exist get their own error; the group's errors apply to the others."""
+    slices = context.slices
     group_id = context.internal_name(request.group_id)
-    result = await turns.rest(broker.groups.delete_offsets(group_id, ()))
+    result = await slices.wait_for(broker.groups.delete_offsets(group_id, ()))
     if result.error is not ErrorCode.NONE:
-        return OffsetDeleteResponse(error_code=result.error)
+        return messages.OffsetDeleteResponse(error_code=result.error)
     topics = []
-    answers: list[tuple[OffsetDeleteResponsePartition, tuple[str, int]]] = []
-    asked: dict[tuple[str, int], ErrorCode] = {}
-    async for topic in turns.over(request.topics):
+    responses: list[tuple[messages.OffsetDeleteResponsePartition, tuple[str, int]]] = []
+    requested: dict[tuple[str, int], ErrorCode] = {}
+    async for topic in slices.over(request.topics):
         image = broker.metadata.topic(context.internal_name(topic.name))
         partitions = []
-        async for one in turns.over(topic.partitions):
-            answer = OffsetDeleteResponsePartition(partition_index=one.partition_index)
-            partitions.append(answer)
-            if image is None or not 0 <= one.partition_index < len(image.partitions):
-                answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        async for partition in slices.over(topic.partitions):
+            response = messages.OffsetDeleteResponsePartition(partition_index=partition.partition_index)
+            partitions.append(response)
+            if image is None or not 0 <= partition.partition_index < len(image.partitions):
+                response.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                key = (image.name, one.partition_index)
-                answers.append((answer, key))
-                asked[key] = ErrorCode.NONE
-        topics.append(OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
-    for some in slices_of(list(asked)):
-        result = await turns.rest(broker.groups.delete_offsets(group_id, tuple(some)))
+                key = (image.name, partition.partition_index)
+                responses.append((response, key))
+                requested[key] = ErrorCode.NONE
+        topics.append(messages.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
+    for some in slices_of(list(requested)):
+        result = await slices.wait_for(broker.groups.delete_offsets(group_id, tuple(some)))
         if result.error is not ErrorCode.NONE:
-            return OffsetDeleteResponse(error_code=result.error)
-        asked.update(zip(some, result.errors, strict=True))
-    async for answer, key in turns.over(answers):
-        answer.error_code = asked[key]
-    done = [key for key, error in asked.items() if error == ErrorCode.NONE]
-    await note_each(context, f"offsets of group {request.group_id} deleted", done, _shown)
-    await turns.let_go(done)
-    await turns.let_go(answers)
-    await turns.let_go(asked)
-    return OffsetDeleteResponse(topics=topics)
+            return messages.OffsetDeleteResponse(error_code=result.error)
+        requested.update(zip(some, result.errors, strict=True))
+    async for response, key in slices.over(responses):
+        response.error_code = requested[key]
+    done = [key for key, error in requested.items() if error == ErrorCode.NONE]
+    await log_changes(context, f"offsets of group {request.group_id} deleted", done, _shown)
+    await slices.clear(done)
+    await slices.clear(responses)
+    await slices.clear(requested)
+    return messages.OffsetDeleteResponse(topics=topics)
+
+
+API: Final = HandledApi(ApiKey.OFFSET_DELETE, 0, 0, handle)
 
 
 def _shown(key: tuple[str, int]) -> str:

@@ -1,8 +1,8 @@
-"""OffsetFetch: what groups have committed; from v8 on of several groups, all topics when none is named.
+"""OffsetFetch: committed offsets of groups; from v8 on of several groups, and of all topics if none is given.
 
-A partition without a commit has offset -1 and no error; only in v0, whose offsets are in the coordination
-store, it is unknown. Nor does an offset count that was committed for a former topic of the same name: a
-coordinator that missed the deletion still has it, and the ids of the topics tell them apart.
+A partition without a commit has offset -1 and no error, except in v0, whose offsets are in the coordination
+store: there it is unknown. Offsets committed for a deleted topic of the same name do not count: a coordinator
+that missed the deletion still has them, and the topic ids distinguish the topics.
 """
 
 from __future__ import annotations
@@ -10,27 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.groups.commits import may_be_of
-from tidemill.groups.offsets import CommittedOffset
-from tidemill.groups.stored_offsets import NO_OFFSET, StoredOffset, StoredOffsets
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.groups.offset_commits import may_belong_to
+from tidemill.groups.offset_records import CommittedOffset
+from tidemill.groups.zookeeper_offsets import StoredOffset, ZooKeeperOffsets
 from tidemill.model.errors import ErrorCode
-from tidemill.model.slices import slices_of
-from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.wire.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic,
-    OffsetFetchResponseTopics,
-)
+from tidemill.model.event_loop_slices import slices_of
+from tidemill.model.types import NO_OFFSET, ZERO_ID, TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import offset_fetch as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 GROUP_ERROR_FROM: Final = 2
 BATCHED_FROM: Final = 8
@@ -41,40 +33,47 @@ UNKNOWN: Final = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 Offsets = dict[str, dict[int, CommittedOffset]]
 
 
-async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """Answers from memory; a group of another coordinator, or one that comes twice, gets an error."""
+async def handle(
+    broker: Broker, context: RequestContext, request: messages.OffsetFetchRequest
+) -> messages.OffsetFetchResponse:
+    """Responds from memory; a group of another coordinator, or a duplicate group, gets an error."""
     if context.api_version >= BATCHED_FROM:
-        groups: dict[str, OffsetFetchResponseGroup] = {}
-        async for group in context.turns.over(request.groups):
+        groups: dict[str, messages.OffsetFetchResponseGroup] = {}
+        async for group in context.slices.over(request.groups):
             if group.group_id in groups:
-                groups[group.group_id] = OffsetFetchResponseGroup(
+                groups[group.group_id] = messages.OffsetFetchResponseGroup(
                     group_id=group.group_id, error_code=ErrorCode.INVALID_REQUEST
                 )
             else:
                 groups[group.group_id] = await _group(broker, context, group, request.require_stable)
-        return OffsetFetchResponse(groups=list(groups.values()))
+        return messages.OffsetFetchResponse(groups=list(groups.values()))
     group_id = context.internal_name(request.group_id)
     if context.api_version == 0:
-        return OffsetFetchResponse(topics=await _from_store(broker, context, group_id, request.topics or []))
+        return messages.OffsetFetchResponse(
+            topics=await _from_store(broker, context, group_id, request.topics or [])
+        )
     error, offsets = await broker.groups.fetch(group_id, request.require_stable)
     if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
-        return OffsetFetchResponse(error_code=error)
+        return messages.OffsetFetchResponse(error_code=error)
     topics = []
-    async for name, partitions in context.turns.over(_asked(context, request.topics, dict(offsets))):
+    async for name, partitions in context.slices.over(_requested(context, request.topics, dict(offsets))):
         internal = context.internal_name(name)
         committed = dict(offsets.get(internal, {}))
         topic_id = _topic_id(broker, internal)
-        answers = []
-        async for index in context.turns.over(partitions):
-            answers.append(_partition(index, _present(committed.get(index, NO_COMMIT), topic_id), error))
-        topics.append(OffsetFetchResponseTopic(name=name, partitions=answers))
-    return OffsetFetchResponse(topics=topics)
+        results = []
+        async for index in context.slices.over(partitions):
+            results.append(_partition(index, _present(committed.get(index, NO_COMMIT), topic_id), error))
+        topics.append(messages.OffsetFetchResponseTopic(name=name, partitions=results))
+    return messages.OffsetFetchResponse(topics=topics)
 
 
-def _asked(
-    context: RequestContext, topics: list[OffsetFetchRequestTopic] | None, offsets: Offsets
+API: Final = HandledApi(ApiKey.OFFSET_FETCH, 0, 10, handle)
+
+
+def _requested(
+    context: RequestContext, topics: list[messages.OffsetFetchRequestTopic] | None, offsets: Offsets
 ) -> Iterator[tuple[str, list[int]]]:
-    """The topics asked for, by the client's names, with their partitions; null asks for all."""
+    """Yields the requested topics, by the client's names, with their partitions; null requests all."""
     if topics is not None:
         for topic in topics:
             yield topic.name, list(dict.fromkeys(topic.partition_indexes))
@@ -89,12 +88,14 @@ def _topic_id(broker: Broker, name: str) -> bytes:
 
 
 def _present(offset: CommittedOffset, topic_id: bytes) -> CommittedOffset:
-    """``offset``, unless it was committed for a topic of that name that was deleted since."""
-    return offset if may_be_of(offset, topic_id) else NO_COMMIT
+    """Returns ``offset``, unless it was committed for a deleted topic of that name."""
+    return offset if may_belong_to(offset, topic_id) else NO_COMMIT
 
 
-def _partition(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetFetchResponsePartition:
-    return OffsetFetchResponsePartition(
+def _partition(
+    index: int, offset: CommittedOffset, error: ErrorCode
+) -> messages.OffsetFetchResponsePartition:
+    return messages.OffsetFetchResponsePartition(
         partition_index=index,
         committed_offset=offset.offset,
         committed_leader_epoch=offset.leader_epoch,
@@ -104,52 +105,52 @@ def _partition(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetF
 
 
 async def _from_store(
-    broker: Broker, context: RequestContext, group_id: str, topics: list[OffsetFetchRequestTopic]
-) -> list[OffsetFetchResponseTopic]:
-    turns = context.turns
+    broker: Broker, context: RequestContext, group_id: str, topics: list[messages.OffsetFetchRequestTopic]
+) -> list[messages.OffsetFetchResponseTopic]:
+    slices = context.slices
     kept: dict[TopicPartition, StoredOffset] = {}
-    async for topic in turns.over(topics):
+    async for topic in slices.over(topics):
         name = context.internal_name(topic.name)
         image = broker.metadata.topic(name)
         count = 0 if image is None else len(image.partitions)
-        async for index in turns.over(topic.partition_indexes):
+        async for index in slices.over(topic.partition_indexes):
             if 0 <= index < count:
                 kept[TopicPartition(name, index)] = UNKNOWN
-    stored = StoredOffsets(broker.store)
+    stored = ZooKeeperOffsets(broker.store)
     for some in slices_of(list(kept)):
-        kept.update(zip(some, await turns.rest(stored.fetch(group_id, some)), strict=True))
-    answers = []
-    async for topic in turns.over(topics):
+        kept.update(zip(some, await slices.wait_for(stored.fetch(group_id, some)), strict=True))
+    results = []
+    async for topic in slices.over(topics):
         name = context.internal_name(topic.name)
         partitions = []
-        async for index in turns.over(topic.partition_indexes):
+        async for index in slices.over(topic.partition_indexes):
             offset, error = kept.get(TopicPartition(name, index), UNKNOWN)
             partitions.append(_partition(index, CommittedOffset(offset), error))
-        answers.append(OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
-    await turns.let_go(kept)
-    return answers
+        results.append(messages.OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
+    await slices.clear(kept)
+    return results
 
 
 async def _group(
-    broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool
-) -> OffsetFetchResponseGroup:
+    broker: Broker, context: RequestContext, group: messages.OffsetFetchRequestGroup, require_stable: bool
+) -> messages.OffsetFetchResponseGroup:
     error, offsets = await broker.groups.fetch(context.internal_name(group.group_id), require_stable)
     if error is not ErrorCode.NONE:
-        return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+        return messages.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     if group.topics is None:
         topics = await _all_topics(broker, context, offsets)
     else:
         topics = []
-        async for topic in context.turns.over(group.topics):
-            answer = OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id)
+        async for topic in context.slices.over(group.topics):
+            result = messages.OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id)
             name, error = _topic_name(broker, context, topic.name, topic.topic_id)
             committed = offsets.get(name, {})
             topic_id = _topic_id(broker, name) if topic.topic_id == ZERO_ID else topic.topic_id
-            async for index in context.turns.over(dict.fromkeys(topic.partition_indexes)):
+            async for index in context.slices.over(dict.fromkeys(topic.partition_indexes)):
                 offset = _present(committed.get(index, NO_COMMIT), topic_id)
-                answer.partitions.append(_partitions(index, offset, error))
-            topics.append(answer)
-    return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+                result.partitions.append(_partitions(index, offset, error))
+            topics.append(result)
+    return messages.OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
 
 def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: bytes) -> tuple[str, ErrorCode]:
@@ -161,27 +162,29 @@ def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: by
 
 async def _all_topics(
     broker: Broker, context: RequestContext, offsets: Offsets
-) -> list[OffsetFetchResponseTopics]:
-    """Everything committed for topics as they are now; those that are gone have no id to be named by."""
+) -> list[messages.OffsetFetchResponseTopics]:
+    """Returns all offsets committed for existing topics; deleted topics have no id to return."""
     topics = []
-    async for name, committed in context.turns.over(list(offsets.items())):
+    async for name, committed in context.slices.over(list(offsets.items())):
         image = broker.metadata.topic(name)
         if context.api_version >= TOPIC_IDS_FROM and image is None:
             continue
         topic_id = ZERO_ID if image is None else image.topic_id
         partitions = []
-        async for index, offset in context.turns.over(list(committed.items())):
+        async for index, offset in context.slices.over(list(committed.items())):
             partitions.append(_partitions(index, _present(offset, topic_id), ErrorCode.NONE))
         topics.append(
-            OffsetFetchResponseTopics(
+            messages.OffsetFetchResponseTopics(
                 name=context.external_name(name), topic_id=topic_id, partitions=partitions
             )
         )
     return topics
 
 
-def _partitions(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetFetchResponsePartitions:
-    return OffsetFetchResponsePartitions(
+def _partitions(
+    index: int, offset: CommittedOffset, error: ErrorCode
+) -> messages.OffsetFetchResponsePartitions:
+    return messages.OffsetFetchResponsePartitions(
         partition_index=index,
         committed_offset=offset.offset,
         committed_leader_epoch=offset.leader_epoch,

@@ -1,21 +1,29 @@
-"""StopReplica: a controller's command to this broker."""
+"""StopReplica: a request of the active controller to this broker."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.commands import Commands
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.stop_replica import StopReplicaRequest, StopReplicaResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import stop_replica as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-async def handle(broker: Broker, context: RequestContext, request: StopReplicaRequest) -> StopReplicaResponse:
-    """Has it carried out, if it came as brokers' requests do."""
-    commands = broker.commands
-    if not isinstance(commands, Commands) or not commands.are_open_to(context):
-        return StopReplicaResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[])
-    return await commands.stop_replica(request, context.peer.number)
+async def handle(
+    broker: Broker, context: RequestContext, request: messages.StopReplicaRequest
+) -> messages.StopReplicaResponse:
+    """Applies the request if it arrived at the listener for brokers."""
+    requests = broker.controller_requests
+    if requests is None or not broker.is_from_broker(context):
+        return messages.StopReplicaResponse(
+            error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[]
+        )
+    return await requests.stop_replica(request, context.peer.number)
+
+
+API: Final = HandledApi(ApiKey.STOP_REPLICA, 3, 4, handle)

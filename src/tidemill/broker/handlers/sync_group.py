@@ -1,18 +1,20 @@
-"""SyncGroup: the leader hands in the assignment, and everybody is told of theirs."""
+"""SyncGroup: the leader sends the assignment, and every member receives its own."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Final
 
-from tidemill.groups.effects import SyncRequest
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.groups.coordinator_effects import SyncRequest
 from tidemill.model.errors import ErrorCode
 from tidemill.model.log_lines import cut_short
-from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import sync_group as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 
 log = logging.getLogger("tidemill.groups")
@@ -20,10 +22,12 @@ log = logging.getLogger("tidemill.groups")
 NAME_CHARACTERS_MAX: Final = 100
 
 ASSIGNMENTS_MAX: Final = 10_000
-"""Of all members of one group."""
+"""The limit for all members of one group."""
 
 
-async def handle(broker: Broker, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+async def handle(
+    broker: Broker, context: RequestContext, request: messages.SyncGroupRequest
+) -> messages.SyncGroupResponse:
     """Waits for the leader, and for its assignment to be written."""
     if len(request.assignments) > ASSIGNMENTS_MAX:
         log.warning(
@@ -32,7 +36,7 @@ async def handle(broker: Broker, context: RequestContext, request: SyncGroupRequ
             len(request.assignments),
             ASSIGNMENTS_MAX,
         )
-        return SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST, assignment=b"")
+        return messages.SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST, assignment=b"")
     work = broker.groups.sync(
         SyncRequest(
             group_id=context.internal_name(request.group_id),
@@ -41,13 +45,18 @@ async def handle(broker: Broker, context: RequestContext, request: SyncGroupRequ
             instance_id=request.group_instance_id,
             protocol_type=request.protocol_type,
             protocol_name=request.protocol_name,
-            assignments=tuple((one.member_id, one.assignment) for one in request.assignments),
+            assignments=tuple(
+                (assignment.member_id, assignment.assignment) for assignment in request.assignments
+            ),
         )
     )
-    result = await context.turns.rest(work)
-    return SyncGroupResponse(
+    result = await context.slices.wait_for(work)
+    return messages.SyncGroupResponse(
         error_code=result.error,
         protocol_type=result.protocol_type,
         protocol_name=result.protocol_name,
         assignment=result.assignment,
     )
+
+
+API: Final = HandledApi(ApiKey.SYNC_GROUP, 0, 5, handle)

@@ -1,28 +1,33 @@
-"""UnregisterBroker: a dead broker does not return, and nothing waits for it any more."""
+"""UnregisterBroker: removes a dead broker for good, so that nothing waits for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.admin_log import note
-from tidemill.broker.context import RequestContext
+from tidemill.broker.admin_log import log_change
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text, store_error
-from tidemill.coordination.port import StoreError
+from tidemill.broker.request_context import RequestContext
+from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.errors import KafkaError
-from tidemill.wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import unregister_broker as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: UnregisterBrokerRequest
-) -> UnregisterBrokerResponse:
-    """Ends the wait of topic deletions for the broker. One that is live is refused."""
+    broker: Broker, context: RequestContext, request: messages.UnregisterBrokerRequest
+) -> messages.UnregisterBrokerResponse:
+    """Ends the wait of topic deletions for the broker. A live broker is refused."""
     try:
-        await broker.controller.unregister_broker(request.broker_id)
+        await broker.controller.admin_manager.unregister_broker(request.broker_id)
     except (KafkaError, StoreError) as problem:
         error = problem if isinstance(problem, KafkaError) else store_error(problem)
-        return UnregisterBrokerResponse(error_code=error.code, error_message=external_text(error))
-    note(context, "brokers unregistered", [str(request.broker_id)])
-    return UnregisterBrokerResponse(error_code=0, error_message=None)
+        return messages.UnregisterBrokerResponse(error_code=error.code, error_message=external_text(error))
+    log_change(context, "brokers unregistered", [str(request.broker_id)])
+    return messages.UnregisterBrokerResponse(error_code=0, error_message=None)
+
+
+API: Final = HandledApi(ApiKey.UNREGISTER_BROKER, 0, 0, handle, to_controller=True)

@@ -1,7 +1,7 @@
-"""UpdateFeatures: the levels of features that are announced are 0, and stay.
+"""UpdateFeatures: the announced features have level 0, which cannot be changed.
 
-A feature whose level is asked to be what it is succeeds; every other change is one that cannot be made. All
-changes of a request are made, or none.
+An update to a feature's current level succeeds; every other update is refused. A request applies all its
+updates, or none.
 
 Source: KIP-584; Apache Kafka, ``FeatureControlManager.updateFeatures``.
 """
@@ -10,49 +10,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.api_versions import FEATURES
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.request_slices import in_slices
+from tidemill.broker.large_requests import in_slices
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.update_features import (
-    FeatureUpdateKey,
-    UpdatableFeatureResult,
-    UpdateFeaturesRequest,
-    UpdateFeaturesResponse,
-)
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import update_features as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-    from tidemill.broker.context import RequestContext
+    from tidemill.broker.request_context import RequestContext
 
 LEVEL: Final = 0
-"""Of every feature that this broker has."""
+"""The level of every feature of this broker."""
 RESULTS_VERSION_MAX: Final = 1
-"""Later versions of the response tell of all changes together only."""
+"""Later versions of the response have one result for all updates together."""
 
 
 @in_slices
 async def handle(
-    broker: Broker, context: RequestContext, request: UpdateFeaturesRequest
-) -> UpdateFeaturesResponse:
-    """INVALID_UPDATE_VERSION where a change cannot be made, with the first such; else success."""
-    results: list[UpdatableFeatureResult] = []
-    async for update in context.turns.over(request.feature_updates):
+    broker: Broker, context: RequestContext, request: messages.UpdateFeaturesRequest
+) -> messages.UpdateFeaturesResponse:
+    """Returns INVALID_UPDATE_VERSION with the first refused update; else success."""
+    results: list[messages.UpdatableFeatureResult] = []
+    async for update in context.slices.over(request.feature_updates):
         problem = _problem(update)
         if problem:
-            text = shortened(f"No feature is changed, as one cannot be: {problem}")
-            return UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=text)
+            text = shortened(f"No feature is changed, as one update was refused: {problem}")
+            return messages.UpdateFeaturesResponse(
+                error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=text
+            )
         if context.api_version <= RESULTS_VERSION_MAX:
             results.append(
-                UpdatableFeatureResult(feature=update.feature, error_code=ErrorCode.NONE, error_message=None)
+                messages.UpdatableFeatureResult(
+                    feature=update.feature, error_code=ErrorCode.NONE, error_message=None
+                )
             )
-    return UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None, results=results)
+    return messages.UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None, results=results)
 
 
-def _problem(update: FeatureUpdateKey) -> str:
+API: Final = HandledApi(ApiKey.UPDATE_FEATURES, 0, 2, handle)
+
+
+def _problem(update: messages.FeatureUpdateKey) -> str:
     name, level = update.feature, update.max_version_level
     if name not in FEATURES:
-        return f"there is no feature {name} here, only {' and '.join(FEATURES)}"
+        return f"feature {name} does not exist here, only {' and '.join(FEATURES)}"
     if level != LEVEL:
-        return f"{name} cannot have the level {level}: {LEVEL} is the only one that is supported"
+        return f"{name} cannot have the level {level}: only {LEVEL} is supported"
     return ""

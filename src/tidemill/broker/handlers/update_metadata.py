@@ -1,23 +1,27 @@
-"""UpdateMetadata: a controller's command to this broker."""
+"""UpdateMetadata: a request of the active controller to this broker."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.commands import Commands
-from tidemill.broker.context import RequestContext
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import update_metadata as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
 async def handle(
-    broker: Broker, context: RequestContext, request: UpdateMetadataRequest
-) -> UpdateMetadataResponse:
-    """Has it carried out, if it came as brokers' requests do."""
-    commands = broker.commands
-    if not isinstance(commands, Commands) or not commands.are_open_to(context):
-        return UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await commands.update_metadata(request, context.peer.number)
+    broker: Broker, context: RequestContext, request: messages.UpdateMetadataRequest
+) -> messages.UpdateMetadataResponse:
+    """Applies the request if it arrived at the listener for brokers."""
+    requests = broker.controller_requests
+    if requests is None or not broker.is_from_broker(context):
+        return messages.UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return await requests.update_metadata(request, context.peer.number)
+
+
+API: Final = HandledApi(ApiKey.UPDATE_METADATA, 7, 8, handle)

@@ -1,13 +1,14 @@
-"""The configuration: one table of all keys, and what comes of it for a broker and its topics."""
+"""The configuration: one table of all keys, and the values that apply to a broker and its topics."""
 
 from __future__ import annotations
 
-from tidemill.model.configs.broker import BrokerConfig
-from tidemill.model.configs.group import GroupConfig, check_group_settings
-from tidemill.model.configs.keys import MIN_INSYNC, Key, Value
+from tidemill.model.configs.all_keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
+from tidemill.model.configs.broker_config import BrokerConfig
+from tidemill.model.configs.config_def import MIN_INSYNC, Key, Value
+from tidemill.model.configs.config_values import Config, Synonym
+from tidemill.model.configs.group_config import GroupConfig, check_group_settings
 from tidemill.model.configs.listeners import Listener
-from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
-from tidemill.model.configs.topic import (
+from tidemill.model.configs.topic_config import (
     TopicConfig,
     all_brokers_unreadable,
     all_unreadable,
@@ -18,7 +19,6 @@ from tidemill.model.configs.topic import (
     topic_synonyms,
     while_unreadable,
 )
-from tidemill.model.configs.values import Config, Synonym
 
 __all__ = [
     "BROKER_KEYS",

@@ -1,6 +1,6 @@
-"""Settings that ask for access control or encryption: they stop the start, as neither is served.
+"""Refuses settings for access control or encryption, because neither is served.
 
-A broker that passed them over would be open to everybody, while its operator believes that it is closed.
+A broker that ignored them would be open to everybody, while its operator believes that it is closed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tidemill.model.configs.values import Setting
+from tidemill.model.configs.config_values import Setting
 from tidemill.model.errors import ConfigError
 
 AUTHORIZER: Final = "authorizer.class.name"
@@ -17,10 +17,10 @@ ALLOW_WITHOUT_ACL: Final = "allow.everyone.if.no.acl.found"
 INTER_BROKER: Final = "security.inter.broker.protocol"
 
 AUTHORIZER_OPTIONS: Final = frozenset({SUPER_USERS, ALLOW_WITHOUT_ACL})
-"""Keys of Kafka's authorizer. Kafka's broker does not define them; it passes them on."""
+"""Keys of Kafka's authorizer. Kafka's broker does not define them; it passes them to the authorizer."""
 
 NEXT_STEP: Final = (
-    "Remove the key to run a broker that is open to everybody who reaches its port, on a network that you "
+    "Remove the key to run a broker that is open to everybody who can reach its port, on a network that you "
     "trust; until access control is served, keep a cluster that needs it on Apache Kafka"
 )
 
@@ -28,23 +28,22 @@ NEXT_STEP: Final = (
 def check_access(settings: Mapping[str, Setting], options: Mapping[str, Setting]) -> None:
     """Raises ConfigError for a setting that asks for access control, with its key, value and next step.
 
-    ``options`` holds those of :data:`AUTHORIZER_OPTIONS`. What listeners ask for is refused where they are
-    parsed.
+    ``options`` contains the keys of :data:`AUTHORIZER_OPTIONS`. The parser of listeners checks those.
     """
     for name, setting in (*settings.items(), *options.items()):
-        wish = _wish(name, setting.text)
-        if wish:
-            raise ConfigError(f"{name}={setting.text}: {wish}. {NEXT_STEP} ({setting.provenance})")
+        feature = _unserved_feature(name, setting.text)
+        if feature:
+            raise ConfigError(f"{name}={setting.text}: {feature}. {NEXT_STEP} ({setting.provenance})")
 
 
-def _wish(name: str, text: str) -> str:
-    """What a setting asks for that is not served; empty where it asks for nothing."""
+def _unserved_feature(name: str, text: str) -> str:
+    """Returns which feature a setting asks for that is not served; empty where it asks for none."""
     if name == AUTHORIZER and text:
         return "access lists are not served yet, so this authorizer would decide nothing"
     if name == SUPER_USERS and text:
         return "there is no authorizer yet, so every client could do what these users may"
     if name == ALLOW_WITHOUT_ACL and text.lower() == "false":
-        return "there is no authorizer yet, so what has no ACL would be open to everybody"
+        return "there is no authorizer yet, so resources without ACLs would be open to everybody"
     if name == INTER_BROKER and text not in ("", "PLAINTEXT"):
-        return "brokers speak PLAINTEXT with one another, as TLS and SASL are not served yet"
+        return "brokers use PLAINTEXT between one another, because TLS and SASL are not served yet"
     return ""

@@ -1,18 +1,16 @@
-"""Listeners: the addresses that a broker binds, and those that it tells its clients.
+"""Listeners: the addresses that a broker binds, and the addresses that it advertises to clients.
 
-    listener = NAME "://" [host] ":" port       an IPv6 host stands in brackets
+    listener = NAME "://" [host] ":" port       an IPv6 host is in brackets
 
 Sources: KIP-103 (names and their protocols), KIP-291 (controller listeners).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tidemill.model.configs.config_values import SourcedConfig
 from tidemill.model.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tidemill.model.configs.broker import BrokerConfig
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SERVED = ("PLAINTEXT",)
@@ -22,7 +20,7 @@ MECHANISMS = "sasl.enabled.mechanisms"
 
 
 class Listener(NamedTuple):
-    """One address. ``host`` is empty for every interface; ``port`` 0 is a free one."""
+    """An address. An empty ``host`` means every interface; ``port`` 0 means any free port."""
 
     name: str
     protocol: str
@@ -31,7 +29,7 @@ class Listener(NamedTuple):
 
     @property
     def address(self) -> str:
-        """``host:port``, an IPv6 host in brackets."""
+        """``host:port``, with an IPv6 host in brackets."""
         return join_address(self.host, self.port)
 
     def __str__(self) -> str:
@@ -39,12 +37,12 @@ class Listener(NamedTuple):
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port`` as it stands in bootstrap lists."""
+    """Returns ``host:port`` as in bootstrap lists."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parse_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
-    """The addresses to bind, from ``listeners`` or from the 0.8 keys ``host.name`` and ``port``."""
+def parse_listeners(config: SourcedConfig) -> tuple[Listener, ...]:
+    """Returns the addresses to bind, from ``listeners`` or from the 0.8 keys ``host.name`` and ``port``."""
     if config.is_set("listeners"):
         texts = config.list("listeners")
     elif config.is_set("host.name") or config.is_set("port"):
@@ -60,13 +58,13 @@ def parse_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
             raise _not_served(config, ",".join(texts), listener)
     if not found:
         raise ConfigError(
-            f"listeners={','.join(texts)}: at least one is needed, as in PLAINTEXT://127.0.0.1:9092"
+            f"listeners={','.join(texts)}: at least one listener is needed, as in PLAINTEXT://127.0.0.1:9092"
         )
     return tuple(found)
 
 
-def _not_served(config: BrokerConfig, listeners: str, listener: Listener) -> ConfigError:
-    asks = f"{listener.name} speaks {listener.protocol}"
+def _not_served(config: SourcedConfig, listeners: str, listener: Listener) -> ConfigError:
+    asks = f"{listener.name} uses {listener.protocol}"
     given = ""
     if listener.name != listener.protocol:
         given = f"{PROTOCOL_MAP}={config.str(PROTOCOL_MAP)}"
@@ -75,13 +73,13 @@ def _not_served(config: BrokerConfig, listeners: str, listener: Listener) -> Con
     return ConfigError(
         f"listeners={listeners}: {asks}{f' ({given})' if given else ''}, which comes with a later version; "
         "only PLAINTEXT listeners are served. Make it PLAINTEXT to run a broker that is open to everybody "
-        "who reaches its port, on a network that you trust; until TLS and SASL are served, keep a cluster "
+        "who can reach its port, on a network that you trust; until TLS and SASL are served, keep a cluster "
         f"that needs them on Apache Kafka ({config.provenance('listeners')})"
     )
 
 
-def advertised_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
-    """One address for each listener, as clients are told it."""
+def advertised_listeners(config: SourcedConfig) -> tuple[Listener, ...]:
+    """Returns the address to advertise to clients for each listener."""
     bound = {listener.name: listener for listener in parse_listeners(config)}
     named: dict[str, Listener] = {}
     if config.is_set("advertised.listeners"):
@@ -94,7 +92,7 @@ def advertised_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
     return tuple(named.get(name, own._replace(host=_reachable(own.host))) for name, own in bound.items())
 
 
-def _advertised(config: BrokerConfig, bound: dict[str, Listener]) -> dict[str, Listener]:
+def _advertised(config: SourcedConfig, bound: dict[str, Listener]) -> dict[str, Listener]:
     texts = config.list("advertised.listeners")
     shown = ",".join(texts)
     controllers = {name.upper() for name in config.list("controller.listener.names")}
@@ -112,10 +110,10 @@ def _advertised(config: BrokerConfig, bound: dict[str, Listener]) -> dict[str, L
         if listener.host in ANY_HOST:
             raise ConfigError(
                 f"advertised.listeners={shown}: clients cannot connect to "
-                f"{listener.host or 'an empty host'}; name the host under which they reach this machine"
+                f"{listener.host or 'an empty host'}; name the host by which they reach this machine"
             )
         if listener.name in found:
-            raise ConfigError(f"advertised.listeners={shown}: {listener.name} comes twice")
+            raise ConfigError(f"advertised.listeners={shown}: {listener.name} is listed twice")
         found[listener.name] = listener
     return found
 
@@ -144,8 +142,8 @@ def _name(text: str) -> str:
     return text.partition("://")[0].strip().upper()
 
 
-def _protocol_map(config: BrokerConfig) -> dict[str, str]:
-    """Protocol by listener name. The protocols' own names always stand for themselves."""
+def _protocol_map(config: SourcedConfig) -> dict[str, str]:
+    """Returns the protocol of each listener name. The names of protocols always map to themselves."""
     key = PROTOCOL_MAP
     text = config.str(key)
     protocols = {name: name for name in PROTOCOLS}
@@ -155,7 +153,7 @@ def _protocol_map(config: BrokerConfig) -> dict[str, str]:
         name, colon, protocol = (piece.strip().upper() for piece in part.partition(":"))
         if not colon or protocol not in PROTOCOLS:
             raise ConfigError(
-                f"{key}={text}: {part!r} is no NAME:PROTOCOL pair; protocols are {', '.join(PROTOCOLS)}"
+                f"{key}={text}: {part!r} is not a NAME:PROTOCOL pair; protocols are {', '.join(PROTOCOLS)}"
             )
         protocols[name] = protocol
     return protocols
@@ -166,9 +164,11 @@ def _refuse_repetition(key: str, listeners: list[Listener]) -> None:
     addresses = set()
     for listener in listeners:
         if listener.name in names:
-            raise ConfigError(f"{key}: {listener.name} comes twice; give the second one a name of its own")
+            raise ConfigError(
+                f"{key}: {listener.name} is listed twice; give the second listener another name"
+            )
         if listener.port and (listener.host, listener.port) in addresses:
-            raise ConfigError(f"{key}: {listener.address} comes twice; give each listener a port of its own")
+            raise ConfigError(f"{key}: {listener.address} is listed twice; give each listener its own port")
         names.add(listener.name)
         addresses.add((listener.host, listener.port))
 

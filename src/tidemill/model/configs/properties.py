@@ -1,13 +1,13 @@
-"""Java's properties syntax, in which Kafka's ``server.properties`` is written.
+"""Parser for Java's properties syntax, which Kafka's ``server.properties`` uses.
 
     line      = blank | comment | key separator value
     comment   = "#" or "!" as the first character that is not white space
     separator = "=" or ":" with white space around it, or white space alone
-    A backslash at the end of a line goes on with the next line, without its leading white space.
+    A backslash at the end of a line continues it on the next line, without its leading white space.
     Escapes: \\t \\n \\r \\f \\uXXXX; before any other character the backslash is dropped.
 
 Source: the documentation of java.util.Properties.load. The file is read as UTF-8, and as ISO-8859-1
-where that fails, which is what Java reads.
+where that fails, as Java reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Property(NamedTuple):
-    """One setting of a file: its key, its value, and the line (from 1) that it begins on."""
+    """One setting of a file: key, value, and the number (from 1) of its first line."""
 
     key: str
     value: str
@@ -29,9 +29,9 @@ class Property(NamedTuple):
 
 
 def parse_properties(text: str, name: str = "properties") -> list[Property]:
-    """All settings of ``text`` in order; a key that comes twice is there twice.
+    """Returns all settings of ``text`` in order; a key that is set twice is returned twice.
 
-    ``name`` is the file's, for the ConfigError that a broken ``\\u`` escape raises.
+    ``name`` is the file's name, for the ConfigError of an invalid ``\\u`` escape.
     """
     found = []
     for number, line in _logical_lines(text):
@@ -42,12 +42,12 @@ def parse_properties(text: str, name: str = "properties") -> list[Property]:
 
 
 def read_properties(path: str) -> list[Property]:
-    """The settings of the file at ``path``; ConfigError when it cannot be read."""
+    """Returns the settings of the file at ``path``. Raises ConfigError when it cannot be read."""
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as problem:
-        from tidemill.model.faults import fault_of
+        from tidemill.model.os_error_texts import fault_of
 
         raise ConfigError(f"{path}: the configuration cannot be read: {fault_of(problem)}") from None
     try:
@@ -68,7 +68,7 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
             if not line or line[0] in "#!":
                 continue
             pending, start = "", number
-        if _goes_on(line):
+        if _is_continued(line):
             pending += line[:-1]
             continue
         lines.append((start, pending + line))
@@ -78,13 +78,13 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     return lines
 
 
-def _goes_on(line: str) -> bool:
-    """Whether the line ends in an odd number of backslashes."""
+def _is_continued(line: str) -> bool:
+    """Returns whether the line ends in an odd number of backslashes."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Key and value, both still escaped."""
+    """Returns key and value, both still escaped."""
     end = 0
     while end < len(line):
         letter = line[end]
@@ -123,8 +123,8 @@ def _unescape(text: str, where: str) -> str:
             pieces.append(chr(int(digits, 16)))
         except ValueError:
             raise ConfigError(
-                f"{where}: \\u{digits} is no escape; \\u needs four hexadecimal digits"
+                f"{where}: \\u{digits} is not a valid escape; \\u needs four hexadecimal digits"
             ) from None
         position += 4
-    # Two \u escapes may be the halves of one character beyond 16 bits.
+    # Two \u escapes may be the halves of a surrogate pair.
     return "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

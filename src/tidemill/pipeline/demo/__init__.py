@@ -1,1 +1,1 @@
-"""The main job on real data: ``python -m tidemill.pipeline.demo``, which is ``make run``."""
+"""A demo of the main job on real data: ``python -m tidemill.pipeline.demo``, run by ``make run``."""

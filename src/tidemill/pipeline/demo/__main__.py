@@ -24,18 +24,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
     default=Path("demo"),
     show_default=True,
     envvar=DIRECTORY_VARIABLE,
-    help=f"Where data, tables and the report go; emptied at the start (also {DIRECTORY_VARIABLE}).",
+    help=f"Folder of data, tables and the report; emptied at the start (also {DIRECTORY_VARIABLE}).",
 )
 @click.option(
     "--bootstrap-server",
     default=lambda: os.environ.get("TIDEMILL_DEMO_BOOTSTRAP"),
-    help="A cluster that is there, instead of a broker of the demo's own (also TIDEMILL_DEMO_BOOTSTRAP).",
+    help="An existing cluster, instead of the demo's own broker (also TIDEMILL_DEMO_BOOTSTRAP).",
 )
 @click.option("--limit", type=click.IntRange(1000), help="Rows of each file, at most.  [default: all]")
 def main(directory: Path, bootstrap_server: str | None, limit: int | None) -> None:
     """Publishes the flights of 2013, loads them with Spark, checks everything, and writes a report."""
     for number in SIGNALS:
-        # A SIGHUP that the starter chose to ignore (nohup) stays ignored.
+        # A SIGHUP that the parent process ignores (nohup) stays ignored.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
     try:
@@ -46,20 +46,20 @@ def main(directory: Path, bootstrap_server: str | None, limit: int | None) -> No
     except Exception as problem:
         if os.environ.get("TIDEMILL_TRACEBACK"):
             raise
-        from tidemill.pipeline.failures import explained
+        from tidemill.pipeline.spark_errors import explained
 
         click.echo(
-            f"tidemill: {explained(problem)}. The logs in {directory} tell more; TIDEMILL_TRACEBACK=1 shows "
-            "the trace",
+            f"tidemill: {explained(problem)}. The logs in {directory} have details; TIDEMILL_TRACEBACK=1 "
+            "shows the trace",
             err=True,
         )
         sys.exit(1)
 
 
 def stop(number: int, _: FrameType | None) -> NoReturn:
-    """Ends as ctrl-C does: what was started is stopped on the way out. A second signal ends it at once."""
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_DFL)
+    """Ends the demo as ctrl-C does, and stops the processes it started. A second signal kills it at once."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
     click.echo(f"tidemill: {signal.Signals(number).name}: stopping", err=True)
     sys.exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""What Spark makes of the loaded tables. DataFrame to DataFrame: neither broker nor files."""
+"""Analyses the loaded tables with Spark: DataFrame to DataFrame, without access to brokers or files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 WEATHER_FIELDS = ("temp", "wind_speed", "precip", "visib")
 
 PRECIPITATION_EDGES = (0.0, 0.01, 0.05, 0.1, 0.2)
-"""Inches an hour; each class begins at one of these."""
+"""Lower bounds of the classes, in inches per hour."""
 WIND_MAX = 34.0
-"""Miles an hour; the class from 30 has everything above, too."""
+"""In miles per hour; the class from 30 includes all higher values."""
 
 
 def with_weather(flights: DataFrame, weather: DataFrame) -> DataFrame:
-    """Each flight once, with the weather of its airport in the hour of its scheduled departure.
+    """Joins each flight with the weather of its airport in the hour of its scheduled departure.
 
-    A left join: a flight without a report of that hour stays, ``has_weather`` is false there. The hour is the
-    moment ``time_hour``: local year, month, day and hour are ambiguous when clocks go back.
+    A left join: a flight without a report for that hour is kept, with ``has_weather`` false. The hour is the
+    timestamp ``time_hour``: local year, month, day and hour are ambiguous when clocks go back.
     """
     from pyspark.sql import functions as f
 
@@ -29,7 +29,7 @@ def with_weather(flights: DataFrame, weather: DataFrame) -> DataFrame:
 
 
 def delays_by_carrier_and_hour(joined: DataFrame) -> DataFrame:
-    """One row for each carrier and hour of the day (local time): flights, delays in minutes, weather."""
+    """Aggregates by carrier and hour of the day (local time): flights, delays in minutes, weather."""
     from pyspark.sql import functions as f
 
     return (
@@ -50,10 +50,11 @@ def delays_by_carrier_and_hour(joined: DataFrame) -> DataFrame:
 
 
 def delay_by_weather(joined: DataFrame) -> DataFrame:
-    """Mean departure delay and its number of flights, by class of visibility, precipitation and wind.
+    """Computes the mean departure delay and the number of flights by visibility, precipitation and wind.
 
     Rows of (``measure``, ``class_from``, ``flights``, ``dep_delay_mean``, ``cancelled``); units are miles,
-    inches an hour and miles an hour, ``cancelled`` is a share. A flight without a measurement is in no class.
+    inches per hour and miles per hour, ``cancelled`` is a fraction. A flight without a measurement has no
+    class.
     """
     from functools import reduce
 
@@ -65,7 +66,7 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
     classes = {
         "visib": f.floor("visib").cast("double"),
         "precip": f.when(f.col("precip").isNotNull(), rain),
-        # least() passes over null, which would put what was not measured into the strongest class.
+        # least() ignores null, which would put flights without a measurement into the strongest class.
         "wind_speed": f.when(
             f.col("wind_speed").isNotNull(),
             (f.floor(f.least(f.col("wind_speed"), f.lit(WIND_MAX)) / 5) * 5).cast("double"),
@@ -75,7 +76,7 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
         joined.select(f.lit(measure).alias("measure"), value.alias("class_from"), "dep_delay")
         for measure, value in classes.items()
     ]
-    together = reduce(lambda one, other: one.unionByName(other), parts)
+    together = reduce(lambda left, right: left.unionByName(right), parts)
     return (
         together.where(f.col("class_from").isNotNull())
         .groupBy("measure", "class_from")
@@ -89,7 +90,7 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
 
 
 def places(loaded: DataFrame) -> DataFrame:
-    """By partition of the topic: rows, distinct offsets, first and last offset, rows with a raw value."""
+    """Aggregates by partition: rows, distinct offsets, first and last offset, rows with a raw value."""
     from pyspark.sql import functions as f
 
     return (
@@ -106,7 +107,7 @@ def places(loaded: DataFrame) -> DataFrame:
 
 
 def months(loaded: DataFrame, measure: str) -> DataFrame:
-    """By month of the fields: rows, sum and number of values of ``measure``, rows with another event date."""
+    """Aggregates by month: rows, sum and count of ``measure``, rows with another event date."""
     from pyspark.sql import functions as f
 
     date = f.make_date("year", "month", "day")
@@ -123,5 +124,5 @@ def months(loaded: DataFrame, measure: str) -> DataFrame:
 
 
 def days(loaded: DataFrame) -> DataFrame:
-    """Rows by event date."""
+    """Counts rows by event date."""
     return loaded.groupBy("event_date").count().orderBy("event_date")

@@ -1,4 +1,4 @@
-"""The demo's broker: ``tidemill serve`` as a process of its own, on a free port."""
+"""The demo's broker: ``tidemill serve`` in a separate process, on a free port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from tidemill.client.ranges import RangeReader
+from tidemill.client.range_reader import RangeReader
 from tidemill.model.errors import KafkaError, TidemillError
 
 START_SECONDS_MAX = 20.0
@@ -19,7 +19,7 @@ STOP_SECONDS_MAX = 20.0
 
 
 class BrokerFailed(TidemillError):
-    """The broker did not start, or ended on its own; the text has the end of its log."""
+    """The broker did not start, or ended unexpectedly; the text has the end of its log."""
 
 
 class DemoBroker:
@@ -34,14 +34,14 @@ class DemoBroker:
         self.ready_seconds = 0.0
 
     def start(self) -> None:
-        """Returns when the broker answers. Raises BrokerFailed."""
+        """Starts the broker, and returns when it answers. Raises BrokerFailed."""
         port = free_port()
         self.bootstrap = f"127.0.0.1:{port}"
         command = [sys.executable, "-m", "tidemill", "serve", "--until-eof"]
         command += ["--set", f"listeners=PLAINTEXT://{self.bootstrap}", "--set", f"log.dirs={self._data}"]
         began_s = time.monotonic()
         with self.log_path.open("wb") as log:
-            # Its input ends with this process, however that ends, and then it stops in order.
+            # Its standard input ends with this process, however that ends; it then shuts down cleanly.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
@@ -58,7 +58,7 @@ class DemoBroker:
         self.ready_seconds = time.monotonic() - began_s
 
     def stop(self) -> int | None:
-        """Ends the broker in order, and gives its exit code back; kills it when it does not end."""
+        """Shuts the broker down and returns its exit code; kills it after a timeout."""
         process = self._process
         if process is None:
             return None
@@ -75,14 +75,14 @@ class DemoBroker:
         return process.returncode
 
     def log_end(self, lines: int = 20) -> str:
-        """The last lines of the broker's log."""
+        """Returns the last lines of the broker's log."""
         try:
             return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
         except OSError:
             return "(it has no log)"
 
     def resident_bytes(self) -> int | None:
-        """Memory of the broker's process; None where the system does not tell."""
+        """Returns the memory of the broker's process; None if the system does not report it."""
         try:
             pages = int(
                 Path(f"/proc/{self._process.pid if self._process else 0}/statm").read_text().split()[1]
@@ -106,9 +106,9 @@ class DemoBroker:
 
 
 def stop_leftover(directory: Path) -> None:
-    """Stops the broker of an earlier demo that was killed, or waits for its end.
+    """Stops the broker of an earlier demo that was killed, and waits for its end.
 
-    Only for who has the folder to himself: the broker of a run that is under way looks the same.
+    The caller must hold the lock of the folder: the broker of a running demo looks the same.
     """
     pid_path = directory / "broker.pid"
     try:
@@ -131,7 +131,7 @@ def _is_broker_of(pid: int, directory: Path) -> bool:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Returns an unused port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The proof: what came out is compared with what the broker has and with the files themselves."""
+"""The checks of the demo: compare the results with the broker's offsets and the source files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.ranges import RangeReader
+from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.demo import analysis
 from tidemill.pipeline.demo.flights import FLIGHTS, WEATHER, expected_rows, rows, value_of
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MEASURES = {FLIGHTS: "dep_delay", WEATHER: "wind_speed"}
-"""The field whose sums by month are compared with the file."""
+"""The field whose monthly sums are compared with the file."""
 
 RELATIVE_TOLERANCE = 1e-9
-"""Sums of doubles depend on their order a little."""
+"""Sums of doubles depend slightly on their order."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question, both numbers, and whether they agree."""
+    """A question, both numbers, and whether they agree."""
 
     question: str
     expected: str
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Month:
-    """One month of a topic's file: rows, and sum and number of values of its measure."""
+    """One month of a topic's file: rows, and sum and count of its measure."""
 
     rows: int
     total: float
@@ -43,12 +43,12 @@ class Month:
 
 
 def equal(question: str, expected: int, found: int) -> Check:
-    """A check that two counts are the same."""
+    """Checks that two counts are equal."""
     return Check(question, f"{expected:,}", f"{found:,}", expected == found)
 
 
 def months_of_file(topic: str, limit: int | None = None) -> dict[int, Month]:
-    """Sums of the CSV file, read with nothing but Python's csv module."""
+    """Returns the monthly sums of the CSV file, read with Python's csv module only."""
     lines = rows(topic)
     names = next(lines)
     month_at, measure_at = names.index("month"), names.index(MEASURES[topic])
@@ -66,7 +66,7 @@ def months_of_file(topic: str, limit: int | None = None) -> dict[int, Month]:
 
 
 def broker_ends(bootstrap: str, topic: str) -> dict[int, tuple[int, int]]:
-    """First and next offset of each partition, as the broker has them."""
+    """Returns the first and the next offset of each partition, from the broker."""
     with RangeReader(bootstrap) as reader:
         count = reader.describe([topic])[topic].partitions
         places = [TopicPartition(topic, partition) for partition in range(count)]
@@ -84,7 +84,7 @@ def check_topic(
     expected_months: Mapping[int, Month],
     limit: int | None,
 ) -> list[Check]:
-    """Is every message in Parquet, once, with its fields, under its date?"""
+    """Checks that every message is in Parquet once, with its fields, under its date."""
     expected = expected_rows(topic, limit)
     loaded = {row["kafka_partition"]: row for row in places}
     complete = sum(
@@ -98,7 +98,9 @@ def check_topic(
         )
     )
     found = {row["month"]: Month(row["rows"], row["total"] or 0.0, row["values"]) for row in months}
-    agreeing = sum(1 for month, one in expected_months.items() if month in found and _same(one, found[month]))
+    agreeing = sum(
+        1 for month, expected in expected_months.items() if month in found and _same(expected, found[month])
+    )
     total = sum(row["total"] or 0.0 for row in months)
     wanted = sum(month.total for month in expected_months.values())
     return [
@@ -111,7 +113,11 @@ def check_topic(
             sum(row["distinct_offsets"] for row in places),
         ),
         equal(f"{topic}: partitions without gap or double, first to last offset", len(ends), complete),
-        equal(f"{topic}: values that their fields do not hold whole", 0, sum(row["raw"] for row in places)),
+        equal(
+            f"{topic}: values that their fields do not represent completely",
+            0,
+            sum(row["raw"] for row in places),
+        ),
         equal(
             f"{topic}: rows whose event date is not their local date", 0, sum(m["other_date"] for m in months)
         ),
@@ -125,7 +131,7 @@ def check_topic(
 
 
 def check_other_reader(topic: str, table: str, expected: int) -> Check:
-    """Does a reader that knows nothing of Spark find the same rows in the folder?"""
+    """Checks that a reader other than Spark finds the same rows in the folder."""
     import pyarrow.dataset
 
     found = pyarrow.dataset.dataset(table, partitioning="hive").count_rows()
@@ -147,7 +153,7 @@ def check_bytes(spark: SparkSession, bootstrap: str, topic: str, published: Publ
 
 
 def check_join(joined: DataFrame, expected_without: int | None, expected: int) -> list[Check]:
-    """Has the join kept each flight once?"""
+    """Checks that the join kept each flight once."""
     from pyspark.sql import functions as f
 
     row = joined.agg(
@@ -160,7 +166,7 @@ def check_join(joined: DataFrame, expected_without: int | None, expected: int) -
 
 
 def check_aggregate(spark: SparkSession, bootstrap: str, topic: str, parquet: str) -> list[Check]:
-    """Is the aggregate the same in the topic as in Parquet?"""
+    """Checks that the aggregate is the same in the topic and in Parquet."""
     from pyspark.sql import functions as f
 
     stored = spark.read.parquet(parquet)
@@ -181,7 +187,7 @@ def check_aggregate(spark: SparkSession, bootstrap: str, topic: str, parquet: st
 
 
 def flights_without_weather(limit: int | None = None) -> int:
-    """Counted from the files: flights whose airport has no report of the hour."""
+    """Counts, in the files, the flights whose airport has no report for the hour."""
     weather = rows(WEATHER)
     names = next(weather)
     origin_at, hour_at = names.index("origin"), names.index("time_hour")
@@ -196,16 +202,16 @@ def flights_without_weather(limit: int | None = None) -> int:
     )
 
 
-def _same(one: Month, other: Month) -> bool:
-    return one.rows == other.rows and one.values == other.values and _close(one.total, other.total)
+def _same(left: Month, right: Month) -> bool:
+    return left.rows == right.rows and left.values == right.values and _close(left.total, right.total)
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= RELATIVE_TOLERANCE * max(1.0, abs(one), abs(other))
+def _close(left: float, right: float) -> bool:
+    return abs(left - right) <= RELATIVE_TOLERANCE * max(1.0, abs(left), abs(right))
 
 
 def loaded_facts(loaded: DataFrame, topic: str) -> tuple[list[Any], list[Any], list[Any]]:
-    """Places, months and days of a loaded topic; the files are read once."""
+    """Returns partitions, months and days of a loaded topic; reads the files once."""
     loaded = loaded.select(
         "kafka_partition",
         "kafka_offset",

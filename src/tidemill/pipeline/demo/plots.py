@@ -41,7 +41,7 @@ STYLE = {
 def messages_a_day(
     published: Mapping[str, Mapping[str, int]], loaded: Mapping[str, Mapping[str, int]]
 ) -> str:
-    """Messages published and loaded on each day, one panel a topic, and their difference."""
+    """Plots the messages published and loaded on each day, one panel per topic, and their difference."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots(
@@ -60,7 +60,7 @@ def messages_a_day(
             if wrong:
                 axis.plot(*zip(*wrong, strict=True), "x", color=RED, label="differs")
             axis.set_ylim(0)
-            axis.set_ylabel("messages a day")
+            axis.set_ylabel("messages per day")
             axis.set_title(f"{topic}: {len(days)} days, {len(wrong)} of them differ")
             axis.legend(loc="lower right", ncols=3, fontsize=9)
         axes[-1].set_xlabel("local date in New York")
@@ -73,7 +73,7 @@ def rows_a_partition(
     keys: Mapping[str, Mapping[str, int]],
     partition_of: Callable[[str, int], int],
 ) -> str:
-    """Rows of each partition, stacked by key."""
+    """Plots the rows of each partition, stacked by key."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots(1, len(topics), gridspec_kw={"width_ratios": [3, 2][: len(topics)]})
@@ -116,7 +116,7 @@ def rows_a_partition(
 
 
 def delay_by_hour_and_carrier(delays: Sequence[Any]) -> str:
-    """Mean departure delay: a field of hour and carrier, and the mean of all carriers by hour."""
+    """Plots the mean departure delay by hour and carrier, and the mean of all carriers by hour."""
 
     def draw(figure: Any) -> None:
         import numpy as np
@@ -170,7 +170,7 @@ def delay_by_hour_and_carrier(delays: Sequence[Any]) -> str:
         below.set_ylim(len(carriers), 0)
         below.grid(visible=False)
         below.set_xlabel("hour of the scheduled departure, local time")
-        below.set_title("by carrier (departures at the right; cells with fewer than 20 are left out)")
+        below.set_title("by carrier (departures at the right; cells with fewer than 20 are omitted)")
         drawn.set_edgecolor("white")
         drawn.set_linewidth(0.5)
 
@@ -179,13 +179,13 @@ def delay_by_hour_and_carrier(delays: Sequence[Any]) -> str:
 
 MEASURES = (
     ("visib", "visibility, miles", TEAL, "{:.0f}"),
-    ("precip", "precipitation, inches an hour (from)", BLUE, "{:g}"),
-    ("wind_speed", "wind, miles an hour (from)", AMBER, "{:.0f}"),
+    ("precip", "precipitation, inches per hour (from)", BLUE, "{:g}"),
+    ("wind_speed", "wind, miles per hour (from)", AMBER, "{:.0f}"),
 )
 
 
 def delay_by_weather(rows: Sequence[Any]) -> str:
-    """Mean departure delay and share of cancelled flights by classes of three measures."""
+    """Plots the mean departure delay and the share of cancelled flights by classes of three measures."""
 
     def draw(figure: Any) -> None:
         grid = figure.subplots(2, len(MEASURES), sharey="row", gridspec_kw={"height_ratios": [3, 2]})
@@ -227,7 +227,7 @@ def _svg(draw: Callable[[Any], None], width: float, height: float) -> str:
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
-    # The page gives the size; ids of several plots on one page must differ.
+    # The page sets the size; the ids of several plots on one page must differ.
     mark = f"p{abs(hash(svg)) % 10**8}"
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{mark}-\1"', svg)

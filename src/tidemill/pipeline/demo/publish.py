@@ -1,4 +1,4 @@
-"""Publishes the rows, and keeps what the checks compare with: counts, sums and checksums."""
+"""Publishes the rows, and computes the counts, sums and checksums that the checks need."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHUNK_ROWS = 4096
 
 @dataclass
 class Published:
-    """What one topic was given, counted on this side of the broker.
+    """The messages published to one topic, counted by the sender.
 
-    ``checksum`` is the sum of the CRC-32 of all values: it tells whether the bytes that come back are the
-    bytes that were sent, whatever their order.
+    ``checksum`` is the sum of the CRC-32 of all values: it verifies that the bytes read are the bytes sent,
+    in any order.
     """
 
     topic: str
@@ -34,7 +34,7 @@ def publish_topic(
 ) -> Published:
     """Sends the rows of the file of ``topic`` to the topic ``name``; returns when all are acknowledged.
 
-    Raises ClientError when one of them was refused.
+    Raises ClientError if a message failed.
     """
     done = Published(name)
     deliveries: list[BulkDelivery] = []

@@ -1,4 +1,4 @@
-"""The report page: one HTML file that needs nothing else."""
+"""The report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ tr:last-child td { border-bottom: 0; }
 
 
 def sections(results: Results) -> str:
-    """All of the page below the verdict. Drawing the plots takes seconds."""
+    """Renders the page below the verdict. The plots take seconds."""
     parts = [
         _days(results),
         _partitions(results),
@@ -68,7 +68,7 @@ def sections(results: Results) -> str:
 
 
 def write_report(path: Path, results: Results, body: str) -> None:
-    """Writes the page: the verdict, then ``body``, which :func:`sections` made."""
+    """Writes the page: the verdict, then ``body`` from :func:`sections`."""
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -87,7 +87,7 @@ def _verdict(results: Results) -> str:
         (f"{flights.rows:,}", "flights, each once in Parquet"),
         (f"{weather.rows:,}", "weather reports, likewise"),
         (f"{(flights.value_bytes + weather.value_bytes) / 1e6:,.0f} MB", "of JSON through the log"),
-        ("1", "load killed (SIGKILL) and started again"),
+        ("1", "load killed (SIGKILL) and restarted"),
         (f"{results.aggregate_rows:,}", "rows of delays, in Parquet and in a topic"),
         (f"{results.seconds:,.0f} s", "from start to this page"),
     ]
@@ -100,10 +100,10 @@ def _verdict(results: Results) -> str:
         f'<section class="verdict{"" if results.passed else " failed"}">'
         f"<h1>{head}</h1><p>The flights that left New York in 2013, and the weather there, were published "
         "to a tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and "
-        "the result published again. Each check compares two numbers. What is <b>expected</b> is counted "
-        "from the CSV files themselves, with Python's csv module, or is what the broker's offsets say; what "
-        "is <b>found</b> comes from the Parquet files, or from the topics read again. Of the aggregate, "
-        'topic and Parquet are compared with one another. <a href="#checks">All of them, with their '
+        "the result published again. Each check compares two numbers. The <b>expected</b> number is counted "
+        "in the CSV files, with Python's csv module, or computed from the broker's offsets; the number "
+        "<b>found</b> comes from the Parquet files, or from the topics read again. For the aggregate, "
+        'topic and Parquet are compared with each other. <a href="#checks">All checks, with their '
         f"numbers</a>.</p>{failures}<div "
         f'class="tiles">{text}</div></section>'
     )
@@ -113,15 +113,17 @@ def _days(results: Results) -> str:
     published = {topic: loaded.published.by_date for topic, loaded in results.topics.items()}
     loaded = {
         topic: {
-            row["event_date"].isoformat(): row["count"] for row in one.days if row["event_date"] is not None
+            row["event_date"].isoformat(): row["count"]
+            for row in loaded.days
+            if row["event_date"] is not None
         }
-        for topic, one in results.topics.items()
+        for topic, loaded in results.topics.items()
     }
     return _section(
         "Published and loaded, day by day",
-        "The area is what the producer counted while it sent; the line is what lies in the folder of that "
+        "The area is the count of the producer; the line is the number of rows in the folder of that "
         "date. A date is the local date in New York of the record's time: the scheduled departure of a "
-        "flight, the hour of a weather report. In UTC, more than a tenth of the flights would lie under "
+        "flight, the hour of a weather report. In UTC, more than a tenth of the flights would have "
         "another date.",
         plots.messages_a_day(published, loaded),
     )
@@ -143,8 +145,8 @@ def _partitions(results: Results) -> str:
         f"{share:.0%} of the flights"
         + (f", partition {' and '.join(empty)} none at all" if empty else "")
         + f", and the {len(keys[WEATHER])} airports of the weather fill "
-        f"{sum(1 for count in rows[WEATHER].values() if count)} partitions. That is the price of order by "
-        "key, not a fault; Spark evens it out when it brings the rows of a date together."
+        f"{sum(1 for count in rows[WEATHER].values() if count)} partitions. That is the cost of order by "
+        "key, not a defect; Spark balances it when it repartitions the rows by date."
     )
     return _section(
         "Why partitions are uneven",
@@ -155,9 +157,9 @@ def _partitions(results: Results) -> str:
 
 def _restart(results: Results) -> str:
     again = (
-        " The second run found the offsets of the unfinished batch in the checkpoint and did it again, from "
-        "the same first message to the same last. Files of its first try lay in a staging folder, which was "
-        "cleared: no reader has seen them."
+        " The second run found the offsets of the unfinished batch in the checkpoint and repeated it, from "
+        "the same first message to the same last message. Files of the first attempt were in a staging "
+        "folder, which was removed: no reader has seen them."
     )
     largest = max((batch.rows for batch in results.batches), default=1)
     lines = []
@@ -179,7 +181,8 @@ def _restart(results: Results) -> str:
     )
     return _section(
         "The load that was killed",
-        html.escape(results.killed) + (again if any(one.seconds is None for one in results.batches) else ""),
+        html.escape(results.killed)
+        + (again if any(batch.seconds is None for batch in results.batches) else ""),
         table,
     )
 
@@ -187,15 +190,15 @@ def _restart(results: Results) -> str:
 def _delays(results: Results) -> str:
     first = _section(
         "Delay by hour and carrier",
-        "Delay grows over the day and with it the difference between carriers. From the aggregate that "
+        "Delay grows over the day, and so does the difference between carriers. From the aggregate that "
         "was written to Parquet and to the topic.",
         plots.delay_by_hour_and_carrier(results.delays),
     )
     second = _section(
         "Delay and weather",
         "Each flight with the weather of its airport in the hour of its scheduled departure. The number "
-        "above a bar is how many flights are in the class: the ends are thin. Poor sight, rain and wind "
-        "cost minutes, and flights.",
+        "above a bar is the number of flights in the class: the ends are small. Poor visibility, rain and "
+        "wind cost minutes, and flights.",
         plots.delay_by_weather(results.weather),
     )
     return first + second
@@ -216,8 +219,8 @@ def _checks(results: Results) -> str:
     table = f"<table>{head}{body}</table>"
     return _section(
         "Every check, with its numbers",
-        "What is expected comes from the files themselves, read with Python's csv module, or from the "
-        "broker's offsets; what is found from Parquet, or from the topic read again.",
+        "The expected number comes from the files, read with Python's csv module, or from the "
+        "broker's offsets; the number found comes from Parquet, or from the topic read again.",
         table,
         "checks",
     )
@@ -231,15 +234,15 @@ def _files(results: Results) -> str:
             f"{loaded.files.count:,}",
             f"{loaded.files.size_bytes / 1e6:,.1f} MB",
             f"{loaded.files.size_bytes / max(1, loaded.published.value_bytes):.0%}",
-            f"{loaded.files.in_vain:,}",
+            f"{loaded.files.discarded:,}",
         ]
         for topic, loaded in results.topics.items()
     ]
-    head = ["table", "dates", "files", "bytes", "of the JSON", "staged by the killed try"]
+    head = ["table", "dates", "files", "bytes", "of the JSON", "staged by the killed attempt"]
     return _section(
         "Files",
-        "Rows are brought together by date before they are written: about one file a date and "
-        "micro-batch, where each task writing for itself would make six. Every file in the folder counts, "
+        "Rows are repartitioned by date before they are written: about one file per date and "
+        "micro-batch, where independent tasks would write six. Every file in the folder is valid, "
         "for every reader.",
         _table(head, rows),
     )
@@ -275,7 +278,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _section(title: str, text: str, body: str, name: str = "") -> str:
-    """On a narrow screen plots and tables scroll in their own frame, not the page with them."""
+    """Renders a section. On a narrow screen plots and tables scroll in their own frame."""
     mark = f' id="{name}"' if name else ""
     words = f"<p>{text}</p>" if text else ""
     return f'<section{mark}><h2>{title}</h2>{words}<div class="wide">{body}</div></section>'

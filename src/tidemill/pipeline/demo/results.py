@@ -1,4 +1,4 @@
-"""What a run of the demo found; the report shows nothing else."""
+"""The results of a demo run, which the report shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.pipeline.demo.publish import Published
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the run and how long it took."""
+    """A step of the run and its duration."""
 
     name: str
     seconds: float
@@ -21,7 +21,7 @@ class Step:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of the load. ``seconds`` is None for one that was interrupted."""
+    """A micro-batch of the load. ``seconds`` is None for an interrupted one."""
 
     run: int
     batch: int
@@ -31,17 +31,17 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a loaded table, all of which count, and how many an interrupted batch wrote in vain."""
+    """The files of a loaded table, and the number of discarded files of an interrupted batch."""
 
     folders: int
     count: int
     size_bytes: int
-    in_vain: int
+    discarded: int
 
 
 @dataclass
 class Loaded:
-    """One topic, as it lies in Parquet."""
+    """A topic loaded into Parquet."""
 
     published: Published
     ends: Mapping[int, tuple[int, int]]
@@ -52,9 +52,9 @@ class Loaded:
 
 @dataclass
 class Results:
-    """Everything that the table in the terminal and the report show.
+    """The data of the summary in the terminal and of the report.
 
-    ``seconds`` go from the start to the writing of the report.
+    ``seconds`` is the time from the start until the report is written.
     """
 
     topics: dict[str, Loaded] = field(default_factory=dict)
@@ -71,5 +71,5 @@ class Results:
 
     @property
     def passed(self) -> bool:
-        """Whether there were checks, and none failed."""
+        """Whether checks were run, and none failed."""
         return bool(self.checks) and all(check.passed for check in self.checks)

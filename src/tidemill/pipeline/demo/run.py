@@ -1,4 +1,4 @@
-"""The run: a broker, the data, the jobs, the checks, the report."""
+"""Runs the demo: broker, data, jobs, checks, report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.pipeline.demo import analysis, checks
 from tidemill.pipeline.demo.broker import DemoBroker
-from tidemill.pipeline.demo.directory import claimed
+from tidemill.pipeline.demo.directory import locked_directory
 from tidemill.pipeline.demo.flights import FLIGHTS, SCHEMAS, WEATHER, expected_rows
 from tidemill.pipeline.demo.killed_load import KilledLoad, load_and_kill
 from tidemill.pipeline.demo.publish import publish_topic
@@ -35,11 +35,11 @@ DELAYS = "flight-delays"
 
 
 class Interrupted(Exception):
-    """Ends the thread that works with Spark; the other one knows."""
+    """Ends the thread that works with Spark, after the main thread was interrupted."""
 
 
 class Demo:
-    """One run in one directory."""
+    """A run of the demo in a directory."""
 
     def __init__(
         self, directory: Path, show: Show, bootstrap: str | None = None, limit: int | None = None
@@ -51,16 +51,16 @@ class Demo:
         self._limit = limit
         self._broker = DemoBroker(directory) if bootstrap is None else None
         self.bootstrap = bootstrap or ""
-        # On a cluster that is not the demo's own, its topics must not meet those of others.
+        # On an existing cluster, the demo's topics must not collide with other topics.
         suffix = "" if bootstrap is None else f"-demo-{uuid.uuid4().hex[:8]}"
         self.names = {topic: f"{topic}{suffix}" for topic in (FLIGHTS, WEATHER, DELAYS)}
 
     def run(self) -> Results:
-        """All steps; the broker is stopped at the end, whatever happens."""
+        """Runs all steps; stops the broker at the end, even after an error."""
         from tidemill.pipeline.demo.report import sections, write_report
 
         began_s = time.monotonic()
-        with claimed(self.directory):
+        with locked_directory(self.directory):
             try:
                 self._work()
             except BaseException:
@@ -93,7 +93,7 @@ class Demo:
         self._check(spark)
 
     def _finish(self) -> None:
-        """Stops the broker, or leaves somebody else's cluster as it was."""
+        """Stops the demo's broker, or deletes its topics on an existing cluster."""
         if self._broker is None:
             remove_topics(self.bootstrap, list(self.names.values()))
             return
@@ -103,7 +103,7 @@ class Demo:
 
     @contextmanager
     def _step(self, name: str) -> Iterator[list[str]]:
-        """Times a step; what is put into the list becomes its note."""
+        """Measures a step; the entries of the yielded list become its note."""
         began_s = time.monotonic()
         notes: list[str] = []
         with self._show.step(name):
@@ -121,7 +121,7 @@ class Demo:
                 self.bootstrap = self._broker.bootstrap
                 notes.append(f"answers after {self._broker.ready_seconds:.2f} s, at {self.bootstrap}")
             else:
-                notes.append(f"a cluster that is there: {self.bootstrap}")
+                notes.append(f"an existing cluster: {self.bootstrap}")
             make_topics(self.bootstrap, list(self.names.values()), PARTITIONS)
 
     def _publish(self) -> None:
@@ -129,16 +129,21 @@ class Demo:
             total = expected_rows(topic, self._limit)
             with (
                 self._step(f"publish {topic}") as notes,
-                self._show.progress(f"publish {topic}", total) as tell,
+                self._show.progress(f"publish {topic}", total) as report_progress,
             ):
-                published = publish_topic(self.bootstrap, topic, self.names[topic], tell, self._limit)
+                published = publish_topic(
+                    self.bootstrap, topic, self.names[topic], report_progress, self._limit
+                )
                 ends = checks.broker_ends(self.bootstrap, self.names[topic])
                 self.results.topics[topic] = Loaded(published, ends)
                 notes.append(f"{published.rows:,} messages, {published.value_bytes / 1e6:.0f} MB of JSON")
 
     def _first_load(self) -> KilledLoad:
-        """Loads flights with the command line, and kills it."""
-        with self._step("load flights, killed in the middle") as notes, self._show.waiting() as tell:
+        """Loads flights with the command line, and kills the process."""
+        with (
+            self._step("load flights, killed in the middle") as notes,
+            self._show.waiting() as report_progress,
+        ):
             options = ["--bootstrap-server", self.bootstrap, "--topic", self.names[FLIGHTS]]
             options += ["--output", str(self._table(FLIGHTS)), "--checkpoint", str(self._checkpoint(FLIGHTS))]
             options += ["--schema", SCHEMAS[FLIGHTS], "--time-zone", TIME_ZONE]
@@ -149,7 +154,7 @@ class Demo:
                 self._checkpoint(FLIGHTS),
                 self.directory / "killed-load.log",
                 KILLED_BATCH,
-                tell,
+                report_progress,
             )
             what = (
                 f"killed in micro-batch {killed.interrupted}"
@@ -180,7 +185,7 @@ class Demo:
         for topic in (FLIGHTS, WEATHER):
             total = expected_rows(topic, self._limit)
             name = "load flights, the rest" if topic == FLIGHTS else "load weather"
-            with self._step(name) as notes, self._show.progress(name, total) as tell:
+            with self._step(name) as notes, self._show.progress(name, total) as report_progress:
                 source = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": self.names[topic]}
                 source |= {"kafka.group.id": "tidemill-demo", "commitOffsets": "true"}
                 if topic == FLIGHTS:
@@ -194,11 +199,13 @@ class Demo:
                 )
                 before = killed_rows(self._checkpoint(topic), killed) if topic == FLIGHTS else {}
                 committed = sum(rows for batch, rows in before.items() if batch in killed.committed)
-                tell(committed)
+                report_progress(committed)
                 seen = [0]
 
-                def forward(progress: Any, tell: Any = tell, seen: list[int] = seen) -> None:
-                    tell(progress.rows - seen[0])
+                def forward(
+                    progress: Any, report_progress: Any = report_progress, seen: list[int] = seen
+                ) -> None:
+                    report_progress(progress.rows - seen[0])
                     seen[0] = progress.rows
 
                 result = load(spark, job, forward)
@@ -206,8 +213,8 @@ class Demo:
                 notes.append(f"{result.rows:,} messages in {batches}")
                 if topic == FLIGHTS:
                     self._note_batches(before, killed, result.batches)
-                in_vain = killed.staged if topic == FLIGHTS else 0
-                self.results.topics[topic].files = files_of(self._table(topic), in_vain)
+                discarded = killed.staged if topic == FLIGHTS else 0
+                self.results.topics[topic].files = files_of(self._table(topic), discarded)
 
     def _note_batches(
         self, before: dict[int, int], killed: KilledLoad, after: tuple[tuple[int, int, float], ...]
@@ -223,9 +230,9 @@ class Demo:
                 "The first run was the command tidemill pipeline load. It was killed with SIGKILL, JVM "
                 f"and all, while it wrote the files of micro-batch {killed.interrupted}."
             )
-            again = next((rows for batch, rows, _ in after if batch == killed.interrupted), 0)
+            repeated = next((rows for batch, rows, _ in after if batch == killed.interrupted), 0)
             question = "restart: messages of the killed micro-batch, when planned and when loaded again"
-            self.results.checks.append(checks.equal(question, before.get(killed.interrupted, 0), again))
+            self.results.checks.append(checks.equal(question, before.get(killed.interrupted, 0), repeated))
         else:
             self.results.killed = "The first run was killed with SIGKILL between two micro-batches."
         self.results.batches += [MicroBatch(2, batch, rows, seconds) for batch, rows, seconds in after]
@@ -271,7 +278,7 @@ class Demo:
             )
             notes.append(agreement(self.results))
             if self._broker is not None:
-                notes.append("one to come: how the broker ends")
+                notes.append("one more follows: the broker's exit code")
             if self._broker is not None and (resident := self._broker.resident_bytes()) is not None:
                 self.results.facts["broker, resident memory at the end"] = f"{resident / 1e6:.0f} MB"
 
@@ -295,9 +302,11 @@ class Demo:
         return analysis.with_weather(flights, spark.read.parquet(str(self._table(WEATHER))))
 
     def _note_versions(self, spark: SparkSession) -> None:
-        from tidemill import __version__, _mode
+        from tidemill import __version__, _build_mode
 
-        mode = "compiled data path" if _mode.compiled else f"plain Python data path ({_mode.reason})"
+        mode = (
+            "compiled data path" if _build_mode.compiled else f"plain Python data path ({_build_mode.reason})"
+        )
         self.results.versions = {
             "tidemill": f"{__version__}, {mode}",
             "Spark": spark.version,
@@ -322,7 +331,7 @@ class Demo:
 
 @contextmanager
 def errors_into(path: Path) -> Iterator[None]:
-    """Processes that start in here, the JVM first of all, write their standard error to a file."""
+    """Redirects the standard error of processes that start in the block, such as the JVM, to a file."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -336,7 +345,7 @@ def errors_into(path: Path) -> Iterator[None]:
 
 
 def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
-    """Messages of the first run's micro-batches, from the offsets in the checkpoint."""
+    """Returns the messages of the first run's micro-batches, from the offsets in the checkpoint."""
     before: dict[tuple[str, str], int] = {}
     rows: dict[int, int] = {}
     batches = sorted({*killed.committed, *(() if killed.interrupted is None else (killed.interrupted,))})
@@ -354,23 +363,23 @@ def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
 
 
 def seconds_of(checkpoint: Path, batch: int) -> float:
-    """How long a committed micro-batch took: from its entry in the offset log to that in the commit log."""
+    """Returns the duration of a committed micro-batch: from its offset log entry to its commit log entry."""
     planned, committed = (checkpoint / log / str(batch) for log in ("offsets", "commits"))
     return max(0.0, committed.stat().st_mtime - planned.stat().st_mtime)
 
 
 def agreement(results: Results) -> str:
-    """How many checks agree so far."""
+    """Returns how many checks agree so far."""
     return f"{sum(check.passed for check in results.checks)} of {len(results.checks)} checks agree"
 
 
-def counted(count: int, one: str, many: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {one if count == 1 else many}"
+def counted(count: int, singular: str, many: str) -> str:
+    """Formats a number with its noun."""
+    return f"{count:,} {singular if count == 1 else many}"
 
 
-def files_of(table: Path, in_vain: int = 0) -> Files:
-    """The files of a table; ``in_vain`` more were staged by a try that was killed."""
+def files_of(table: Path, discarded: int = 0) -> Files:
+    """Returns the files of a table; ``discarded`` more were staged by the killed attempt."""
     found = list(table.glob("event_date=*/*.parquet"))
     folders = {path.parent for path in found}
-    return Files(len(folders), len(found), sum(path.stat().st_size for path in found), in_vain)
+    return Files(len(folders), len(found), sum(path.stat().st_size for path in found), discarded)

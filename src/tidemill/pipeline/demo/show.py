@@ -1,4 +1,4 @@
-"""What the demo shows in the terminal: steps, bars, the table at the end."""
+"""The demo's terminal output: steps, progress bars, the final table."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from tidemill.pipeline.demo.results import Results, Step
 
 
 class Show:
-    """One line for each step that is done; a bar, or a spinner, for the one that runs."""
+    """Shows a line for each finished step, and a bar or a spinner for the running one."""
 
     def __init__(self, console: Console | None = None) -> None:
-        # Without a terminal there is no width to ask for, and 80 columns would break the table.
+        # Without a terminal the width is unknown, and 80 columns would break the table.
         self.console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         self._step = ""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """For the time of a step; its name goes before what it shows."""
+        """Sets the name of the running step, which prefixes its output."""
         self._step = name
         yield
 
     def done(self, step: Step) -> None:
-        """A line for a step that has ended."""
+        """Prints the line of a finished step."""
         self.console.print(f"[green]✓[/] {step.name:<48} [bold]{step.seconds:6.1f} s[/]  [dim]{step.note}[/]")
 
     @contextmanager
     def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar over ``total`` messages; the function adds to it. Nothing is shown but on a terminal."""
+        """Shows a bar for ``total`` messages, on a terminal only; yields a function that advances it."""
         if not self.console.is_terminal:
             yield lambda count: None
             return
@@ -56,7 +56,7 @@ class Show:
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[str], None]]:
-        """A spinner; the function changes the text beside it. Nothing is shown but on a terminal."""
+        """Shows a spinner, on a terminal only; yields a function that sets its text."""
         if not self.console.is_terminal:
             yield lambda text: None
             return
@@ -64,8 +64,8 @@ class Show:
             yield lambda text: status.update(f"  {self._step}: {text}")
 
     def summary(self, results: Results, report: Path) -> None:
-        """The table at the end, and the verdict."""
-        table = Table(title="What came out", title_justify="left", title_style="bold", header_style="bold")
+        """Prints the final table and the verdict."""
+        table = Table(title="Results", title_justify="left", title_style="bold", header_style="bold")
         table.add_column("check")
         table.add_column("expected", justify="right")
         table.add_column("found", justify="right")

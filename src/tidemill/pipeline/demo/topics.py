@@ -1,4 +1,4 @@
-"""The demo's topics."""
+"""Creates and deletes the demo's topics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tidemill.client.admin_types import NewTopic
 from tidemill.client.errors import ClientError
 
 KEEP_FOREVER = {"retention.ms": "-1"}
-"""Record times are of 2013: with the default retention of 7 days everything would be deleted at once."""
+"""Record times are in 2013: the default retention of 7 days would delete all records at once."""
 
 
 def make_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
-    """Creates the topics. Raises ClientError for one that cannot be."""
+    """Creates the topics. Raises ClientError if one cannot be created."""
     wanted = [NewTopic(name, partitions, configs=dict(KEEP_FOREVER)) for name in names]
     with Admin(bootstrap) as admin:
         for outcome in admin.create_topics(wanted).values():
@@ -22,7 +22,7 @@ def make_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
 
 
 def remove_topics(bootstrap: str, names: Sequence[str]) -> None:
-    """Deletes the topics of a run on a cluster that is not the demo's own."""
+    """Deletes the topics of a run on an existing cluster."""
     with Admin(bootstrap) as admin:
         for outcome in admin.delete_topics(names).values():
             if outcome is not None:

@@ -1,1 +1,1 @@
-"""Jobs on top of the Spark source: topics to Parquet, data to topics."""
+"""Spark jobs: load topics into Parquet, publish data to topics."""

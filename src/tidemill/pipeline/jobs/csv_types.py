@@ -1,9 +1,9 @@
-"""The types of CSV columns: numbers stay numbers, and a value that is none is named with its file and row.
+"""Infers the types of CSV columns, and reports a value of another type with its file and row.
 
-Spark's own inference makes texts of a whole column when one of its values is no number, and says nothing.
-Here a column whose values are mostly numbers is a column of numbers, and another value in it is an error,
-before anything is sent. A number with leading zeros or a plus sign is a text: it names something. Texts that
-look like moments stay as they are written, because JSON has no type for them.
+Spark's own inference silently turns a whole column into text if one of its values is not a number. Here a
+column whose values are mostly numbers is numeric, and any other value in it is an error, before anything is
+sent. A number with leading zeros or a plus sign is text, since it is an identifier. Text that looks like a
+timestamp is not converted, because JSON has no type for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 DEFAULTS = {"header": "true", "nullValue": "NA", "enforceSchema": "false"}
-"""With ``enforceSchema`` off, a file whose header has other names or another order is refused by Spark."""
+"""Without ``enforceSchema``, Spark refuses a file whose header has other names or another order."""
 MALFORMED = "tidemill_malformed_row"
 
 WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
@@ -31,7 +31,7 @@ TRUTH = r"^(?i)(true|false)$"
 
 
 class BadValue(ConfigError):
-    """A value of a file is not what its column has; the text names file, row and value."""
+    """A value does not have the type of its column; the text has the file, the row and the value."""
 
 
 def read_csv(
@@ -41,11 +41,10 @@ def read_csv(
     schema: Struct | None = None,
     timestamp: str | None = None,
 ) -> DataFrame:
-    """The rows of CSV files, with types found by reading all of them, or by ``schema`` where it names a
-    column.
+    """Reads CSV files with the types of ``schema``, or with types inferred from all rows.
 
     Raises BadValue for the first value that is not of its column's type, for a row with another number of
-    fields, and for a text in the column ``timestamp`` that is no moment.
+    fields, and for text in the column ``timestamp`` that is not a timestamp.
     """
     from pyspark.sql import functions as f
 
@@ -59,7 +58,7 @@ def read_csv(
         .load(list(paths))
     )
     declared = dict(schema.fields) if schema is not None else {}
-    found = _Found(rows, names, declared, timestamp, reader)
+    found = _Statistics(rows, names, declared, timestamp, reader)
     if "mode" not in reader:
         found.check_rows()
     kinds = {name: found.kind(name) for name in names}
@@ -74,8 +73,8 @@ def _typed(text: Column, kind: str) -> Column:
     return text if kind == "string" else f.trim(text).cast(kind)
 
 
-class _Found:
-    """What one pass over the files has found: counts of each column, and a value of each kind of fault."""
+class _Statistics:
+    """Statistics from one pass over the files: counts per column, and a value for each kind of error."""
 
     def __init__(
         self,
@@ -122,19 +121,19 @@ class _Found:
         if path is not None:
             raise BadValue(
                 f"{malformed_row_of(_local(path), self._reader)} has another number of fields than the "
-                "header, or quotes that do not end: mend it, or take what fits of it with --read-option "
+                "header, or quotes that do not end: correct it, or read its valid fields with --read-option "
                 "mode=PERMISSIVE"
             )
 
     def kind(self, name: str) -> str:
-        """The type of a column in Spark's words. Raises BadValue."""
+        """Returns the type of a column, by Spark's name. Raises BadValue."""
         at = self._at[name]
         if name in self._declared:
             kind = type_text(self._declared[name])
             if self._facts[f"{at} misfit"] is not None:
                 raise BadValue(
-                    f"{self._place(name, 'misfit')}, which is no {kind}: mend it, name it as no value with "
-                    "--read-option nullValue=TEXT, or give the column another type in --schema"
+                    f"{self._place(name, 'misfit')}, which is not of type {kind}: correct it, declare it as "
+                    "null with --read-option nullValue=TEXT, or set another type for the column in --schema"
                 )
             return kind
         values, numbers = self._facts[f"{at} values"], self._facts[f"{at} numbers"]
@@ -150,12 +149,12 @@ class _Found:
             return "string"
         raise BadValue(
             f"{self._place(name, 'misfit')}, and {numbers:,} of {values:,} values of the column are numbers: "
-            "mend it, name it as no value with --read-option nullValue=TEXT, or publish the column as texts "
+            "correct it, declare it as null with --read-option nullValue=TEXT, or publish the column as text "
             f'with --schema "{quoted(name) if not name.isidentifier() else name} string"'
         )
 
     def check_moments(self, name: str) -> None:
-        """Raises BadValue for a text that is to be the record's time and is no moment."""
+        """Raises BadValue for text in the timestamp column that is not a timestamp."""
         if self._facts[f"{self._at[name]} no moment"] is not None:
             raise BadValue(f"{self._place(name, 'no moment')}, {NO_MOMENT}")
 
@@ -166,15 +165,15 @@ class _Found:
 
 
 NO_MOMENT = (
-    "which is no moment, and it is to be the record's time: mend it (2013-01-01T12:00:00Z is one), or "
-    "name it as no value, for which the time of sending is taken, with --read-option nullValue=TEXT"
+    "which is not a timestamp, but sets the record's time: correct it (2013-01-01T12:00:00Z is valid), or "
+    "declare it as null with --read-option nullValue=TEXT, which uses the time of sending"
 )
 
 
 def check_moments(frame: DataFrame, form: str, timestamp: str) -> None:
-    """Looks for a text that is no moment in the column ``timestamp`` of files that are no CSV.
+    """Checks text in the column ``timestamp`` of files in other formats than CSV.
 
-    Raises BadValue with its file, and its line in JSON.
+    Raises BadValue for text that is not a timestamp, with its file and, for JSON, its line.
     """
     from pyspark.sql import functions as f
 
@@ -189,12 +188,12 @@ def check_moments(frame: DataFrame, form: str, timestamp: str) -> None:
 
 
 def shown(value: str) -> str:
-    """A value of a file in a message: in quotes, and short."""
+    """Formats a value for a message: quoted and shortened."""
     return repr(value if len(value) <= 60 else value[:60] + "…")
 
 
 def _first_place(condition: Column, column: Column) -> Column:
-    """File and value of a row for which the condition holds; null where there is none."""
+    """Selects file and value of a row that meets the condition; null if there is none."""
     from pyspark.sql import functions as f
 
     return f.min(f.when(condition, f.struct(f.col("file_path"), column.alias("value"))))
@@ -207,5 +206,5 @@ def _first_file(column: str) -> Column:
 
 
 def _local(path: str) -> str:
-    """Spark's name of a file, as a path of this machine where it is one."""
+    """Converts Spark's name of a local file to a path; returns other names unchanged."""
     return unquote(urlsplit(path).path) if path.startswith("file:") else path

@@ -1,18 +1,19 @@
-"""Takes over a table that Spark's file sink has written: folders with ``_spark_metadata``.
+"""Migrates a table that Spark's file sink has written: folders with ``_spark_metadata``.
 
-The file sink names the files that count in a log beside them, which only Spark reads: ``_spark_metadata/N``
-has the files of micro-batch N, ``N.compact`` those of all up to N. Files of an interrupted micro-batch lie
-in the same folders, and other readers see them. The takeover removes these, and then the log.
+The file sink lists the valid files in a log beside them, which only Spark reads: ``_spark_metadata/N`` has
+the files of micro-batch N, ``N.compact`` those of all micro-batches up to N. Files of an interrupted
+micro-batch are in the same folders, and other readers see them. The migration removes these files, and then
+the log.
 
 ====  =======================================================
-step  what is done
+step  action
 ====  =======================================================
-1     files that the log does not name are removed, durably
-2     a manifest with the log's last micro-batch is made durable
-3     ``_spark_metadata`` is moved to ``_tidemill/spark_metadata``
+1     remove files that the log does not list, durably
+2     write a manifest with the log's last micro-batch, durably
+3     move ``_spark_metadata`` to ``_tidemill/spark_metadata``
 ====  =======================================================
 
-A kill between two of them leaves ``_spark_metadata``, and the next run begins again.
+A kill between two steps leaves ``_spark_metadata``, and the next run repeats the migration.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidemill.model.errors import ConfigError
-from tidemill.model.faults import fault_of
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
+from tidemill.model.os_error_texts import fault_of
 from tidemill.pipeline.jobs.load_manifest import FOLDER
 from tidemill.pipeline.jobs.table_folder import PARTITION, SUFFIX, TableFolder, query_of, remove_tree
 
@@ -33,18 +34,18 @@ LOG = "_spark_metadata"
 KEPT_LOG = f"{FOLDER}/spark_metadata"
 COMPACT = ".compact"
 OF_SPARK = re.compile(r"part-\d{5}-[0-9a-f-]{36}[.-]c\d+(\.\w+)?\.parquet")
-"""The names that Spark's tasks give to their files."""
+"""The names of files that Spark's tasks write."""
 
 
 class SinkLog(NamedTuple):
-    """What the file sink's log says: its last micro-batch, and the size of each file by its name."""
+    """The content of the file sink's log: its last micro-batch, and the size of each file by name."""
 
     batch: int
     sizes: dict[str, int]
 
 
 def read_sink_log(files: Files, output: str) -> SinkLog | None:
-    """The log of Spark's file sink; None where there is none. Raises ConfigError for a damaged one."""
+    """Reads the log of Spark's file sink; returns None without one. Raises ConfigError if it is damaged."""
     folder = f"{output}/{LOG}"
     if not files.exists(folder):
         return None
@@ -63,7 +64,7 @@ def read_sink_log(files: Files, output: str) -> SinkLog | None:
                 sizes[entry["path"].rpartition("/")[2]] = int(entry["size"])
         except (ValueError, KeyError, TypeError) as problem:
             raise ConfigError(
-                f"{path} is damaged ({fault_of(problem)}): bring it back from a backup, or load into a "
+                f"{path} is damaged ({fault_of(problem)}): restore it from a backup, or load into a "
                 "new output with a new checkpoint"
             ) from None
         last = max(last, number)
@@ -71,9 +72,9 @@ def read_sink_log(files: Files, output: str) -> SinkLog | None:
 
 
 def migrate(files: Files, table: TableFolder, output: str, checkpoint: str) -> int | None:
-    """Takes over a table of Spark's file sink; how many files that do not count were removed.
+    """Migrates a table of Spark's file sink; returns the number of removed files.
 
-    None where ``output`` is no such table. Raises ConfigError for files that neither Spark nor its log knows.
+    Returns None if ``output`` is not such a table. Raises ConfigError for files that Spark did not write.
     """
     log = read_sink_log(files, output)
     if log is None:
@@ -83,12 +84,12 @@ def migrate(files: Files, table: TableFolder, output: str, checkpoint: str) -> i
     if foreign:
         raise ConfigError(
             f"{output} was loaded by an earlier release, whose list of files does not name {foreign[0]}"
-            f"{f' and {len(foreign) - 1} more' if foreign[1:] else ''}: move what is not of the load out of "
-            "the folder, and start again"
+            f"{f' and {len(foreign) - 1} more' if foreign[1:] else ''}: move files that are not of the load "
+            "out of the folder, and start again"
         )
     for path in unlisted:
         files.remove(path)
-    # The log is gone soon: a file that came back after a power cut would count then.
+    # Step 3 removes the log: a file that reappeared after a power cut would then be valid.
     for folder in sorted({os.path.dirname(path) for path in unlisted}):
         files.sync_directory(folder)
     table.adopt(query_of(files, checkpoint), log.batch if log.batch >= 0 else None)

@@ -1,9 +1,9 @@
 """Loads topics into Parquet, each message exactly once, in folders by event date.
 
-Exactly once rests on two things: the checkpoint says which offsets a micro-batch has, and the manifest of the
-output which micro-batch is in it (:mod:`tidemill.pipeline.jobs.table_folder`). A batch that was interrupted
-is done again from the same offsets, or was done already. Every file of the output counts, for every reader.
-Checkpoint and output belong together: one of them without the other is refused.
+Exactly-once depends on two files: the checkpoint has the offsets of a micro-batch, and the manifest of the
+output has the last micro-batch in it (:mod:`tidemill.pipeline.jobs.table_folder`). An interrupted batch is
+repeated from the same offsets, unless the output has it already. Every file of the output is valid for every
+reader. Checkpoint and output belong together: the job refuses one without the other.
 """
 
 from __future__ import annotations
@@ -19,10 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import TidemillError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 from tidemill.pipeline.connect import open_cluster
-from tidemill.pipeline.jobs.before import AVAILABLE_NOW, check_load, local_path, source_of
 from tidemill.pipeline.jobs.file_sink_migration import migrate
+from tidemill.pipeline.jobs.preflight_checks import (
+    AVAILABLE_NOW,
+    check_event_time,
+    check_fields,
+    check_folder,
+    check_pair,
+    check_time_zone,
+    check_trigger,
+    local_path,
+)
+from tidemill.pipeline.jobs.schema import parse_schema
 from tidemill.pipeline.jobs.session import spark_version, time_zone
 from tidemill.pipeline.jobs.table_folder import TableFolder, Written, open_table
 from tidemill.pipeline.jobs.transforms import (
@@ -33,9 +43,9 @@ from tidemill.pipeline.jobs.transforms import (
     reasons_in,
     with_event_date,
 )
-from tidemill.pipeline.options import parse_source_options
-from tidemill.pipeline.position import parse_position
-from tidemill.pipeline.targets import look
+from tidemill.pipeline.offset_ranges import read_view
+from tidemill.pipeline.options import SourceOptions, parse_source_options
+from tidemill.pipeline.stream_offsets import parse_position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,15 +57,15 @@ log = logging.getLogger("tidemill.pipeline")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadJob:
-    """What to load, from where to where.
+    """The source, the output and the settings of a load.
 
-    ``source`` are options of the format ``tidemill`` (``subscribe``, ``startingOffsets``, ``kafka.*`` ...);
-    a start is ``earliest`` when they name none. ``trigger`` is ``available-now`` (up to the present end, then
-    finish) or Spark's notation of an interval ("10 seconds"; runs until it is stopped). ``time_zone`` is
-    where the event date is taken; None is the session's.
+    ``source`` has options of the format ``tidemill`` (``subscribe``, ``startingOffsets``, ``kafka.*`` ...);
+    the default start is ``earliest``. ``trigger`` is ``available-now`` (up to the current end, then finish)
+    or an interval in Spark's notation ("10 seconds"; runs until it is stopped). ``time_zone`` is the zone of
+    the event date; None is the session's.
     """
 
-    source: Mapping[str, str] = field(repr=False)  # it may hold a password
+    source: Mapping[str, str] = field(repr=False)  # may contain a password
     output: str
     checkpoint: str
     schema: str | None = None
@@ -66,9 +76,34 @@ class LoadJob:
     transform: Callable[[DataFrame], DataFrame] | None = field(default=None, compare=False)
 
 
+def source_of(job: LoadJob) -> dict[str, str]:
+    """Returns the options of a load's source, with ``earliest`` as the default start."""
+    source = {"startingOffsets": "earliest", **job.source}
+    names = {name.lower() for name in job.source}
+    if names & {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}:
+        source = dict(job.source)
+    return source
+
+
+def check_load(job: LoadJob) -> SourceOptions:
+    """Returns the options of a load's source. Raises ConfigError for an invalid job; asks no broker."""
+    options = parse_source_options(source_of(job), streaming=True)
+    check_trigger(job.trigger)
+    check_time_zone(job.time_zone)
+    schema = None if job.schema is None else parse_schema(job.schema)
+    if schema is not None:
+        check_fields(schema)
+    if job.transform is None:  # a transform may add columns
+        check_event_time(job.event_time, schema)
+    for what, path in (("output", job.output), ("checkpoint", job.checkpoint)):
+        check_folder(what, local_path(path, what))
+    check_pair(local_path(job.output), local_path(job.checkpoint))
+    return options
+
+
 @dataclass(frozen=True)
 class Progress:
-    """Where a load is: rows and micro-batches of this run, the state that Spark gives it."""
+    """The progress of a load: rows and micro-batches of this run, and Spark's state of the query."""
 
     rows: int
     batches: int
@@ -77,9 +112,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a run did. ``batches`` holds (batch id, rows, seconds) of each micro-batch that had rows.
+    """The result of a run. ``batches`` has (batch id, rows, seconds) of each micro-batch with rows.
 
-    ``raw`` counts, by reason, the rows whose fields do not hold the whole value; they have it in
+    ``raw`` counts, by reason, the rows whose fields do not represent the whole value, which is in
     ``raw_value``.
     """
 
@@ -94,14 +129,14 @@ def load(
 ) -> LoadResult:
     """Runs the job to its end (``available-now``), or until it is interrupted.
 
-    Raises ConfigError for what cannot be used, DataLoss inside Spark's StreamingQueryException when
-    messages were deleted before they were loaded.
+    Raises ConfigError for an invalid job, and DataLoss inside Spark's StreamingQueryException if messages
+    were deleted before they were loaded.
     """
     options = check_load(job)
     began_s = time.monotonic()
-    with time_zone(spark, job.time_zone), claimed_table(job) as table:
+    with time_zone(spark, job.time_zone), locked_table(job) as table:
         run = LoadRun(spark, job, table, on_progress)
-        end = run.to_the_end()
+        end = run.run_to_end()
     if options.commit_group is not None and end is not None:
         _commit(options.client, options.commit_group, end)
     rows = sum(rows for _, rows, _ in run.done)
@@ -109,8 +144,8 @@ def load(
 
 
 @contextmanager
-def claimed_table(job: LoadJob, files: Files | None = None) -> Iterator[TableFolder]:
-    """The folder of a load's output, brought in order after a kill, for the time of a run.
+def locked_table(job: LoadJob, files: Files | None = None) -> Iterator[TableFolder]:
+    """Locks the folder of a load's output for a run, and recovers it after a kill.
 
     Raises UnderWay while another process loads into it, ConfigError for an output and a checkpoint that do
     not belong together.
@@ -122,7 +157,7 @@ def claimed_table(job: LoadJob, files: Files | None = None) -> Iterator[TableFol
         removed = migrate(files, table, output, checkpoint)
         if removed is not None:
             log.warning(
-                "%s: taken over from Spark's file sink; %d files of interrupted micro-batches were removed",
+                "%s: migrated from Spark's file sink; removed %d files of interrupted micro-batches",
                 output,
                 removed,
             )
@@ -133,7 +168,7 @@ def claimed_table(job: LoadJob, files: Files | None = None) -> Iterator[TableFol
 
 
 class LoadRun:
-    """One run of a job, of one or several queries: ``done`` and ``raw`` are of all of them."""
+    """One run of a job, with one or several queries; ``done`` and ``raw`` cover all of them."""
 
     def __init__(
         self,
@@ -151,14 +186,14 @@ class LoadRun:
         self.done: list[tuple[int, int, float]] = []
         self.raw: Counter[str] = Counter()
 
-    def to_the_end(self) -> dict[str, Any] | None:
-        """Runs until the trigger is satisfied; the offsets that were reached, None before the first batch."""
+    def run_to_end(self) -> dict[str, Any] | None:
+        """Runs until the trigger is satisfied; returns the reached offsets, None before the first batch."""
         if self._job.trigger != AVAILABLE_NOW or spark_version(self._spark) >= (4, 2):
-            return self._query()
-        return self._until_nothing_is_left()
+            return self._run_query()
+        return self._run_queries_to_end()
 
     def start(self) -> StreamingQuery:
-        """Starts a streaming query of the job, and does not wait for it."""
+        """Starts a streaming query of the job, without waiting for it."""
         job = self._job
         messages = self._spark.readStream.format("tidemill").options(**self._source).load()
         rows = parsed(messages, job.schema)
@@ -171,7 +206,7 @@ class LoadRun:
         return writer.trigger(processingTime=job.trigger).start()
 
     def _load_batch(self, frame: DataFrame, batch: int) -> None:
-        """Called by Spark for each micro-batch, in a thread of its own."""
+        """Loads a micro-batch. Spark calls it in a separate thread."""
         tasks = self._job.tasks or self._spark.sparkContext.defaultParallelism
 
         def write(staging: str) -> Written:
@@ -191,15 +226,15 @@ class LoadRun:
             self._failure = problem
             raise
 
-    def _query(self) -> dict[str, Any] | None:
-        """One query from start to end; returns the offsets that it reached."""
+    def _run_query(self) -> dict[str, Any] | None:
+        """Runs one query to its end; returns the offsets that it reached."""
         query = self.start()
         before = len(self.done)
         try:
             while not query.awaitTermination(0.25):
                 self._report(query, before)
         except Exception:
-            # Spark tells of it as a Python worker's stack trace inside of one of Java.
+            # Spark reports it as a Python worker's stack trace inside a Java stack trace.
             if isinstance(self._failure, (TidemillError, OSError)):
                 raise self._failure from None
             raise
@@ -211,22 +246,22 @@ class LoadRun:
         last = query.lastProgress
         return _end_offset(last) if last is not None else None
 
-    def _until_nothing_is_left(self) -> dict[str, Any] | None:
-        """Before 4.2 a query with a limit ends after one batch: it is started again until it is at the end.
+    def _run_queries_to_end(self) -> dict[str, Any] | None:
+        """Restarts the query until the end: before 4.2 a query with a limit ends after one batch.
 
-        The end is fixed before the first, so that a busy topic does not keep the job for ever.
+        The end is fixed before the first query, so that a busy topic does not keep the job running for ever.
         """
         options = parse_source_options(self._source, streaming=True)
         with open_cluster(options.client) as cluster:
-            target = look(cluster, options, strict=True).latest
+            target = read_view(cluster, options, strict=True).latest
         end: dict[str, Any] | None = None
         while True:
-            # A batch that a crash left behind is a query of its own, without rows where the table has it.
+            # A batch that a crash left unfinished is a separate query, without rows if the table has it.
             before, earlier = len(self.done), end
-            end = self._query() or end
+            end = self._run_query() or end
             reached = parse_position(end).offsets() if end is not None else {}
-            stands = len(self.done) == before and end == earlier
-            if stands or all(reached.get(place, 0) >= offset for place, offset in target.items()):
+            is_unchanged = len(self.done) == before and end == earlier
+            if is_unchanged or all(reached.get(place, 0) >= offset for place, offset in target.items()):
                 return end
 
     def _report(self, query: StreamingQuery, before: int) -> None:
@@ -239,25 +274,29 @@ class LoadRun:
 
 def _batches(query: StreamingQuery) -> list[tuple[int, int, float]]:
     return [
-        (int(one["batchId"]), int(one["numInputRows"]), one["durationMs"].get("triggerExecution", 0) / 1000)
-        for one in query.recentProgress
-        if one["numInputRows"] > 0
+        (
+            int(progress["batchId"]),
+            int(progress["numInputRows"]),
+            progress["durationMs"].get("triggerExecution", 0) / 1000,
+        )
+        for progress in query.recentProgress
+        if progress["numInputRows"] > 0
     ]
 
 
 def _end_offset(progress: StreamingQueryProgress) -> dict[str, Any] | None:
-    """The offsets that a query has reached; None before its first batch.
+    """Returns the offsets that a query has reached; None before its first batch.
 
-    Out of the progress as JSON: before 4.2 its own ``endOffset`` is Python's notation of a dict.
+    Parses the progress as JSON: before 4.2 its ``endOffset`` attribute is the repr of a Python dict.
     """
     end = json.loads(progress.json)["sources"][0].get("endOffset")
     return dict(json.loads(end) if isinstance(end, str) else end) if end is not None else None
 
 
 def _commit(client: Mapping[str, str], group: str, end: dict[str, Any]) -> None:
-    """Spark tells a source about a batch only when it plans the next: the last one is for the job."""
+    """Commits the last batch: Spark notifies a source about a batch only when it plans the next one."""
     try:
         with open_cluster(client) as cluster:
             cluster.commit(group, parse_position(end).offsets())
     except (TidemillError, OSError) as problem:
-        log.warning("group %s does not show the load's end: %s", group, problem)
+        log.warning("cannot commit the load's end for group %s: %s", group, problem)

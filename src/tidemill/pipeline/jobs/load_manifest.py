@@ -1,32 +1,31 @@
-"""The manifest of a loaded table: which files the last micro-batch has, and where they were staged.
+"""The manifest of a loaded table: the files of the last micro-batch, and their staging folder.
 
 ::
 
-    OUTPUT/_tidemill/lock            held while a load runs
-    OUTPUT/_tidemill/owner           the process that holds it, for messages
+    OUTPUT/_tidemill/lock            locked while a load runs
+    OUTPUT/_tidemill/owner           the process that holds the lock, for messages
     OUTPUT/_tidemill/manifest.json   the last micro-batch whose files are durable
     OUTPUT/event_date=D/batch-B-Q-N….parquet       B the micro-batch, Q the query, N a number
-    CHECKPOINT/tidemill/S/event_date=D/….parquet   what the micro-batch S has staged
+    CHECKPOINT/tidemill/S/event_date=D/….parquet   files that the micro-batch S has staged
 
 ==============  ============================================================================
 field           meaning
 ==============  ============================================================================
 ``version``     1
-``query``       the id in CHECKPOINT/metadata: whose load the table is
+``query``       the id in CHECKPOINT/metadata: the query that loads the table
 ``batch``       the number of the micro-batch; null before the first
 ``offsets``     SHA-256 of CHECKPOINT/offsets/BATCH; null for the batch of a migrated table
-``staging``     the name of the staging folder; null when nothing was staged
+``staging``     the name of the staging folder; null if nothing was staged
 ``rows``        rows of the micro-batch
 ``raw``         rows that keep their raw value, by reason
 ``files``       ``name`` below OUTPUT, ``staged`` below the staging folder, ``bytes``, ``rows``
 ==============  ============================================================================
 
-The manifest is one small file that is replaced whole, because readers must not depend on it: the names of the
-files are final, so that every file with a final name counts. It decides one thing only: whether a micro-batch
-that Spark runs again is there already. While the staging folder is there, moves may be left to do.
+The manifest is one small file that is replaced as a whole. Readers must not depend on it: every file with a
+final name is valid. The manifest decides one thing only: whether the output already has a micro-batch that
+Spark runs again. While the staging folder exists, moves may be pending.
 
-It does not list the table: a file of an earlier micro-batch may be removed or rewritten by whoever owns the
-table.
+The manifest does not list the table: the table's owner may remove or rewrite files of earlier micro-batches.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.model.errors import TidemillError
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 
 FOLDER = "_tidemill"
-"""Spark and Arrow pass over names that begin with an underscore; no name in it ends with .parquet."""
+"""Spark and Arrow ignore names that begin with an underscore; no name in it ends with .parquet."""
 MANIFEST = "manifest.json"
 LOCK = "lock"
 OWNER = "owner"
 STAGING = "tidemill"
-"""In the checkpoint, because DuckDB finds files in every folder below a table, also in hidden ones."""
+"""In the checkpoint, because DuckDB reads files in every folder below a table, including hidden ones."""
 
 VERSION = 1
 
 
 class ManifestDamaged(TidemillError):
-    """The manifest of a table cannot be read."""
+    """The manifest of a table is damaged or of an unknown version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """One file of a micro-batch; ``size_bytes`` and ``rows`` as they were staged."""
+    """A file of a micro-batch; ``size_bytes`` and ``rows`` as staged."""
 
     name: str
     staged: str
@@ -66,7 +65,7 @@ class LoadedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The last micro-batch of a table."""
+    """The manifest: the last micro-batch of a table."""
 
     query: str
     batch: int | None
@@ -78,7 +77,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON, ended by a newline."""
+    """Encodes the manifest as JSON with a final newline."""
     fields = {
         "version": VERSION,
         "query": manifest.query,
@@ -88,21 +87,21 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "rows": manifest.rows,
         "raw": dict(manifest.raw),
         "files": [
-            {"name": one.name, "staged": one.staged, "bytes": one.size_bytes, "rows": one.rows}
-            for one in manifest.files
+            {"name": file.name, "staged": file.staged, "bytes": file.size_bytes, "rows": file.rows}
+            for file in manifest.files
         ],
     }
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
-    """The manifest in ``data``. Raises ManifestDamaged, which names ``path`` and the fault."""
+    """Decodes the manifest in ``data``. Raises ManifestDamaged, with ``path`` and the error."""
     try:
         fields: dict[str, Any] = json.loads(data)
         if fields["version"] != VERSION:
             raise ManifestDamaged(
-                f"{path} has version {fields['version']}, and this release of tidemill knows {VERSION}: load "
-                "with the release that wrote it, or a later one"
+                f"{path} has version {fields['version']}, and this release of tidemill supports {VERSION}: "
+                "load with the release that wrote it, or a later one"
             )
         return Manifest(
             query=str(fields["query"]),
@@ -113,16 +112,16 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
             raw={str(code): int(count) for code, count in fields["raw"].items()},
             files=tuple(
                 LoadedFile(
-                    name=one["name"],
-                    staged=one["staged"],
-                    size_bytes=int(one["bytes"]),
-                    rows=int(one["rows"]),
+                    name=field["name"],
+                    staged=field["staged"],
+                    size_bytes=int(field["bytes"]),
+                    rows=int(field["rows"]),
                 )
-                for one in fields["files"]
+                for field in fields["files"]
             ),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ManifestDamaged(
-            f"{path} is damaged ({fault_of(problem)}): bring it back from a backup, or load into a new "
+            f"{path} is damaged ({fault_of(problem)}): restore it from a backup, or load into a new "
             "output with a new checkpoint"
         ) from None

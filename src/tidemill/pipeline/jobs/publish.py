@@ -1,4 +1,4 @@
-"""Publishes a table, or CSV, JSON and Parquet files, to a topic: each row one JSON message."""
+"""Publishes a table, or CSV, JSON and Parquet files, to a topic, one JSON message per row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FORMATS = ("csv", "json", "parquet", "orc")
 
 @dataclass(frozen=True, kw_only=True)
 class PublishJob:
-    """Where rows go and which of their columns are key and time.
+    """The target of a publication, and the columns for key and timestamp.
 
-    ``sink`` are options of the format ``tidemill`` (``kafka.bootstrap.servers`` and other ``kafka.*``),
-    ``reader`` those of Spark's reader of files. ``schema`` is a DDL text with the types of CSV columns; those
-    that it does not name are found by reading the files.
+    ``sink`` has options of the format ``tidemill`` (``kafka.bootstrap.servers`` and other ``kafka.*``),
+    ``reader`` those of Spark's file reader. ``schema`` is a DDL text with the types of CSV columns; the types
+    of other columns are inferred from the files.
     """
 
-    sink: Mapping[str, str] = field(repr=False)  # it may hold a password
+    sink: Mapping[str, str] = field(repr=False)  # may contain a password
     topic: str
     key: str | None = None
     timestamp: str | None = None
@@ -38,16 +38,16 @@ class PublishJob:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What a run did; ``rows`` as Spark counted them while writing."""
+    """The result of a run; ``rows`` as Spark counted them while writing."""
 
     rows: int
     seconds: float
 
 
 def publish(frame: DataFrame, job: PublishJob) -> PublishResult:
-    """Writes the rows to the topic: at least once, all of them acknowledged by all in-sync replicas.
+    """Writes the rows to the topic, at least once; all in-sync replicas acknowledge them.
 
-    A task that fails is done again by Spark, and its messages are then there twice.
+    Spark retries a failed task, and the messages of its first attempt are then duplicates.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
@@ -61,13 +61,13 @@ def publish(frame: DataFrame, job: PublishJob) -> PublishResult:
 
 
 def read_files(spark: SparkSession, paths: Sequence[str], form: str, job: PublishJob) -> DataFrame:
-    """The rows of files. CSV has a header, its types are found by reading it, ``NA`` is null.
+    """Reads files. CSV has a header, its types are inferred, and ``NA`` is null.
 
-    Raises ConfigError for a format that is not known, and BadValue for a value that cannot be published as
-    what it is: nothing has been sent then.
+    Raises ConfigError for an unknown format, and BadValue for a value that is not of its column's type,
+    before anything is sent.
     """
     if form not in FORMATS:
-        raise ConfigError(f"format {form!r} is not known: one of {', '.join(FORMATS)} is allowed")
+        raise ConfigError(f"format {form!r} is unknown: one of {', '.join(FORMATS)} is allowed")
     if form == "csv":
         schema = None if job.schema is None else parse_schema(job.schema)
         return read_csv(spark, paths, job.reader, schema, job.timestamp)

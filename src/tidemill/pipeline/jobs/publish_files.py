@@ -1,4 +1,4 @@
-"""Files to publish, looked into without Spark: which columns they have, and in which row a value stands."""
+"""Examines files to publish without Spark: finds their columns, and the row of a value."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tidemill.model.errors import ConfigError
 from tidemill.pipeline.jobs.schema import Array, Map, Struct
 
 COMPRESSED = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate", ".xz")
-"""Ends of names of files that Spark unpacks; they are not looked into here."""
-LINES_LOOKED_AT = 1000
-"""JSON objects of a file that are searched for a column."""
+"""Suffixes of files that Spark decompresses; they are not examined here."""
+LINES_EXAMINED = 1000
+"""The number of JSON objects of a file whose fields are collected."""
 
 
 def check_files(
@@ -26,18 +26,18 @@ def check_files(
     wanted: Mapping[str, str],
     schema: Struct | None,
 ) -> None:
-    """Raises ConfigError for paths without a file, files of another format and columns that are not there.
+    """Raises ConfigError for paths without a file, files of another format and missing columns.
 
-    ``wanted`` has the columns by what they are for ("key"). ``reader`` are options of Spark's reader.
+    ``wanted`` has the columns by their purpose ("key"). ``reader`` has options of Spark's reader.
     """
     for name, kind in schema.fields if schema is not None else ():
         if isinstance(kind, Struct | Array | Map):
-            raise ConfigError(f"the schema has {name} as a composed type, and a column of CSV has none")
+            raise ConfigError(f"the schema has a composed type for {name}, which a CSV column cannot have")
     for path in paths:
         found = files_of(path)
         if not found:
             raise ConfigError(
-                f"there is no file {path}: give files or folders to publish, or patterns as *.csv"
+                f"there is no file {path}: set files or folders to publish, or patterns like *.csv"
             )
         columns = _columns(found[0], form, reader)
         if columns is None:
@@ -53,7 +53,7 @@ def check_files(
 
 
 def check_not_empty(paths: Sequence[str]) -> None:
-    """Raises ConfigError when no file of the paths has a byte: Spark finds no columns there."""
+    """Raises ConfigError if all files of the paths are empty: Spark finds no columns in them."""
     files = [file for path in paths for file in files_of(path)]
     if not any(os.path.getsize(file) for file in files):
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
@@ -61,20 +61,20 @@ def check_not_empty(paths: Sequence[str]) -> None:
 
 
 def files_of(path: str) -> list[str]:
-    """The files that Spark reads of a local path: itself, those below a folder, those of a pattern."""
+    """Returns the files that Spark reads for a local path: a file, a folder or a pattern."""
     found: list[str] = []
-    for one in [path] if os.path.exists(path) else sorted(glob.glob(path)):
-        if not os.path.isdir(one):
-            found.append(one)
+    for match in [path] if os.path.exists(path) else sorted(glob.glob(path)):
+        if not os.path.isdir(match):
+            found.append(match)
             continue
-        for folder, folders, names in os.walk(one):
+        for folder, folders, names in os.walk(match):
             folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
             found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith((".", "_"))]
     return found
 
 
 def row_of(path: str, form: str, reader: Mapping[str, str], column: str, value: str) -> str:
-    """The place of a value: "FILE, row 3 (line 4)"; the file alone if its rows cannot be counted here."""
+    """Returns the position of a value: "FILE, row 3 (line 4)"; the file alone if it is not examined."""
     if not os.path.isfile(path) or path.endswith(COMPRESSED):
         return path
     try:
@@ -99,9 +99,9 @@ def _partition_columns(path: str, file: str) -> list[str]:
 
 
 def _columns(path: str, form: str, reader: Mapping[str, str]) -> list[str] | None:
-    """The columns of a file, as Spark names them; None where that cannot be known here.
+    """Returns the columns of a file, with Spark's names; None if the file is not examined.
 
-    Raises ConfigError for a file that is not of the format.
+    Raises ConfigError for a file of another format.
     """
     if path.endswith(COMPRESSED):
         return None
@@ -112,16 +112,16 @@ def _columns(path: str, form: str, reader: Mapping[str, str]) -> list[str] | Non
             return _columns_of_json(path, reader)
         return _columns_of_arrow(path, form)
     except (OSError, ValueError, csv.Error) as problem:
-        if isinstance(problem, OSError) and problem.errno is not None:  # Arrow's own have none
+        if isinstance(problem, OSError) and problem.errno is not None:  # Arrow's own errors have none
             raise ConfigError(f"{path} cannot be read: {problem.strerror or problem}") from None
         fault = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
-        raise ConfigError(f"{path} is no {form} file ({fault}): name its format with --format") from None
+        raise ConfigError(f"{path} is not in the format {form} ({fault}): set it with --format") from None
     except LookupError:
         return None
 
 
 def _columns_of_arrow(path: str, form: str) -> list[str]:
-    """Of Parquet and ORC. Arrow's own errors are ValueErrors and OSErrors."""
+    """Reads the columns of Parquet and ORC. Arrow's own errors are ValueErrors and OSErrors."""
     if form == "parquet":
         import pyarrow.parquet
 
@@ -136,18 +136,18 @@ def _columns_of_json(path: str, reader: Mapping[str, str]) -> list[str] | None:
     if options.get("multiline", "").lower() == "true" or "encoding" in options:
         return None
     names: dict[str, None] = {}
-    for fields in itertools.islice(_objects(path), LINES_LOOKED_AT):
+    for fields in itertools.islice(_objects(path), LINES_EXAMINED):
         names.update(dict.fromkeys(fields))
     return list(names)
 
 
 def _has_field(paths: Sequence[str], name: str) -> bool:
-    """Whether one of the JSON objects of the files has a field: it may come late."""
+    """Whether any of the JSON objects of the files has the field."""
     return any(name in fields for path in paths for fields in _objects(path))
 
 
 def _objects(path: str) -> Iterator[dict[str, object]]:
-    """The JSON objects of a file, one a line; an empty one for a line that is none."""
+    """Yields the JSON objects of a file, one per line; an empty one for an invalid line."""
     with open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if not line.strip():
@@ -163,14 +163,14 @@ def _columns_of_csv(path: str, reader: Mapping[str, str]) -> list[str]:
     with _opened_csv(path, reader) as text:
         first = next(csv.reader(text, **_dialect(reader)), [])
     if "\0" in "".join(first):
-        raise ValueError("it has zero bytes")
+        raise ValueError("it has NUL characters")
     if not _has_header(reader):
         return [f"_c{number}" for number in range(len(first))]
     return first
 
 
 def malformed_row_of(path: str, reader: Mapping[str, str]) -> str:
-    """The first row of a CSV file that is not as wide as the first one: "FILE, row 3 (line 4)"."""
+    """Returns the first row of a CSV file with another width than its header: "FILE, row 3 (line 4)"."""
     try:
         width = len(_columns_of_csv(path, reader))
         return _first_row(path, reader, lambda row: len(row) != width)
@@ -184,7 +184,7 @@ def _row_of_csv(path: str, reader: Mapping[str, str], column: str, value: str) -
 
 
 def _first_row(path: str, reader: Mapping[str, str], is_meant: Callable[[list[str]], bool]) -> str:
-    """Rows are counted from 1 behind the header, without empty lines."""
+    """Finds a row. Rows are counted from 1 after the header, without empty lines."""
     with _opened_csv(path, reader) as text:
         lines = csv.reader(text, **_dialect(reader))
         rows = (row for row in lines if row)
@@ -211,7 +211,7 @@ def _opened_csv(path: str, reader: Mapping[str, str]) -> IO[str]:
 
 
 def _dialect(reader: Mapping[str, str]) -> dict[str, Any]:
-    """Spark's options of CSV in the words of Python's csv module."""
+    """Converts Spark's CSV options to those of Python's csv module."""
     options = _lower(reader)
     separator = options.get("sep", options.get("delimiter", ","))
     dialect = {"delimiter": {"\\t": "\t"}.get(separator, separator)}

@@ -1,13 +1,13 @@
-"""Does a JSON value survive being taken apart into fields? Compares a message with a schema, without Spark.
+"""Checks, without Spark, whether the fields of a schema represent a JSON message completely.
 
-Spark's ``from_json`` takes the first JSON value of a text and passes over the rest, over fields that the
-schema does not name, and over the first of two equal keys. It rounds numbers, and reads an empty text as no
-fields. A row *round-trips* when its fields, written as JSON again, are the message: all keys of it, each
-value once, of the same JSON type, each number the same number. These may differ: white space, the order of
-keys, a missing field and null, the notation of a number (1.50 and 1.5) and of a moment.
+Spark's ``from_json`` reads the first JSON value of a text. It ignores the rest, fields that the schema does
+not have, and the first of two equal keys. It rounds numbers, and reads an empty text as no fields. A row
+*round-trips* if its fields, written as JSON again, equal the message: all keys, each value once, of the same
+JSON type, each number equal. These may differ: white space, the order of keys, a missing field and null, the
+notation of a number (1.50 and 1.5) and of a timestamp.
 
-Objects and arrays in a field of type string are kept as JSON text by Spark, and count as kept when no number
-in them changes: Spark writes these anew.
+Spark keeps objects and arrays in a field of type string as JSON text. They are unchanged if no number in them
+changes, since Spark rewrites the numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from decimal import Decimal as Number
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from tidemill.model.faults import fault_of
+from tidemill.model.os_error_texts import fault_of
 from tidemill.pipeline.jobs.schema import Array, Decimal, Kind, Map, Plain, Struct, type_text
 
 NOT_UTF8: Final = "not_utf8"
@@ -39,51 +39,51 @@ NOT_EXACT: Final = "not_exact"
 NOT_READ: Final = "not_read"
 
 REASONS: Final = {
-    NOT_UTF8: "the value is no UTF-8",
+    NOT_UTF8: "the value is not UTF-8",
     EMPTY: "the value is empty",
-    NOT_JSON: "the value is no JSON",
-    TRAILING_DATA: "something stands after the JSON value",
-    NOT_AN_OBJECT: "the value is JSON, and no object",
+    NOT_JSON: "the value is not JSON",
+    TRAILING_DATA: "there is data after the JSON value",
+    NOT_AN_OBJECT: "the value is JSON, but not an object",
     DUPLICATE_KEY: "an object has a key twice",
     UNKNOWN_FIELD: "the schema does not have a field, or has it in another letter case",
     WRONG_TYPE: "a value has another JSON type than its field",
     OUT_OF_RANGE: "a number is beyond the range of its field",
-    NOT_EXACT: "a value is finer than its field: digits, or a part of a moment, are lost",
+    NOT_EXACT: "a value is more precise than its field: digits, or a part of a timestamp, are lost",
     NOT_READ: "Spark cannot read a value as the type of its field",
 }
-"""Why a row keeps its raw value: the code that ``raw_reason`` begins with, and its meaning."""
+"""The reasons to keep a raw value: the code at the start of ``raw_reason``, and its meaning."""
 
 WITHOUT_FIELDS: Final = (NOT_UTF8, EMPTY, NOT_JSON, TRAILING_DATA, NOT_AN_OBJECT)
-"""The fields of such a row are null: which of several values would be meant, nobody can say."""
+"""For these reasons all fields of a row are null: the intended value is unknown."""
 
 INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 EXACT_CHARACTERS: Final = 16
-"""A decimal number that is no longer has 15 digits at most, and a double holds each of those exactly."""
+"""A decimal number of this length has at most 15 digits, which a double represents exactly."""
 DATE = re.compile(r"[+-]?\d{4,7}-\d{1,2}-\d{1,2}")
 FINER_THAN_MICROSECONDS = re.compile(r"\.\d{6}\d*[1-9]")
 ZONE = re.compile(r"\d{1,2}:\d{2}.*(Z|UTC|GMT|[+-]\d{1,2}(:?\d{2})?)$", re.IGNORECASE)
 EXACT = Context(prec=1000, traps=[Inexact])
 
 Check: TypeAlias = Callable[[Any], str | None]
-"""What is wrong with a value that is not null: ``code`` or ``code: detail``; None when it is kept whole."""
+"""Returns the reason why a non-null value is not kept: ``code`` or ``code: detail``; None if it is."""
 
 
 class _Literal(str):
-    """A number with a point or an exponent, as it is written."""
+    """A number with a point or an exponent, as written."""
 
     __slots__ = ()
 
 
 class _Refused(ValueError):
-    """Ends the reading of a text; the argument is the reason."""
+    """Aborts the parse of a text; the argument is the reason."""
 
 
 @lru_cache(maxsize=8)
 def round_trip_check(schema: Struct) -> Callable[[bytes | None], str | None]:
-    """A function from the value of a message to the reason for which its raw value is to be kept, or None.
+    """Returns a function from a message value to the reason for keeping its raw value, or None.
 
-    A reason is a code of :data:`REASONS`, mostly with a detail behind a colon. A null value (a tombstone) has
-    no fields to lose.
+    A reason is a code of :data:`REASONS`, usually with a detail after a colon. A null value (a tombstone) has
+    no fields, and therefore no reason.
     """
     check = _struct(schema)
     decoder = json.JSONDecoder(
@@ -220,7 +220,7 @@ def _string(value: Any) -> str | None:
 
 
 def _as_text(value: Any) -> str | None:
-    """Whether Spark's JSON text of a value is the same JSON: it takes numbers with a point for doubles."""
+    """Checks Spark's JSON text of a value, in which Spark rewrites numbers with a point as doubles."""
     parts = value.values() if type(value) is dict else value if type(value) is list else ()
     for part in parts:
         if (problem := _as_text(part)) is not None:
@@ -337,13 +337,13 @@ def _wrong(value: Any, wanted: str) -> str:
 
 
 def _inside(name: str, problem: str) -> str:
-    """Puts the name of a field before the detail: "wrong_type: a.b: a string as int"."""
+    """Inserts the name of a field before the detail: "wrong_type: a.b: a string as int"."""
     code, _, detail = problem.partition(": ")
     return f"{code}: {_shown(name)}: {detail}"
 
 
 def _shown(value: Any) -> str:
-    """A value of a stranger in a text for people: short, printable and without lone surrogates."""
+    """Formats an untrusted value for a message: short, printable and without lone surrogates."""
     text = str(value) if not isinstance(value, int) or abs(value) < 1 << 200 else "a number of many digits"
-    clean = "".join(one if one.isprintable() else "\ufffd" for one in text[:61])
+    clean = "".join(character if character.isprintable() else "\ufffd" for character in text[:61])
     return clean if len(text) <= 60 else clean[:60] + "…"

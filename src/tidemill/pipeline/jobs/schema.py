@@ -1,5 +1,4 @@
-"""Schemas as Spark's DDL ("carrier string, delay double"), read without Spark: it takes half a minute to
-start.
+"""Parses schemas in Spark's DDL ("carrier string, delay double") without Spark, which starts slowly.
 
 ::
 
@@ -9,18 +8,18 @@ start.
     type    := a word of PLAIN | decimal ("(" digits ("," digits)? ")")? | char (n) | varchar (n)
              | array "<" type ">" | map "<" type "," type ">" | struct "<" field ("," field)* ">"
 
-The source is Spark's grammar (``SqlBaseParser.g4``: ``colTypeList``, ``dataType``). Intervals with units, and
-collations of strings, are taken as they stand.
+Source: Spark's grammar (``SqlBaseParser.g4``: ``colTypeList``, ``dataType``). Units of intervals and
+collations of strings are not validated. A start of Spark takes half a minute.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 from tidemill.model.errors import ConfigError
+from tidemill.model.similar_names import did_you_mean
 
 PLAIN = {
     "boolean": "boolean",
@@ -44,7 +43,7 @@ PLAIN = {
     "variant": "variant",
     "void": "void",
 }
-"""Words for types, and Spark's own name of each."""
+"""The names of types in DDL, and Spark's canonical name of each."""
 DECIMALS = ("decimal", "dec", "numeric")
 WORDS = (*PLAIN, *DECIMALS, "char", "varchar", "array", "map", "struct", "interval")
 UNITS = frozenset({"year", "month", "day", "hour", "minute", "second", "to"})
@@ -56,7 +55,7 @@ TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A type without parts, by Spark's name ("bigint"); ``text`` as it is written, with what it needs."""
+    """A type without parts, by Spark's name ("bigint"); ``text`` is its DDL with parameters."""
 
     name: str
     text: str
@@ -64,7 +63,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Decimal:
-    """A decimal number of ``digits`` digits, ``scale`` of them after the point."""
+    """A decimal type with ``digits`` digits, ``scale`` of them after the point."""
 
     digits: int
     scale: int
@@ -72,14 +71,14 @@ class Decimal:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A list of values of one type."""
+    """An array of values of one type."""
 
     element: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Values by key."""
+    """A map from keys to values."""
 
     key: Kind
     value: Kind
@@ -87,7 +86,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """Fields by name, in their order."""
+    """A struct of named fields, in order."""
 
     fields: tuple[tuple[str, Kind], ...]
 
@@ -96,17 +95,17 @@ Kind: TypeAlias = Plain | Decimal | Array | Map | Struct
 
 
 def parse_schema(text: str) -> Struct:
-    """The fields of a DDL text. Raises ConfigError that names the place and what is wanted."""
-    return _Parser(text).whole()
+    """Parses a DDL text. Raises ConfigError with the position and the expected token."""
+    return _Parser(text).parse()
 
 
 def ddl_of(schema: Struct) -> str:
-    """A schema as Spark takes it: names in backticks."""
+    """Returns a schema as DDL for Spark, with names in backticks."""
     return ", ".join(f"{_quoted(name)} {type_text(kind)}" for name, kind in schema.fields)
 
 
 def type_text(kind: Kind) -> str:
-    """A type in Spark's words."""
+    """Returns the DDL of a type."""
     match kind:
         case Plain():
             return kind.text
@@ -126,15 +125,15 @@ def _quoted(name: str) -> str:
 
 
 class _Parser:
-    """Takes a text token by token."""
+    """A recursive-descent parser."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = [(found.group(1), found.start(1)) for found in TOKEN.finditer(text)]
         self._at = 0
 
-    def whole(self) -> Struct:
-        """All of the text."""
+    def parse(self) -> Struct:
+        """Parses the whole text."""
         fields = self._fields("")
         if self._at < len(self._tokens):
             self._wrong("a comma and another field, or the end")
@@ -149,7 +148,7 @@ class _Parser:
             self._constraints()
             same = [other for other, _ in found if other.lower() == name.lower()]
             if same:
-                self._fail(f"the field {name} is there twice ({same[0]}, {name}); letter case does not count")
+                self._fail(f"the field {name} exists twice ({same[0]}, {name}); names are case-insensitive")
             found.append((name, kind))
             if not self._skip(","):
                 break
@@ -244,9 +243,8 @@ class _Parser:
         word = self._word()
         if re.fullmatch(r"\w+", word) is None:
             self._wrong("a type")
-        near = difflib.get_close_matches(word, WORDS, 1, 0.6)
-        hint = f"did you mean {near[0]}?" if near else "string, bigint, double, boolean, timestamp are types"
-        self._fail(f"{self._token()} is no type; {hint}")
+        hint = did_you_mean(word, WORDS) or "; string, bigint, double, boolean, timestamp are types"
+        self._fail(f"{self._token()} is not a type{hint}")
 
     def _number(self) -> int:
         token = self._token()
@@ -273,12 +271,12 @@ class _Parser:
 
     def _wrong(self, wanted: str) -> NoReturn:
         if self._at >= len(self._tokens):
-            self._fail(f"it ends where {wanted} is wanted")
+            self._fail(f"it ends where {wanted} is expected")
         token, position = self._tokens[self._at]
-        hint = "; a name with other characters stands in backticks" if token in ("-", ".", "@", "/") else ""
-        self._fail(f"{token} at character {position + 1}, where {wanted} is wanted{hint}")
+        hint = "; a name with other characters needs backticks" if token in ("-", ".", "@", "/") else ""
+        self._fail(f"{token} at character {position + 1}, where {wanted} is expected{hint}")
 
     def _fail(self, fault: str) -> NoReturn:
         raise ConfigError(
-            f"schema {self._text!r} cannot be read ({fault}): give names and types, as {EXAMPLE}"
+            f"schema {self._text!r} cannot be read ({fault}): set names and types, such as {EXAMPLE}"
         )

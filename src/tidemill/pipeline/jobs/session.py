@@ -1,4 +1,4 @@
-"""The Spark session that the jobs run in, when they are not given one."""
+"""Creates the Spark session of the command-line jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 STOP_SECONDS_MAX = 20.0
-"""How long an interrupted job may take to end, before the session is stopped under it."""
+"""How long an interrupted job may take to end before the session is stopped."""
 
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -26,7 +26,7 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Secrets that Spark leaves out of plans, its UI and event logs: by default it knows some of them only.
+    # Secrets that Spark hides in plans, its UI and event logs; its default covers only some of them.
     "spark.sql.redaction.options.regex": r"(?i)url|secret|password|token|jaas|[.]key$",
     "spark.sql.streaming.numRecentProgressUpdates": "10000",
 }
@@ -35,10 +35,10 @@ LOCAL_SETTINGS = {
 def local_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session on this machine, or the one that there is.
+    """Returns a session on this machine, or the existing one.
 
-    Executors run the interpreter of this process: PySpark's own default is ``python3`` of the PATH, where
-    tidemill may not be installed, and then the format is not found.
+    Executors run the interpreter of this process. PySpark's default is ``python3`` of the PATH, in which
+    tidemill may not be installed; the format would then not be found.
     """
     from pyspark.sql import SparkSession
 
@@ -55,10 +55,10 @@ def local_session(
 
 
 class JavaOutput:
-    """What Java, and the Python workers that it starts, write to standard error.
+    """The standard error output of Java, and of the Python workers that it starts.
 
-    While Spark starts it is kept in ``said``: it is noise, unless the start fails. After :meth:`pass_on` it
-    goes to this process' standard error.
+    While Spark starts, the output is kept in ``text``: it is irrelevant unless the start fails. After
+    :meth:`forward` it goes to the standard error of this process.
     """
 
     def __init__(self) -> None:
@@ -67,17 +67,17 @@ class JavaOutput:
         self._lock = threading.Lock()
 
     @property
-    def said(self) -> str:
-        """What was kept so far."""
+    def text(self) -> str:
+        """The kept output."""
         with self._lock:
             return b"".join(self._kept).decode(errors="replace")
 
-    def pass_on(self) -> None:
-        """From now on nothing is kept."""
+    def forward(self) -> None:
+        """Stops keeping output, and forwards it instead."""
         self._passing.set()
 
     def pump(self, source: int, target: int) -> None:
-        """Reads until the last writer is gone: a pipe that nobody reads would halt Java."""
+        """Reads until the last writer has closed the pipe: a full pipe without a reader would block Java."""
         while data := os.read(source, 65536):
             if self._passing.is_set():
                 with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ class JavaOutput:
 
 @contextmanager
 def java_output_kept() -> Iterator[JavaOutput]:
-    """A Java that is started in here writes its standard error to what is given, for as long as it runs."""
+    """Captures the standard error of a Java process that is started in the block, until it ends."""
     output = JavaOutput()
     source, sink = os.pipe()
     sys.stderr.flush()
@@ -109,20 +109,19 @@ def java_output_kept() -> Iterator[JavaOutput]:
 def interruptible(
     spark: SparkSession, work: Callable[[], Result], on_interrupt: Callable[[], object] | None = None
 ) -> Result:
-    """What ``work`` gives, done so that ctrl-C, and signals that raise, end it cleanly: they are raised here.
+    """Runs ``work`` so that ctrl-C, and signals that raise, end it cleanly and raise here.
 
-    In this thread, which PySpark's own handler of ctrl-C may not interrupt in the middle of a call: a call to
-    the JVM that is broken off leaves its connection with an answer that the next call takes for its own. So
-    the work has another thread, and this one waits. On an interrupt queries and jobs are ended, after
-    ``on_interrupt``: work that would go on then is told so by it.
+    ``work`` runs in another thread while this one waits. An interrupt must not break a call to the JVM: its
+    connection would keep a response that the next call would take for its own. On an interrupt,
+    ``on_interrupt`` is called first, so that the work does not continue. Then queries and jobs are ended.
     """
     outcome: list[Result] = []
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            # Makes the session the active one of this thread, without which Spark finds no Python source
-            # to write with. PySpark has no other public way.
+            # Makes the session the active one of this thread: otherwise Spark finds no Python data source
+            # for a write. PySpark has no other public way.
             spark.createDataFrame([], "nothing int")
             outcome.append(work())
         except BaseException as problem:  # noqa: BLE001 - raised again below
@@ -159,7 +158,7 @@ def _own_handler_of_interrupts() -> Iterator[None]:
 
 
 def _end_work(spark: SparkSession) -> None:
-    """Ends queries and jobs; Spark's complaints about that help nobody."""
+    """Ends queries and jobs, and suppresses Spark's error messages about that."""
     spark.sparkContext.setLogLevel("OFF")
     for query in spark.streams.active:
         query.stop()
@@ -167,14 +166,14 @@ def _end_work(spark: SparkSession) -> None:
 
 
 def spark_version(spark: SparkSession) -> tuple[int, int]:
-    """Major and minor version."""
+    """Returns the major and minor version."""
     major, minor = spark.version.split(".")[:2]
     return int(major), int(minor)
 
 
 @contextmanager
 def time_zone(spark: SparkSession, zone: str | None) -> Iterator[None]:
-    """Sets the session's time zone for a while: what a date is, depends on it.
+    """Sets the session's time zone, on which dates depend, for a ``with`` block.
 
     A streaming query keeps the zone that was set when it started.
     """

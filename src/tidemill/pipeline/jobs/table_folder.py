@@ -1,25 +1,25 @@
-"""The folder of a loaded table: a micro-batch becomes visible in it once, for every reader.
+"""The folder of a loaded table, in which a micro-batch becomes visible exactly once, for every reader.
 
 Spark writes the files of a micro-batch into a staging folder of the checkpoint. Then, in this order:
 
 ====  ===========================================================  ==========================================
-step  what is done                                                 a kill before it leaves
+step  action                                                       state after a kill before it
 ====  ===========================================================  ==========================================
-1     the plan, then the staged files and their folders are synced a staging folder that the next run clears
-2     the manifest that names them is made durable                 the same; Spark runs the batch again
-3     each file is moved to its final name, which has the batch    moves that the next run does
-4     the folders that got files are synced                        the same
-5     the staging folder is removed                                an empty folder that the next run clears
+1     sync the plan, then the staged files and their folders       a staging folder that the next run removes
+2     write the manifest that lists them, durably                  the same; Spark runs the batch again
+3     move each file to its final name, which has the batch        moves that the next run completes
+4     sync the folders with new files                              the same
+5     remove the staging folder                                    an empty folder that the next run removes
 6     Spark commits the batch (not here)                           a batch that Spark runs again, and that the
-                                                                   manifest says is done
+                                                                   manifest has
 ====  ===========================================================  ==========================================
 
-A file with a final name counts, and has whole rows. Readers need no list: Spark, pandas, Arrow and DuckDB see
-the same. While step 3 is under way they see a part of the micro-batch.
+A file with a final name is valid and complete. Readers need no list: Spark, pandas, Arrow and DuckDB see the
+same files. During step 3 they see a part of the micro-batch.
 
-One process at a time loads into a folder: it holds a lock, which the system gives back however the process
-ends. Not promised: anything after somebody else has renamed or removed files of a micro-batch whose moves
-are not done.
+One process at a time loads into a folder. It holds a lock, which the system releases however the process
+ends. Not promised: anything after another program has renamed or removed files of a micro-batch whose moves
+are not complete.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tidemill.log.directories import make_durable_directory
+from tidemill.log.log_directories import make_durable_directory
 from tidemill.model.errors import ConfigError, TidemillError
-from tidemill.model.ports import Files
+from tidemill.model.interfaces import Files
 from tidemill.pipeline.jobs.load_manifest import (
     FOLDER,
     LOCK,
@@ -52,35 +52,35 @@ from tidemill.pipeline.jobs.load_manifest import (
 )
 
 PARTITION = "event_date="
-"""What the names of the table's folders begin with."""
+"""The prefix of the names of the table's folders."""
 SUFFIX = ".parquet"
 COPY_BYTES = 4 * 1024 * 1024
 SYNCS_AT_ONCE = 8
-"""A file system brings several syncs to the disk in one go; a load of a year has 365 files a batch."""
+"""A file system combines concurrent syncs; a load of a year has 365 files per batch."""
 
 
 class UnderWay(TidemillError):
-    """Another process loads into the folder."""
+    """Another process is loading into the folder."""
 
 
 class LoadStopped(TidemillError):
-    """The load was ended while a micro-batch was being written."""
+    """The load was stopped while it wrote a micro-batch."""
 
 
 class FilesMissing(TidemillError):
-    """Files of a micro-batch are not where they must be."""
+    """Files of a micro-batch are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written to a staging folder, as Spark counted it; ``raw`` by reason."""
+    """The number of rows in a staging folder, as Spark counted them; ``raw`` by reason."""
 
     rows: int
     raw: Mapping[str, int] = field(default_factory=dict)
 
 
 class TableFolder:
-    """The folder of a table that one load has; made by :func:`open_table`."""
+    """The folder of a table, locked by one load; created by :func:`open_table`."""
 
     def __init__(
         self, files: Files, output: str, checkpoint: str, rows_of: Callable[[str], int], lock: Any
@@ -96,13 +96,13 @@ class TableFolder:
         self.manifest = read_manifest(files, output)
 
     def close(self) -> None:
-        """Ends the load in this folder; a micro-batch whose moves are under way gets them done before."""
+        """Ends the load and unlocks the folder, after the moves of a micro-batch in progress."""
         self._closed = True
         with self._mutex:
             self._lock.close()
 
     def recover(self) -> None:
-        """Does the moves that a killed run has left, and clears what it has staged in vain."""
+        """Completes the moves of a killed run, and removes its other staged files."""
         with self._mutex:
             if self.manifest is not None:
                 self._finish(self.manifest)
@@ -110,12 +110,12 @@ class TableFolder:
                 remove_tree(self._files, self._staging)
 
     def commit(self, batch: int, write: Callable[[str], Written]) -> Manifest:
-        """Brings micro-batch ``batch`` into the table, and returns when it is durable there.
+        """Adds micro-batch ``batch`` to the table, and returns when it is durable.
 
-        ``write`` gets the path of a staging folder and puts files into it: ``event_date=D/NAME.parquet``. It
-        is not called for the batch that the manifest has: Spark runs a batch again when it was killed
-        between the moves and its own commit. Raises ConfigError when the batch does not follow, FilesMissing
-        when files or rows of it are not there, LoadStopped after :meth:`close`.
+        ``write`` is called with the path of a staging folder and writes files to it:
+        ``event_date=D/NAME.parquet``. It is not called for the batch that the manifest has: Spark runs a
+        batch again if it was killed between the moves and its own commit. Raises ConfigError if the batch is
+        not the next one, FilesMissing if files or rows are missing, LoadStopped after :meth:`close`.
         """
         query, offsets = query_of(self._files, self._checkpoint), self._offsets_of(batch)
         with self._mutex:
@@ -132,7 +132,7 @@ class TableFolder:
         written = write(staging)
         with self._mutex:
             if self._closed:
-                raise LoadStopped(f"micro-batch {batch} was not loaded: the load was ended")
+                raise LoadStopped(f"micro-batch {batch} was not loaded: the load was stopped")
             manifest = Manifest(
                 query=query,
                 batch=batch,
@@ -149,7 +149,7 @@ class TableFolder:
         return manifest
 
     def adopt(self, query: str, batch: int | None) -> None:
-        """Takes a table over that another sink has written up to ``batch``."""
+        """Adopts a table that another sink has written up to ``batch``."""
         self._write_manifest(Manifest(query=query, batch=batch))
 
     def _write_manifest(self, manifest: Manifest) -> None:
@@ -163,7 +163,7 @@ class TableFolder:
         if last.offsets is not None and last.offsets != offsets:
             raise ConfigError(
                 f"micro-batch {last.batch} is in {self._output} with other offsets than the checkpoint "
-                f"{self._checkpoint} has: that was changed, or is a copy of an earlier time. Load into a new "
+                f"{self._checkpoint} has: the checkpoint was changed, or is an older copy. Load into a new "
                 "output with a new checkpoint"
             )
 
@@ -173,12 +173,12 @@ class TableFolder:
             return
         raise ConfigError(
             f"the output {self._output} has micro-batch {last.batch}, and the checkpoint {self._checkpoint} "
-            f"goes on with {batch}: one of them is a copy of an earlier time. Bring back the one that "
-            "belongs to the other, or load into a new output with a new checkpoint"
+            f"continues with {batch}: one of them is an older copy. Restore the one that belongs to the "
+            "other, or load into a new output with a new checkpoint"
         )
 
     def _staged_files(self, staging: str, batch: int, query: str) -> tuple[LoadedFile, ...]:
-        """The files that Spark has staged, with their final names; files without rows are left behind."""
+        """Returns the files that Spark has staged, with their final names; omits files without rows."""
         found: list[LoadedFile] = []
         for folder in self._list(staging):
             if not folder.startswith(PARTITION):
@@ -203,19 +203,19 @@ class TableFolder:
         return tuple(found)
 
     def _check_rows(self, manifest: Manifest) -> None:
-        found = sum(one.rows for one in manifest.files)
+        found = sum(file.rows for file in manifest.files)
         if found != manifest.rows:
             raise FilesMissing(
                 f"Spark wrote {manifest.rows} rows of micro-batch {manifest.batch}, and {self._staging} has "
-                f"{found}: give an output and a checkpoint on storage that all of Spark's machines and this "
+                f"{found}: use an output and a checkpoint on storage that all of Spark's machines and this "
                 "one share"
             )
 
     def _sync_plan(self, batch: int) -> None:
-        """Makes durable what Spark has planned: it does not sync its checkpoint.
+        """Syncs the plan of the batch, since Spark does not sync its checkpoint.
 
-        A manifest that outlived the offsets would take the next plan of the batch, with more messages in it,
-        for done.
+        If the manifest survived a crash and the offsets did not, the next plan of the batch could have more
+        messages, and the manifest would skip it.
         """
         if self.manifest is None:
             self._sync_file(f"{self._checkpoint}/metadata")
@@ -224,10 +224,10 @@ class TableFolder:
             self._files.sync_directory(folder)
 
     def _sync_staged(self, manifest: Manifest, staging: str) -> None:
-        """Makes durable what the manifest will promise: the files and their names."""
-        folders = {f"{staging}/{os.path.dirname(one.staged)}" for one in manifest.files}
-        self._each(self._sync_file, [f"{staging}/{one.staged}" for one in manifest.files])
-        self._each(self._files.sync_directory, sorted(folders))
+        """Syncs the files and folders that the manifest will list."""
+        folders = {f"{staging}/{os.path.dirname(file.staged)}" for file in manifest.files}
+        self._run_parallel(self._sync_file, [f"{staging}/{file.staged}" for file in manifest.files])
+        self._run_parallel(self._files.sync_directory, sorted(folders))
         for folder in (staging, self._staging):
             self._files.sync_directory(folder)
 
@@ -238,36 +238,36 @@ class TableFolder:
         finally:
             file.close()
 
-    def _each(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
+    def _run_parallel(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
         with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
             for _ in pool.map(work, paths):
                 pass
 
     def _finish(self, manifest: Manifest) -> None:
-        """Moves what is staged to its final names; nothing once the staging folder is gone."""
+        """Moves staged files to their final names; no-op once the staging folder is removed."""
         if manifest.staging is None:
             return
         staging = f"{self._staging}/{manifest.staging}"
         if not self._files.exists(staging):
             return
-        folders = sorted({os.path.dirname(one.name) for one in manifest.files})
+        folders = sorted({os.path.dirname(file.name) for file in manifest.files})
         for folder in folders:
             self._files.make_directory(f"{self._output}/{folder}")
         if folders:
             self._files.sync_directory(self._output)
-        for one in manifest.files:
-            self._move(f"{staging}/{one.staged}", f"{self._output}/{one.name}", one)
-        self._each(self._files.sync_directory, [f"{self._output}/{folder}" for folder in folders])
+        for file in manifest.files:
+            self._move(f"{staging}/{file.staged}", f"{self._output}/{file.name}", file)
+        self._run_parallel(self._files.sync_directory, [f"{self._output}/{folder}" for folder in folders])
         remove_tree(self._files, staging)
 
-    def _move(self, staged: str, final: str, one: LoadedFile) -> None:
+    def _move(self, staged: str, final: str, file: LoadedFile) -> None:
         files = self._files
-        if files.exists(final) and files.size(final) == one.size_bytes:
+        if files.exists(final) and files.size(final) == file.size_bytes:
             return
         if not files.exists(staged):
             raise FilesMissing(
-                f"{final} is neither there nor at {staged}: somebody has moved or removed it. Bring it "
-                "back, or load into a new output with a new checkpoint"
+                f"{final} exists neither there nor at {staged}: it was moved or removed. Restore it, or "
+                "load into a new output with a new checkpoint"
             )
         try:
             files.rename(staged, final)
@@ -277,7 +277,7 @@ class TableFolder:
             self._copy(staged, final)
 
     def _copy(self, staged: str, final: str) -> None:
-        """Moves to another file system: readers see the file when it is whole."""
+        """Moves a file to another file system; readers see it when it is complete."""
         folder, name = os.path.split(final)
         beside = f"{folder}/.{name}.copying"
         source, target = self._files.open(staged, read_only=True), self._files.open(beside, create=True)
@@ -304,17 +304,18 @@ class TableFolder:
 def open_table(
     files: Files, output: str, checkpoint: str, rows_of: Callable[[str], int] | None = None
 ) -> TableFolder:
-    """Takes the folder of a table for a load. ``rows_of`` counts the rows of a file, by default Parquet's.
+    """Locks the folder of a table for a load. ``rows_of`` counts the rows of a file, by default Parquet.
 
-    Raises UnderWay while another process has it, ManifestDamaged, OSError. The caller recovers and closes it.
+    Raises UnderWay while another process holds the lock, ManifestDamaged, OSError. The caller recovers and
+    closes the folder.
     """
     own = f"{output}/{FOLDER}"
     make_durable_directory(files, own)
-    make_durable_directory(files, checkpoint)  # before Spark makes it, and does not sync it
+    make_durable_directory(files, checkpoint)  # before Spark creates it without a sync
     try:
         lock = files.lock(f"{own}/{LOCK}")
     except BlockingIOError:
-        _refuse(files, own, output)
+        _raise_under_way(files, own, output)
     try:
         files.write_unsynced(f"{own}/{OWNER}", f"process {os.getpid()} on {os.uname().nodename}".encode())
         return TableFolder(files, output, checkpoint, rows_of or rows_of_parquet, lock)
@@ -323,18 +324,18 @@ def open_table(
         raise
 
 
-def _refuse(files: Files, own: str, output: str) -> NoReturn:
+def _raise_under_way(files: Files, own: str, output: str) -> NoReturn:
     owner = "another process"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         owner = files.read(f"{own}/{OWNER}").decode() or owner
     raise UnderWay(
-        f"{owner} loads into {output} already: wait until it has ended, stop it, or give another output and "
+        f"{owner} already loads into {output}: wait until it has ended, stop it, or set another output and "
         "checkpoint"
     ) from None
 
 
 def read_manifest(files: Files, output: str) -> Manifest | None:
-    """The manifest of a table; None where no load of this kind has written. Raises ManifestDamaged."""
+    """Reads the manifest of a table; returns None if there is none. Raises ManifestDamaged."""
     path = f"{output}/{FOLDER}/{MANIFEST}"
     try:
         return decode_manifest(files.read(path), path)
@@ -343,7 +344,7 @@ def read_manifest(files: Files, output: str) -> Manifest | None:
 
 
 def query_of(files: Files, checkpoint: str) -> str:
-    """The id of the query that a checkpoint belongs to; empty where there is none yet. Raises ConfigError."""
+    """Returns the id of a checkpoint's query; empty if there is none yet. Raises ConfigError."""
     path = f"{checkpoint}/metadata"
     try:
         return str(json.loads(files.read(path))["id"])
@@ -351,13 +352,13 @@ def query_of(files: Files, checkpoint: str) -> str:
         return ""
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{path} is damaged: bring the checkpoint back from a backup, or load into a new output with "
+            f"{path} is damaged: restore the checkpoint from a backup, or load into a new output with "
             "a new checkpoint"
         ) from None
 
 
 def rows_of_parquet(path: str) -> int:
-    """The rows that a Parquet file's footer names."""
+    """Returns the number of rows in a Parquet file's footer."""
     import pyarrow.parquet
 
     rows: int = pyarrow.parquet.read_metadata(path).num_rows
@@ -365,7 +366,7 @@ def rows_of_parquet(path: str) -> int:
 
 
 def remove_tree(files: Files, path: str) -> None:
-    """Removes a folder with everything in it, or a file."""
+    """Removes a folder with its content, or a file."""
     try:
         names = files.list(path)
     except NotADirectoryError:

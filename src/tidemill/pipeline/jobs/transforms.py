@@ -1,13 +1,13 @@
-"""Transforms from DataFrame to DataFrame: no broker, no files."""
+"""Transforms from DataFrame to DataFrame, without access to brokers or files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline.failures import one_line
 from tidemill.pipeline.jobs.round_trip import NOT_READ, REASONS, WITHOUT_FIELDS, round_trip_check
 from tidemill.pipeline.jobs.schema import Struct, ddl_of, parse_schema
+from tidemill.pipeline.spark_errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,26 +18,26 @@ EVENT_DATE = "event_date"
 RAW_VALUE = "raw_value"
 RAW_REASON = "raw_reason"
 PLACE = ("topic", "partition", "offset", "timestamp", "key")
-"""Columns of the source that tell where a row comes from; prefixed with ``kafka_`` in what is loaded."""
+"""Columns of the source with the origin of a row; prefixed with ``kafka_`` in a loaded table."""
 PLACE_COLUMNS = tuple(f"kafka_{name}" for name in PLACE)
 UNREAD = "unread"
-"""Spark's own word on a value that it cannot read as the schema says; not a column of what is loaded."""
+"""Spark's column for values that do not match the schema; not a column of a loaded table."""
 
 
 def columns_of(schema: Struct | None) -> tuple[str, ...]:
-    """The names of what :func:`parsed` gives."""
+    """Returns the names of the columns of :func:`parsed`."""
     if schema is None:
         return ("value", *PLACE_COLUMNS)
     return (*[name for name, _ in schema.fields], RAW_VALUE, RAW_REASON, *PLACE_COLUMNS)
 
 
 def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
-    """Messages with their JSON value taken apart, one column a field, and ``kafka_*`` columns beside.
+    """Parses JSON messages into one column per field, and adds ``kafka_*`` columns.
 
-    ``schema`` is a DDL text ("carrier string, delay double"). A value whose fields do not hold all of it
-    (:mod:`tidemill.pipeline.jobs.round_trip`) is kept whole in ``raw_value``, which is binary, because it may
-    be no UTF-8; ``raw_reason`` says why. Both are null for all others. Without a schema the value stays
-    binary. Raises ConfigError for a schema that cannot be read.
+    ``schema`` is a DDL text ("carrier string, delay double"). A value that its fields do not represent
+    completely (:mod:`tidemill.pipeline.jobs.round_trip`) is kept in ``raw_value``, which is binary, because
+    it may not be UTF-8; ``raw_reason`` has the reason. Both are null for all other values. Without a schema
+    the value stays binary. Raises ConfigError for a schema that cannot be read.
     """
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
@@ -62,7 +62,7 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
         taken = reasoned.withColumn("fields", fields).select("fields.*", "value", RAW_REASON, *PLACE_COLUMNS)
     except (AnalysisException, ParseException) as problem:
         raise ConfigError(
-            f"Spark cannot read values with the schema {schema!r} ({one_line(problem)}): give other types"
+            f"Spark cannot read values with the schema {schema!r} ({one_line(problem)}): set other types"
         ) from None
     reason = f.coalesce(f.col(RAW_REASON), f.when(f.col(quoted(unread)).isNotNull(), f.lit(NOT_READ)))
     return taken.select(
@@ -74,22 +74,22 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
 
 
 def reason_column(schema: Struct) -> Callable[..., Column]:
-    """A function of Spark over the values: why the raw value is to be kept, or null."""
+    """Returns a Spark function from a value to the reason for keeping the raw value, or null."""
     import pandas as pd
     from pyspark.sql import functions as f
 
     def reasons(values: Any) -> Any:
-        reason_of = round_trip_check(schema)  # in the worker: it cannot be sent there
+        reason_of = round_trip_check(schema)  # created in the worker: it is not picklable
         return pd.Series([reason_of(value) for value in values], dtype=object)
 
-    # Spark reads from these what kind of function it is, and cannot resolve those of this module.
+    # Spark derives the kind of function from the annotations, and cannot resolve those of this module.
     reasons.__annotations__ = {"values": pd.Series, "return": pd.Series}
     made: Callable[..., Column] = f.pandas_udf(reasons, "string")
     return made
 
 
 def counted_by_reason(frame: DataFrame, seen: Observation) -> DataFrame:
-    """The same rows; ``seen`` gets their number, and how many keep their raw value, by reason."""
+    """Returns the rows unchanged; ``seen`` counts them, and by reason those that keep their raw value."""
     from pyspark.sql import functions as f
 
     counts = [f.count(f.lit(1)).alias("rows")]
@@ -100,7 +100,7 @@ def counted_by_reason(frame: DataFrame, seen: Observation) -> DataFrame:
 
 
 def reasons_in(counts: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    """What :func:`counted_by_reason` has counted: rows, and those of each reason that there is."""
+    """Returns the counts of :func:`counted_by_reason`: all rows, and the rows of each reason above 0."""
     return int(counts["rows"]), {
         reason: int(counts[reason]) for reason in REASONS if int(counts.get(reason) or 0) > 0
     }
@@ -109,8 +109,8 @@ def reasons_in(counts: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
 def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFrame:
     """Adds ``event_date``: the local date of ``column`` in the session's time zone.
 
-    A date without a zone says nothing: 38,444 of the 336,776 New York flights of 2013 leave on another
-    date in UTC. Rows without a time, or with a text that is none, get the date null, and stay.
+    A date depends on the zone: 38,444 of the 336,776 New York flights of 2013 leave on another date in UTC.
+    Rows without a timestamp, or with text that is not one, are kept with a null date.
     """
     from pyspark.sql import functions as f
 
@@ -129,12 +129,12 @@ def _free_name(schema: Struct, name: str) -> str:
 
 
 def one_file_a_date(frame: DataFrame, tasks: int) -> DataFrame:
-    """Brings the rows of a date together, so that each date becomes one file of a batch, not one a task."""
+    """Repartitions by date, so that each date is one file per batch, instead of one per task."""
     return frame.repartition(tasks, EVENT_DATE)
 
 
 def without_nan(frame: DataFrame) -> DataFrame:
-    """NaN becomes null in float and double columns: JSON has no NaN."""
+    """Replaces NaN with null in float and double columns: JSON has no NaN."""
     from pyspark.sql import functions as f
 
     columns = []
@@ -147,7 +147,7 @@ def without_nan(frame: DataFrame) -> DataFrame:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark takes it literally: a dot in it would mean a field of a struct."""
+    """Quotes a column's name for Spark: an unquoted dot would select a field of a struct."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -158,9 +158,9 @@ def as_messages(
     timestamp: str | None = None,
     fields: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Rows as messages: ``value`` is the row as JSON (null fields included), ``key`` one of its columns.
+    """Converts rows to messages: ``value`` is the row as JSON (with null fields), ``key`` is a column.
 
-    ``timestamp`` names the column that becomes the record's time.
+    ``timestamp`` is the column of the record's timestamp.
     """
     from pyspark.sql import functions as f
 

@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class AddOffsetsToTxnRequest(Struct, versions="0-4", flexible="3+"):
-    """Names the group whose offsets the transaction will commit."""
+    """The group whose offsets the transaction will commit."""
 
     transactional_id: str = field(STRING)
     producer_id: int = field(INT64)

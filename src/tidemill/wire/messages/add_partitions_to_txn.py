@@ -13,17 +13,17 @@ class AddPartitionsToTxnTopic(Struct):
 
 
 class AddPartitionsToTxnTransaction(Struct):
-    """A transaction and what is to be part of it."""
+    """A transaction and the partitions to add."""
 
     transactional_id: str = field(STRING, "4+")
     producer_id: int = field(INT64, "4+")
     producer_epoch: int = field(INT16, "4+")
-    verify_only: bool = field(BOOL, "4+")  # ask, but add nothing
+    verify_only: bool = field(BOOL, "4+")  # check, but add nothing
     topics: list[AddPartitionsToTxnTopic] = field([AddPartitionsToTxnTopic], "4+")
 
 
 class AddPartitionsToTxnRequest(Struct, versions="0-5", flexible="3+"):
-    """One transaction from a client up to version 3, many from a broker after it."""
+    """One transaction from a client up to version 3, several from a broker from version 4 on."""
 
     transactions: list[AddPartitionsToTxnTransaction] = field([AddPartitionsToTxnTransaction], "4+")
     v3_and_below_transactional_id: str = field(STRING, "0-3")
@@ -54,7 +54,7 @@ class AddPartitionsToTxnResult(Struct):
 
 
 class AddPartitionsToTxnResponse(Struct, versions="0-5", flexible="3+"):
-    """What became of each partition."""
+    """The result of each partition."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16, "4+", ignorable=True)

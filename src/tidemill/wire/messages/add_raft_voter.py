@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UINT16, UUID, Struc
 
 
 class Listener(Struct):
-    """Where it is reached."""
+    """The address of an endpoint."""
 
     name: str = field(STRING)
     host: str = field(STRING)
@@ -14,7 +14,7 @@ class Listener(Struct):
 
 
 class AddRaftVoterRequest(Struct, versions="0-1", flexible="0+"):
-    """The voter, and where it listens."""
+    """The voter and its endpoints."""
 
     cluster_id: str | None = field(STRING, nullable="0+")
     timeout_ms: int = field(INT32)

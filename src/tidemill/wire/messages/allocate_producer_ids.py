@@ -1,4 +1,4 @@
-"""AllocateProducerIds (key 67): a broker asks for a block of producer ids."""
+"""AllocateProducerIds (key 67): a broker requests a block of producer ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, Struct, field
 
 
 class AllocateProducerIdsRequest(Struct, versions="0", flexible="0+"):
-    """Asks for a block, fenced by the broker's epoch."""
+    """Requests a block, fenced by the broker's epoch."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64, default=-1)  # of the broker's registration

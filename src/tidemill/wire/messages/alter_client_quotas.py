@@ -43,7 +43,7 @@ class AlterClientQuotasResponseEntryData(Struct):
 
 
 class AlterClientQuotasResponse(Struct, versions="0-1", flexible="1+"):
-    """What became of each entity."""
+    """The result of each entity."""
 
     throttle_time_ms: int = field(INT32)
     entries: list[AlterClientQuotasResponseEntryData] = field([AlterClientQuotasResponseEntryData])

@@ -13,7 +13,7 @@ class AlterableConfig(Struct):
 
 
 class AlterConfigsResource(Struct):
-    """All values that the resource shall have; others fall back to their defaults."""
+    """All values of the resource; others revert to their defaults."""
 
     resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
     resource_name: str = field(STRING)
@@ -21,7 +21,7 @@ class AlterConfigsResource(Struct):
 
 
 class AlterConfigsRequest(Struct, versions="0-2", flexible="2+"):
-    """The resources to configure anew."""
+    """The resources to configure."""
 
     resources: list[AlterConfigsResource] = field([AlterConfigsResource])
     validate_only: bool = field(BOOL)  # check, but change nothing
@@ -37,7 +37,7 @@ class AlterConfigsResourceResponse(Struct):
 
 
 class AlterConfigsResponse(Struct, versions="0-2", flexible="2+"):
-    """What became of each resource."""
+    """The result of each resource."""
 
     throttle_time_ms: int = field(INT32)
     responses: list[AlterConfigsResourceResponse] = field([AlterConfigsResourceResponse])

@@ -1,4 +1,4 @@
-"""AlterPartition (key 56): a leader asks for another ISR."""
+"""AlterPartition (key 56): a leader requests another ISR."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class BrokerState(Struct):
 
 
 class AlterPartitionRequestPartitionData(Struct):
-    """The ISR that one partition shall have."""
+    """The requested ISR of one partition."""
 
     partition_index: int = field(INT32)
     leader_epoch: int = field(INT32)
@@ -32,7 +32,7 @@ class AlterPartitionRequestTopicData(Struct):
 
 
 class AlterPartitionRequest(Struct, versions="0-3", flexible="0+"):
-    """The changes that one leader asks for."""
+    """The changes that one leader requests."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64, default=-1)  # of the broker's registration
@@ -40,7 +40,7 @@ class AlterPartitionRequest(Struct, versions="0-3", flexible="0+"):
 
 
 class AlterPartitionResponsePartitionData(Struct):
-    """The state that one partition has now."""
+    """The new state of one partition."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -61,7 +61,7 @@ class AlterPartitionResponseTopicData(Struct):
 
 
 class AlterPartitionResponse(Struct, versions="0-3", flexible="0+"):
-    """What became of each change."""
+    """The result of each change."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (key 45): move partitions between brokers, or stop doing so."""
+"""AlterPartitionReassignments (key 45): reassign partitions to other brokers, or cancel that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, Struct, field
 
 
 class ReassignablePartition(Struct):
-    """The brokers that one partition shall have."""
+    """The target replicas of one partition."""
 
     partition_index: int = field(INT32)
     replicas: list[int] | None = field([INT32], nullable="0+", default=None)  # null stops the move
@@ -20,7 +20,7 @@ class ReassignableTopic(Struct):
 
 
 class AlterPartitionReassignmentsRequest(Struct, versions="0-1", flexible="0+"):
-    """The moves to begin or to stop."""
+    """The reassignments to start or to cancel."""
 
     timeout_ms: int = field(INT32, default=60000)
     allow_replication_factor_change: bool = field(BOOL, "1+", default=True)
@@ -28,7 +28,7 @@ class AlterPartitionReassignmentsRequest(Struct, versions="0-1", flexible="0+"):
 
 
 class ReassignablePartitionResponse(Struct):
-    """Whether one move was begun or stopped."""
+    """The result of one reassignment."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -43,7 +43,7 @@ class ReassignableTopicResponse(Struct):
 
 
 class AlterPartitionReassignmentsResponse(Struct, versions="0-1", flexible="0+"):
-    """What became of each move."""
+    """The result of each reassignment."""
 
     throttle_time_ms: int = field(INT32)
     allow_replication_factor_change: bool = field(BOOL, "1+", default=True, ignorable=True)

@@ -13,14 +13,14 @@ class AlterReplicaLogDirTopic(Struct):
 
 
 class AlterReplicaLogDir(Struct):
-    """A directory, and what shall lie in it."""
+    """A directory, and the replicas to move to it."""
 
     path: str = field(STRING)
     topics: list[AlterReplicaLogDirTopic] = field([AlterReplicaLogDirTopic])
 
 
 class AlterReplicaLogDirsRequest(Struct, versions="0-2", flexible="2+"):
-    """Where replicas shall lie."""
+    """The target directories of replicas."""
 
     dirs: list[AlterReplicaLogDir] = field([AlterReplicaLogDir])
 
@@ -40,7 +40,7 @@ class AlterReplicaLogDirTopicResult(Struct):
 
 
 class AlterReplicaLogDirsResponse(Struct, versions="0-2", flexible="2+"):
-    """What became of each replica."""
+    """The result of each replica."""
 
     throttle_time_ms: int = field(INT32)
     results: list[AlterReplicaLogDirTopicResult] = field([AlterReplicaLogDirTopicResult])

@@ -1,4 +1,4 @@
-"""AlterShareGroupOffsets (key 91): sets where a share group begins to read (KIP-932)."""
+"""AlterShareGroupOffsets (key 91): sets the start offsets of a share group (KIP-932)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AlterShareGroupOffsetsResponseTopic(Struct):
 
 
 class AlterShareGroupOffsetsResponse(Struct, versions="0", flexible="0+"):
-    """What became of each partition."""
+    """The result of each partition."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

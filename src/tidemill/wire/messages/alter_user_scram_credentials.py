@@ -38,7 +38,7 @@ class AlterUserScramCredentialsResult(Struct):
 
 
 class AlterUserScramCredentialsResponse(Struct, versions="0", flexible="0+"):
-    """What became of each user."""
+    """The result of each user."""
 
     throttle_time_ms: int = field(INT32)
     results: list[AlterUserScramCredentialsResult] = field([AlterUserScramCredentialsResult])

@@ -1,4 +1,4 @@
-"""ApiVersions (key 18): which APIs, versions and features a broker has."""
+"""ApiVersions (key 18): the APIs, versions and features of a broker."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class ApiVersionsRequest(Struct, versions="0-4", flexible="3+"):
-    """A client's first words on a connection."""
+    """A client's first request on a connection."""
 
     client_software_name: str = field(STRING, "3+", ignorable=True)
     client_software_version: str = field(STRING, "3+", ignorable=True)
 
 
 class ApiVersion(Struct):
-    """The versions of one API that the broker takes."""
+    """The versions of one API that the broker supports."""
 
     api_key: int = field(INT16)
     min_version: int = field(INT16)
@@ -37,7 +37,7 @@ class FinalizedFeatureKey(Struct):
 
 
 class ApiVersionsResponse(Struct, versions="0-4", flexible="3+"):
-    """What the broker takes; its error UNSUPPORTED_VERSION always comes in version 0."""
+    """The supported versions; the error UNSUPPORTED_VERSION is always sent in version 0."""
 
     error_code: int = field(INT16)
     api_keys: list[ApiVersion] = field([ApiVersion])

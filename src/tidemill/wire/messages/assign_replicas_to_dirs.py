@@ -1,4 +1,4 @@
-"""AssignReplicasToDirs (key 73): a broker of a KRaft cluster tells which replica is in which directory."""
+"""AssignReplicasToDirs (key 73): a broker of a KRaft cluster reports the directories of its replicas."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AssignReplicasToDirsResponseDirectoryData(Struct):
 
 
 class AssignReplicasToDirsResponse(Struct, versions="0", flexible="0+"):
-    """Whether each was taken note of."""
+    """The result of each report."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""BeginQuorumEpoch (key 53): a new leader of the Raft quorum tells its voters."""
+"""BeginQuorumEpoch (key 53): a new leader of the Raft quorum notifies its voters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BeginQuorumEpochRequestTopicData(Struct):
 
 
 class LeaderEndpoint(Struct):
-    """Where the leader is reached."""
+    """The leader's address."""
 
     name: str = field(STRING, "1+")
     host: str = field(STRING, "1+")
@@ -30,7 +30,7 @@ class LeaderEndpoint(Struct):
 
 
 class BeginQuorumEpochRequest(Struct, versions="0-1", flexible="1+"):
-    """Tells a voter who leads, and since which epoch."""
+    """Notifies a voter of the leader and its epoch."""
 
     cluster_id: str | None = field(STRING, nullable="0+", default=None)
     voter_id: int = field(INT32, "1+", default=-1, ignorable=True)
@@ -55,7 +55,7 @@ class BeginQuorumEpochResponseTopicData(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a node is reached."""
+    """The address of a node."""
 
     node_id: int = field(INT32, "1+")
     host: str = field(STRING, "1+")
@@ -63,7 +63,7 @@ class NodeEndpoint(Struct):
 
 
 class BeginQuorumEpochResponse(Struct, versions="0-1", flexible="1+"):
-    """Whether the voter takes that leader."""
+    """The result of the notification."""
 
     error_code: int = field(INT16)
     topics: list[BeginQuorumEpochResponseTopicData] = field([BeginQuorumEpochResponseTopicData])

@@ -1,4 +1,4 @@
-"""BrokerHeartbeat (key 63): a broker tells the controller of a KRaft cluster that it lives."""
+"""BrokerHeartbeat (key 63): a broker keeps its registration with the controller of a KRaft cluster alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, UUID, Struct, field
 
 
 class BrokerHeartbeatRequest(Struct, versions="0-2", flexible="0+"):
-    """A broker's state, and what it wants."""
+    """A broker's state, and its requested changes."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64, default=-1)
@@ -18,7 +18,7 @@ class BrokerHeartbeatRequest(Struct, versions="0-2", flexible="0+"):
 
 
 class BrokerHeartbeatResponse(Struct, versions="0-2", flexible="0+"):
-    """What the controller has the broker do."""
+    """The controller's instructions to the broker."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

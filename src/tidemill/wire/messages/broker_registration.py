@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UINT16, UUID
 
 
 class Listener(Struct):
-    """Where it is reached."""
+    """The address of an endpoint."""
 
     name: str = field(STRING)
     host: str = field(STRING)
@@ -23,7 +23,7 @@ class Feature(Struct):
 
 
 class BrokerRegistrationRequest(Struct, versions="0-4", flexible="0+"):
-    """A broker and what it can do."""
+    """A broker and its capabilities."""
 
     broker_id: int = field(INT32)
     cluster_id: str = field(STRING)

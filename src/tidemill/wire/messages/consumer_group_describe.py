@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct,
 
 
 class ConsumerGroupDescribeRequest(Struct, versions="0-1", flexible="0+"):
-    """Names the groups."""
+    """The groups of the request."""
 
     group_ids: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL)
@@ -43,7 +43,7 @@ class Member(Struct):
 
 
 class DescribedGroup(Struct):
-    """A group, or why it cannot be described."""
+    """A group, or the error."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+", default=None)
@@ -53,7 +53,7 @@ class DescribedGroup(Struct):
     assignment_epoch: int = field(INT32)
     assignor_name: str = field(STRING)
     members: list[Member] = field([Member])
-    # bit set by operation code; the default says that it was not asked for
+    # bit set by operation code; the default means that it was not requested
     authorized_operations: int = field(INT32, default=-(2**31))
 
 

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat (key 68): all of a member's life in the consumer protocol of KIP-848."""
+"""ConsumerGroupHeartbeat (key 68): joins, heartbeats and leaves of the consumer protocol (KIP-848)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TopicPartitions(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct, versions="0-1", flexible="0+"):
-    """What the member wants and owns; null where nothing changed."""
+    """The member's subscription and owned partitions; null where unchanged."""
 
     group_id: str = field(STRING)
     member_id: str = field(STRING)
@@ -28,7 +28,7 @@ class ConsumerGroupHeartbeatRequest(Struct, versions="0-1", flexible="0+"):
 
 
 class Assignment(Struct):
-    """The partitions that the member shall own."""
+    """The member's target assignment."""
 
     topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 

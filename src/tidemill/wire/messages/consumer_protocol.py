@@ -1,4 +1,4 @@
-"""What consumers say in the group protocol: their subscription and their assignment.
+"""The consumer's part of the group protocol: subscription and assignment.
 
 Both travel as bytes inside JoinGroup and SyncGroup, behind an INT16 with their version; the coordinator does
 not read them. A version that a reader does not know is read as the newest that it does.
@@ -17,11 +17,11 @@ class TopicPartition(Struct):
 
 
 class ConsumerProtocolSubscription(Struct, versions="0-3"):
-    """What a member wants, for the leader's assignor."""
+    """A member's subscription, for the leader's assignor."""
 
     topics: list[str] = field([STRING])
-    user_data: bytes | None = field(BYTES, nullable="0+", default=None)  # what the assignor has to say
-    # what it holds until it is revoked (KIP-429)
+    user_data: bytes | None = field(BYTES, nullable="0+", default=None)  # data of the assignor
+    # partitions that it owns until they are revoked (KIP-429)
     owned_partitions: list[TopicPartition] = field([TopicPartition], "1+", ignorable=True)
     # of the owned partitions; -1 for none
     generation_id: int = field(INT32, "2+", default=-1, ignorable=True)
@@ -29,7 +29,7 @@ class ConsumerProtocolSubscription(Struct, versions="0-3"):
 
 
 class ConsumerProtocolAssignment(Struct, versions="0-3"):
-    """What a member got."""
+    """A member's assignment."""
 
     assigned_partitions: list[TopicPartition] = field([TopicPartition])
-    user_data: bytes | None = field(BYTES, nullable="0+", default=None)  # what the assignor has to say
+    user_data: bytes | None = field(BYTES, nullable="0+", default=None)  # data of the assignor

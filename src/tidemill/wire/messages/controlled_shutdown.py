@@ -1,4 +1,4 @@
-"""ControlledShutdown (key 7): a broker asks to be relieved of its leaderships."""
+"""ControlledShutdown (key 7): a broker requests to hand over its leaderships."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class ControlledShutdownRequest(Struct, versions="0-3", flexible="3+"):
-    """Asks the controller to move leaderships away."""
+    """Requests that the controller moves the leaderships of a broker."""
 
     broker_id: int = field(INT32)
     broker_epoch: int = field(INT64, "2+", default=-1, ignorable=True)  # of the broker's registration
@@ -20,7 +20,7 @@ class RemainingPartition(Struct):
 
 
 class ControlledShutdownResponse(Struct, versions="0-3", flexible="3+"):
-    """What the controller could not move."""
+    """The leaderships that the controller could not move."""
 
     error_code: int = field(INT16)
     remaining_partitions: list[RemainingPartition] = field([RemainingPartition])

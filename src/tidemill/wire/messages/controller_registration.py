@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UINT16, UUID, Struc
 
 
 class Listener(Struct):
-    """Where it is reached."""
+    """The address of an endpoint."""
 
     name: str = field(STRING)
     host: str = field(STRING)
@@ -23,7 +23,7 @@ class Feature(Struct):
 
 
 class ControllerRegistrationRequest(Struct, versions="0", flexible="0+"):
-    """A controller and what it can do."""
+    """A controller and its capabilities."""
 
     controller_id: int = field(INT32)
     incarnation_id: bytes = field(UUID)

@@ -32,7 +32,7 @@ class AclCreationResult(Struct):
 
 
 class CreateAclsResponse(Struct, versions="0-3", flexible="2+"):
-    """What became of each rule, in the order of the request."""
+    """The result of each rule, in the order of the request."""
 
     throttle_time_ms: int = field(INT32)
     results: list[AclCreationResult] = field([AclCreationResult])

@@ -1,4 +1,4 @@
-"""CreateDelegationToken (key 38): a token that stands for a principal."""
+"""CreateDelegationToken (key 38): creates a token for a principal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CreatableRenewers(Struct):
 
 
 class CreateDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
-    """Asks for a token."""
+    """Requests a token."""
 
     owner_principal_type: str | None = field(STRING, "3+", nullable="3+")
     owner_principal_name: str | None = field(STRING, "3+", nullable="3+")

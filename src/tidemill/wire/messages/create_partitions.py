@@ -1,4 +1,4 @@
-"""CreatePartitions (key 37): grow topics."""
+"""CreatePartitions (key 37): add partitions to topics."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, Struct, field
 
 
 class CreatePartitionsAssignment(Struct):
-    """The brokers of one new partition, when the client places it itself."""
+    """The brokers of one new partition, when the client assigns them."""
 
     broker_ids: list[int] = field([INT32])
 
 
 class CreatePartitionsTopic(Struct):
-    """A topic to grow."""
+    """A topic to extend."""
 
     name: str = field(STRING)
     count: int = field(INT32)  # in all, with those that there are
-    # null to let the broker place them
+    # null for an assignment by the broker
     assignments: list[CreatePartitionsAssignment] | None = field([CreatePartitionsAssignment], nullable="0+")
 
 
 class CreatePartitionsRequest(Struct, versions="0-3", flexible="2+"):
-    """The topics to grow."""
+    """The topics to extend."""
 
     topics: list[CreatePartitionsTopic] = field([CreatePartitionsTopic])
     timeout_ms: int = field(INT32)
@@ -29,7 +29,7 @@ class CreatePartitionsRequest(Struct, versions="0-3", flexible="2+"):
 
 
 class CreatePartitionsTopicResult(Struct):
-    """Whether one topic was grown."""
+    """The result of one topic."""
 
     name: str = field(STRING)
     error_code: int = field(INT16)
@@ -37,7 +37,7 @@ class CreatePartitionsTopicResult(Struct):
 
 
 class CreatePartitionsResponse(Struct, versions="0-3", flexible="2+"):
-    """What became of each topic."""
+    """The result of each topic."""
 
     throttle_time_ms: int = field(INT32)
     results: list[CreatePartitionsTopicResult] = field([CreatePartitionsTopicResult])

@@ -1,4 +1,4 @@
-"""CreateTopics (key 19): make topics."""
+"""CreateTopics (key 19): create topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct,
 
 
 class CreatableReplicaAssignment(Struct):
-    """The brokers of one partition, when the client places them itself."""
+    """The brokers of one partition, when the client assigns them."""
 
     partition_index: int = field(INT32)
     broker_ids: list[int] = field([INT32])
@@ -20,7 +20,7 @@ class CreatableTopicConfig(Struct):
 
 
 class CreatableTopic(Struct):
-    """A topic to make."""
+    """A topic to create."""
 
     name: str = field(STRING)
     num_partitions: int = field(INT32)  # -1 for the broker's default, or with assignments
@@ -30,7 +30,7 @@ class CreatableTopic(Struct):
 
 
 class CreateTopicsRequest(Struct, versions="0-7", flexible="5+"):
-    """The topics to make."""
+    """The topics to create."""
 
     topics: list[CreatableTopic] = field([CreatableTopic])
     timeout_ms: int = field(INT32, default=60000)
@@ -48,7 +48,7 @@ class CreatableTopicConfigs(Struct):
 
 
 class CreatableTopicResult(Struct):
-    """A topic that was made, or why not."""
+    """A topic that was created, or the error."""
 
     name: str = field(STRING)
     topic_id: bytes = field(UUID, "7+", ignorable=True)
@@ -65,7 +65,7 @@ class CreatableTopicResult(Struct):
 
 
 class CreateTopicsResponse(Struct, versions="0-7", flexible="5+"):
-    """What became of each topic."""
+    """The result of each topic."""
 
     throttle_time_ms: int = field(INT32, "2+", ignorable=True)
     topics: list[CreatableTopicResult] = field([CreatableTopicResult])

@@ -20,7 +20,7 @@ class DeleteAclsFilter(Struct):
 
 
 class DeleteAclsRequest(Struct, versions="0-3", flexible="2+"):
-    """The filters whose matches go."""
+    """The filters of the rules to remove."""
 
     filters: list[DeleteAclsFilter] = field([DeleteAclsFilter])
 
@@ -49,7 +49,7 @@ class DeleteAclsFilterResult(Struct):
 
 
 class DeleteAclsResponse(Struct, versions="0-3", flexible="2+"):
-    """What became of each filter, in the order of the request."""
+    """The result of each filter, in the order of the request."""
 
     throttle_time_ms: int = field(INT32)
     filter_results: list[DeleteAclsFilterResult] = field([DeleteAclsFilterResult])

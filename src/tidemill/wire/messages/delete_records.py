@@ -1,4 +1,4 @@
-"""DeleteRecords (key 21): move the start of partitions forward."""
+"""DeleteRecords (key 21): advance the log start offsets of partitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class DeleteRecordsPartition(Struct):
-    """The new start of one partition."""
+    """The new log start offset of one partition."""
 
     partition_index: int = field(INT32)
     offset: int = field(INT64)  # the first to keep; -1 for the high watermark
@@ -20,14 +20,14 @@ class DeleteRecordsTopic(Struct):
 
 
 class DeleteRecordsRequest(Struct, versions="0-2", flexible="2+"):
-    """Asks leaders to drop what lies before an offset."""
+    """Requests that leaders delete the records before an offset."""
 
     topics: list[DeleteRecordsTopic] = field([DeleteRecordsTopic])
     timeout_ms: int = field(INT32)
 
 
 class DeleteRecordsPartitionResult(Struct):
-    """The start that one partition has now."""
+    """The new low watermark of one partition."""
 
     partition_index: int = field(INT32)
     low_watermark: int = field(INT64)  # the lowest start of all replicas; -1 after an error
@@ -42,7 +42,7 @@ class DeleteRecordsTopicResult(Struct):
 
 
 class DeleteRecordsResponse(Struct, versions="0-2", flexible="2+"):
-    """What became of each partition."""
+    """The result of each partition."""
 
     throttle_time_ms: int = field(INT32)
     topics: list[DeleteRecordsTopicResult] = field([DeleteRecordsTopicResult])

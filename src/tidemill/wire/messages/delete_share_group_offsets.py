@@ -1,4 +1,4 @@
-"""DeleteShareGroupOffsets (key 92): forgets where a share group is in topics (KIP-932)."""
+"""DeleteShareGroupOffsets (key 92): deletes the offsets of a share group (KIP-932)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeleteShareGroupOffsetsResponseTopic(Struct):
 
 
 class DeleteShareGroupOffsetsResponse(Struct, versions="0", flexible="0+"):
-    """What became of each topic."""
+    """The result of each topic."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

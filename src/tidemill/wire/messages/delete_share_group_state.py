@@ -26,7 +26,7 @@ class DeleteShareGroupStateRequest(Struct, versions="0", flexible="0+"):
 
 
 class PartitionResult(Struct):
-    """What became of one partition."""
+    """The result of one partition."""
 
     partition: int = field(INT32)
     error_code: int = field(INT16)
@@ -41,6 +41,6 @@ class DeleteStateResult(Struct):
 
 
 class DeleteShareGroupStateResponse(Struct, versions="0", flexible="0+"):
-    """What became of each partition."""
+    """The result of each partition."""
 
     results: list[DeleteStateResult] = field([DeleteStateResult])

@@ -21,16 +21,16 @@ class DeleteTopicsRequest(Struct, versions="0-6", flexible="4+"):
 
 
 class DeletableTopicResult(Struct):
-    """A topic that was removed, or why not."""
+    """A topic that was removed, or the error."""
 
-    name: str | None = field(STRING, nullable="6+")  # null where the id asked for is unknown
+    name: str | None = field(STRING, nullable="6+")  # null where the requested id is unknown
     topic_id: bytes = field(UUID, "6+", ignorable=True)
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, "5+", nullable="5+", default=None, ignorable=True)
 
 
 class DeleteTopicsResponse(Struct, versions="0-6", flexible="4+"):
-    """What became of each topic."""
+    """The result of each topic."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     responses: list[DeletableTopicResult] = field([DeletableTopicResult])

@@ -20,7 +20,7 @@ class DescribeAclsRequest(Struct, versions="0-3", flexible="2+"):
 
 
 class AclDescription(Struct):
-    """Who may do what, from where."""
+    """An access rule: principal, host, operation and permission."""
 
     principal: str = field(STRING)
     host: str = field(STRING)

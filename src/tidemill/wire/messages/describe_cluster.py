@@ -11,7 +11,7 @@ STORE_SILENT_TAG: Final = 0x54696D
 
 
 class DescribeClusterRequest(Struct, versions="0-2", flexible="0+"):
-    """Which endpoints, and what else, to tell."""
+    """The type of endpoints, and optional parts of the response."""
 
     include_cluster_authorized_operations: bool = field(BOOL)
     endpoint_type: int = field(INT8, "1+", default=1)  # 1: brokers, 2: controllers
@@ -38,8 +38,8 @@ class DescribeClusterResponse(Struct, versions="0-2", flexible="0+"):
     cluster_id: str = field(STRING)
     controller_id: int = field(INT32, default=-1)
     brokers: list[DescribeClusterBroker] = field([DescribeClusterBroker])
-    # bit set by operation code; the default says that it was not asked for
+    # bit set by operation code; the default means that it was not requested
     cluster_authorized_operations: int = field(INT32, default=-(2**31))
-    # Tidemill's own, far from the tags that Kafka gives out: since when the coordination store of this broker
-    # has not answered; not sent while it answers
+    # Tidemill's own, far from the tags that Kafka assigns: how long the coordination store of this broker
+    # has not responded; not sent while it responds
     store_silent_ms: int = field(INT64, default=0, tag=STORE_SILENT_TAG)

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
 
 
 class DescribeConfigsResource(Struct):
-    """A resource, and the keys to tell of it."""
+    """A resource, and the keys to describe."""
 
     resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
     resource_name: str = field(STRING)
@@ -46,7 +46,7 @@ class DescribeConfigsResourceResult(Struct):
 
 
 class DescribeConfigsResult(Struct):
-    """One resource's values, or why they cannot be told."""
+    """One resource's values, or the error."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+")

@@ -6,14 +6,14 @@ from tidemill.wire.schema import BYTES, INT16, INT32, INT64, STRING, Struct, fie
 
 
 class DescribeDelegationTokenOwner(Struct):
-    """An owner whose tokens are asked for."""
+    """An owner of tokens."""
 
     principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
 
 
 class DescribeDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
-    """Whose tokens to list."""
+    """The owners whose tokens are requested."""
 
     owners: list[DescribeDelegationTokenOwner] | None = field([DescribeDelegationTokenOwner], nullable="0+")
 
@@ -41,7 +41,7 @@ class DescribedDelegationToken(Struct):
 
 
 class DescribeDelegationTokenResponse(Struct, versions="0-3", flexible="2+"):
-    """The tokens that the asker may see."""
+    """The tokens that the client may see."""
 
     error_code: int = field(INT16)
     tokens: list[DescribedDelegationToken] = field([DescribedDelegationToken])

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, BYTES, INT16, INT32, STRING, Struct, fiel
 
 
 class DescribeGroupsRequest(Struct, versions="0-6", flexible="5+"):
-    """Names the groups."""
+    """The groups of the request."""
 
     groups: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL, "3+")
@@ -25,7 +25,7 @@ class DescribedGroupMember(Struct):
 
 
 class DescribedGroup(Struct):
-    """A group, or why it cannot be described."""
+    """A group, or the error."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, "6+", nullable="6+", default=None)
@@ -34,7 +34,7 @@ class DescribedGroup(Struct):
     protocol_type: str = field(STRING)
     protocol_data: str = field(STRING)  # the assignor chosen
     members: list[DescribedGroupMember] = field([DescribedGroupMember])
-    # bit set by operation code; the default says that it was not asked for
+    # bit set by operation code; the default means that it was not requested
     authorized_operations: int = field(INT32, "3+", default=-(2**31))
 
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs (key 35): what lies in a broker's data directories."""
+"""DescribeLogDirs (key 35): the replicas in a broker's data directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DescribableLogDirTopic(Struct):
 
 
 class DescribeLogDirsRequest(Struct, versions="0-5", flexible="2+"):
-    """Which replicas to tell of."""
+    """The replicas to describe."""
 
     # null for all
     topics: list[DescribableLogDirTopic] | None = field([DescribableLogDirTopic], nullable="0+")

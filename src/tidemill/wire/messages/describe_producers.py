@@ -1,4 +1,4 @@
-"""DescribeProducers (key 61): producers that lately wrote to partitions."""
+"""DescribeProducers (key 61): the active producers of partitions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class TopicRequest(Struct):
 
 
 class DescribeProducersRequest(Struct, versions="0", flexible="0+"):
-    """Which partitions to tell of."""
+    """The partitions to describe."""
 
     topics: list[TopicRequest] = field([TopicRequest])
 
 
 class ProducerState(Struct):
-    """What a partition remembers of one producer."""
+    """A partition's state of one producer."""
 
     producer_id: int = field(INT64)
     producer_epoch: int = field(INT32)

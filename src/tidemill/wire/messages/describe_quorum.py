@@ -19,13 +19,13 @@ class DescribeQuorumRequestTopicData(Struct):
 
 
 class DescribeQuorumRequest(Struct, versions="0-2", flexible="0+"):
-    """Which logs to tell of."""
+    """The logs to describe."""
 
     topics: list[DescribeQuorumRequestTopicData] = field([DescribeQuorumRequestTopicData])
 
 
 class ReplicaState(Struct):
-    """How far one replica is."""
+    """The progress of one replica."""
 
     replica_id: int = field(INT32)
     replica_directory_id: bytes = field(UUID, "2+")
@@ -55,7 +55,7 @@ class DescribeQuorumResponseTopicData(Struct):
 
 
 class Listener(Struct):
-    """Where a voter is reached."""
+    """The address of a voter."""
 
     name: str = field(STRING, "2+")
     host: str = field(STRING, "2+")

@@ -1,4 +1,4 @@
-"""DescribeShareGroupOffsets (key 90): where share groups begin to read (KIP-932)."""
+"""DescribeShareGroupOffsets (key 90): the start offsets of share groups (KIP-932)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DescribeShareGroupOffsetsRequestGroup(Struct):
 
 
 class DescribeShareGroupOffsetsRequest(Struct, versions="0-1", flexible="0+"):
-    """Names groups, topics and partitions."""
+    """Groups, topics and partitions."""
 
     groups: list[DescribeShareGroupOffsetsRequestGroup] = field([DescribeShareGroupOffsetsRequestGroup])
 

@@ -12,17 +12,17 @@ class TopicRequest(Struct):
 
 
 class Cursor(Struct):
-    """Where a page begins, or the next one shall."""
+    """The start of a page."""
 
     topic_name: str = field(STRING)
     partition_index: int = field(INT32)
 
 
 class DescribeTopicPartitionsRequest(Struct, versions="0", flexible="0+"):
-    """Asks for a page of topics and partitions."""
+    """Requests a page of topics and partitions."""
 
     topics: list[TopicRequest] = field([TopicRequest])  # empty for all
-    response_partition_limit: int = field(INT32, default=2000)  # a page's most partitions
+    response_partition_limit: int = field(INT32, default=2000)  # limit of partitions per page
     cursor: Cursor | None = field(Cursor, nullable="0+", default=None)  # null for the first page
 
 
@@ -37,12 +37,12 @@ class DescribeTopicPartitionsResponsePartition(Struct):
     isr_nodes: list[int] = field([INT32])  # replicas that are in sync
     eligible_leader_replicas: list[int] | None = field([INT32], nullable="0+", default=None)
     last_known_elr: list[int] | None = field([INT32], nullable="0+", default=None)
-    # replicas whose broker or directory is away
+    # replicas whose broker or directory is offline
     offline_replicas: list[int] = field([INT32], ignorable=True)
 
 
 class DescribeTopicPartitionsResponseTopic(Struct):
-    """A topic, or why it cannot be described."""
+    """A topic, or the error."""
 
     error_code: int = field(INT16)
     name: str | None = field(STRING, nullable="0+")
@@ -51,7 +51,7 @@ class DescribeTopicPartitionsResponseTopic(Struct):
     partitions: list[DescribeTopicPartitionsResponsePartition] = field(
         [DescribeTopicPartitionsResponsePartition]
     )
-    # bit set by operation code; the default says that it was not asked for
+    # bit set by operation code; the default means that it was not requested
     topic_authorized_operations: int = field(INT32, default=-(2**31))
 
 

@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class DescribeTransactionsRequest(Struct, versions="0", flexible="0+"):
-    """Names the transactions."""
+    """The transactions of the request."""
 
     transactional_ids: list[str] = field([STRING])
 

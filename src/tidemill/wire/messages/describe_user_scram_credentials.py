@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials (key 50): which SCRAM credentials users have."""
+"""DescribeUserScramCredentials (key 50): users' SCRAM credentials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class UserName(Struct):
 
 
 class DescribeUserScramCredentialsRequest(Struct, versions="0", flexible="0+"):
-    """Whose credentials to tell of."""
+    """The users whose credentials are requested."""
 
     users: list[UserName] | None = field([UserName], nullable="0+")  # null for all
 

@@ -1,4 +1,4 @@
-"""ElectLeaders (key 43): have leaders elected."""
+"""ElectLeaders (key 43): elect leaders of partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TopicPartitions(Struct):
 
 
 class ElectLeadersRequest(Struct, versions="0-2", flexible="2+"):
-    """Where to elect, and how."""
+    """The partitions and the election type."""
 
     election_type: int = field(INT8, "1+")  # 0: the preferred replica, 1: any, even out of sync
     topic_partitions: list[TopicPartitions] | None = field([TopicPartitions], nullable="0+")  # null for all
@@ -36,7 +36,7 @@ class ReplicaElectionResult(Struct):
 
 
 class ElectLeadersResponse(Struct, versions="0-2", flexible="2+"):
-    """What became of each election."""
+    """The result of each election."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16, "1+")

@@ -30,7 +30,7 @@ class EndQuorumEpochRequestTopicData(Struct):
 
 
 class LeaderEndpoint(Struct):
-    """Where the leader is reached."""
+    """The leader's address."""
 
     name: str = field(STRING, "1+")
     host: str = field(STRING, "1+")
@@ -38,7 +38,7 @@ class LeaderEndpoint(Struct):
 
 
 class EndQuorumEpochRequest(Struct, versions="0-1", flexible="1+"):
-    """Tells the voters that the leader resigns, and who may follow it."""
+    """Notifies the voters of the leader's resignation and of its possible successors."""
 
     cluster_id: str | None = field(STRING, nullable="0+", default=None)
     topics: list[EndQuorumEpochRequestTopicData] = field([EndQuorumEpochRequestTopicData])
@@ -62,7 +62,7 @@ class EndQuorumEpochResponseTopicData(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a node is reached."""
+    """The address of a node."""
 
     node_id: int = field(INT32, "1+")
     host: str = field(STRING, "1+")
@@ -70,7 +70,7 @@ class NodeEndpoint(Struct):
 
 
 class EndQuorumEpochResponse(Struct, versions="0-1", flexible="1+"):
-    """Whether they have heeded it."""
+    """The result of the notification."""
 
     error_code: int = field(INT16)
     topics: list[EndQuorumEpochResponseTopicData] = field([EndQuorumEpochResponseTopicData])

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class EndTxnRequest(Struct, versions="0-5", flexible="3+"):
-    """Asks the coordinator to finish a transaction."""
+    """Requests that the coordinator ends a transaction."""
 
     transactional_id: str = field(STRING)
     producer_id: int = field(INT64)
@@ -15,7 +15,7 @@ class EndTxnRequest(Struct, versions="0-5", flexible="3+"):
 
 
 class EndTxnResponse(Struct, versions="0-5", flexible="3+"):
-    """Whether it will be finished; from version 5 with the epoch to go on with."""
+    """The result; from version 5 with the next producer epoch."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""Envelope (key 58): a request that a broker passes on for its client."""
+"""Envelope (key 58): a request that a broker forwards for its client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import BYTES, INT16, Struct, field
 
 
 class EnvelopeRequest(Struct, versions="0", flexible="0+"):
-    """A whole request, and on whose behalf."""
+    """A whole request, and the principal of its client."""
 
     request_data: bytes = field(BYTES)
     # in the encoding of Kafka's DefaultPrincipalData
@@ -15,7 +15,7 @@ class EnvelopeRequest(Struct, versions="0", flexible="0+"):
 
 
 class EnvelopeResponse(Struct, versions="0", flexible="0+"):
-    """The whole response to it."""
+    """The whole response to the request."""
 
     response_data: bytes | None = field(BYTES, nullable="0+", default=None)
     error_code: int = field(INT16)

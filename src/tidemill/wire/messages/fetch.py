@@ -6,14 +6,14 @@ from tidemill.wire.schema import INT8, INT16, INT32, INT64, RECORDS, STRING, UUI
 
 
 class ReplicaState(Struct):
-    """Which follower is reading."""
+    """The follower that fetches."""
 
     replica_id: int = field(INT32, "15+", default=-1)
     replica_epoch: int = field(INT64, "15+", default=-1)
 
 
 class FetchPartition(Struct):
-    """From where, and how much, to read of one partition."""
+    """The fetch offset and size limit for one partition."""
 
     partition: int = field(INT32)
     current_leader_epoch: int = field(INT32, "9+", default=-1, ignorable=True)  # fences; -1 for none
@@ -24,7 +24,7 @@ class FetchPartition(Struct):
     log_start_offset: int = field(INT64, "5+", default=-1, ignorable=True)
     partition_max_bytes: int = field(INT32)  # the first batch comes whole all the same
     replica_directory_id: bytes = field(UUID, "17+", tag=0, ignorable=True)  # the follower's directory
-    # as the follower knows it; the default says that it cannot tell
+    # as the follower knows it; the default means that it is unknown
     high_watermark: int = field(INT64, "18+", default=2**63 - 1, tag=1, ignorable=True)
 
 
@@ -45,7 +45,7 @@ class ForgottenTopic(Struct):
 
 
 class FetchRequest(Struct, versions="0-18", flexible="12+"):
-    """Asks for records, and waits for them up to a time."""
+    """Requests records, and limits the time to wait for them."""
 
     # from followers only
     cluster_id: str | None = field(STRING, "12+", nullable="12+", default=None, tag=0, ignorable=True)
@@ -59,20 +59,20 @@ class FetchRequest(Struct, versions="0-18", flexible="12+"):
     session_id: int = field(INT32, "7+", ignorable=True)  # 0 for no session, or to begin one
     # 0 begins a session, -1 ends it or has none
     session_epoch: int = field(INT32, "7+", default=-1, ignorable=True)
-    topics: list[FetchTopic] = field([FetchTopic])  # in a session: what is new or changed
+    topics: list[FetchTopic] = field([FetchTopic])  # in a session: new or changed partitions
     forgotten_topics_data: list[ForgottenTopic] = field([ForgottenTopic], "7+")
     rack_id: str = field(STRING, "11+", ignorable=True)  # the client's, to find a replica nearby
 
 
 class EpochEndOffset(Struct):
-    """Where the follower's log left the leader's."""
+    """The point at which the follower's log diverged."""
 
     epoch: int = field(INT32, "12+", default=-1)
     end_offset: int = field(INT64, "12+", default=-1)
 
 
 class LeaderIdAndEpoch(Struct):
-    """The leader to go to, told along with NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH."""
+    """The current leader, for NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH."""
 
     leader_id: int = field(INT32, "12+", default=-1)
     leader_epoch: int = field(INT32, "12+", default=-1)
@@ -86,14 +86,14 @@ class SnapshotId(Struct):
 
 
 class AbortedTransaction(Struct):
-    """A transaction whose records a committed reader passes over."""
+    """An aborted transaction, whose records read_committed consumers skip."""
 
     producer_id: int = field(INT64, "4+")
     first_offset: int = field(INT64, "4+")  # of the transaction in this partition
 
 
 class PartitionData(Struct):
-    """What was read of one partition."""
+    """The records of one partition."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -124,7 +124,7 @@ class FetchableTopicResponse(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a leader that the response names is reached."""
+    """The address of a leader in the response."""
 
     node_id: int = field(INT32, "16+")
     host: str = field(STRING, "16+")
@@ -133,7 +133,7 @@ class NodeEndpoint(Struct):
 
 
 class FetchResponse(Struct, versions="0-18", flexible="12+"):
-    """Answers a fetch request; in a session it lists only what changed."""
+    """The response to a fetch; in a session it lists only changed partitions."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16, "7+", ignorable=True)

@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, RECORDS, STRING, UINT16, U
 
 
 class SnapshotId(Struct):
-    """Names a snapshot by where it ends."""
+    """Identifies a snapshot by its end offset and epoch."""
 
     end_offset: int = field(INT64)
     epoch: int = field(INT32)
@@ -30,7 +30,7 @@ class FetchSnapshotRequestTopicSnapshot(Struct):
 
 
 class FetchSnapshotRequest(Struct, versions="0-1", flexible="0+"):
-    """Which snapshots, and from which byte on."""
+    """The snapshots, and the first bytes to fetch."""
 
     cluster_id: str | None = field(STRING, nullable="0+", default=None, tag=0)
     replica_id: int = field(INT32, default=-1)
@@ -39,7 +39,7 @@ class FetchSnapshotRequest(Struct, versions="0-1", flexible="0+"):
 
 
 class LeaderIdAndEpoch(Struct):
-    """Who leads, and since which epoch."""
+    """The leader and its epoch."""
 
     leader_id: int = field(INT32)
     leader_epoch: int = field(INT32)
@@ -65,7 +65,7 @@ class FetchSnapshotResponseTopicSnapshot(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a node is reached."""
+    """The address of a node."""
 
     node_id: int = field(INT32, "1+")
     host: str = field(STRING, "1+")

@@ -1,4 +1,4 @@
-"""FindCoordinator (key 10): which broker coordinates a group or a transactional id."""
+"""FindCoordinator (key 10): the coordinator of a group or a transactional id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT8, INT16, INT32, STRING, Struct, field
 
 
 class FindCoordinatorRequest(Struct, versions="0-6", flexible="3+"):
-    """Names one key up to version 3, many after it."""
+    """One key up to version 3, several from version 4 on."""
 
     key: str = field(STRING, "0-3")
     key_type: int = field(INT8, "1+")  # 0: group, 1: transactional id, 2: share group
@@ -14,7 +14,7 @@ class FindCoordinatorRequest(Struct, versions="0-6", flexible="3+"):
 
 
 class Coordinator(Struct):
-    """Who coordinates one key."""
+    """The coordinator of one key."""
 
     key: str = field(STRING, "4+")
     node_id: int = field(INT32, "4+")
@@ -25,7 +25,7 @@ class Coordinator(Struct):
 
 
 class FindCoordinatorResponse(Struct, versions="0-6", flexible="3+"):
-    """One coordinator up to version 3, a list after it."""
+    """One coordinator up to version 3, a list from version 4 on."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16, "0-3")

@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions (key 71): which metrics a client is asked to push (KIP-714)."""
+"""GetTelemetrySubscriptions (key 71): the metrics that a client is to push (KIP-714)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct,
 
 
 class GetTelemetrySubscriptionsRequest(Struct, versions="0", flexible="0+"):
-    """Names the client, or asks for an id."""
+    """Identifies the client, or requests an id."""
 
     client_instance_id: bytes = field(UUID)  # zero to get one
 
 
 class GetTelemetrySubscriptionsResponse(Struct, versions="0", flexible="0+"):
-    """Which metrics to push, how, and how often."""
+    """The metrics to push, their encoding and the interval."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

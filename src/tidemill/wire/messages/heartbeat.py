@@ -1,4 +1,4 @@
-"""Heartbeat (key 12): a group member says that it lives."""
+"""Heartbeat (key 12): a group member keeps its session alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class HeartbeatRequest(Struct, versions="0-4", flexible="4+"):
-    """A sign of life, fenced by generation and member."""
+    """A heartbeat, fenced by generation and member."""
 
     group_id: str = field(STRING)
     generation_id: int = field(INT32)
@@ -16,7 +16,7 @@ class HeartbeatRequest(Struct, versions="0-4", flexible="4+"):
 
 
 class HeartbeatResponse(Struct, versions="0-4", flexible="4+"):
-    """Whether all is well, or a rebalance waits."""
+    """Success, or the reason to rejoin."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16)

@@ -38,7 +38,7 @@ class AlterConfigsResourceResponse(Struct):
 
 
 class IncrementalAlterConfigsResponse(Struct, versions="0-1", flexible="1+"):
-    """What became of each resource."""
+    """The result of each resource."""
 
     throttle_time_ms: int = field(INT32)
     responses: list[AlterConfigsResourceResponse] = field([AlterConfigsResourceResponse])

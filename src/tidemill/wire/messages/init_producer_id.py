@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class InitProducerIdRequest(Struct, versions="0-6", flexible="2+"):
-    """Asks for a producer id; with a transactional id it also fences older producers."""
+    """Requests a producer id; with a transactional id it also fences older producers."""
 
     # null for a producer that is only idempotent
     transactional_id: str | None = field(STRING, nullable="0+")

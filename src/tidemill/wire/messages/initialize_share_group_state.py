@@ -1,4 +1,4 @@
-"""InitializeShareGroupState (key 83): a group coordinator begins the state of share partitions (KIP-932)."""
+"""InitializeShareGroupState (key 83): a coordinator initializes the state of share partitions (KIP-932)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class InitializeStateData(Struct):
 
 
 class InitializeShareGroupStateRequest(Struct, versions="0", flexible="0+"):
-    """Where each partition begins."""
+    """The start offset of each partition."""
 
     group_id: str = field(STRING)
     topics: list[InitializeStateData] = field([InitializeStateData])
 
 
 class PartitionResult(Struct):
-    """What became of one partition."""
+    """The result of one partition."""
 
     partition: int = field(INT32)
     error_code: int = field(INT16)
@@ -43,6 +43,6 @@ class InitializeStateResult(Struct):
 
 
 class InitializeShareGroupStateResponse(Struct, versions="0", flexible="0+"):
-    """What became of each partition."""
+    """The result of each partition."""
 
     results: list[InitializeStateResult] = field([InitializeStateResult])

@@ -31,7 +31,7 @@ class LeaderAndIsrTopicState(Struct):
 
 
 class LeaderAndIsrLiveLeader(Struct):
-    """Where a leader that followers dial is reached."""
+    """The address of a leader, for its followers."""
 
     broker_id: int = field(INT32)
     host_name: str = field(STRING)
@@ -53,7 +53,7 @@ class LeaderAndIsrRequest(Struct, versions="0-7", flexible="4+"):
 
 
 class LeaderAndIsrPartitionError(Struct):
-    """What became of one partition."""
+    """The result of one partition."""
 
     topic_name: str = field(STRING, "0-4", ignorable=True)
     partition_index: int = field(INT32)
@@ -68,7 +68,7 @@ class LeaderAndIsrTopicError(Struct):
 
 
 class LeaderAndIsrResponse(Struct, versions="0-7", flexible="4+"):
-    """What the broker made of the command."""
+    """The results of the command."""
 
     error_code: int = field(INT16)
     partition_errors: list[LeaderAndIsrPartitionError] = field([LeaderAndIsrPartitionError], "0-4")

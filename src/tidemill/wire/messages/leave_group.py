@@ -1,4 +1,4 @@
-"""LeaveGroup (key 13): members go."""
+"""LeaveGroup (key 13): members leave a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class MemberIdentity(Struct):
-    """A member that goes."""
+    """A member that leaves."""
 
     member_id: str = field(STRING, "3+")
     # names a static member across restarts
@@ -16,7 +16,7 @@ class MemberIdentity(Struct):
 
 
 class LeaveGroupRequest(Struct, versions="0-5", flexible="4+"):
-    """One member up to version 2, many after it."""
+    """One member up to version 2, several from version 3 on."""
 
     group_id: str = field(STRING)
     member_id: str = field(STRING, "0-2")
@@ -24,7 +24,7 @@ class LeaveGroupRequest(Struct, versions="0-5", flexible="4+"):
 
 
 class MemberResponse(Struct):
-    """Whether one member was let go."""
+    """The result for one member."""
 
     member_id: str = field(STRING, "3+")
     # names a static member across restarts
@@ -33,7 +33,7 @@ class MemberResponse(Struct):
 
 
 class LeaveGroupResponse(Struct, versions="0-5", flexible="4+"):
-    """What became of each member."""
+    """The result of each member."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16)

@@ -9,7 +9,7 @@ from tidemill.wire.schema import INT8, INT16, INT32, STRING, Struct, field
 
 
 class ListConfigResourcesRequest(Struct, versions="0-1", flexible="0+"):
-    """Which kinds of resources to list."""
+    """The kinds of resources to list."""
 
     resource_types: list[int] = field([INT8], "1+")  # empty for all
 

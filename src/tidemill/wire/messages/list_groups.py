@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class ListGroupsRequest(Struct, versions="0-5", flexible="3+"):
-    """Filters; empty ones let everything pass."""
+    """Filters; an empty filter matches everything."""
 
     states_filter: list[str] = field([STRING], "4+")  # group states, as Kafka spells them
     types_filter: list[str] = field([STRING], "5+")  # "classic", "consumer"

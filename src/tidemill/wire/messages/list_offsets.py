@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class ListOffsetsPartition(Struct):
-    """The time to look up in one partition."""
+    """The timestamp to look up in one partition."""
 
     partition_index: int = field(INT32)
     current_leader_epoch: int = field(INT32, "4+", default=-1, ignorable=True)  # fences; -1 for none
@@ -24,7 +24,7 @@ class ListOffsetsTopic(Struct):
 
 
 class ListOffsetsRequest(Struct, versions="0-11", flexible="6+"):
-    """Asks leaders for offsets by time."""
+    """Requests offsets by timestamp from leaders."""
 
     replica_id: int = field(INT32)  # the follower's broker id; -1 from a consumer
     isolation_level: int = field(INT8, "2+")  # 0: read uncommitted, 1: read committed

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments (key 46): the moves that are under way."""
+"""ListPartitionReassignments (key 46): the ongoing reassignments."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class ListPartitionReassignmentsTopics(Struct):
-    """Partitions to tell of."""
+    """The partitions to describe."""
 
     name: str = field(STRING)
     partition_indexes: list[int] = field([INT32])
 
 
 class ListPartitionReassignmentsRequest(Struct, versions="0", flexible="0+"):
-    """Which partitions to tell of."""
+    """The partitions to describe."""
 
     timeout_ms: int = field(INT32, default=60000)
     # null for all
@@ -23,7 +23,7 @@ class ListPartitionReassignmentsRequest(Struct, versions="0", flexible="0+"):
 
 
 class OngoingPartitionReassignment(Struct):
-    """A move that is under way."""
+    """An ongoing reassignment."""
 
     partition_index: int = field(INT32)
     replicas: list[int] = field([INT32])
@@ -32,14 +32,14 @@ class OngoingPartitionReassignment(Struct):
 
 
 class OngoingTopicReassignment(Struct):
-    """One topic's moves."""
+    """One topic's reassignments."""
 
     name: str = field(STRING)
     partitions: list[OngoingPartitionReassignment] = field([OngoingPartitionReassignment])
 
 
 class ListPartitionReassignmentsResponse(Struct, versions="0", flexible="0+"):
-    """The moves that are under way."""
+    """The ongoing reassignments."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

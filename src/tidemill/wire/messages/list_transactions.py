@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class ListTransactionsRequest(Struct, versions="0-2", flexible="0+"):
-    """Filters; empty ones let everything pass."""
+    """Filters; an empty filter matches everything."""
 
     state_filters: list[str] = field([STRING])
     producer_id_filters: list[int] = field([INT64])

@@ -13,7 +13,7 @@ class MetadataRequestTopic(Struct):
 
 
 class MetadataRequest(Struct, versions="0-13", flexible="9+"):
-    """Asks for the cluster's image, whole or for some topics."""
+    """Requests the cluster's metadata, for all or some topics."""
 
     # null for all; in version 0 an empty list
     topics: list[MetadataRequestTopic] | None = field([MetadataRequestTopic], nullable="1+")
@@ -23,7 +23,7 @@ class MetadataRequest(Struct, versions="0-13", flexible="9+"):
 
 
 class MetadataResponseBroker(Struct):
-    """A live broker, as the listener that was asked advertises it."""
+    """A live broker, with its address on the client's listener."""
 
     node_id: int = field(INT32)
     host: str = field(STRING)
@@ -41,30 +41,30 @@ class MetadataResponsePartition(Struct):
     leader_epoch: int = field(INT32, "7+", default=-1, ignorable=True)
     replica_nodes: list[int] = field([INT32])
     isr_nodes: list[int] = field([INT32])  # replicas that are in sync
-    # replicas whose broker or directory is away
+    # replicas whose broker or directory is offline
     offline_replicas: list[int] = field([INT32], "5+", ignorable=True)
 
 
 class MetadataResponseTopic(Struct):
-    """A topic, or why it cannot be described."""
+    """A topic, or the error."""
 
     error_code: int = field(INT16)
-    name: str | None = field(STRING, nullable="12+")  # null where an id was asked for that is unknown
+    name: str | None = field(STRING, nullable="12+")  # null where the requested id is unknown
     topic_id: bytes = field(UUID, "10+", ignorable=True)
     is_internal: bool = field(BOOL, "1+", ignorable=True)  # such as __consumer_offsets
     partitions: list[MetadataResponsePartition] = field([MetadataResponsePartition])
-    # bit set by operation code; the default says that it was not asked for
+    # bit set by operation code; the default means that it was not requested
     topic_authorized_operations: int = field(INT32, "8+", default=-(2**31))
 
 
 class MetadataResponse(Struct, versions="0-13", flexible="9+"):
-    """The cluster as the broker that was asked knows it."""
+    """The cluster in the broker's metadata."""
 
     throttle_time_ms: int = field(INT32, "3+", ignorable=True)
     brokers: list[MetadataResponseBroker] = field([MetadataResponseBroker])
     cluster_id: str | None = field(STRING, "2+", nullable="2+", default=None, ignorable=True)
     controller_id: int = field(INT32, "1+", default=-1, ignorable=True)  # -1 where it is unknown
     topics: list[MetadataResponseTopic] = field([MetadataResponseTopic])
-    # bit set by operation code; the default says that it was not asked for
+    # bit set by operation code; the default means that it was not requested
     cluster_authorized_operations: int = field(INT32, "8-10", default=-(2**31))
     error_code: int = field(INT16, "13+", ignorable=True)

@@ -1,4 +1,4 @@
-"""OffsetCommit (key 8): store a group's positions."""
+"""OffsetCommit (key 8): store a group's offsets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, UUID, Struct, fiel
 
 
 class OffsetCommitRequestPartition(Struct):
-    """The position to store for one partition."""
+    """The offset to store for one partition."""
 
     partition_index: int = field(INT32)
     committed_offset: int = field(INT64)  # of the next record to read
@@ -17,7 +17,7 @@ class OffsetCommitRequestPartition(Struct):
 
 
 class OffsetCommitRequestTopic(Struct):
-    """One topic's positions."""
+    """One topic's offsets."""
 
     name: str = field(STRING, "0-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -25,7 +25,7 @@ class OffsetCommitRequestTopic(Struct):
 
 
 class OffsetCommitRequest(Struct, versions="0-10", flexible="8+"):
-    """Positions from a group member, or from a consumer without a group's help."""
+    """Offsets from a group member, or from a simple consumer."""
 
     group_id: str = field(STRING)
     # member epoch in the consumer protocol; -1 for a plain consumer
@@ -38,7 +38,7 @@ class OffsetCommitRequest(Struct, versions="0-10", flexible="8+"):
 
 
 class OffsetCommitResponsePartition(Struct):
-    """Whether one position was stored."""
+    """The result of one offset."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -53,7 +53,7 @@ class OffsetCommitResponseTopic(Struct):
 
 
 class OffsetCommitResponse(Struct, versions="0-10", flexible="8+"):
-    """What became of each position."""
+    """The result of each offset."""
 
     throttle_time_ms: int = field(INT32, "3+", ignorable=True)
     topics: list[OffsetCommitResponseTopic] = field([OffsetCommitResponseTopic])

@@ -1,4 +1,4 @@
-"""OffsetDelete (key 47): forget a group's positions."""
+"""OffsetDelete (key 47): delete a group's offsets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class OffsetDeleteRequestPartition(Struct):
-    """A partition whose position goes."""
+    """A partition whose offset is deleted."""
 
     partition_index: int = field(INT32)
 
@@ -19,14 +19,14 @@ class OffsetDeleteRequestTopic(Struct):
 
 
 class OffsetDeleteRequest(Struct, versions="0"):
-    """The positions to forget."""
+    """The offsets to delete."""
 
     group_id: str = field(STRING)
     topics: list[OffsetDeleteRequestTopic] = field([OffsetDeleteRequestTopic])
 
 
 class OffsetDeleteResponsePartition(Struct):
-    """Whether one position was forgotten."""
+    """The result of one deletion."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -40,7 +40,7 @@ class OffsetDeleteResponseTopic(Struct):
 
 
 class OffsetDeleteResponse(Struct, versions="0"):
-    """What became of each position."""
+    """The result of each offset."""
 
     error_code: int = field(INT16)
     throttle_time_ms: int = field(INT32, ignorable=True)

@@ -1,4 +1,4 @@
-"""OffsetFetch (key 9): read a group's stored positions."""
+"""OffsetFetch (key 9): read a group's committed offsets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UUID, Struct
 
 
 class OffsetFetchRequestTopic(Struct):
-    """Partitions to look up, in versions of one group a request."""
+    """Partitions to look up, in versions with one group per request."""
 
     name: str = field(STRING, "0-7")
     partition_indexes: list[int] = field([INT32], "0-7")
 
 
 class OffsetFetchRequestTopics(Struct):
-    """Partitions to look up, in versions of many groups a request."""
+    """Partitions to look up, in versions with several groups per request."""
 
     name: str = field(STRING, "8-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -21,7 +21,7 @@ class OffsetFetchRequestTopics(Struct):
 
 
 class OffsetFetchRequestGroup(Struct):
-    """A group whose positions are asked for."""
+    """A group whose offsets are requested."""
 
     group_id: str = field(STRING, "8+")
     # of the consumer protocol; null without
@@ -32,7 +32,7 @@ class OffsetFetchRequestGroup(Struct):
 
 
 class OffsetFetchRequest(Struct, versions="0-10", flexible="6+"):
-    """Asks for positions: of one group up to version 7, of many after it."""
+    """Requests offsets: of one group up to version 7, of several from version 8 on."""
 
     group_id: str = field(STRING, "0-7")
     # null for all of the group's
@@ -42,7 +42,7 @@ class OffsetFetchRequest(Struct, versions="0-10", flexible="6+"):
 
 
 class OffsetFetchResponsePartition(Struct):
-    """A position, in versions of one group a request."""
+    """An offset, in versions with one group per request."""
 
     partition_index: int = field(INT32, "0-7")
     committed_offset: int = field(INT64, "0-7")  # -1 where none is stored
@@ -52,14 +52,14 @@ class OffsetFetchResponsePartition(Struct):
 
 
 class OffsetFetchResponseTopic(Struct):
-    """One topic's positions, in versions of one group a request."""
+    """One topic's offsets, in versions with one group per request."""
 
     name: str = field(STRING, "0-7")
     partitions: list[OffsetFetchResponsePartition] = field([OffsetFetchResponsePartition], "0-7")
 
 
 class OffsetFetchResponsePartitions(Struct):
-    """A position, in versions of many groups a request."""
+    """An offset, in versions with several groups per request."""
 
     partition_index: int = field(INT32, "8+")
     committed_offset: int = field(INT64, "8+")  # -1 where none is stored
@@ -69,7 +69,7 @@ class OffsetFetchResponsePartitions(Struct):
 
 
 class OffsetFetchResponseTopics(Struct):
-    """One topic's positions, in versions of many groups a request."""
+    """One topic's offsets, in versions with several groups per request."""
 
     name: str = field(STRING, "8-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -77,7 +77,7 @@ class OffsetFetchResponseTopics(Struct):
 
 
 class OffsetFetchResponseGroup(Struct):
-    """One group's positions, or why they cannot be told."""
+    """One group's offsets, or the error."""
 
     group_id: str = field(STRING, "8+")
     topics: list[OffsetFetchResponseTopics] = field([OffsetFetchResponseTopics], "8+")
@@ -85,7 +85,7 @@ class OffsetFetchResponseGroup(Struct):
 
 
 class OffsetFetchResponse(Struct, versions="0-10", flexible="6+"):
-    """The positions found."""
+    """The offsets found."""
 
     throttle_time_ms: int = field(INT32, "3+", ignorable=True)
     topics: list[OffsetFetchResponseTopic] = field([OffsetFetchResponseTopic], "0-7")

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (key 23): where a leader epoch ended, to find a divergence."""
+"""OffsetForLeaderEpoch (key 23): the end offset of a leader epoch, to detect a divergence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OffsetForLeaderTopic(Struct):
 
 
 class OffsetForLeaderEpochRequest(Struct, versions="0-4", flexible="4+"):
-    """Asks leaders where epochs ended."""
+    """Requests the end offsets of epochs from leaders."""
 
     # the follower's broker id; -1 from a consumer
     replica_id: int = field(INT32, "3+", default=-2, ignorable=True)
@@ -29,7 +29,7 @@ class OffsetForLeaderEpochRequest(Struct, versions="0-4", flexible="4+"):
 
 
 class EpochEndOffset(Struct):
-    """Where the epoch ended in one partition."""
+    """The end offset of the epoch in one partition."""
 
     error_code: int = field(INT16)
     partition: int = field(INT32)
@@ -45,7 +45,7 @@ class OffsetForLeaderTopicResult(Struct):
 
 
 class OffsetForLeaderEpochResponse(Struct, versions="0-4", flexible="4+"):
-    """Where the epochs ended."""
+    """The end offsets of the epochs."""
 
     throttle_time_ms: int = field(INT32, "2+", ignorable=True)
     topics: list[OffsetForLeaderTopicResult] = field([OffsetForLeaderTopicResult])

@@ -21,31 +21,31 @@ class TopicProduceData(Struct):
 
 
 class ProduceRequest(Struct, versions="0-13", flexible="9+"):
-    """Asks a leader to append."""
+    """Requests that a leader appends batches."""
 
     # null outside of transactions
     transactional_id: str | None = field(STRING, "3+", nullable="3+", default=None)
-    acks: int = field(INT16)  # -1: the whole ISR, 1: the leader, 0: nobody, and no response
+    acks: int = field(INT16)  # -1: the whole ISR, 1: the leader, 0: none, and no response
     timeout_ms: int = field(INT32)  # how long to wait for the replicas
     topic_data: list[TopicProduceData] = field([TopicProduceData])
 
 
 class BatchIndexAndErrorMessage(Struct):
-    """A record that was refused, and why."""
+    """A refused record, with its error."""
 
     batch_index: int = field(INT32, "8+")  # counts records from 0
     batch_index_error_message: str | None = field(STRING, "8+", nullable="8+", default=None)
 
 
 class LeaderIdAndEpoch(Struct):
-    """The leader to go to, told along with NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH."""
+    """The current leader, for NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH."""
 
     leader_id: int = field(INT32, "10+", default=-1)
     leader_epoch: int = field(INT32, "10+", default=-1)
 
 
 class PartitionProduceResponse(Struct):
-    """What became of one partition's batches."""
+    """The result of one partition's batches."""
 
     index: int = field(INT32)
     error_code: int = field(INT16)
@@ -69,7 +69,7 @@ class TopicProduceResponse(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a leader that the response names is reached."""
+    """The address of a leader in the response."""
 
     node_id: int = field(INT32, "10+")
     host: str = field(STRING, "10+")
@@ -78,7 +78,7 @@ class NodeEndpoint(Struct):
 
 
 class ProduceResponse(Struct, versions="0-13", flexible="9+"):
-    """Answers a produce request; none is sent where acks is 0."""
+    """The response to a produce request; not sent when acks is 0."""
 
     responses: list[TopicProduceResponse] = field([TopicProduceResponse])
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, BYTES, INT8, INT16, INT32, UUID, Struct, 
 
 
 class PushTelemetryRequest(Struct, versions="0", flexible="0+"):
-    """Metrics in OTLP, perhaps compressed."""
+    """Metrics in OTLP, optionally compressed."""
 
     client_instance_id: bytes = field(UUID)
     subscription_id: int = field(INT32)
@@ -16,7 +16,7 @@ class PushTelemetryRequest(Struct, versions="0", flexible="0+"):
 
 
 class PushTelemetryResponse(Struct, versions="0", flexible="0+"):
-    """Whether they were taken."""
+    """The result of the push."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -36,7 +36,7 @@ class StateBatch(Struct):
 
 
 class PartitionResult(Struct):
-    """What became of one partition."""
+    """The result of one partition."""
 
     partition: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""ReadShareGroupStateSummary (key 87): a group coordinator reads where share partitions are (KIP-932)."""
+"""ReadShareGroupStateSummary (key 87): a coordinator reads the offsets of share partitions (KIP-932)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReadShareGroupStateSummaryRequest(Struct, versions="0-1", flexible="0+"):
 
 
 class PartitionResult(Struct):
-    """What became of one partition."""
+    """The result of one partition."""
 
     partition: int = field(INT32)
     error_code: int = field(INT16)
@@ -46,6 +46,6 @@ class ReadStateSummaryResult(Struct):
 
 
 class ReadShareGroupStateSummaryResponse(Struct, versions="0-1", flexible="0+"):
-    """Where each of them is."""
+    """Their offsets."""
 
     results: list[ReadStateSummaryResult] = field([ReadStateSummaryResult])

@@ -1,4 +1,4 @@
-"""RenewDelegationToken (key 39): let a token live longer."""
+"""RenewDelegationToken (key 39): extend a token's lifetime."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BYTES, INT16, INT32, INT64, Struct, field
 
 
 class RenewDelegationTokenRequest(Struct, versions="0-2", flexible="2+"):
-    """Names a token by its secret."""
+    """Identifies a token by its secret."""
 
     hmac: bytes = field(BYTES, secret=True)
     renew_period_ms: int = field(INT64)
 
 
 class RenewDelegationTokenResponse(Struct, versions="0-2", flexible="2+"):
-    """When the token ends now."""
+    """The new expiry time of the token."""
 
     error_code: int = field(INT16)
     expiry_timestamp_ms: int = field(INT64)

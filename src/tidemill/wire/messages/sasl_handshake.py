@@ -6,13 +6,13 @@ from tidemill.wire.schema import INT16, STRING, Struct, field
 
 
 class SaslHandshakeRequest(Struct, versions="0-1"):
-    """Names the mechanism that the client wants."""
+    """The mechanism that the client requests."""
 
     mechanism: str = field(STRING)
 
 
 class SaslHandshakeResponse(Struct, versions="0-1"):
-    """Agrees, or lists what there is."""
+    """Accepts the mechanism, or lists the supported mechanisms."""
 
     error_code: int = field(INT16)
     mechanisms: list[str] = field([STRING])  # those that the listener has

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, INT64, STRING, UUID, 
 
 
 class AcknowledgementBatch(Struct):
-    """What became of a range of records."""
+    """The acknowledgement of a range of records."""
 
     first_offset: int = field(INT64)
     last_offset: int = field(INT64)
@@ -28,7 +28,7 @@ class AcknowledgeTopic(Struct):
 
 
 class ShareAcknowledgeRequest(Struct, versions="1-2", flexible="0+"):
-    """What is acknowledged."""
+    """The acknowledgements."""
 
     group_id: str | None = field(STRING, nullable="0+", default=None)
     member_id: str | None = field(STRING, nullable="0+")
@@ -38,7 +38,7 @@ class ShareAcknowledgeRequest(Struct, versions="1-2", flexible="0+"):
 
 
 class LeaderIdAndEpoch(Struct):
-    """Who leads, and since which epoch."""
+    """The leader and its epoch."""
 
     leader_id: int = field(INT32)
     leader_epoch: int = field(INT32)
@@ -61,7 +61,7 @@ class ShareAcknowledgeTopicResponse(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a node is reached."""
+    """The address of a node."""
 
     node_id: int = field(INT32)
     host: str = field(STRING)
@@ -70,7 +70,7 @@ class NodeEndpoint(Struct):
 
 
 class ShareAcknowledgeResponse(Struct, versions="1-2", flexible="0+"):
-    """Whether that was taken."""
+    """The result of the acknowledgements."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, INT64, RECORDS, STRIN
 
 
 class AcknowledgementBatch(Struct):
-    """What became of a range of records."""
+    """The acknowledgement of a range of records."""
 
     first_offset: int = field(INT64)
     last_offset: int = field(INT64)
@@ -36,7 +36,7 @@ class ForgottenTopic(Struct):
 
 
 class ShareFetchRequest(Struct, versions="1-2", flexible="0+"):
-    """The partitions to fetch from, and what is acknowledged of them."""
+    """The partitions to fetch from, and their acknowledgements."""
 
     group_id: str | None = field(STRING, nullable="0+", default=None)
     member_id: str | None = field(STRING, nullable="0+")
@@ -53,14 +53,14 @@ class ShareFetchRequest(Struct, versions="1-2", flexible="0+"):
 
 
 class LeaderIdAndEpoch(Struct):
-    """Who leads, and since which epoch."""
+    """The leader and its epoch."""
 
     leader_id: int = field(INT32)
     leader_epoch: int = field(INT32)
 
 
 class AcquiredRecords(Struct):
-    """A range of records that the member has now."""
+    """A range of records that the member acquired."""
 
     first_offset: int = field(INT64)
     last_offset: int = field(INT64)
@@ -88,7 +88,7 @@ class ShareFetchableTopicResponse(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a node is reached."""
+    """The address of a node."""
 
     node_id: int = field(INT32)
     host: str = field(STRING)
@@ -97,7 +97,7 @@ class NodeEndpoint(Struct):
 
 
 class ShareFetchResponse(Struct, versions="1-2", flexible="0+"):
-    """Records, and who has to be asked instead."""
+    """Records, and the leaders of other partitions."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UUID, Struct, field
 
 
 class ShareGroupDescribeRequest(Struct, versions="1", flexible="0+"):
-    """Names the groups."""
+    """The groups of the request."""
 
     group_ids: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL)
@@ -21,7 +21,7 @@ class TopicPartitions(Struct):
 
 
 class Assignment(Struct):
-    """What a member has."""
+    """A member's assignment."""
 
     topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 
@@ -39,7 +39,7 @@ class Member(Struct):
 
 
 class DescribedGroup(Struct):
-    """A group, or why it cannot be described."""
+    """A group, or the error."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+", default=None)

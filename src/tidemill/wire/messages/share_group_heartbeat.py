@@ -1,4 +1,4 @@
-"""ShareGroupHeartbeat (key 76): a member of a share group says that it lives (KIP-932)."""
+"""ShareGroupHeartbeat (key 76): a member of a share group keeps its session alive (KIP-932)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
 
 
 class ShareGroupHeartbeatRequest(Struct, versions="1", flexible="0+"):
-    """A member, and the topics that it wants."""
+    """A member and its subscription."""
 
     group_id: str = field(STRING)
     member_id: str = field(STRING)
@@ -23,7 +23,7 @@ class TopicPartitions(Struct):
 
 
 class Assignment(Struct):
-    """What a member has."""
+    """A member's assignment."""
 
     topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 

@@ -1,4 +1,4 @@
-"""StopReplica (key 5): a controller tells a broker to let go of replicas."""
+"""StopReplica (key 5): a controller tells a broker to stop replicas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StopReplicaRequest(Struct, versions="0-4", flexible="2+"):
 
 
 class StopReplicaPartitionError(Struct):
-    """What became of one replica."""
+    """The result of one replica."""
 
     topic_name: str = field(STRING)
     partition_index: int = field(INT32)
@@ -57,7 +57,7 @@ class StopReplicaPartitionError(Struct):
 
 
 class StopReplicaResponse(Struct, versions="0-4", flexible="2+"):
-    """What the broker made of the command."""
+    """The results of the command."""
 
     error_code: int = field(INT16)
     partition_errors: list[StopReplicaPartitionError] = field([StopReplicaPartitionError])

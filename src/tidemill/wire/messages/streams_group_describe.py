@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UINT16, Stru
 
 
 class StreamsGroupDescribeRequest(Struct, versions="0", flexible="0+"):
-    """Names the groups."""
+    """The groups of the request."""
 
     group_ids: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL)
@@ -39,21 +39,21 @@ class Subtopology(Struct):
 
 
 class Topology(Struct):
-    """What the application does, in parts."""
+    """The topology of the application."""
 
     epoch: int = field(INT32)
     subtopologies: list[Subtopology] | None = field([Subtopology], nullable="0+", default=None)
 
 
 class Endpoint(Struct):
-    """Where a member is reached."""
+    """The address of a member."""
 
     host: str = field(STRING)
     port: int = field(UINT16)
 
 
 class TaskOffset(Struct):
-    """How far a task is."""
+    """The progress of a task."""
 
     subtopology_id: str = field(STRING)
     partition: int = field(INT32)
@@ -68,7 +68,7 @@ class TaskIds(Struct):
 
 
 class Assignment(Struct):
-    """What a member has."""
+    """A member's assignment."""
 
     active_tasks: list[TaskIds] = field([TaskIds])
     standby_tasks: list[TaskIds] = field([TaskIds])
@@ -96,7 +96,7 @@ class Member(Struct):
 
 
 class DescribedGroup(Struct):
-    """A group, or why it cannot be described."""
+    """A group, or the error."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+", default=None)

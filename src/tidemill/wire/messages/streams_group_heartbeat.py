@@ -1,4 +1,4 @@
-"""StreamsGroupHeartbeat (key 88): a member of a streams group says that it lives (KIP-1071)."""
+"""StreamsGroupHeartbeat (key 88): a member of a streams group keeps its session alive (KIP-1071)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TopicInfo(Struct):
 
 
 class CopartitionGroup(Struct):
-    """Topics that need the same number of partitions, by their places in the lists."""
+    """Topics that need the same number of partitions, by their indexes in the lists."""
 
     source_topics: list[int] = field([INT16])
     source_topic_regex: list[int] = field([INT16])
@@ -42,7 +42,7 @@ class Subtopology(Struct):
 
 
 class Topology(Struct):
-    """What the application does, in parts."""
+    """The topology of the application."""
 
     epoch: int = field(INT32)
     subtopologies: list[Subtopology] = field([Subtopology])
@@ -56,14 +56,14 @@ class TaskIds(Struct):
 
 
 class Endpoint(Struct):
-    """Where a member is reached."""
+    """The address of a member."""
 
     host: str = field(STRING)
     port: int = field(UINT16)
 
 
 class TaskOffset(Struct):
-    """How far a task is."""
+    """The progress of a task."""
 
     subtopology_id: str = field(STRING)
     partition: int = field(INT32)
@@ -93,7 +93,7 @@ class StreamsGroupHeartbeatRequest(Struct, versions="0", flexible="0+"):
 
 
 class Status(Struct):
-    """Something that the member should know."""
+    """A status message for the member."""
 
     status_code: int = field(INT8)
     status_detail: str = field(STRING)

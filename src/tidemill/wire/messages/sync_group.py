@@ -1,4 +1,4 @@
-"""SyncGroup (key 14): the leader hands in the assignment, every member gets its own."""
+"""SyncGroup (key 14): the leader sends the assignment, every member gets its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SyncGroupRequestAssignment(Struct):
 
 
 class SyncGroupRequest(Struct, versions="0-5", flexible="4+"):
-    """Asks for the member's assignment; the leader brings all of them."""
+    """Requests the member's assignment; the leader's contains all assignments."""
 
     group_id: str = field(STRING)
     generation_id: int = field(INT32)

@@ -1,4 +1,4 @@
-"""TxnOffsetCommit (key 28): positions that count once their transaction commits."""
+"""TxnOffsetCommit (key 28): offsets that take effect when their transaction commits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class TxnOffsetCommitRequestPartition(Struct):
-    """The position to store for one partition."""
+    """The offset to store for one partition."""
 
     partition_index: int = field(INT32)
     committed_offset: int = field(INT64)
@@ -15,14 +15,14 @@ class TxnOffsetCommitRequestPartition(Struct):
 
 
 class TxnOffsetCommitRequestTopic(Struct):
-    """One topic's positions."""
+    """One topic's offsets."""
 
     name: str = field(STRING)
     partitions: list[TxnOffsetCommitRequestPartition] = field([TxnOffsetCommitRequestPartition])
 
 
 class TxnOffsetCommitRequest(Struct, versions="0-5", flexible="3+"):
-    """Positions that belong to a transaction."""
+    """Offsets that belong to a transaction."""
 
     transactional_id: str = field(STRING)
     group_id: str = field(STRING)
@@ -36,7 +36,7 @@ class TxnOffsetCommitRequest(Struct, versions="0-5", flexible="3+"):
 
 
 class TxnOffsetCommitResponsePartition(Struct):
-    """Whether one position was taken."""
+    """The result of one offset."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -50,7 +50,7 @@ class TxnOffsetCommitResponseTopic(Struct):
 
 
 class TxnOffsetCommitResponse(Struct, versions="0-5", flexible="3+"):
-    """What became of each position."""
+    """The result of each offset."""
 
     throttle_time_ms: int = field(INT32)
     topics: list[TxnOffsetCommitResponseTopic] = field([TxnOffsetCommitResponseTopic])

@@ -1,4 +1,4 @@
-"""UnregisterBroker (key 64): forget a broker that will not come back."""
+"""UnregisterBroker (key 64): remove a dead broker from the cluster."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class UnregisterBrokerRequest(Struct, versions="0", flexible="0+"):
-    """Names the broker."""
+    """The broker of the request."""
 
     broker_id: int = field(INT32)
 
 
 class UnregisterBrokerResponse(Struct, versions="0", flexible="0+"):
-    """Whether it was forgotten."""
+    """The result of the removal."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

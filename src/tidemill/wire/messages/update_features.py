@@ -6,7 +6,7 @@ from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
 
 
 class FeatureUpdateKey(Struct):
-    """A feature and the level that it shall have."""
+    """A feature and its new level."""
 
     feature: str = field(STRING)
     max_version_level: int = field(INT16)  # below 1 removes it
@@ -31,7 +31,7 @@ class UpdatableFeatureResult(Struct):
 
 
 class UpdateFeaturesResponse(Struct, versions="0-2", flexible="0+"):
-    """What became of each feature; from version 2 all or none."""
+    """The result of each feature; from version 2 all or none."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""UpdateMetadata (key 6): a controller spreads the cluster's metadata."""
+"""UpdateMetadata (key 6): a controller distributes the cluster's metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UpdateMetadataPartitionState(Struct):
     isr: list[int] = field([INT32])
     zk_version: int = field(INT32)  # of the partition's state node
     replicas: list[int] = field([INT32])
-    # replicas whose broker or directory is away
+    # replicas whose broker or directory is offline
     offline_replicas: list[int] = field([INT32], "4+", ignorable=True)
 
 
@@ -48,7 +48,7 @@ class UpdateMetadataBroker(Struct):
 
 
 class UpdateMetadataRequest(Struct, versions="0-8", flexible="6+"):
-    """A controller's news, fenced by its epoch."""
+    """A controller's update, fenced by its epoch."""
 
     controller_id: int = field(INT32)
     is_kraft_controller: bool = field(BOOL, "8+")  # false from a controller over the coordination store
@@ -64,6 +64,6 @@ class UpdateMetadataRequest(Struct, versions="0-8", flexible="6+"):
 
 
 class UpdateMetadataResponse(Struct, versions="0-8", flexible="6+"):
-    """Whether the broker took the news."""
+    """The result of the update."""
 
     error_code: int = field(INT16)

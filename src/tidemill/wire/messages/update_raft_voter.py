@@ -1,4 +1,4 @@
-"""UpdateRaftVoter (key 82): a voter of the Raft quorum changes what it listens on (KIP-853)."""
+"""UpdateRaftVoter (key 82): a voter of the Raft quorum changes its endpoints (KIP-853)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, STRING, UINT16, UUID, Struct, fie
 
 
 class Listener(Struct):
-    """Where it is reached."""
+    """The address of an endpoint."""
 
     name: str = field(STRING)
     host: str = field(STRING)
@@ -21,7 +21,7 @@ class KRaftVersionFeature(Struct):
 
 
 class UpdateRaftVoterRequest(Struct, versions="0", flexible="0+"):
-    """The voter, and where it listens."""
+    """The voter and its endpoints."""
 
     cluster_id: str | None = field(STRING, nullable="0+")
     current_leader_epoch: int = field(INT32)
@@ -32,7 +32,7 @@ class UpdateRaftVoterRequest(Struct, versions="0", flexible="0+"):
 
 
 class CurrentLeader(Struct):
-    """Who leads, and where it is reached."""
+    """The leader and its address."""
 
     leader_id: int = field(INT32, default=-1)
     leader_epoch: int = field(INT32, default=-1)
@@ -41,7 +41,7 @@ class CurrentLeader(Struct):
 
 
 class UpdateRaftVoterResponse(Struct, versions="0", flexible="0+"):
-    """Whether it was taken, and who leads."""
+    """The result, and the current leader."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

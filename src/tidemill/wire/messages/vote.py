@@ -1,4 +1,4 @@
-"""Vote (key 52): a candidate of the Raft quorum asks for votes."""
+"""Vote (key 52): a candidate of the Raft quorum requests votes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class VoteRequestTopicData(Struct):
 
 
 class VoteRequest(Struct, versions="0-2", flexible="0+"):
-    """Asks a voter for its vote, partition by partition."""
+    """Requests a voter's vote, per partition."""
 
     cluster_id: str | None = field(STRING, nullable="0+", default=None)
     voter_id: int = field(INT32, "1+", default=-1, ignorable=True)
@@ -51,7 +51,7 @@ class VoteResponseTopicData(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Where a node is reached."""
+    """The address of a node."""
 
     node_id: int = field(INT32, "1+")
     host: str = field(STRING, "1+")

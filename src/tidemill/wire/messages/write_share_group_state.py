@@ -40,7 +40,7 @@ class WriteShareGroupStateRequest(Struct, versions="0-1", flexible="0+"):
 
 
 class PartitionResult(Struct):
-    """What became of one partition."""
+    """The result of one partition."""
 
     partition: int = field(INT32)
     error_code: int = field(INT16)
@@ -55,6 +55,6 @@ class WriteStateResult(Struct):
 
 
 class WriteShareGroupStateResponse(Struct, versions="0-1", flexible="0+"):
-    """What became of each partition."""
+    """The result of each partition."""
 
     results: list[WriteStateResult] = field([WriteStateResult])

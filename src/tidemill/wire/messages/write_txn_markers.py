@@ -1,4 +1,4 @@
-"""WriteTxnMarkers (key 27): a transaction coordinator has markers written to partitions."""
+"""WriteTxnMarkers (key 27): a transaction coordinator requests markers in partitions."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class WritableTxnMarkerResult(Struct):
 
 
 class WriteTxnMarkersResponse(Struct, versions="0-2", flexible="1+"):
-    """What became of each marker."""
+    """The result of each marker."""
 
     markers: list[WritableTxnMarkerResult] = field([WritableTxnMarkerResult])

@@ -1,0 +1,274 @@
+"""Requests ISR changes from the controller (AlterPartition).
+
+One request is in flight at a time. The next one has the changes of all partitions that were submitted
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from tidemill.broker.apply_leader_and_isr import state_of
+from tidemill.broker.broker import Broker
+from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
+from tidemill.controller.alter_partition import IsrChange
+from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.coordination.coordination_store import StoreError
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.replication.partition import Partition
+from tidemill.replication.partition_state import PartitionState
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionRequestTopicData,
+    AlterPartitionResponse,
+    BrokerState,
+)
+
+log = logging.getLogger("tidemill.broker")
+
+VERSIONS = (3, 3)
+RETRY_S = 0.05
+RETRY_S_MAX = 1.0
+"""The first and the longest pause after a request with changes that have to be sent again."""
+REJECTIONS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST})
+"""Errors with which the ISR was not written, and will not be: the partition was in the expected state.
+
+UNKNOWN_TOPIC_ID is not one of them: the ISR may have been written, the response lost and the topic deleted.
+Apache Kafka's leader keeps the pending ISR, too (``Partition.handleAlterPartitionError``).
+"""
+FENCED = frozenset({ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NEW_LEADER_ELECTED})
+"""Errors with which the controller states that this broker does not lead the partition any more.
+
+Apache Kafka's leader then waits for LeaderAndIsr (``Partition.handleAlterPartitionError``). That request may
+have been lost with the controller that had queued it. Other errors do not prove a later leader epoch: a
+controller that was replaced without knowing it returns UNKNOWN_TOPIC_ID for a topic that its successor
+created.
+"""
+PARTITIONS_MAX = 1000
+"""In one request."""
+
+
+def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[tuple[int, int]]:
+    """Returns the members of an ISR, each with the broker epoch of its last fetch."""
+    replication = partition.replication
+    return [
+        (
+            broker,
+            own_epoch
+            if replication is None or broker == replication.leader
+            else int(replication.epoch_of(broker)),
+        )
+        for broker in isr
+    ]
+
+
+class _PendingChange:
+    """An ISR change that a partition has submitted."""
+
+    def __init__(
+        self, partition: Partition, isr: tuple[int, ...], partition_epoch: int, own_epoch: int
+    ) -> None:
+        self.partition = partition
+        self.members = members_of(partition, isr, own_epoch)
+        """With the broker epochs of the submission: a follower that restarts later is not a member."""
+        self.key = (partition.log.topic_id, int(partition.index))
+        self.leader_epoch = int(partition.leader_epoch)
+        self.partition_epoch = partition_epoch
+        self.isr = isr
+
+    def is_pending(self, *, in_any_state: bool = False) -> bool:
+        """Whether the partition still waits for this change, in the partition epoch of the submission.
+
+        ``in_any_state``: in any partition epoch.
+        """
+        partition = self.partition
+        replication = partition.replication
+        return (
+            not partition.deleted
+            and partition.leader_epoch == self.leader_epoch
+            and replication is not None
+            and replication.pending == self.isr
+            and (in_any_state or replication.partition_epoch == self.partition_epoch)
+        )
+
+
+class AlterPartitionManager:
+    """Sends the ISR changes of leaders to the controller, which may be this broker, one request at a time."""
+
+    def __init__(
+        self, broker: Broker, channel: BrokerToControllerChannel, failover: Failover, epoch: Callable[[], int]
+    ) -> None:
+        self._broker = broker
+        self._channel = channel
+        self._failover = failover
+        self._epoch = epoch
+        self._unsent: dict[tuple[bytes, int], _PendingChange] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def submit(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """Requests ``isr`` in place of the ISR of ``partition_epoch``."""
+        one = _PendingChange(partition, isr, partition_epoch, self._epoch())
+        self._unsent[one.key] = one
+        if self._task is None and not self._stopped:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Stops sending. Changes that are submitted later are ignored."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        backoff_s = RETRY_S
+        while self._unsent:
+            keys = list(self._unsent)[:PARTITIONS_MAX]
+            changes = [one for key in keys if (one := self._unsent.pop(key)).is_pending()]
+            if not changes:
+                continue
+            try:
+                results = await self._send(changes)
+            except KafkaError as problem:
+                log.info("ISR changes are sent again: %s", problem)
+                results = [problem] * len(changes)
+            except Exception:
+                log.exception("sending ISR changes failed")
+                results = [KafkaError("sending ISR changes failed")] * len(changes)
+            for one, result in zip(changes, results, strict=True):
+                try:
+                    self._handle_result(one, result)
+                except Exception:
+                    # A bug. The loop has to go on: it sends the changes of all partitions.
+                    log.exception("handling the result of an ISR change failed")
+            # A partition with an ineligible replica submits its change again at the next fetch. The pause
+            # limits these requests until the controller knows the registration of the replica's broker, and
+            # until the replica has fetched with its new broker epoch.
+            if any(key in self._unsent for key in keys) or any(map(_is_ineligible, results)):
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, RETRY_S_MAX)
+            else:
+                backoff_s = RETRY_S
+        self._task = None
+
+    def _handle_result(self, one: _PendingChange, result: PartitionState | KafkaError) -> None:
+        """Completes a change with a known outcome, and queues any other change again.
+
+        A change without a known outcome may have been written. Until the leader knows, a record is committed
+        only if the replicas of the pending ISR have it, too.
+        """
+        partitions = self._broker.partitions
+        if not one.is_pending():
+            return
+        if isinstance(result, PartitionState):
+            partitions.isr_changed(one.partition, result)
+        elif result.code in FENCED:
+            log.warning(
+                "this broker stops leading %s-%d, which it led in epoch %d: %s",
+                one.partition.topic,
+                one.partition.index,
+                one.leader_epoch,
+                result,
+            )
+            partitions.stop_leading(one.partition)
+            return
+        else:
+            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
+            if result.code not in REJECTIONS:
+                self._unsent.setdefault(one.key, one)
+                return
+        if one.is_pending(in_any_state=True):
+            # The controller changed nothing, or the partition has a later state already.
+            partitions.isr_refused(one.partition)
+
+    async def _send(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
+        if self._broker.controller.is_active:
+            return await self._alter_locally(changes)
+        response: AlterPartitionResponse = await self._channel.send_when_connected(
+            ApiKey.ALTER_PARTITION, VERSIONS, lambda: self._request(changes)
+        )
+        if response.error_code != 0:
+            raise KafkaError("the controller refuses ISR changes", ErrorCode(response.error_code))
+        return _results(changes, response)
+
+    def _request(self, changes: Sequence[_PendingChange]) -> AlterPartitionRequest:
+        """Builds the request with the changes that are still pending.
+
+        A partition whose leader has stepped down meanwhile does not wait for its change any more.
+        """
+        topics: dict[bytes, AlterPartitionRequestTopicData] = {}
+        for one in changes:
+            if not one.is_pending():
+                continue
+            topic = topics.setdefault(
+                one.key[0], AlterPartitionRequestTopicData(topic_id=one.key[0], partitions=[])
+            )
+            topic.partitions.append(
+                AlterPartitionRequestPartitionData(
+                    partition_index=one.key[1],
+                    leader_epoch=one.leader_epoch,
+                    new_isr_with_epochs=[
+                        BrokerState(broker_id=broker, broker_epoch=epoch) for broker, epoch in one.members
+                    ],
+                    partition_epoch=one.partition_epoch,
+                )
+            )
+        return AlterPartitionRequest(
+            broker_id=self._broker.node_id, broker_epoch=self._epoch(), topics=list(topics.values())
+        )
+
+    async def _alter_locally(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
+        wanted = [
+            WantedIsr(
+                one.key[0],
+                one.key[1],
+                IsrChange(
+                    self._broker.node_id,
+                    one.leader_epoch,
+                    one.partition_epoch,
+                    one.members,
+                    self._epoch(),
+                ),
+            )
+            for one in changes
+        ]
+        try:
+            results = await self._failover.alter_isr(wanted)
+        except StoreError as problem:
+            raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None
+        return [one if isinstance(one, KafkaError) else state_of(one) for one in results]
+
+
+def _is_ineligible(result: PartitionState | KafkaError) -> bool:
+    return isinstance(result, KafkaError) and result.code == ErrorCode.INELIGIBLE_REPLICA
+
+
+def _results(
+    changes: Sequence[_PendingChange], response: AlterPartitionResponse
+) -> list[PartitionState | KafkaError]:
+    found: Mapping[tuple[bytes, int], PartitionState | KafkaError] = {
+        (topic.topic_id, one.partition_index): (
+            KafkaError(
+                f"the controller refuses the ISR: {ErrorCode(one.error_code).name}",
+                ErrorCode(one.error_code),
+            )
+            if one.error_code != 0
+            else PartitionState(
+                one.partition_index, one.leader_id, one.leader_epoch, (), tuple(one.isr), one.partition_epoch
+            )
+        )
+        for topic in response.topics
+        for one in topic.partitions
+    }
+    missing = KafkaError("the response of the controller lacks this partition")
+    results = []
+    for one in changes:
+        result = found.get(one.key, missing)
+        if isinstance(result, PartitionState):
+            result = result._replace(replicas=one.partition.replicas, adding=one.partition.adding)
+        results.append(result)
+    return results

@@ -1,0 +1,139 @@
+"""The APIs of this broker, collected from the declarations of their handlers.
+
+ApiVersions announces this table. An API of :mod:`tidemill.wire.apis` without an entry is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+from tidemill.broker import produce_codec
+from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.handlers import (
+    alter_configs,
+    alter_partition,
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    api_versions,
+    controlled_shutdown,
+    create_acls,
+    create_partitions,
+    create_topics,
+    delete_acls,
+    delete_groups,
+    delete_records,
+    delete_topics,
+    describe_acls,
+    describe_client_quotas,
+    describe_cluster,
+    describe_configs,
+    describe_groups,
+    describe_log_dirs,
+    describe_producers,
+    describe_topic_partitions,
+    describe_user_scram_credentials,
+    elect_leaders,
+    envelope,
+    find_coordinator,
+    heartbeat,
+    incremental_alter_configs,
+    init_producer_id,
+    join_group,
+    leader_and_isr,
+    leave_group,
+    list_config_resources,
+    list_groups,
+    list_offsets,
+    list_partition_reassignments,
+    metadata,
+    not_served,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
+    offset_for_leader_epoch,
+    stop_replica,
+    sync_group,
+    unregister_broker,
+    update_features,
+    update_metadata,
+)
+from tidemill.model.errors import ProtocolError
+from tidemill.wire import fetch_layout
+from tidemill.wire.apis import API, ApiKey
+
+
+def _handle_compiled(broker: object, context: object, request: object) -> NoReturn:
+    raise RuntimeError("Produce and Fetch are handled by KafkaApis")
+
+
+_HANDLED: Final = (
+    HandledApi(ApiKey.PRODUCE, produce_codec.FIRST_VERSION, produce_codec.LAST_VERSION, _handle_compiled),
+    HandledApi(ApiKey.FETCH, fetch_layout.FIRST_VERSION, fetch_layout.LAST_VERSION, _handle_compiled),
+    list_offsets.API,
+    metadata.API,
+    leader_and_isr.API,
+    stop_replica.API,
+    update_metadata.API,
+    controlled_shutdown.API,
+    offset_commit.API,
+    offset_fetch.API,
+    find_coordinator.API,
+    join_group.API,
+    heartbeat.API,
+    leave_group.API,
+    sync_group.API,
+    describe_groups.API,
+    list_groups.API,
+    api_versions.API,
+    create_topics.API,
+    delete_topics.API,
+    delete_records.API,
+    init_producer_id.API,
+    offset_for_leader_epoch.API,
+    describe_acls.API,
+    create_acls.API,
+    delete_acls.API,
+    describe_configs.API,
+    alter_configs.API,
+    alter_replica_log_dirs.API,
+    describe_log_dirs.API,
+    create_partitions.API,
+    delete_groups.API,
+    elect_leaders.API,
+    incremental_alter_configs.API,
+    alter_partition_reassignments.API,
+    list_partition_reassignments.API,
+    offset_delete.API,
+    describe_client_quotas.API,
+    describe_user_scram_credentials.API,
+    alter_partition.API,
+    update_features.API,
+    envelope.API,
+    describe_cluster.API,
+    describe_producers.API,
+    unregister_broker.API,
+    list_config_resources.API,
+    describe_topic_partitions.API,
+)
+
+APIS: Final[dict[int, HandledApi]] = {api.key: api for api in _HANDLED}
+"""All handled APIs, by key."""
+
+
+def api_for(key: int, version: int) -> HandledApi:
+    """Returns the API that handles a request, or the one that refuses a known API or version.
+
+    Raises ProtocolError for an unknown key or version: its request cannot be decoded.
+    """
+    api = APIS.get(key)
+    if api is not None and api.has_version(version):
+        return api
+    refused = not_served.REFUSED.get(key)
+    if refused is None:
+        raise ProtocolError(f"{key} is no API key of this protocol (requested version {version})")
+    if not refused.has_version(version):
+        raise ProtocolError(
+            f"{API[key].name} has no version {version}: "
+            f"the known versions are {refused.first} to {refused.last}"
+        )
+    return refused

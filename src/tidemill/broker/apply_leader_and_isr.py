@@ -1,0 +1,403 @@
+"""Applies the changes of the controller to this broker: creates logs, leads, follows and stops replicas.
+
+Changes are applied one after another, from the controller of this process as well as from requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tidemill.broker.broker_state import BrokerState
+from tidemill.broker.log_configs import log_config
+from tidemill.broker.metadata_cache import Delta, PartitionImage, TopicImage, effective_config
+from tidemill.coordination.cluster_image import TOPIC
+from tidemill.log.errors import topic_failure
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError
+from tidemill.model.event_loop_slices import (
+    ITEMS_A_PAUSE,
+    STEPS_PER_SLICE,
+    TimeSlice,
+    a_pause,
+    slices_of,
+    with_pauses,
+)
+from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.replication.partition_state import PartitionState
+
+log = logging.getLogger("tidemill.broker")
+
+NEW_FOLLOWER_DELAY_S_MAX = 0.25
+"""How long this broker waits for the other brokers to apply a change, before it creates logs of new
+followers."""
+
+
+ReplicaAssignments = Iterable[tuple[str, Iterable[tuple[int, Sequence[int]]]]]
+"""Topics by name, each with its partitions by index, each with the brokers of its replicas."""
+
+
+class TopicLeaderAndIsr(NamedTuple):
+    """The states of the partitions of one topic that this broker leads or follows."""
+
+    name: str
+    topic_id: bytes
+    internal: bool
+    settings: Mapping[str, str]
+    states: Sequence[PartitionState]
+    new_partitions: Container[int]
+    """The partitions of which this broker had no replica before."""
+
+
+class LeaderAndIsrApplier:
+    """Applies changes of the cluster to the partitions and the metadata of this broker."""
+
+    def __init__(self, broker: BrokerState, removed: Callable[[], Awaitable[None]]) -> None:
+        """``removed``: see :attr:`removed`."""
+        self.controller_epoch = 0
+        self.broker_epoch = -1
+        """The epoch of this broker's registration; -1 before the registration."""
+        self.first_change_applied = asyncio.Event()
+        """Set after the first change for this registration was applied."""
+        self.replicas_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
+        """Called with partitions (by topic id) that a change assigns here, and that cannot be opened."""
+        self.replicas_served: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
+        """Called with served partitions (by topic id) that are offline in the controller's image."""
+        self.topic_deletion_refused: Callable[[TopicImage], None] = lambda topic: None
+        """Called with a topic whose logs cannot be deleted now, for instance because the disk is full."""
+        self.replica_deletion_refused: Callable[[TopicImage, int], None] = lambda topic, index: None
+        """Called with a partition that was reassigned, and whose log cannot be deleted now."""
+        self.controller_moved: Callable[[], None] = lambda: None
+        """Called if this process's controller makes a change although a later one has sent requests."""
+        self._broker = broker
+        self._next_config: BrokerConfig | None = None
+        """The configuration that a change contains, while its partitions are applied."""
+        self.removed = removed
+        """Awaited after logs were deleted, before that is confirmed."""
+        self.lock = asyncio.Lock()
+        """Held while a change is applied."""
+
+    # The controller of this process
+
+    async def apply_delta(self, delta: Delta, published: asyncio.Future[None] | None = None) -> None:
+        """Applies a change of this process's controller, and publishes its image.
+
+        ``published`` is done when the image is published and this broker leads the partitions that it has to
+        lead. The logs of new followers are created after that: no client waits for them. Their failures are
+        passed to :attr:`replicas_failed` as well.
+        """
+        async with self.lock:
+            if delta.image.controller_epoch < self.controller_epoch:
+                log.warning(
+                    "a change of controller epoch %d is not applied: requests of epoch %d were applied",
+                    delta.image.controller_epoch,
+                    self.controller_epoch,
+                )
+                self.controller_moved()
+                return
+            self.controller_epoch = delta.image.controller_epoch
+            if not delta.before.brokers:
+                await self.stop_unassigned_replicas(
+                    (topic.name, ((one.partition, one.replicas) for one in topic.partitions))
+                    for topic in delta.image.topics.values()
+                )
+            time_slice = TimeSlice(self._broker.clock)
+            await self._delete_topics(delta, time_slice)
+            failed: list[tuple[bytes, int]] = []
+            if delta.broker_configs_changed:
+                # Before this broker leads partitions: with the former, lower min.insync.replicas it would
+                # commit records that no other replica has.
+                config = self._broker.config
+                self._next_config = effective_config(config, delta.image, self._broker.node_id)
+            try:
+                new_followers = [
+                    await self._apply_topic(delta, one, one.partitions, time_slice, failed)
+                    for one in delta.created
+                ]
+                for old, topic in delta.changed:
+                    new_followers.append(
+                        await self._apply_topic(
+                            delta, topic, changed_partitions(old, topic), time_slice, failed
+                        )
+                    )
+                    await self._delete_reassigned_replicas(delta, old, topic, time_slice)
+            finally:
+                self._next_config = None
+            if not delta.before.brokers:
+                await self.log_stray_directories({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
+            await self._broker.metadata.publish(delta)
+            self.first_change_applied.set()
+            if published is not None and not published.done():
+                published.set_result(None)
+            if failed:
+                self.replicas_failed(failed)
+            new_followers = [one for one in new_followers if one.states]
+            if new_followers and delta.others:
+                # This thread also sends the change to the other brokers, for which clients wait.
+                await asyncio.wait(delta.others, timeout=NEW_FOLLOWER_DELAY_S_MAX)
+            await self._apply_new_followers(delta, new_followers, time_slice)
+
+    async def _apply_new_followers(
+        self, delta: Delta, new_followers: Sequence[TopicLeaderAndIsr], time_slice: TimeSlice
+    ) -> None:
+        failed: list[tuple[bytes, int]] = []
+        for one in new_followers:
+            await self._apply_and_collect_failures(delta, one, time_slice, failed)
+        if failed:
+            self.replicas_failed(failed)
+
+    async def _apply_and_collect_failures(
+        self,
+        delta: Delta,
+        leader_and_isr: TopicLeaderAndIsr,
+        time_slice: TimeSlice,
+        failed: list[tuple[bytes, int]],
+    ) -> None:
+        """Applies the states of one topic.
+
+        Adds partitions that cannot be opened to ``failed``, unless the controller has them as offline.
+        Reports served partitions that the controller has as offline.
+        """
+        served: list[tuple[bytes, int]] = []
+        try:
+            await self.apply_states(leader_and_isr, time_slice)
+        except KafkaError as problem:
+            delta.fail(leader_and_isr.name, problem)
+        image = delta.image.topics.get(leader_and_isr.name)
+        for state in leader_and_isr.states:
+            await time_slice.step()
+            known = image.partition(state.partition) if image is not None else None
+            is_offline = known is not None and self._broker.node_id in known.offline
+            if self.serves(leader_and_isr.name, state.partition):
+                if is_offline:
+                    served.append((leader_and_isr.topic_id, state.partition))
+            elif not is_offline:
+                failed.append((leader_and_isr.topic_id, state.partition))
+        if served:
+            self.replicas_served(served)
+
+    def serves(self, topic: str, index: int) -> bool:
+        """Whether this broker has the partition, and its directory works."""
+        partition = self._broker.partitions.find(topic, index)
+        return partition is not None and not partition.failed
+
+    async def stop_unassigned_replicas(self, topics: ReplicaAssignments) -> None:
+        """Stops leading and following replicas that a full request does not assign to this broker.
+
+        Their logs are kept. An earlier controller may have reassigned the partitions and ended before its
+        StopReplica arrived.
+        """
+        assigned = await with_pauses(_assigned_to(self._broker.node_id, topics))
+        partitions = self._broker.partitions
+        for some in slices_of(list(partitions.all()), STEPS_PER_SLICE):
+            for partition in partitions.stop_unassigned(list(some), assigned):
+                log.warning(
+                    "this broker stops leading %s-%d: the controller assigns no replica of it here. "
+                    "Records that this broker acknowledged after the reassignment are in %s only",
+                    partition.topic,
+                    partition.index,
+                    partition.log.directory,
+                )
+            await a_pause()
+
+    async def log_stray_directories(self, others: Container[str] = ()) -> None:
+        """Warns of logs of partitions of which this broker has no replica. Called with all replicas known.
+
+        The logs are kept, as by Apache Kafka's brokers on ZooKeeper: an operator may have removed the topic
+        by mistake.
+        """
+        partitions = self._broker.partitions
+        strays = []
+        for some in slices_of(list(self._broker.logs.logs.items()), ITEMS_A_PAUSE):
+            strays += [
+                one.directory
+                for key, one in some
+                if key.topic not in others and partitions.find(key.topic, key.partition) is None
+            ]
+            await a_pause()
+        if strays:
+            log.warning(
+                "directories of partitions of which this broker has no replica: %d, %s for instance. These "
+                "were reassigned or deleted while this broker was stopped, or the controller cannot read "
+                "the nodes of their topic, which it logs. The directories stay until an operator removes "
+                "them",
+                len(strays),
+                strays[0],
+            )
+
+    async def _delete_topics(self, delta: Delta, time_slice: TimeSlice) -> None:
+        partitions = self._broker.partitions
+        for topic in delta.deleted:
+            try:
+                for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
+                    await time_slice.step()
+            except KafkaError as problem:
+                log.error("%s: %s", topic.name, problem)
+                delta.fail(topic.name, problem)
+                self.topic_deletion_refused(topic)
+        if delta.deleted:
+            await self.removed()
+
+    async def retry_topic_deletion(self, topic: TopicImage) -> None:
+        """Deletes the logs of a topic whose deletion has failed before. Raises StorageError."""
+        async with self.lock:
+            partitions = self._broker.partitions
+            known = partitions.topics.by_name.get(topic.name.encode())
+            if known is not None and known.topic_id != topic.topic_id:
+                return  # Another controller has completed the deletion, and a new topic has the name.
+            time_slice = TimeSlice(self._broker.clock)
+            for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
+                await time_slice.step()
+            await self.removed()
+
+    async def retry_replica_deletion(self, topic: TopicImage, index: int) -> None:
+        """Deletes a replica that was reassigned, unless it is assigned again. Raises StorageError."""
+        async with self.lock:
+            partitions = self._broker.partitions
+            known = self._broker.metadata.image.topics.get(topic.name)
+            if known is None or known.topic_id != topic.topic_id:
+                return  # The deletion of the topic has deleted this replica as well.
+            image = known.partition(index)
+            is_assigned = image is not None and self._broker.node_id in image.replicas
+            # Another controller may have assigned it again, and send its UpdateMetadata next.
+            if not is_assigned and partitions.find(topic.name, index) is None:
+                partitions.stop_replica(topic.name, index, delete=True)
+                await self.removed()
+
+    async def _apply_topic(
+        self,
+        delta: Delta,
+        topic: TopicImage,
+        changed: Iterable[PartitionImage],
+        time_slice: TimeSlice,
+        failed: list[tuple[bytes, int]],
+    ) -> TopicLeaderAndIsr:
+        """Applies the states for which clients wait.
+
+        Returns those of new followers, which are applied later.
+        """
+        node = self._broker.node_id
+        new_partitions: set[int] = set()
+        now: list[PartitionState] = []
+        new_followers: list[PartitionState] = []
+        for one in changed:
+            await time_slice.step()
+            if node not in one.replicas:
+                continue
+            if not self.had_replica(topic.name, one.partition, topic.topic_id):
+                new_partitions.add(one.partition)
+            (new_followers if one.leader != node and one.partition in new_partitions else now).append(
+                state_of(one)
+            )
+        leader_and_isr = TopicLeaderAndIsr(
+            topic.name, topic.topic_id, topic.internal, topic.config, now, new_partitions
+        )
+        await self._apply_and_collect_failures(delta, leader_and_isr, time_slice, failed)
+        return leader_and_isr._replace(states=new_followers)
+
+    async def _delete_reassigned_replicas(
+        self, delta: Delta, old: TopicImage, new: TopicImage, time_slice: TimeSlice
+    ) -> None:
+        node = self._broker.node_id
+        reassigned = [
+            before.partition
+            for before, after in zip(old.partitions, new.partitions, strict=False)
+            if before is not after and node in before.replicas and node not in after.replicas
+        ]
+        for index in reassigned:
+            await time_slice.step()
+            try:
+                self._broker.partitions.stop_replica(new.name, index, delete=True)
+            except KafkaError as problem:
+                log.error("%s-%d: %s", new.name, index, problem)
+                delta.fail(new.name, problem)
+                self.replica_deletion_refused(new, index)
+        if reassigned:
+            await self.removed()
+
+    async def apply_states(self, leader_and_isr: TopicLeaderAndIsr, time_slice: TimeSlice) -> None:
+        """Creates the missing logs, and applies the states. Raises one error for all failed partitions."""
+        broker = self._broker
+        name, topic_id = leader_and_isr.name, leader_and_isr.topic_id
+        states = [state for state in leader_and_isr.states if broker.node_id in state.replicas]
+        if not states:
+            return
+        config = log_config(self._next_config or broker.config, name, leader_and_isr.settings)
+        failures: dict[int, KafkaError] = {}
+        failure: KafkaError | None = None
+        for state in states:
+            await time_slice.step()
+            if broker.partitions.find(name, state.partition) is None:
+                try:
+                    key = TopicPartition(name, state.partition)
+                    is_new = state.partition in leader_and_isr.new_partitions
+                    broker.logs.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
+                except KafkaError as problem:
+                    log.error("%s-%d: %s", name, state.partition, problem)
+                    failures[state.partition] = problem
+        for start in range(0, len(states), STEPS_PER_SLICE):
+            try:
+                part = states[start : start + STEPS_PER_SLICE]
+                broker.partitions.put_topic(name, topic_id, leader_and_isr.internal, part, config)
+            except KafkaError as problem:
+                log.error("%s: %s", name, problem)
+                failure = failure or problem
+            if start + STEPS_PER_SLICE < len(states):
+                await asyncio.sleep(0)
+        if failures:
+            raise topic_failure(name, failures)
+        if failure is not None:
+            raise failure
+
+    def had_replica(self, name: str, index: int, topic_id: bytes) -> bool:
+        """Whether this broker had the replica before. Its disk may be missing now.
+
+        The first change of a new controller has all partitions as if they were new, and may have ids for
+        topics that an older version of Kafka has created without ids.
+        """
+        known = self._broker.metadata.image.topics.get(name)
+        if known is None or known.topic_id not in (topic_id, ZERO_ID) or index >= len(known.partitions):
+            return False
+        return self._broker.node_id in known.partitions[index].replicas
+
+    async def publish_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        """Publishes an image with ``settings``, by kind and name. The caller holds :attr:`lock`."""
+        metadata = self._broker.metadata
+        image = metadata.image.with_settings(settings)
+        if image is not metadata.image:
+            await metadata.publish(Delta.between(metadata.image, image))
+
+
+def _assigned_to(broker_id: int, topics: ReplicaAssignments) -> Generator[None, None, set[TopicPartition]]:
+    """Returns the partitions with a replica on a broker. Yields after every ``ITEMS_A_PAUSE`` partitions."""
+    found = set()
+    number = 0
+    for name, partitions in topics:
+        for index, replicas in partitions:
+            number += 1
+            if number % ITEMS_A_PAUSE == 0:
+                yield
+            if broker_id in replicas:
+                found.add(TopicPartition(name, index))
+    return found
+
+
+def state_of(image: PartitionImage) -> PartitionState:
+    """Converts the image of a partition to the state that the partition applies."""
+    return PartitionState(
+        image.partition,
+        image.leader,
+        image.leader_epoch,
+        tuple(image.replicas),
+        tuple(image.isr),
+        image.partition_epoch,
+        tuple(image.adding),
+    )
+
+
+def changed_partitions(old: TopicImage, new: TopicImage) -> list[PartitionImage]:
+    """Returns the partitions of ``new`` that are new or changed."""
+    known = old.partitions
+    return [one for place, one in enumerate(new.partitions) if place >= len(known) or one is not known[place]]

@@ -1,0 +1,79 @@
+"""Checks the names and indexes in requests of the controller.
+
+Every client that can connect to the inter-broker listener can send them. A topic name becomes a directory,
+and a partition index the length of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.model.errors import ProtocolError
+from tidemill.model.topic_names import name_problem
+from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
+from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
+
+TOPICS_A_PAUSE = 200
+PARTITIONS_A_PAUSE = 2000
+PARTITIONS_MAX = 1_000_000
+"""Partitions of all topics of a LeaderAndIsr request, with those that it leaves out: more than a cluster
+has."""
+LEFT_OUT_MAX = 10_000
+"""Partitions that UpdateMetadata leaves out below the highest index of a topic. A controller leaves out
+none."""
+
+
+def check_leader_and_isr(request: LeaderAndIsrRequest) -> Generator[None, None, None]:
+    """Raises ProtocolError for an impossible topic name or partition index. Yields between topics."""
+    total = 0
+    for number, topic in enumerate(request.topic_states, 1):
+        if number % TOPICS_A_PAUSE == 0:
+            yield
+        if len(topic.partition_states) > PARTITIONS_A_PAUSE:
+            yield
+        _check_name(topic.topic_name)
+        total += _count(topic.topic_name, [one.partition_index for one in topic.partition_states])
+    if total > PARTITIONS_MAX:
+        raise ProtocolError(
+            f"LeaderAndIsr names topics of {total} partitions; the maximum is {PARTITIONS_MAX}"
+        )
+
+
+def check_update_metadata(
+    request: UpdateMetadataRequest, before: ClusterImage
+) -> Generator[None, None, None]:
+    """Raises ProtocolError as :func:`check_leader_and_isr`.
+
+    ``before``: the image that the request changes.
+    """
+    left_out = 0
+    for number, topic in enumerate(request.topic_states, 1):
+        if number % TOPICS_A_PAUSE == 0:
+            yield
+        if len(topic.partition_states) > PARTITIONS_A_PAUSE:
+            yield
+        name = topic.topic_name
+        _check_name(name)
+        count = _count(name, [one.partition_index for one in topic.partition_states])
+        known = before.topics.get(name)
+        if known is not None and known.topic_id == topic.topic_id:
+            count -= len(known.partitions)
+        left_out += max(0, count - len(topic.partition_states))
+    if left_out > LEFT_OUT_MAX:
+        raise ProtocolError(
+            f"UpdateMetadata leaves out {left_out} partitions below others; the maximum is {LEFT_OUT_MAX}"
+        )
+
+
+def _check_name(name: str) -> None:
+    problem = name_problem(name)
+    if problem:
+        raise ProtocolError(f"a request of the controller names an invalid topic: {problem}")
+
+
+def _count(name: str, indexes: list[int]) -> int:
+    """Returns the number of partitions of a topic with the partitions ``indexes``."""
+    if min(indexes, default=0) < 0:
+        raise ProtocolError(f"a request of the controller names partition {min(indexes)} of {name}")
+    return max(indexes, default=-1) + 1

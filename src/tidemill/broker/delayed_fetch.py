@@ -1,0 +1,216 @@
+"""A fetch from its decoded request to its response, with its states. Compiled.
+
+A fetch waits while its partitions have fewer bytes to read than ``fetch.min.bytes``. A waiting fetch has its
+request and the partitions with which it is registered, but no result of a look-up, so that it keeps no file
+open. A session registers its partitions itself (:mod:`tidemill.broker.fetch_session`). Other fetches are
+registered with the partitions of their request.
+
+The states::
+
+    LOOKING_UP   the partitions are being looked up, for a large fetch in slices
+    WAITING      registered with the partitions, with a deadline
+    COMPLETED    the response is being built or was sent, or the connection is closed
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64, mypyc_attr
+
+from tidemill.broker.fetch_partition_data import LogReadResults
+from tidemill.broker.fetch_session import FetchSession, SessionPartition
+from tidemill.net.connection import Connection, Reply
+from tidemill.replication.delayed_operations import FetchWaiter, WatchedPartition
+from tidemill.replication.partition import Partition
+from tidemill.replication.read_limits import READ_COMMITTED
+from tidemill.wire.fetch_layout import FetchRequest
+
+LOOKING_UP: Final[i64] = 0
+WAITING: Final[i64] = 1
+COMPLETED: Final[i64] = 2
+
+BEGIN_WAITING: Final[i64] = 0
+LOOK_UP_AGAIN: Final[i64] = 1
+COMPLETE: Final[i64] = 2
+
+_NONE: Final[i64] = -1
+
+TRANSITIONS: Final[list[list[i64]]] = [
+    # BEGIN_WAITING, LOOK_UP_AGAIN, COMPLETE
+    [WAITING, _NONE, COMPLETED],  # LOOKING_UP
+    [_NONE, LOOKING_UP, COMPLETED],  # WAITING
+    [_NONE, _NONE, COMPLETED],  # COMPLETED
+]
+
+NO_REQUEST: Final = FetchRequest(version=0, partitions=[], forgotten=[])
+"""Replaces the request of a completed fetch."""
+
+
+class FetchCompletion:
+    """Completes a delayed fetch after a change of its partitions."""
+
+    def complete_later(self, fetch: DelayedFetch) -> None:
+        """Sends the response in the next turn of the event loop, with all appends of this turn."""
+        raise NotImplementedError
+
+    def complete(self, fetch: DelayedFetch) -> None:
+        """Sends the response with the bytes that can be read now."""
+        raise NotImplementedError
+
+    def send_results(self, fetch: DelayedFetch) -> None:
+        """Builds and sends the response from converted results."""
+        raise NotImplementedError
+
+    def count_committed(self, fetch: DelayedFetch) -> None:
+        """Counts the readable bytes of a waiting fetch again, as a transaction may have ended."""
+        raise NotImplementedError
+
+    def is_throttled(self, fetch: DelayedFetch, partition: WatchedPartition) -> bool:
+        """Whether the replication quota keeps the partition's records from this follower now."""
+        raise NotImplementedError
+
+    def followers_serve_consumers(self) -> bool:
+        """Whether consumers fetch from followers, which then need each new high watermark at once."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SlicedFetch:
+    """Handles one large fetch in slices."""
+
+    def complete(self) -> None:
+        """Sends the response with the bytes that can be read now, or at the end of a running look-up."""
+        raise NotImplementedError
+
+    def count_committed(self) -> None:
+        """Counts the readable bytes again."""
+        raise NotImplementedError
+
+    def send(self) -> None:
+        """Builds and sends the response from the results."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Stops, as the connection is closed."""
+        raise NotImplementedError
+
+
+class DelayedFetch(FetchWaiter):
+    """A fetch of one connection."""
+
+    def __init__(
+        self,
+        completion: FetchCompletion,
+        connection: Connection,
+        request: FetchRequest,
+        results: LogReadResults,
+    ) -> None:
+        self.completion = completion
+        self.connection = connection
+        self.request = request
+        self.results = results
+        """The results of the last look-up."""
+        self.reply: Reply | None = None
+        """Its place in the order of the connection's responses, if it is not completed at once."""
+        self.session: FetchSession | None = None
+        self.session_partitions: list[SessionPartition] = []
+        """The partitions to be looked up, with a session. Without one, those of the request are looked up."""
+        self.registered_on: list[Partition] = []
+        """The partitions that notify the fetch, without a session."""
+        self.sliced: SlicedFetch | None = None
+        """None: the fetch is not handled in slices."""
+        self.state: i64 = LOOKING_UP
+
+    def set_state(self, event: i64) -> None:
+        """Changes the state. Raises RuntimeError when the state does not allow ``event``."""
+        following: i64 = TRANSITIONS[self.state][event]
+        if following < 0:
+            raise RuntimeError(f"a fetch in state {self.state} has no transition for event {event}")
+        self.state = following
+
+    @property
+    def count(self) -> i64:
+        """The number of partitions to be looked up."""
+        return len(self.request.partitions) if self.session is None else len(self.session_partitions)
+
+    def register(self) -> None:
+        """Registers the fetch with the partitions of the look-up, and releases the results."""
+        session = self.session
+        if session is not None:
+            session.add_waiter(self, self.session_partitions, self.results.partitions)
+        else:
+            for data in self.results.partitions:
+                if data.partition is not None:
+                    self.register_on(data.partition)
+        self.drop_results()
+
+    def end_waiting(self) -> None:
+        """Ends the wait: removes the fetch from all partitions and from its connection."""
+        self.set_state(COMPLETE)
+        self.connection.state = None
+        self.unregister()
+
+    def register_on(self, partition: Partition) -> None:
+        """Registers the fetch with a partition, which then notifies it."""
+        partition.delayed.wait_readable(self, self.request.replica_id)
+        self.registered_on.append(partition)
+
+    def unregister(self) -> None:
+        """Removes the fetch from all partitions."""
+        session = self.session
+        if session is not None:
+            session.remove_waiter(self)
+        for partition in self.registered_on:
+            partition.delayed.stop_waiting(self)
+        self.registered_on = []
+
+    def on_readable(self, partition: WatchedPartition, added_bytes: i64) -> None:
+        """Notifies the fetch that a partition has more bytes, or another change for the client."""
+        if self.state == COMPLETED:
+            return
+        results = self.results
+        if results.is_throttled and added_bytes > 0 and self.completion.is_throttled(self, partition):
+            return
+        if (
+            added_bytes > 0
+            and self.request.isolation == READ_COMMITTED
+            and (
+                results.is_held_back
+                or (isinstance(partition, Partition) and partition.read_limits.has_transactions)
+            )
+        ):
+            self.completion.count_committed(self)
+            return
+        results.bytes_added += added_bytes
+        if added_bytes == 0 or results.bytes_readable >= results.bytes_min:
+            self.completion.complete_later(self)
+
+    def on_change(self, partition: WatchedPartition, committed: bool) -> None:
+        """Sends a new high watermark at once to a follower that serves consumers."""
+        if committed and self.state != COMPLETED and self.completion.followers_serve_consumers():
+            self.completion.complete_later(self)
+
+    def on_deadline(self) -> None:
+        """Completes the fetch after ``fetch.max.wait.ms``."""
+        if self.state != COMPLETED:
+            self.completion.complete(self)
+
+    def is_over(self) -> bool:
+        """Whether the fetch is completed, or its connection is closed."""
+        return self.state == COMPLETED or self.connection.closed
+
+    def drop_results(self) -> None:
+        """Releases the results. The session, or the request, has the partitions for the next look-up."""
+        self.session_partitions = []
+        self.results.partitions = []
+
+    def drop(self) -> None:
+        """Releases request, results and session. The timer refers to the fetch itself until the deadline."""
+        self.drop_results()
+        self.request = NO_REQUEST
+        self.sliced = None
+        session = self.session
+        self.session = None
+        if session is not None and session.ended:
+            session.end()

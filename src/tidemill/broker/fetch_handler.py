@@ -1,0 +1,349 @@
+"""Handles Fetch requests: decodes them, looks up their partitions, sends the response now or later. Compiled.
+
+========================================  =============================================================
+module                                    holds
+========================================  =============================================================
+:mod:`tidemill.wire.fetch_layout`         the decoded request, the layout of request and response
+:mod:`tidemill.broker.fetch_partition_data`         the results of a look-up
+:mod:`tidemill.broker.fetch_session`      the partitions of a client, and the state last sent to it
+:mod:`tidemill.broker.fetch_reader`       the look-up
+:mod:`tidemill.broker.delayed_fetch`      a fetch and its states
+:mod:`tidemill.broker.fetch_codec`        the response: bytes and ranges of files
+:mod:`tidemill.broker.large_fetches`      the same steps, in slices, for fetches of many partitions
+========================================  =============================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mypy_extensions import i16, i32, i64, mypyc_attr
+
+from tidemill.broker.delayed_fetch import (
+    BEGIN_WAITING,
+    COMPLETE,
+    COMPLETED,
+    LOOK_UP_AGAIN,
+    DelayedFetch,
+    FetchCompletion,
+)
+from tidemill.broker.fetch_codec import encode, encode_error
+from tidemill.broker.fetch_partition_data import FetchPartitionData
+from tidemill.broker.fetch_reader import (
+    CURRENT_FORMAT,
+    FetchReader,
+)
+from tidemill.broker.fetch_session import FetchSessions, LargeSessionHandler
+from tidemill.model.errors import ProtocolError
+from tidemill.model.interfaces import EventLoop
+from tidemill.net.connection import Connection
+from tidemill.net.deadlines import Deadlines
+from tidemill.replication.delayed_operations import WatchedPartition
+from tidemill.replication.replication_quota import ReplicationQuota
+from tidemill.wire.fetch_layout import SESSIONS_FROM, read_request
+
+LARGE_BYTES: Final = 64 * 1024
+"""A larger request is handled in slices. It names some thousand partitions."""
+LARGE_PARTITIONS: Final = 2000
+"""More partitions are looked up in slices, because the look-up takes some milliseconds."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class DownConverter:
+    """Converts records for clients of a version before :data:`CURRENT_FORMAT`."""
+
+    def convert(self, fetch: DelayedFetch) -> bool:
+        """Begins to convert the results of ``fetch`` if they need it; ``send_results`` is called afterwards.
+
+        Returns whether it began.
+        """
+        raise NotImplementedError
+
+    def in_pieces(self, response: list[Any]) -> list[Any]:
+        """Returns ``response`` with its converted ranges split into pieces."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LargeFetchHandler(LargeSessionHandler):
+    """Handles fetches of many partitions in slices."""
+
+    def handle(
+        self, handler: FetchHandler, connection: Connection, version: i16, correlation_id: i32, body: bytes
+    ) -> None:
+        """Handles a request that is not decoded yet. ``body``: the bytes behind its header."""
+        raise NotImplementedError
+
+    def look_up(self, handler: FetchHandler, fetch: DelayedFetch) -> None:
+        """Handles a decoded request whose session has many partitions to look up."""
+        raise NotImplementedError
+
+    def complete(self, handler: FetchHandler, fetch: DelayedFetch) -> None:
+        """Completes a delayed fetch whose session has many partitions to look up."""
+        raise NotImplementedError
+
+
+class FetchHandler(FetchCompletion):
+    """Handles the Fetch requests of all connections."""
+
+    def __init__(
+        self,
+        reader: FetchReader,
+        loop: EventLoop,
+        deadlines: Deadlines,
+        sessions: FetchSessions,
+        down: DownConverter | None = None,
+        large: LargeFetchHandler | None = None,
+    ) -> None:
+        self.reader = reader
+        self._loop = loop
+        self._deadlines = deadlines
+        self.sessions = sessions
+        self.down_converter = down
+        """None: clients of old versions receive the stored message format."""
+        self._large = large
+        """None: no request is handled in slices."""
+        self.large_bytes: i64 = LARGE_BYTES
+        self.large_partitions: i64 = LARGE_PARTITIONS
+        self.waiting: i64 = 0
+        self.errors: dict[int, int] = {}
+        self._scheduled: list[DelayedFetch] = []
+
+    def set_bytes_max(self, bytes_max: i64) -> None:
+        """Sets ``fetch.max.bytes``."""
+        self.reader.bytes_max = bytes_max
+
+    def set_quota(self, quota: ReplicationQuota | None) -> None:
+        """Sets the replication quota for followers; None: there is none."""
+        self.reader.quota = quota
+
+    def handle(
+        self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
+    ) -> None:
+        """Handles the request whose fields begin at ``body``. Raises ProtocolError if it is malformed."""
+        if end - body > self.large_bytes and self._large is not None:
+            self._large.handle(self, connection, version, correlation_id, data[body:end])
+            return
+        try:
+            request = read_request(version, correlation_id, data, body, end)
+        except IndexError as problem:
+            raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
+        fetch = DelayedFetch(self, connection, request, self.reader.new_results(request))
+        if version >= SESSIONS_FROM:
+            session, code = self.sessions.find(request)
+            if code == 0 and session is not None:
+                session.update(request.partitions, request.forgotten)
+                code = self.sessions.count(session)
+            if code != 0:
+                connection.reply_now(encode_error(request, code))
+                return
+            fetch.session = session
+        self.select_partitions(fetch)
+        count = fetch.count
+        if count > self.large_partitions and self._large is not None:
+            self._large.look_up(self, fetch)
+            return
+        self.reader.read(fetch, 0, count, True)
+        if self.is_complete(fetch):
+            fetch.set_state(COMPLETE)
+            self._send(fetch)
+        else:
+            self._wait(fetch)
+
+    def is_complete(self, fetch: DelayedFetch) -> bool:
+        """Whether the response is sent now. The partitions have been looked up."""
+        request = fetch.request
+        session = fetch.session
+        results = fetch.results
+        connection = fetch.connection
+        return (
+            results.has_enough
+            or request.wait_ms <= 0
+            or (len(request.partitions) if session is None else len(session.partitions)) == 0
+            or connection.ended
+            or connection.deaf
+            or results.ranges > self.large_partitions
+            or self.reader.is_enough(fetch)
+        )
+
+    def select_partitions(self, fetch: DelayedFetch) -> None:
+        """Selects the partitions of the session that must be looked up."""
+        session = fetch.session
+        if session is not None:
+            fetch.session_partitions = (
+                session.changed_in_order() if fetch.request.is_incremental else session.all_in_order()
+            )
+
+    def _look_up_again(self, fetch: DelayedFetch) -> None:
+        self.select_partitions(fetch)
+        fetch.results = self.reader.new_results(fetch.request)
+        self.reader.read(fetch, 0, fetch.count, False)
+
+    # -- delayed fetches
+
+    def _wait(self, fetch: DelayedFetch) -> None:
+        """Registers the fetch with its partitions, and sets its deadline."""
+        fetch.reply = fetch.connection.reply_later()
+        fetch.connection.state = fetch
+        fetch.register()
+        self.begin_waiting(fetch)
+        self.add_deadline(fetch)
+
+    def begin_waiting(self, fetch: DelayedFetch) -> None:
+        """Changes the state to WAITING."""
+        fetch.set_state(BEGIN_WAITING)
+        self.waiting += 1
+
+    def add_deadline(self, fetch: DelayedFetch) -> None:
+        """Sets the deadline: ``fetch.max.wait.ms``, or the end of the throttling."""
+        wait_ms = fetch.request.wait_ms
+        quota = self.reader.quota
+        if fetch.results.is_throttled and quota is not None:
+            # Throttled partitions stay marked as changed, and no event reports that the rate has dropped.
+            wait_ms = min(wait_ms, 1 + i64(quota.limit.wait_s(self._loop.time()) * 1000))
+        self._deadlines.add(wait_ms, fetch)
+
+    def resume(self, fetch: DelayedFetch) -> None:
+        """Changes the state to LOOKING_UP. The fetch stays registered with its partitions."""
+        fetch.set_state(LOOK_UP_AGAIN)
+        self.waiting -= 1
+
+    def complete_waiting(self, connection: Connection) -> None:
+        """Completes the delayed fetch of a connection, if it has one."""
+        fetch = connection.state
+        if isinstance(fetch, DelayedFetch) and fetch.state != COMPLETED:
+            self.complete(fetch)
+
+    def on_close(self, connection: Connection) -> None:
+        """Removes the delayed fetch of a closed connection."""
+        fetch = connection.state
+        connection.state = None
+        if isinstance(fetch, DelayedFetch) and fetch.state != COMPLETED:
+            if fetch.sliced is not None:
+                fetch.sliced.cancel()
+                return
+            self._end_waiting(fetch)
+            fetch.drop()
+
+    def _end_waiting(self, fetch: DelayedFetch) -> None:
+        fetch.end_waiting()
+        self.waiting -= 1
+
+    # -- FetchCompletion
+
+    def count_committed(self, fetch: DelayedFetch) -> None:
+        """Counts the readable bytes of a delayed fetch again, because a transaction may have ended."""
+        if fetch.sliced is not None:
+            fetch.sliced.count_committed()
+            return
+        self._look_up_again(fetch)
+        fetch.drop_results()
+        if fetch.results.has_enough:
+            self.complete_later(fetch)
+
+    def is_throttled(self, fetch: DelayedFetch, partition: WatchedPartition) -> bool:
+        """Whether the replication quota currently withholds the partition from this follower."""
+        return self.reader.throttles(fetch.request, fetch.results, partition)
+
+    def followers_serve_consumers(self) -> bool:
+        """Whether consumers may read from followers, which then need each new high watermark at once."""
+        return self.reader.selector is not None
+
+    def complete_later(self, fetch: DelayedFetch) -> None:
+        """Completes the fetch in the next turn of the event loop, with all appends of this turn."""
+        if fetch.sliced is not None:
+            fetch.sliced.complete()
+            return
+        self._end_waiting(fetch)
+        if not self._scheduled:
+            self._loop.call_soon(self._complete_scheduled)
+        self._scheduled.append(fetch)
+
+    def _complete_scheduled(self) -> None:
+        scheduled = self._scheduled
+        self._scheduled = []
+        for fetch in scheduled:
+            self._look_up_and_send(fetch)
+
+    def complete(self, fetch: DelayedFetch) -> None:
+        """Looks up the partitions, and sends the response with the bytes that are available."""
+        if fetch.sliced is not None:
+            fetch.sliced.complete()
+            return
+        self._end_waiting(fetch)
+        self._look_up_and_send(fetch)
+
+    # -- the response
+
+    def _look_up_and_send(self, fetch: DelayedFetch) -> None:
+        """Looks up the partitions and sends the response. An exception closes only this connection."""
+        if fetch.connection.closed:
+            fetch.drop()
+            return
+        try:
+            self.select_partitions(fetch)
+            count = fetch.count
+            if count > self.large_partitions and self._large is not None:
+                self._large.complete(self, fetch)
+                return
+            fetch.results = self.reader.new_results(fetch.request)
+            self.reader.read(fetch, 0, count, False)
+            self._send(fetch)
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            fetch.drop()
+            fetch.connection.crash(problem)
+
+    def _send(self, fetch: DelayedFetch) -> None:
+        """Sends the results, after a conversion if the client does not know their message format."""
+        if (
+            fetch.request.version < CURRENT_FORMAT
+            and self.down_converter is not None
+            and self.down_converter.convert(fetch)
+        ):
+            return
+        self.send_results(fetch)
+
+    def send_results(self, fetch: DelayedFetch) -> None:
+        """Builds and sends the response."""
+        if fetch.sliced is not None:
+            fetch.sliced.send()
+            return
+        request = fetch.request
+        session = fetch.session
+        found = fetch.results.partitions
+        sent = found
+        session_id: i32 = 0
+        if session is not None:
+            session_id = session.session_id
+            if request.is_incremental:
+                sent = session.select_changed(fetch.session_partitions, found)
+            else:
+                sent = session.select_all(fetch.session_partitions, found)
+        response = encode(request, session_id, sent)
+        if request.version < CURRENT_FORMAT and self.down_converter is not None:
+            response = self.down_converter.in_pieces(response)
+        self.record_sent(fetch, sent)
+        if session is not None:
+            session.clear_up_to_date(fetch.session_partitions, found)
+        reply = fetch.reply
+        if reply is None:
+            if len(response) == 1:
+                fetch.connection.reply_now(response[0])
+                return
+            reply = fetch.connection.reply_later()
+        else:
+            fetch.drop()
+        reply.complete(response)
+
+    def record_sent(self, fetch: DelayedFetch, sent: list[FetchPartitionData]) -> None:
+        """Counts the errors of a response, and records the bytes sent to a follower in the quota."""
+        quota = self.reader.quota
+        if fetch.request.replica_id >= 0 and quota is not None and quota.is_set:
+            now = self._loop.time()
+            for data in sent:
+                slice_, partition = data.slice, data.partition
+                if slice_ is not None and partition is not None:
+                    quota.record(partition.topic, int(partition.index), int(slice_.size), now)
+        for data in sent:
+            if data.error != 0:
+                self.errors[data.error] = self.errors.get(data.error, 0) + 1

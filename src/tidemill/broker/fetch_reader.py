@@ -1,0 +1,383 @@
+"""Looks up the partitions of a fetch: errors, limits of a response, offsets and ranges of files. Compiled.
+
+The reader does not read records: a result refers to a range of a log file. The fetch of a follower updates
+its state on this leader (:meth:`FetchReader.record_follower_fetch`).
+
+Source: Apache Kafka, ``ReplicaManager.readFromLog``, ``Partition.fetchRecords``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i16, i64, mypyc_attr
+
+from tidemill.broker.delayed_fetch import DelayedFetch
+from tidemill.broker.fetch_partition_data import FetchPartitionData, LogReadResults
+from tidemill.broker.fetch_session import SessionPartition
+from tidemill.log.log import Log
+from tidemill.log.log_segment import Slice
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.interfaces import Clock, EventLoop
+from tidemill.net.connection import Connection
+from tidemill.records.batch import ZSTD
+from tidemill.replication.delayed_operations import CONSUMER, WatchedPartition
+from tidemill.replication.hosted_topics import TopicTable
+from tidemill.replication.partition import Partition
+from tidemill.replication.read_limits import READ_COMMITTED
+from tidemill.replication.replication_quota import ReplicationQuota
+from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
+
+RECORDS_BYTES_MAX: Final = 0x70000000
+"""The limit for the records of one response, which with all other fields stays below 2 GiB."""
+CURRENT_FORMAT: Final = 4
+"""From this version on clients know all message formats, and receive records as they are stored."""
+WHOLE_FIRST_FROM: Final = 3
+"""From this version on the first batch of a response is complete, even if it exceeds the limits."""
+ZSTD_FROM: Final = 10
+ANY_REPLICA_FROM: Final = 11
+"""From this version on consumers may read from followers (KIP-392)."""
+WHOLE: Final = 1 << 40
+"""A limit above the size of any segment."""
+RANGES_MAX: Final = 10_000
+"""The limit for the partitions with records in one response, each of which is a range to send. The next
+response has the other partitions."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ReadReplicaSelector:
+    """Chooses the replica that a consumer reads from (KIP-392)."""
+
+    def preferred_replica(
+        self,
+        request: FetchRequest,
+        connection: Connection,
+        requested: RequestedPartition,
+        partition: Partition,
+    ) -> int:
+        """Returns the broker id of the replica, -1 for this broker."""
+        raise NotImplementedError
+
+
+AbortedTransactionsOf = Callable[[Log, int, Slice], list[tuple[int, int]]]
+"""Returns producer id and first offset of the aborted transactions that may have records in a range.
+
+The arguments are the log, the fetch offset and the range. The implementation is
+:class:`tidemill.log.aborted_transactions.AbortedTransactions`."""
+
+
+def _unknown_epoch(broker_id: int) -> int:
+    return -1
+
+
+class FetchReader:
+    """Looks up partitions for all fetches of the broker."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        clock: Clock,
+        loop: EventLoop,
+        bytes_max: i64,
+        *,
+        aborted: AbortedTransactionsOf | None = None,
+        selector: ReadReplicaSelector | None = None,
+        broker_epoch: Callable[[int], int] = _unknown_epoch,
+    ) -> None:
+        self.topics = topics
+        self._clock = clock
+        self._loop = loop
+        self.bytes_max: i64 = bytes_max
+        """``fetch.max.bytes``"""
+        self.ranges_max: i64 = RANGES_MAX
+        self._aborted = aborted
+        self.selector = selector
+        """None: all consumers read from the leader."""
+        self.quota: ReplicationQuota | None = None
+        """The replication quota for followers."""
+        self._broker_epoch = broker_epoch
+        """Returns the broker epoch in the metadata, -1 for an unknown broker."""
+
+    def new_results(self, request: FetchRequest) -> LogReadResults:
+        """Returns empty results with the limits of ``request``."""
+        limit = self._bytes_limit(request)
+        return LogReadResults(limit, request.bytes_min if request.bytes_min < limit else limit)
+
+    def _bytes_limit(self, request: FetchRequest) -> i64:
+        """Returns the limit for the records of a response."""
+        limit: i64 = request.bytes_max if request.bytes_max < self.bytes_max else self.bytes_max
+        if limit > RECORDS_BYTES_MAX:
+            limit = RECORDS_BYTES_MAX
+        return limit
+
+    def read(self, fetch: DelayedFetch, begin: i64, end: i64, is_new: bool) -> None:
+        """Appends the results of the partitions from ``begin`` up to ``end`` to those of ``fetch``.
+
+        ``is_new``: the request has just arrived, so its offsets are the current state of a follower.
+        """
+        request = fetch.request
+        results = fetch.results
+        follows = request.replica_id >= 0
+        has_stale_epoch = follows and is_new and self._has_stale_epoch(request)
+        has_session = fetch.session is not None
+        state: SessionPartition | None = None
+        partition: Partition | None = None
+        index = begin
+        while index < end:
+            if has_session:
+                state = fetch.session_partitions[index]
+                requested = state.requested
+                partition = state.partition
+            else:
+                requested = request.partitions[index]
+                partition = None
+            index += 1
+            if partition is None or partition.deleted:
+                partition = self._find(request, requested)
+                if state is not None:
+                    state.partition = partition
+            data = FetchPartitionData(requested, partition)
+            results.partitions.append(data)
+            self.read_partition(fetch, data, state)
+            if has_stale_epoch and data.error == 0:
+                data.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif follows and is_new and data.error == 0:
+                self.record_follower_fetch(fetch, data, state)
+            if data.completes_fetch:
+                results.completes_fetch = True
+            slice_ = data.slice
+            if slice_ is not None:
+                results.bytes_found += slice_.size
+                results.bytes_left -= slice_.size
+                results.ranges += 1
+                if results.bytes_left < 0 or results.ranges >= self.ranges_max:
+                    results.bytes_left = 0
+
+    def _find(self, request: FetchRequest, requested: RequestedPartition) -> Partition | None:
+        topics = self.topics.by_id if request.by_id else self.topics.by_name
+        entry = topics.get(requested.key)
+        return None if entry is None else entry.partition(requested.index)
+
+    def check_partition(
+        self,
+        request: FetchRequest,
+        requested: RequestedPartition,
+        partition: Partition | None,
+        has_room: bool,
+    ) -> Partition:
+        """Returns the partition, or raises the KafkaError that becomes its response.
+
+        All errors of a partition are raised here, in the order of their precedence, except
+        OFFSET_OUT_OF_RANGE: a diverging log takes precedence over it, so :meth:`Partition.read` and
+        :meth:`Partition.check_range` raise it. A further check (access, tenant, quota) belongs between the
+        checks for existence and for leadership, so that a client without access gets no information about
+        the partition. An error completes the fetch, and does not affect the other partitions.
+
+        ``has_room``: the response may have records of the partition.
+        """
+        if partition is None:
+            topic_unknown = request.by_id and requested.key not in self.topics.by_id
+            raise KafkaError(
+                "this broker does not have the partition",
+                ErrorCode.UNKNOWN_TOPIC_ID if topic_unknown else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            )
+        if request.replica_id == CONSUMER and request.version >= ANY_REPLICA_FROM:
+            partition.check_readable(requested.leader_epoch)
+        else:
+            partition.check_leader(requested.leader_epoch)
+        if request.version < ZSTD_FROM and has_room and partition.storage.codec == ZSTD:
+            raise KafkaError(
+                f"{partition.topic} is compressed with zstd, which Fetch {request.version} does not know",
+                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            )
+        return partition
+
+    def read_partition(
+        self, fetch: DelayedFetch, data: FetchPartitionData, state: SessionPartition | None
+    ) -> None:
+        """Looks up one partition. ``state`` is its entry in the session, if there is a session."""
+        request = fetch.request
+        requested = data.requested
+        results = fetch.results
+        is_first = results.bytes_found == 0
+        has_room = results.bytes_left > 0 or is_first
+        partition = data.partition
+        try:
+            partition = self.check_partition(request, requested, partition, has_room)
+            is_consumer = request.replica_id == CONSUMER
+            selector = self.selector
+            if (
+                selector is not None
+                and is_consumer
+                and request.version >= ANY_REPLICA_FROM
+                and partition.replication is not None
+            ):
+                data.preferred_replica = selector.preferred_replica(
+                    request, fetch.connection, requested, partition
+                )
+            limits = partition.read_limits
+            limit = limits.limit_offset(request.replica_id, request.isolation)
+            data.high_watermark = limits.high_watermark
+            data.last_stable_offset = limits.last_stable_offset
+            if limit < data.high_watermark:
+                results.is_held_back = True
+            if is_consumer and partition.awaits_high_watermark:
+                # As for ListOffsets (KIP-207): the high watermark of a new leader may be below the one that
+                # the former leader sent.
+                data.high_watermark = -1 if state is None else state.sent_high_watermark
+                data.last_stable_offset = -1
+            data.log_start_offset = partition.log.start_offset
+            if data.preferred_replica >= 0:
+                return
+            if requested.last_fetched_epoch >= 0 and diverges(data, partition):
+                return
+            if not has_room or (request.replica_id >= 0 and self.throttles(request, results, partition)):
+                partition.check_range(requested.offset)
+                return
+            size = results.bytes_left if results.bytes_left < requested.bytes_max else requested.bytes_max
+            if request.version < CURRENT_FORMAT:
+                data.slice = read_for_old_client(
+                    partition, requested.offset, size, limit, is_first, request.version
+                )
+            else:
+                data.slice = partition.read(requested.offset, size, limit, is_first)
+            aborted = self._aborted
+            if (
+                request.isolation == READ_COMMITTED
+                and data.slice is not None
+                and partition.log.segment_list.has_aborts
+                and aborted is not None
+            ):
+                data.aborted = aborted(partition.log, requested.offset, data.slice)
+        except KafkaError as error:
+            data.fail(error.code)
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
+                partition.events.on_storage_error(partition, error)
+
+    def throttles(self, request: FetchRequest, results: LogReadResults, partition: WatchedPartition) -> bool:
+        """Whether the replication quota withholds the partition from this follower (KIP-73).
+
+        A follower for which commits wait is not throttled: it is in sync, or about to be.
+        """
+        quota = self.quota
+        if quota is None or not isinstance(partition, Partition) or not quota.is_set:
+            return False
+        awaited = partition.commits_wait_for(request.replica_id, self._clock.monotonic_ms())
+        if not quota.holds_back(partition.topic, int(partition.index), self._loop.time(), in_sync=awaited):
+            return False
+        results.is_throttled = True
+        return True
+
+    def _has_stale_epoch(self, request: FetchRequest) -> bool:
+        """Whether the follower has registered again since it sent ``request``.
+
+        It may have lost the records that it had when it sent the request.
+
+        Source: Apache Kafka, ``Replica.updateFetchStateOrThrow``.
+        """
+        epoch = request.replica_epoch
+        return epoch >= 0 and epoch < self._broker_epoch(request.replica_id)
+
+    def record_follower_fetch(
+        self, fetch: DelayedFetch, data: FetchPartitionData, state: SessionPartition | None
+    ) -> None:
+        """Updates the state of a follower in its partition: log end, log start and time of the fetch."""
+        partition = data.partition
+        if partition is None or data.diverging_end >= 0:
+            return
+        request, requested, results = fetch.request, data.requested, fetch.results
+        now_ms = self._clock.monotonic_ms()
+        if not partition.fetched_by(
+            request.replica_id, requested.offset, requested.log_start_offset, now_ms, request.replica_epoch
+        ):
+            data.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        # This fetch may have advanced the high watermark, below which the follower serves consumers.
+        limits = partition.read_limits
+        data.high_watermark = limits.high_watermark
+        data.last_stable_offset = limits.last_stable_offset
+        if state is not None and (
+            data.high_watermark > state.sent_high_watermark
+            # The log start moved before the fetch was registered, and DeleteRecords waits for this follower.
+            or 0 <= state.sent_log_start < data.log_start_offset
+        ):
+            results.completes_fetch = True
+        if results.is_throttled and data.slice is None and requested.offset < partition.log.end_offset:
+            # The quota withheld records before this fetch made commits wait for the follower.
+            results.completes_fetch = results.completes_fetch or partition.commits_wait_for(
+                request.replica_id, now_ms
+            )
+
+    def is_enough(self, fetch: DelayedFetch) -> bool:
+        """Whether ``fetch.min.bytes`` is available, although the results have fewer bytes.
+
+        Results end with a whole batch, or with a segment. As in Apache Kafka, a partition with more bytes
+        than its limit counts with the limit, and a fetch from an inactive segment is complete.
+        """
+        request = fetch.request
+        results = fetch.results
+        left = self._bytes_limit(request)
+        count: i64 = 0
+        for data in results.partitions:
+            slice_ = data.slice
+            partition = data.partition
+            if slice_ is None or partition is None:
+                continue
+            requested = data.requested
+            if requested.offset < partition.log.active.base_offset:
+                return True
+            size = left if left < requested.bytes_max else requested.bytes_max
+            if slice_.size < size:
+                limit = partition.read_limits.limit_offset(request.replica_id, request.isolation)
+                try:
+                    available = partition.read(requested.offset, WHOLE, limit, True)
+                except KafkaError:
+                    return True
+                if available is not None and available.size < size:
+                    size = available.size
+            else:
+                size = slice_.size
+            count += size
+            left -= size
+        return count >= results.bytes_min
+
+
+def diverges(data: FetchPartitionData, partition: Partition) -> bool:
+    """Whether the log of a follower diverges from this log before the fetch offset.
+
+    Raises OFFSET_OUT_OF_RANGE if this log has no record of the last fetched epoch or a later one.
+    """
+    log = partition.log
+    requested = data.requested
+    last_fetched_epoch = requested.last_fetched_epoch
+    epoch, end = log.leader_epochs.end_offset(int(last_fetched_epoch), int(log.end_offset))
+    if epoch < 0:
+        raise KafkaError(
+            f"{partition.topic}-{partition.index} has no record of epoch {last_fetched_epoch} or later",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+        )
+    if epoch == last_fetched_epoch and end >= requested.offset:
+        return False
+    data.diverging_epoch = epoch
+    data.diverging_end = end
+    return True
+
+
+def read_for_old_client(
+    partition: Partition, offset: i64, size: i64, limit_offset: i64, first: bool, version: i16
+) -> Slice | None:
+    """Returns a range of ``size`` bytes, which may end within a message, for a client of an old version.
+
+    Such clients ignore an incomplete message at the end. If their first message is incomplete, they fetch it
+    again with a larger limit.
+    """
+    available = partition.read(offset, WHOLE, limit_offset, True)
+    if available is None or available.size <= size:
+        return available
+    if first and version >= WHOLE_FIRST_FROM:
+        whole = partition.read(offset, size, limit_offset, True)
+        if whole is not None and whole.size > size:
+            return whole
+    available.size = size if size > 0 else 0
+    return available

@@ -1,0 +1,434 @@
+"""Fetch sessions (KIP-227): the broker keeps the partitions of a client, and both sides send changes only.
+
+A request with epoch 0 creates a session. Epoch -1 ends the named session and creates none. Any other epoch
+must follow the previous one. A session keeps its partitions in an order. A partition whose records were sent
+moves to the end, so that the limit of a response starves no partition.
+
+The cost of a fetch depends on the number of changed partitions, not on the size of the session. If the client
+has everything of a partition, its :class:`SessionPartition` is registered with the partition of the log,
+which notifies it of changes. A fetch looks up the changed partitions and those that the request names. A
+partition stays changed until the client has everything of it, also if it did not fit into the response.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from mypy_extensions import i16, i32, i64, mypyc_attr
+
+from tidemill.broker.fetch_partition_data import FetchPartitionData
+from tidemill.model.interfaces import Clock
+from tidemill.replication.delayed_operations import CONSUMER, FetchWaiter, WatchedPartition
+from tidemill.replication.partition import Partition
+from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
+
+FINAL_EPOCH: Final = -1
+INITIAL_EPOCH: Final = 0
+PARTITIONS_MAX: Final = 500_000
+"""The limit for the partitions of all sessions, some hundred bytes each. A client without a session names all
+of its partitions in each fetch."""
+SORTED_MAX: Final = 10_000
+"""More changed partitions are looked up in the order of their changes, because sorting takes too long."""
+END_AT_ONCE_MAX: Final = 2000
+"""A session with more partitions is dropped in slices."""
+EVICT_AFTER_MS: Final = 120_000
+SESSION_NOT_FOUND: Final[i16] = 70
+INVALID_EPOCH: Final[i16] = 71
+TOPIC_ID_ERROR: Final[i16] = 106
+
+
+class SessionPartition(FetchWaiter):
+    """A partition of a session: the fields that the client requested, and the state last sent to it."""
+
+    def __init__(self, session: FetchSession, requested: RequestedPartition) -> None:
+        self.session: FetchSession | None = session
+        """None: the partition was removed from its session."""
+        self.requested = requested
+        self.partition: Partition | None = None
+        """None: this broker had no replica at the last look-up."""
+        self.sent_high_watermark: i64 = -1
+        self.sent_log_start: i64 = -1
+        self.rank: i64 = 0
+        """The position in the order of the session, smallest first."""
+        self.is_changed = False
+        """The next fetch of the session looks it up."""
+        self._registered_on: Partition | None = None
+
+    def on_readable(self, partition: WatchedPartition, added_bytes: i64) -> None:
+        """Marks the partition as changed, and notifies the delayed fetches of the session."""
+        for waiter in self._mark():
+            waiter.on_readable(partition, added_bytes)
+
+    def on_change(self, partition: WatchedPartition, committed: bool) -> None:
+        """Marks the partition as changed, and notifies the delayed fetches of the session."""
+        for waiter in self._mark():
+            waiter.on_change(partition, committed)
+
+    def _mark(self) -> tuple[FetchWaiter, ...]:
+        """Marks the partition as changed. Returns the delayed fetches of its session."""
+        session = self.session
+        if session is None:
+            return ()
+        session.mark_changed(self)
+        if not session.waiters:
+            # The next fetch looks it up anyway, and a client that has left causes no further notifications.
+            self.unregister()
+        return tuple(session.waiters)
+
+    def register(self, replica_id: i32) -> None:
+        """Registers with the partition for notifications of changes."""
+        partition = self.partition
+        if self._registered_on is not partition:
+            self.unregister()
+            if partition is not None:
+                partition.delayed.wait_readable(self, replica_id)
+                self._registered_on = partition
+
+    def unregister(self) -> None:
+        """Ends the notifications."""
+        if self._registered_on is not None:
+            self._registered_on.delayed.stop_waiting(self)
+            self._registered_on = None
+
+    def record_fetches(self, replica_id: i32, now_ms: i64, replica_epoch: i64) -> None:
+        """Records the fetches of a follower since the partition was looked up last without a change."""
+        partition = self._registered_on
+        if replica_id >= 0 and partition is not None and not self.is_changed:
+            partition.fetch_repeated(replica_id, now_ms, replica_epoch)
+
+    def is_up_to_date(self, data: FetchPartitionData, replica_id: i32, isolation: i32) -> bool:
+        """Whether the client has everything of the partition, so that the next fetch need not look it up.
+
+        ``data`` is the result of the last look-up. The fetches of a follower are looked up while it is not in
+        sync, or while records are not committed, because the leader needs the offset and time of each.
+        """
+        partition = self.partition
+        if partition is None or partition.deleted or data.completes_fetch:
+            return False
+        offset = self.requested.offset
+        limits = partition.read_limits
+        limit = limits.limit_offset(replica_id, isolation)
+        high_watermark = limits.high_watermark
+        # Below an open transaction the readable bytes change without an append: only a look-up counts them.
+        if offset < limit or limit < high_watermark:
+            return False
+        if replica_id >= 0 and not partition.is_in_sync(replica_id, offset):
+            return False
+        return (
+            data.high_watermark == high_watermark == self.sent_high_watermark
+            and data.log_start_offset == partition.log.start_offset == self.sent_log_start
+            and (replica_id == CONSUMER or high_watermark >= partition.log.end_offset)
+        )
+
+    def set_requested(self, requested: RequestedPartition) -> None:
+        """Replaces the requested fields.
+
+        A follower names its high watermark and log start: later values that were sent count as not received.
+        """
+        self.requested = requested
+        if requested.high_watermark < self.sent_high_watermark:
+            self.sent_high_watermark = requested.high_watermark
+        if 0 <= requested.log_start_offset < self.sent_log_start:
+            self.sent_log_start = -1
+
+    def is_news(self, data: FetchPartitionData) -> bool:
+        """Whether the response must include ``data``."""
+        slice_ = data.slice
+        return (
+            (slice_ is not None and slice_.size > 0)
+            or data.completes_fetch
+            or data.high_watermark != self.sent_high_watermark
+            or data.log_start_offset != self.sent_log_start
+        )
+
+    def set_sent(self, data: FetchPartitionData) -> None:
+        """Stores the state that is sent.
+
+        After an error or a diverging epoch, the next response includes the partition in any case.
+        """
+        is_used = data.error == 0 and data.diverging_end < 0
+        self.sent_high_watermark = data.high_watermark if is_used else -1
+        self.sent_log_start = data.log_start_offset
+
+
+class FetchSession:
+    """The session of one consumer or follower."""
+
+    def __init__(self, owner: FetchSessions, session_id: i32, by_id: bool, now_ms: i64) -> None:
+        self.owner = owner
+        self.session_id: i32 = session_id
+        self.by_id = by_id
+        """The client names topics by id."""
+        self.epoch: i32 = 1
+        self.used_ms: i64 = now_ms
+        self.partitions: dict[tuple[bytes, int], SessionPartition] = {}
+        self.changed: dict[SessionPartition, None] = {}
+        """The partitions that the next fetch looks up, in the order in which they changed or had records.
+
+        All others are registered with their partitions.
+        """
+        self.waiters: list[FetchWaiter] = []
+        """The delayed fetches of the session; more than one only if connections share the session."""
+        self.ended = False
+        self.counted: i64 = 0
+        """The number of its partitions in :attr:`FetchSessions.partition_count`."""
+        self._replica_id: i32 = CONSUMER
+        self._replica_epoch: i64 = -1
+        self._isolation: i32 = 0
+        self._version: i16 = 0
+        self._rank: i64 = 0
+
+    def all_in_order(self) -> list[SessionPartition]:
+        """Returns all partitions in the order of the session."""
+        return list(self.partitions.values())
+
+    def changed_in_order(self) -> list[SessionPartition]:
+        """Returns the changed partitions, up to :data:`SORTED_MAX` in the order of the session."""
+        changed = list(self.changed)
+        if 1 < len(changed) <= SORTED_MAX:
+            changed.sort(key=rank_of)
+        return changed
+
+    def _move_to_end(self, partition: SessionPartition) -> None:
+        self._rank += 1
+        partition.rank = self._rank
+
+    def mark_changed(self, partition: SessionPartition) -> None:
+        """Marks ``partition`` as changed: the next fetch looks it up."""
+        if partition.is_changed:
+            return
+        self._record_fetches(partition)
+        partition.is_changed = True
+        self.changed[partition] = None
+
+    def _record_fetches(self, partition: SessionPartition) -> None:
+        partition.record_fetches(self._replica_id, self.used_ms, self._replica_epoch)
+
+    def set_reader(self, request: FetchRequest) -> None:
+        """Sets replica, isolation level and version. If one of them differs, all partitions are changed."""
+        if (
+            self._replica_id == request.replica_id
+            and self._replica_epoch == request.replica_epoch
+            and self._isolation == request.isolation
+            and self._version == request.version
+        ):
+            return
+        for partition in self.partitions.values():
+            self.mark_changed(partition)
+            partition.unregister()
+        self._replica_id = request.replica_id
+        self._replica_epoch = request.replica_epoch
+        self._isolation = request.isolation
+        self._version = request.version
+
+    def update(self, requested: list[RequestedPartition], forgotten: list[tuple[bytes, int]]) -> None:
+        """Adds or updates the ``requested`` partitions, and removes the ``forgotten`` ones."""
+        for one in requested:
+            key = (one.key, int(one.index))
+            partition = self.partitions.get(key)
+            if partition is None:
+                partition = SessionPartition(self, one)
+                self.partitions[key] = partition
+                self._move_to_end(partition)
+            else:
+                partition.set_requested(one)
+            self.mark_changed(partition)
+        for key in forgotten:
+            partition = self.partitions.pop(key, None)
+            if partition is not None:
+                self._drop(partition)
+
+    def _drop(self, partition: SessionPartition) -> None:
+        self._record_fetches(partition)
+        partition.unregister()
+        partition.session = None
+        self.changed.pop(partition, None)
+
+    def add_waiter(
+        self, waiter: FetchWaiter, partitions: list[SessionPartition], found: list[FetchPartitionData]
+    ) -> None:
+        """Registers a delayed fetch that looked up ``partitions`` with the results ``found``."""
+        self.waiters.append(waiter)
+        for partition in partitions:
+            if partition.session is self:
+                partition.register(self._replica_id)
+        self.clear_up_to_date(partitions, found)
+
+    def remove_waiter(self, waiter: FetchWaiter) -> None:
+        """Removes a delayed fetch."""
+        self.waiters.remove(waiter)
+
+    def clear_up_to_date(
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
+    ) -> None:
+        """Clears the marks of those ``partitions`` of which the client has everything.
+
+        ``found[begin:]`` are their results.
+        """
+        if self.ended:
+            return
+        index = begin
+        for partition in partitions:
+            data = found[index]
+            index += 1
+            if partition.session is self and partition.is_up_to_date(data, self._replica_id, self._isolation):
+                partition.register(self._replica_id)
+                partition.is_changed = False
+                self.changed.pop(partition, None)
+
+    def end(self) -> None:
+        """Ends the session: removes its partitions, after the response to the last delayed fetch."""
+        self.ended = True
+        if self.waiters:
+            return
+        if len(self.partitions) > END_AT_ONCE_MAX and self.owner.large is not None:
+            self.owner.large.end_session(self)
+        else:
+            self.drop_some(len(self.partitions))
+
+    def drop_some(self, count: i64) -> bool:
+        """Removes up to ``count`` partitions. Returns whether the session has no more."""
+        while self.partitions and count > 0:
+            _, partition = self.partitions.popitem()
+            self._drop(partition)
+            count -= 1
+        return not self.partitions
+
+    def select_changed(
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
+    ) -> list[FetchPartitionData]:
+        """Returns the results that the response must include, and moves partitions with records to the end.
+
+        ``found[begin:]`` are the results of ``partitions``.
+        """
+        result: list[FetchPartitionData] = []
+        index = begin
+        for partition in partitions:
+            data = found[index]
+            index += 1
+            if not partition.is_news(data):
+                continue
+            result.append(data)
+            partition.set_sent(data)
+            slice_ = data.slice
+            if slice_ is not None and slice_.size > 0 and partition.session is self:
+                key = (partition.requested.key, int(partition.requested.index))
+                del self.partitions[key]
+                self.partitions[key] = partition
+                self._move_to_end(partition)
+                if partition.is_changed:
+                    self.changed.pop(partition, None)
+                    self.changed[partition] = None
+        return result
+
+    def select_all(
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
+    ) -> list[FetchPartitionData]:
+        """As :meth:`select_changed`, for the first response of a session, which includes all partitions."""
+        index = begin
+        for partition in partitions:
+            partition.set_sent(found[index])
+            index += 1
+        return found[begin:index]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LargeSessionHandler:
+    """Removes the partitions of large sessions in slices."""
+
+    def end_session(self, session: FetchSession) -> None:
+        """Calls :meth:`FetchSession.drop_some` until it returns True."""
+        raise NotImplementedError
+
+
+class FetchSessions:
+    """The sessions of the broker, at most ``sessions_max``.
+
+    A new session may replace the least recently used one, after :data:`EVICT_AFTER_MS` without a fetch.
+    """
+
+    def __init__(self, clock: Clock, sessions_max: int, large: LargeSessionHandler | None = None) -> None:
+        self.clock = clock
+        self.sessions_max = sessions_max
+        self.large = large
+        self.sessions: dict[int, FetchSession] = {}
+        self.partition_count: i64 = 0
+        """The partitions of all sessions."""
+
+    def find(self, request: FetchRequest) -> tuple[FetchSession | None, i16]:
+        """Finds, creates or ends the session that a request names. Returns it, and an error code or 0.
+
+        The caller then calls :meth:`FetchSession.update` with the partitions, and :meth:`count`.
+        """
+        epoch = request.session_epoch
+        if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            if request.session_id != 0:
+                self.remove(request.session_id)
+            if epoch == FINAL_EPOCH:
+                return None, 0
+            made = self._make(len(request.partitions), request.by_id)
+            if made is not None:
+                made.set_reader(request)
+            return made, 0
+        session = self.sessions.get(int(request.session_id))
+        if session is None:
+            return None, SESSION_NOT_FOUND
+        if session.epoch != epoch:
+            return None, INVALID_EPOCH
+        if session.by_id != request.by_id:
+            self.remove(request.session_id)
+            return None, TOPIC_ID_ERROR
+        session.epoch = 1 if epoch == 0x7FFFFFFF else epoch + 1
+        session.set_reader(request)
+        return session, 0
+
+    def count(self, session: FetchSession) -> i16:
+        """Counts the partitions of ``session``.
+
+        Returns an error code if it has ended, or if all sessions have more than :data:`PARTITIONS_MAX`.
+        """
+        if session.ended:
+            return SESSION_NOT_FOUND
+        session.used_ms = self.clock.monotonic_ms()
+        self.partition_count += len(session.partitions) - session.counted
+        session.counted = len(session.partitions)
+        if self.partition_count > PARTITIONS_MAX:
+            self.remove(session.session_id)
+            return SESSION_NOT_FOUND
+        return 0
+
+    def remove(self, session_id: i32) -> None:
+        """Ends the session with this id, if it exists."""
+        session = self.sessions.pop(int(session_id), None)
+        if session is not None:
+            self.partition_count -= session.counted
+            session.end()
+
+    def _make(self, count: i64, by_id: bool) -> FetchSession | None:
+        """Creates a session. Returns None if the limits are reached and no session may be evicted."""
+        now_ms = self.clock.monotonic_ms()
+        if count == 0 or self.sessions_max <= 0 or self.partition_count + count > PARTITIONS_MAX:
+            return None
+        if len(self.sessions) >= self.sessions_max:
+            oldest = min(self.sessions.values(), key=used_at)
+            if now_ms - oldest.used_ms < EVICT_AFTER_MS:
+                return None
+            self.remove(oldest.session_id)
+        while True:
+            session_id = random.randint(1, 0x7FFFFFFF)
+            if session_id not in self.sessions:
+                break
+        session = FetchSession(self, i32(session_id), by_id, now_ms)
+        self.sessions[session_id] = session
+        return session
+
+
+def rank_of(partition: SessionPartition) -> i64:
+    """Returns the position of ``partition`` in its session."""
+    return partition.rank
+
+
+def used_at(session: FetchSession) -> i64:
+    """Returns the time of the last fetch of ``session``."""
+    return session.used_ms

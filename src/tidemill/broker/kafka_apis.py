@@ -1,0 +1,186 @@
+"""Dispatches requests by API: Produce and Fetch to their handlers, all others to ApiRequestHandler. Compiled.
+
+The requests of a connection are handled one after the other, with one exception: a Produce request may follow
+Produce requests that wait for their replicas.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Final
+
+from librt.strings import read_i16_be, read_i32_be
+from mypy_extensions import i16, i32, i64, mypyc_attr
+
+from tidemill.broker import produce_codec
+from tidemill.broker.delayed_fetch import DelayedFetch
+from tidemill.broker.fetch_handler import FetchHandler
+from tidemill.broker.produce_handler import ProduceHandler
+from tidemill.model.counters import TimeHistogram
+from tidemill.model.errors import ProtocolError
+from tidemill.net.connection import Connection, FrameHandler, Stopwatch
+from tidemill.net.memory_pool import FREE_BYTES
+from tidemill.net.send_queue import FileRange
+from tidemill.wire import fetch_layout
+from tidemill.wire.primitives import skip_tag_section
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+API_KEYS: Final = 128
+TIMED_EVERY: Final = 16
+"""One of this number of Produce, and of Fetch, requests is timed. To read the clock and update the histograms
+costs a few per cent of a small request."""
+OTHER_REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The limit for requests without records. A larger one can only be an attack; the largest legitimate requests
+are assignments of large groups."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ApiRequestHandler:
+    """Handles the requests of all APIs except Produce and Fetch, and events of connections."""
+
+    def handle(
+        self,
+        connection: Connection,
+        data: bytes,
+        start: i64,
+        end: i64,
+        api_key: i16,
+        version: i16,
+        correlation_id: i32,
+    ) -> None:
+        """Handles the request ``data[start:end]``. Raises ProtocolError to close its connection."""
+        raise NotImplementedError
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """Called when a connection has closed."""
+        raise NotImplementedError
+
+    def on_crash(self, connection: Connection, problem: BaseException) -> None:
+        """Called with an unexpected exception of a handler, which closes the connection."""
+        raise NotImplementedError
+
+    def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
+        """Reads ``count`` bytes of ``part`` into memory in a thread, then calls ``resume_send``."""
+        raise NotImplementedError
+
+
+class KafkaApis(FrameHandler):
+    """Passes each request to the handler of its API."""
+
+    def __init__(self, produces: ProduceHandler, fetches: FetchHandler, others: ApiRequestHandler) -> None:
+        self.produces = produces
+        self.fetches = fetches
+        self.others = others
+        """The handler of all other APIs."""
+        self.counts: list[int] = [0] * API_KEYS
+        self.local_times = {PRODUCE: TimeHistogram(), FETCH: TimeHistogram()}
+        """By API key: the time of the event loop for each timed request."""
+        self.total_times = {PRODUCE: TimeHistogram(), FETCH: TimeHistogram()}
+        """By API key: the time until the response of each timed request, including delays."""
+
+    def on_frame(self, connection: Connection, data: bytes, start: i64, end: i64) -> bool:
+        """Handles one request. Returns False if it has to wait for earlier responses or for memory."""
+        if end - start < 8:
+            raise ProtocolError(f"a request of {end - start} bytes is shorter than its header")
+        api_key = read_i16_be(data, start)
+        if connection.waiting and api_key == FETCH:
+            self.complete_follower_fetch(connection)
+        if connection.waiting:
+            if api_key != PRODUCE or connection.context.busy:
+                return False
+        elif connection.context.busy:
+            connection.context.busy = False
+        if (
+            end - start > FREE_BYTES
+            and api_key <= FETCH
+            and not connection.memory.can_respond(connection.account)
+        ):
+            return False
+        version = read_i16_be(data, start + 2)
+        if api_key == PRODUCE and produce_codec.FIRST_VERSION <= version <= produce_codec.LAST_VERSION:
+            count: i64 = self.counts[PRODUCE] + 1
+            self.counts[PRODUCE] = count
+            if count % TIMED_EVERY == 1:
+                self.handle_timed(connection, data, start, end, version, True)
+            else:
+                self.handle(connection, data, start, end, version, True)
+        elif api_key == FETCH and fetch_layout.FIRST_VERSION <= version <= fetch_layout.LAST_VERSION:
+            count = self.counts[FETCH] + 1
+            self.counts[FETCH] = count
+            if count % TIMED_EVERY == 1:
+                self.handle_timed(connection, data, start, end, version, False)
+            else:
+                self.handle(connection, data, start, end, version, False)
+        else:
+            if 0 <= api_key < API_KEYS:
+                self.counts[api_key] += 1
+            if end - start > OTHER_REQUEST_BYTES_MAX:
+                raise ProtocolError(
+                    f"a request of API key {api_key} has {end - start} bytes; the limit without records is"
+                    f" {OTHER_REQUEST_BYTES_MAX}"
+                )
+            self.others.handle(connection, data, start, end, api_key, version, read_i32_be(data, start + 4))
+        if api_key != PRODUCE and connection.waiting:
+            connection.context.busy = True
+        return True
+
+    def complete_follower_fetch(self, connection: Connection) -> None:
+        """Completes the delayed fetch of a follower, whose next fetch names further partitions."""
+        fetch = connection.state
+        if isinstance(fetch, DelayedFetch) and fetch.request.replica_id >= 0:
+            self.fetches.complete_waiting(connection)
+
+    def handle_timed(
+        self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
+    ) -> None:
+        """As :meth:`handle`; records the local time, and the time until the response."""
+        started: float = perf_counter()
+        self.handle(connection, data, start, end, version, is_produce)
+        seconds: float = perf_counter() - started
+        key = PRODUCE if is_produce else FETCH
+        self.local_times[key].note(seconds)
+        reply = connection.last_reply()
+        if reply is None:
+            self.total_times[key].note(seconds)
+        else:
+            reply.stopwatch = Stopwatch(self.total_times[key].note, started)
+
+    def handle(
+        self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
+    ) -> None:
+        """Parses the header of a Produce or Fetch request, and passes the request to its handler."""
+        if end - start < 10:
+            raise ProtocolError(f"a request of {end - start} bytes ends before its client id")
+        correlation_id = read_i32_be(data, start + 4)
+        client: i64 = i64(read_i16_be(data, start + 8))
+        body: i64 = start + 10
+        if client > 0:
+            body += client
+        if is_produce:
+            if version >= produce_codec.FLEXIBLE:
+                body = skip_tag_section(data, body, end)
+            self.produces.handle(connection, data, body, end, version, correlation_id)
+        else:
+            if version >= fetch_layout.FLEXIBLE:
+                body = skip_tag_section(data, body, end)
+            self.fetches.handle(connection, data, body, end, version, correlation_id)
+
+    def on_end(self, connection: Connection) -> None:
+        """Completes the delayed fetch of a connection whose peer sends no more requests."""
+        self.fetches.complete_waiting(connection)
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """Removes the delayed requests of a closed connection."""
+        if connection.context.busy:
+            self.produces.on_close(connection)
+        self.fetches.on_close(connection)
+        self.others.on_close(connection, reason)
+
+    def on_crash(self, connection: Connection, problem: BaseException) -> None:
+        """Reports an unexpected exception of a handler."""
+        self.others.on_crash(connection, problem)
+
+    def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
+        """Reads a range into the page cache in a thread."""
+        self.others.read_ahead(connection, part, count)

@@ -1,0 +1,298 @@
+"""Handles large requests in slices, so that they do not block the event loop, and one at a time.
+
+The event loop runs other work between two slices. A request that takes longer than one slice enters the
+:class:`LargeRequestQueue`, whose requests are handled one after the other, in the order of their arrival: so
+the memory for items, some hundred bytes each, is used once. A request leaves the queue with its response, and
+while it waits for other operations.
+
+Handlers iterate over all lists of a client with :meth:`RequestSlices.over`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import heapq
+import types
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+)
+from typing import Any, Final, TypeVar
+
+from tidemill.model.event_loop_slices import slices_of, with_pauses
+from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
+
+SLICE_S: Final = 0.002
+"""The longest slice. A slice ends after the current item."""
+
+CLEAR_ITEMS: Final = 500
+"""The items that are freed, or sorted, without a check of the clock."""
+CLOCK_READS_MIN: Final = 16
+"""The fewest checks of the clock in a slice: a process that has waited for a processor is not slow."""
+
+GC_PAUSE_S_MAX: Final = 60.0
+"""The longest time without garbage collection: a JoinGroup may wait for minutes."""
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class ResponseMemory(MemoryHolder):
+    """Waits until the memory pool has memory for a response."""
+
+    def __init__(self) -> None:
+        self.account = MemoryAccount(self)
+        self.is_available = asyncio.Event()
+
+    def resume_frames(self) -> None:
+        self.is_available.set()
+
+
+class LargeRequestQueue:
+    """The requests of a broker that take longer than a slice."""
+
+    def __init__(self, memory: MemoryPool | None = None) -> None:
+        self.memory = memory
+        self.entered = 0
+        """The number of requests that have entered the queue."""
+        self._current: RequestSlices | None = None
+        self._large: set[RequestSlices] = set()
+        """The requests that have entered the queue and have no response yet."""
+        self._had_gc = False
+        """Whether garbage collection was enabled before the first of them."""
+        self._gc_timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[tuple[RequestSlices, asyncio.Future[None]]] = deque()
+
+    async def enter(self, slices: RequestSlices) -> None:
+        """Appends a request. Returns when it is the current one, and memory for a response is available."""
+        if self._current is None and not self._waiting:
+            self._hold(slices)
+        else:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((slices, future))
+            try:
+                await future
+            except asyncio.CancelledError:
+                self.leave(slices)
+                raise
+        self.entered += 1
+        memory = self.memory
+        if memory is None:
+            return
+        response = ResponseMemory()
+        try:
+            while not memory.can_respond(response.account):
+                response.is_available.clear()
+                await response.is_available.wait()
+        except asyncio.CancelledError:
+            memory.forget(response.account)
+            self.leave(slices)
+            raise
+
+    def _hold(self, slices: RequestSlices) -> None:
+        self._current = slices
+        if not self._large:
+            # The garbage collector would repeatedly scan hundreds of thousands of objects without cycles,
+            # also while the request waits: they exist until its response is sent.
+            self._had_gc = gc.isenabled()
+            gc.disable()
+            self._gc_timer = asyncio.get_running_loop().call_later(GC_PAUSE_S_MAX, self._enable_gc)
+        self._large.add(slices)
+
+    def _enable_gc(self) -> None:
+        if not self._had_gc:
+            return
+        # The remaining new objects, for example new topics, are permanent. They become old objects without a
+        # scan, which would take a tenth of a second for hundreds of thousands. Their number is unknown: the
+        # interpreter subtracts freed objects from the count of new ones.
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
+
+    def end(self, slices: RequestSlices) -> None:
+        """Removes a request whose response was sent."""
+        self.leave(slices)
+        self._large.discard(slices)
+        if not self._large and self._gc_timer is not None:
+            self._gc_timer.cancel()
+            self._gc_timer = None
+            self._enable_gc()
+
+    def leave(self, slices: RequestSlices) -> None:
+        """Makes the next request the current one, if ``slices`` was."""
+        if self._current is not slices:
+            self._waiting = deque([one for one in self._waiting if one[0] is not slices])
+            return
+        self._current = None
+        while self._waiting and self._current is None:
+            following, future = self._waiting.popleft()
+            if not future.done():
+                self._hold(following)
+                future.set_result(None)
+
+
+class RequestSlices:
+    """The slices of one request."""
+
+    __slots__ = ("_clock_reads", "_has_waited", "_is_in_queue", "_now", "_queue", "_until")
+
+    def __init__(self, queue: LargeRequestQueue | None = None) -> None:
+        self._queue = queue
+        self._is_in_queue = False
+        self._has_waited = False
+        self._now = asyncio.get_running_loop().time
+        self._until = self._now() + SLICE_S
+        self._clock_reads = 0
+
+    async def step(self) -> None:
+        """Lets the event loop run other work if the slice has ended."""
+        self._clock_reads += 1
+        if self._now() > self._until and self._clock_reads > CLOCK_READS_MIN:
+            await self._pass()
+
+    async def over(self, items: Iterable[Item]) -> AsyncIterator[Item]:
+        """Yields ``items``, with a :meth:`step` before each."""
+        for item in items:
+            self._clock_reads += 1
+            if self._now() > self._until and self._clock_reads > CLOCK_READS_MIN:
+                await self._pass()
+            yield item
+
+    async def counts(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """Returns the number of occurrences of each key, in the order of the first occurrences.
+
+        Handlers refuse duplicate keys.
+        """
+        found: dict[Key, int] = {}
+        async for key in self.over(keys):
+            found[key] = found.get(key, 0) + 1
+        return found
+
+    async def unique(self, keys: Iterable[Key]) -> dict[Key, None]:
+        """Returns the distinct keys in the order of their first occurrence; free them with :meth:`clear`."""
+        found: dict[Key, None] = {}
+        async for key in self.over(keys):
+            found[key] = None
+        return found
+
+    async def run(self, work: Generator[None, None, Result]) -> Result:
+        """Runs a generator that pauses after many items. Returns its result."""
+        return await with_pauses(work, self._step_over_many)
+
+    async def _step_over_many(self) -> None:
+        self._clock_reads += CLOCK_READS_MIN
+        await self.step()
+
+    async def clear(self, items: dict[Any, Any] | set[Any] | list[Any]) -> None:
+        """Clears a large collection in slices: to free it at once would block the event loop."""
+        while items:
+            if isinstance(items, list):
+                del items[-CLEAR_ITEMS:]
+            else:
+                remove = items.popitem if isinstance(items, dict) else items.pop
+                for _ in range(min(len(items), CLEAR_ITEMS)):
+                    remove()
+            await self.step()
+
+    async def sorted(self, names: Iterable[str]) -> Iterator[str]:
+        """Returns an iterator over the sorted names. It sorts them in slices, and merges these lazily."""
+        runs = []
+        for some in slices_of(list(names), CLEAR_ITEMS):
+            runs.append(sorted(some))
+            await self.step()
+        return heapq.merge(*runs)
+
+    async def wait_for(self, work: Awaitable[Result]) -> Result:
+        """Waits for ``work`` outside of the queue. Returns its result.
+
+        Continues the current slice if ``work`` finished without waiting.
+        """
+        self._leave()
+        self._has_waited = False
+        note = asyncio.get_running_loop().call_soon(self._note_waited)
+        result = await work
+        if self._has_waited:
+            self._begin()
+        else:
+            note.cancel()
+            self._clock_reads += CLOCK_READS_MIN
+            await self.step()
+        return result
+
+    def _note_waited(self) -> None:
+        self._has_waited = True
+
+    async def _pass(self) -> None:
+        if self._queue is not None and not self._is_in_queue:
+            await self._queue.enter(self)
+            self._is_in_queue = True
+        await asyncio.sleep(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._until = self._now() + SLICE_S
+        self._clock_reads = 0
+
+    def _leave(self) -> None:
+        if self._is_in_queue and self._queue is not None:
+            self._is_in_queue = False
+            self._queue.leave(self)
+
+    def end(self) -> None:
+        """Leaves the queue after the response."""
+        self._is_in_queue = False
+        if self._queue is not None:
+            self._queue.end(self)
+
+
+def in_slices(handle: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..., Any]:
+    """Decorates a handler so that its first slice runs at once, without a task.
+
+    The decorated handler returns the response if the first slice completes it, otherwise a coroutine for it.
+    The handler may await only :class:`RequestSlices` and futures.
+    """
+
+    @functools.wraps(handle)
+    def begin(*arguments: Any) -> Any:
+        work = handle(*arguments)
+        try:
+            first = work.send(None)
+        except StopIteration as done:
+            return done.value
+        return _continue(work, first)
+
+    return begin
+
+
+async def _continue(work: Coroutine[Any, Any, Result], awaited: Any) -> Result:
+    result: Result = await _resumed(work, awaited)
+    return result
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
+    """Continues a coroutine that was started and waits for ``awaited``."""
+    while True:
+        try:
+            sent = yield awaited
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as problem:  # noqa: BLE001 - passed to the coroutine
+            step = functools.partial(work.throw, problem)
+        else:
+            step = functools.partial(work.send, sent)
+        try:
+            awaited = step()
+        except StopIteration as done:
+            return done.value

@@ -1,0 +1,183 @@
+"""Converts produced records to the message format of their topic in worker processes.
+
+Meanwhile the connection handles no further request, so that its requests stay in order. The messages in a
+compressed wrapper of format v0 contain their offsets. During the compression of such a wrapper the log end of
+its partition is reserved, and other Produce requests for the partition wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from tidemill.broker.conversion_workers import ConversionWorkers
+from tidemill.broker.produce_admission import (
+    AdmittedPartition,
+    CostlyAppend,
+    MessageSetAppend,
+    PartitionAppend,
+    ReadyAppend,
+    RecordsConversion,
+    WrapperCompression,
+    append_of_stored,
+)
+from tidemill.broker.produce_codec import error_response
+from tidemill.broker.produce_handler import AdmittedRequest, ProduceHandler
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.message_set import MessageSet, PlacedMessageSet
+from tidemill.replication.partition import Partition
+
+REQUESTS_MAX = 4
+"""The requests that are converted at a time. Each holds one converted batch until its append, which may be 32
+times as large as the received one."""
+ATTEMPTS_MAX = 10
+"""The attempts to compress a wrapper, if the broker itself appends to the partition meanwhile."""
+
+
+class ProduceConversion:
+    """Converts the records of admitted requests."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, workers: ConversionWorkers) -> None:
+        self.loop = loop
+        self.workers = workers
+        self._waiting: dict[Partition, list[asyncio.Future[None]]] = {}
+        self._requests = asyncio.Semaphore(REQUESTS_MAX)
+
+    async def prepare(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
+        """Converts the costly partitions, appends wrappers of format v0, and waits for reserved log ends.
+
+        An error becomes the response of its partition.
+        """
+        if not any(isinstance(one, CostlyAppend) for one in admitted.partitions):
+            await self.wait_until_unreserved(admitted.partitions)
+            return
+        async with self._requests:
+            await self.convert_all(handler, admitted)
+            await self.wait_until_unreserved(admitted.partitions)
+
+    async def convert_all(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
+        """Converts the partitions one after the other, and records the time.
+
+        It appends converted records before it converts the next ones: they may be 32 times as large as the
+        received ones.
+        """
+        seconds = 0.0
+        for number in range(len(admitted.partitions)):
+            one = admitted.partitions[number]
+            if isinstance(one, RecordsConversion):
+                began = time.perf_counter()
+                one = admitted.partitions[number] = await self.convert(one, handler.clock.wall_ms())
+                seconds += time.perf_counter() - began
+                if isinstance(one, ReadyAppend) and admitted.should_append and is_next(admitted, number):
+                    one = handler.append(admitted, one, handler.clock.wall_ms())
+            if isinstance(one, WrapperCompression):
+                one = await self.append_wrapper(handler, admitted, one)
+            admitted.partitions[number] = one
+        if seconds:
+            self.workers.note("Produce", seconds)
+
+    async def convert(self, costly: RecordsConversion, now_ms: int) -> AdmittedPartition:
+        """Converts the records of one partition. Returns their append, or a response with an error."""
+        records, partition = costly.records, costly.partition
+        storage, limits = partition.storage, partition.limits
+        try:
+            result = await self.run(
+                "store",
+                int(records.end - records.start),
+                costly.data[records.start : records.end],
+                int(storage.magic),
+                int(storage.codec),
+                (
+                    int(limits.max_batch_bytes),
+                    int(limits.unpacked_bytes_max),
+                    limits.key_required,
+                    int(limits.timestamp_before_ms),
+                    int(limits.timestamp_after_ms),
+                    limits.check_timestamps,
+                ),
+                int(now_ms),
+                storage.append_time,
+                storage.level,
+            )
+        except KafkaError as error:
+            return error_response(records.index, error)
+        return append_of_stored(records, partition, costly.data, stored_of(result))
+
+    async def append_wrapper(
+        self, handler: ProduceHandler, admitted: AdmittedRequest, costly: WrapperCompression
+    ) -> AdmittedPartition:
+        """Compresses a wrapper of format v0 for the current log end, and appends it. Returns the response.
+
+        Returns ``costly`` unchanged if the client has closed the connection meanwhile.
+        """
+        partition, messages = costly.partition, costly.messages
+        while partition.reserved:
+            await self.wait_for_release(partition)
+        partition.reserved = True
+        try:
+            for _ in range(ATTEMPTS_MAX):
+                base = int(partition.log.end_offset)
+                codec, count = int(messages.codec), int(messages.record_count)
+                size = len(costly.unpacked)
+                (data,) = await self.run("place", size, costly.unpacked, codec, count, messages.level, base)
+                if partition.log.end_offset == base:
+                    if not admitted.should_append:
+                        return costly
+                    wrapper = PlacedMessageSet(data, base, codec, count)
+                    append = MessageSetAppend(costly.records, partition, wrapper)
+                    return handler.append(admitted, append, handler.clock.wall_ms())
+            raise KafkaError(
+                f"other appends to {partition.topic}-{partition.index} preceded the compressed ones: retry",
+                ErrorCode.REQUEST_TIMED_OUT,
+            )
+        except KafkaError as error:
+            return error_response(costly.records.index, error)
+        finally:
+            partition.reserved = False
+            for waiter in self._waiting.pop(partition, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait_until_unreserved(self, partitions: list[AdmittedPartition]) -> None:
+        """Waits until no log end is reserved. The caller appends the request in the same turn."""
+        while (reserved := first_reserved(partitions)) is not None:
+            await self.wait_for_release(reserved)
+
+    async def wait_for_release(self, partition: Partition) -> None:
+        """Waits until a reservation of the log end of ``partition`` ends."""
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._waiting.setdefault(partition, []).append(waiter)
+        await waiter
+
+    async def run(self, job: str, size: int, *arguments: Any) -> Any:
+        """Runs a job in a worker process. Returns its result."""
+        workers = self.workers
+        return await self.loop.run_in_executor(workers.executor, workers.call, job, size, *arguments)
+
+
+def is_next(admitted: AdmittedRequest, number: int) -> bool:
+    """Whether the append at index ``number`` may precede the others: no earlier one is for its partition."""
+    one = admitted.partitions[number]
+    if not isinstance(one, PartitionAppend) or one.partition.reserved:
+        return False
+    return not any(
+        isinstance(earlier, PartitionAppend) and earlier.partition is one.partition
+        for earlier in admitted.partitions[:number]
+    )
+
+
+def first_reserved(partitions: list[AdmittedPartition]) -> Partition | None:
+    """Returns the first partition to append to whose log end is reserved."""
+    for one in partitions:
+        if isinstance(one, PartitionAppend) and one.partition.reserved:
+            return one.partition
+    return None
+
+
+def stored_of(result: tuple[Any, ...]) -> Batch | MessageSet:
+    """Builds the batch or message set from the result of a worker process."""
+    if len(result) == 1:
+        return parse_batch(result[0], 0, len(result[0]))
+    return MessageSet(*result)

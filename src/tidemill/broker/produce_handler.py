@@ -1,0 +1,244 @@
+"""Handles Produce requests: decodes them, admits them, appends the records, sends the response. Compiled.
+
+    decode ─► admit ─► (prepare: validate, convert) ─► append ─► respond, now or after the replication
+
+The layouts are in :mod:`tidemill.broker.produce_codec`, the refusals in
+:mod:`tidemill.broker.produce_admission`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i16, i32, i64, mypyc_attr
+
+from tidemill.broker.delayed_produce import AwaitedAppend, DelayedProduce, UnsentResponse
+from tidemill.broker.produce_admission import (
+    Admission,
+    AdmittedPartition,
+    BatchAppend,
+    ReadyAppend,
+    is_immediate,
+)
+from tidemill.broker.produce_codec import (
+    NONE,
+    PartitionResponse,
+    ProduceRequest,
+    decode,
+    encode,
+    error_response,
+)
+from tidemill.broker.rejected_batches import RejectedBatches
+from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.model.interfaces import Clock
+from tidemill.net.connection import Connection, Reply
+from tidemill.net.deadlines import Deadlines
+from tidemill.net.memory_pool import MemoryPool
+from tidemill.replication.hosted_topics import TopicTable
+from tidemill.replication.partition import Partition
+
+
+def should_append(connection: Connection, request: ProduceRequest) -> bool:
+    """Whether a request must still be appended after a wait.
+
+    A client with acks=0 may have closed the connection. Any other client sends the request again.
+    """
+    return request.acks == 0 or not connection.closed
+
+
+class HeldRequest:
+    """A decoded request that waits because the disk is congested."""
+
+    def __init__(self, connection: Connection, reply: Reply, request: ProduceRequest, data: bytes) -> None:
+        self.connection: Final = connection
+        self.reply: Final = reply
+        self.request: Final = request
+        self.data: Final = data
+
+
+@mypyc_attr(free_list_len=1)
+class AdmittedRequest:
+    """A request with the result of the admission for each partition."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        reply: Reply | None,
+        request: ProduceRequest,
+        frame_bytes: i64,
+        partitions: list[AdmittedPartition],
+    ) -> None:
+        self.connection: Final = connection
+        self.reply: Final = reply
+        """The position of its response, if the request has waited."""
+        self.request: Final = request
+        self.frame_bytes: Final[i64] = frame_bytes
+        self.partitions: Final = partitions
+        """In the order of the request. The preparation replaces the costly ones."""
+        self.delayed: DelayedProduce | None = None
+
+    @property
+    def should_append(self) -> bool:
+        """As :func:`should_append`."""
+        return should_append(self.connection, self.request)
+
+    def await_append(self, response: PartitionResponse, partition: Partition, required_offset: i64) -> None:
+        """Delays the response until the records below ``required_offset`` are committed or flushed.
+
+        The request is registered before the appends to the other partitions, during which this append may be
+        committed or truncated.
+        """
+        acks = self.request.acks
+        delayed = self.delayed
+        if delayed is None:
+            delayed = DelayedProduce(self.connection, acks)
+            self.delayed = delayed
+        delayed.awaited.append(AwaitedAppend(response, partition, required_offset))
+        if acks == -1:
+            partition.delayed.wait_committed(required_offset, delayed)
+        else:
+            partition.delayed.wait_synced(required_offset, delayed)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class BackgroundPreparation:
+    """Prepares costly records outside of the event loop, or in slices."""
+
+    def submit(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
+        """Validates and converts records, waits for reserved log ends, then calls ``handler.append_all``.
+
+        Meanwhile the connection handles no further request.
+        """
+        raise NotImplementedError
+
+
+class ProduceHandler:
+    """Handles the Produce requests of all connections."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        clock: Clock,
+        deadlines: Deadlines,
+        preparation: BackgroundPreparation,
+        memory: MemoryPool,
+    ) -> None:
+        self.clock = clock
+        self.deadlines = deadlines
+        self.preparation = preparation
+        self.memory = memory
+        self.errors: dict[int, int] = {}
+        """The number of partition errors, by error code."""
+        self.rejected = RejectedBatches()
+        self.admission = Admission(topics, clock, self.rejected)
+        self.congested = False
+        self.held_requests: list[HeldRequest] = []
+
+    def handle(
+        self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
+    ) -> None:
+        """Handles the request whose fields begin at ``body``; raises ProtocolError if it is malformed."""
+        try:
+            request = decode(data, body, end, version, correlation_id)
+        except IndexError as problem:
+            raise ProtocolError(f"Produce version {version} is cut short: {problem}") from None
+        if self.congested:
+            connection.context.busy = True
+            self.held_requests.append(HeldRequest(connection, connection.reply_later(), request, data))
+            self.memory.take(len(data))
+            return
+        self.admit(connection, None, request, data)
+
+    def set_congested(self, congested: bool) -> None:
+        """Holds new requests while the disk is congested, at most one for each connection."""
+        self.congested = congested
+        while self.held_requests and not self.congested:
+            held = self.held_requests.pop(0)
+            connection = held.connection
+            self.memory.release(len(held.data))
+            connection.context.busy = False
+            if should_append(connection, held.request):
+                try:
+                    self.admit(connection, held.reply, held.request, held.data)
+                except Exception as problem:  # noqa: BLE001 - the other held requests go on
+                    connection.crash(problem)
+
+    def on_close(self, connection: Connection) -> None:
+        """Removes the held request of a closed connection, unless it has acks=0."""
+        for held in list(self.held_requests):
+            if held.connection is connection and not should_append(connection, held.request):
+                self.held_requests.remove(held)
+                self.memory.release(len(held.data))
+
+    def admit(
+        self, connection: Connection, reply: Reply | None, request: ProduceRequest, data: bytes
+    ) -> None:
+        """Admits a request, and appends it unless it must be prepared first."""
+        now_ms = self.clock.wall_ms()
+        partitions = self.admission.admit(request, data, now_ms)
+        if is_immediate(partitions):
+            self.append_all(AdmittedRequest(connection, reply, request, len(data), partitions), now_ms)
+            return
+        if reply is None:
+            reply = connection.reply_later()
+        self.preparation.submit(self, AdmittedRequest(connection, reply, request, len(data), partitions))
+
+    def append_all(self, admitted: AdmittedRequest, now_ms: i64) -> None:
+        """Appends the admitted records, and sends the response now or once the appends are complete."""
+        responses: list[PartitionResponse] = []
+        failed = False
+        for one in admitted.partitions:
+            if isinstance(one, PartitionResponse):
+                response = one
+            elif isinstance(one, ReadyAppend):
+                response = self.append(admitted, one, now_ms)
+            else:
+                raise RuntimeError("costly records were not prepared before their append")
+            code = response.error_code
+            if code != NONE:
+                failed = True
+                self.errors[code] = self.errors.get(code, 0) + 1
+            responses.append(response)
+        self.respond(admitted, responses)
+        if failed and admitted.request.acks == 0:
+            # With acks=0 there is no response: the end of the connection reports the error.
+            admitted.connection.close("a produce with acks=0 failed")
+
+    def append(self, admitted: AdmittedRequest, append: ReadyAppend, now_ms: i64) -> PartitionResponse:
+        """Appends the records of one partition, and registers the request if the response must wait."""
+        records = append.records
+        partition = append.partition
+        acks = admitted.request.acks
+        try:
+            if self.rejected.rejections and isinstance(append, BatchAppend):
+                self.rejected.check(records, partition, append.batch, self.clock.monotonic_ms())
+            result = append.append(acks, now_ms)
+        except KafkaError as error:
+            if isinstance(append, BatchAppend):
+                self.rejected.record(records, partition, append.batch, error, self.clock.monotonic_ms())
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+                partition.events.on_storage_error(partition, error)
+            return error_response(records.index, error)
+        response = PartitionResponse(
+            records.index, result.base_offset, result.append_time_ms, result.start_offset
+        )
+        required_offset: i64 = result.last_offset + 1
+        if acks != 0 and partition.holds_back(acks, required_offset):
+            admitted.await_append(response, partition, required_offset)
+        return response
+
+    def respond(self, admitted: AdmittedRequest, responses: list[PartitionResponse]) -> None:
+        """Sends the response now, or delays it until the awaited appends are complete."""
+        request = admitted.request
+        connection = admitted.connection
+        reply = admitted.reply
+        delayed = admitted.delayed
+        if delayed is not None and delayed.awaited:
+            if reply is None:
+                reply = connection.reply_later()
+            delayed.response = UnsentResponse(reply, request, responses)
+            self.deadlines.add(request.timeout_ms, delayed)
+        elif reply is not None:
+            reply.complete([encode(request, responses)] if request.acks != 0 else [])
+        elif request.acks != 0:
+            connection.reply_now(encode(request, responses))

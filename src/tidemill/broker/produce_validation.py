@@ -1,0 +1,88 @@
+"""Validates produced batches that would block the event loop, and then lets the handler append them.
+
+A thread decompresses a batch. The validation of its records runs in slices, between which the event loop does
+other work. :mod:`tidemill.broker.produce_conversion` converts message formats. Meanwhile the connection
+handles no further request, so that its requests stay in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+from tidemill.broker.conversion_workers import ConversionWorkers
+from tidemill.broker.produce_admission import BatchAppend, BatchValidation
+from tidemill.broker.produce_codec import PartitionResponse, error_response
+from tidemill.broker.produce_conversion import ProduceConversion
+from tidemill.broker.produce_handler import AdmittedRequest, BackgroundPreparation, ProduceHandler
+from tidemill.model.errors import KafkaError
+from tidemill.model.task_set import TaskSet
+from tidemill.net.memory_pool import MemoryPool
+from tidemill.records.batch_validation import begin_validation, finish_validation
+
+UNPACKED_MAX = 4
+"""The decompressed batches at a time, each of ``tidemill.unpacked.batch.bytes.max`` at most."""
+SLICE_RECORDS = 20_000
+"""The records of one slice: a quarter of a millisecond at 12 ns each."""
+
+
+class ProduceValidation(BackgroundPreparation):
+    """Validates costly batches, converts records, and passes the request to its handler."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        workers: Executor,
+        memory: MemoryPool,
+        conversions: ConversionWorkers | None = None,
+    ) -> None:
+        self.loop = loop
+        self.workers = workers
+        self.memory = memory
+        self.tasks = TaskSet(loop)
+        self.submitted = 0
+        """The number of submitted requests."""
+        self.conversion = ProduceConversion(loop, conversions or ConversionWorkers())
+        self._unpacked = asyncio.Semaphore(UNPACKED_MAX)
+
+    def submit(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
+        """Prepares ``admitted`` in a new task."""
+        self.submitted += 1
+        admitted.connection.context.busy = True
+        self.tasks.start(self.run(handler, admitted))
+
+    async def run(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
+        """Prepares one request, and appends it."""
+        connection = admitted.connection
+        self.memory.take(admitted.frame_bytes)
+        try:
+            for number, one in enumerate(admitted.partitions):
+                if isinstance(one, BatchValidation):
+                    admitted.partitions[number] = await self.check(one, handler.clock.wall_ms())
+            await self.conversion.prepare(handler, admitted)
+            connection.context.busy = False
+            if admitted.should_append:
+                handler.append_all(admitted, handler.clock.wall_ms())
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            connection.crash(problem)
+        finally:
+            self.memory.release(admitted.frame_bytes)
+
+    async def stop(self) -> None:
+        """Cancels the preparation of all requests, without appends and responses."""
+        await self.tasks.cancel()
+
+    async def check(self, costly: BatchValidation, now_ms: int) -> BatchAppend | PartitionResponse:
+        """Validates one batch. Returns its append, or a response with an error."""
+        batch, limits = costly.batch, costly.partition.limits
+        async with self._unpacked:
+            try:
+                walk = await self.loop.run_in_executor(self.workers, begin_validation, batch, limits, now_ms)
+                done = walk.step(SLICE_RECORDS)
+                while not done:
+                    await asyncio.sleep(0)
+                    done = walk.step(SLICE_RECORDS)
+                checked = finish_validation(batch, walk, limits)
+            except KafkaError as error:
+                return error_response(costly.records.index, error)
+        return BatchAppend(costly.records, costly.partition, checked)

@@ -1,0 +1,61 @@
+"""Applies the settings of the replication quotas of this broker (KIP-73)."""
+
+from __future__ import annotations
+
+from tidemill.broker.broker_state import BrokerState
+from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.topic_image import TopicImage
+from tidemill.model.configs import TOPIC_KEYS
+from tidemill.model.errors import ConfigError
+from tidemill.replication.replication_quota import RateLimit, ReplicationQuota
+
+LEADER, FOLLOWER = "leader", "follower"
+RATES = {LEADER: "leader.replication.throttled.rate", FOLLOWER: "follower.replication.throttled.rate"}
+REPLICAS = {
+    LEADER: "leader.replication.throttled.replicas",
+    FOLLOWER: "follower.replication.throttled.replicas",
+}
+
+
+class ReplicationQuotas:
+    """The quota for the followers of this broker, and the quota for its own fetches as a follower."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self.leader = ReplicationQuota(broker.node_id, self._limit(LEADER))
+        self.follower = ReplicationQuota(broker.node_id, self._limit(FOLLOWER))
+        self.sides: dict[str, ReplicationQuota] = {LEADER: self.leader, FOLLOWER: self.follower}
+        for topic in broker.metadata.topics.values():
+            self._set_throttled_replicas(topic)
+        broker.metadata.on_change(self._changed)
+
+    def _limit(self, side: str) -> RateLimit:
+        return RateLimit(
+            self._rate(side),
+            self._broker.config.int("replication.quota.window.num"),
+            self._broker.config.int("replication.quota.window.size.seconds"),
+        )
+
+    def _rate(self, side: str) -> int:
+        return self._broker.config.int(RATES[side])
+
+    async def _changed(self, delta: Delta) -> None:
+        for topic in delta.deleted:
+            for quota in self.sides.values():
+                quota.set_topic(topic.name, ())
+        for topic in delta.created:
+            self._set_throttled_replicas(topic)
+        for _, topic in delta.reconfigured:
+            self._set_throttled_replicas(topic)
+        if delta.broker_configs_changed:
+            for side, quota in self.sides.items():
+                quota.limit.bytes_per_second = self._rate(side)
+
+    def _set_throttled_replicas(self, topic: TopicImage) -> None:
+        for side, quota in self.sides.items():
+            text = topic.config.get(REPLICAS[side], "")
+            try:
+                listed = TOPIC_KEYS[REPLICAS[side]].parse(text) if text else ()
+            except ConfigError:
+                listed = ()  # Written to the store without validation. log_configs.py logs an error.
+            quota.set_topic(topic.name, listed if isinstance(listed, tuple) else ())

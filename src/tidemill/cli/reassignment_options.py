@@ -1,0 +1,66 @@
+"""The options of the commands that move partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from tidemill.cli.options import Duration, WholeNumber
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ReassignmentOptions(NamedTuple):
+    """How to execute a plan: throttle, and whether and how long to wait."""
+
+    throttle: int | None = None
+    """Largest rate at which each broker copies, in bytes per second."""
+    wait: bool = True
+    timeout_s: float | None = None
+
+
+def add_move_options(*, wait: bool = True) -> Callable[[F], F]:
+    """Adds ``--throttle``, ``--wait`` (``wait`` is the default) and ``--timeout``, as ``move_options``."""
+
+    def add(function: F) -> F:
+        return _with_move_options(function, wait)
+
+    return add
+
+
+def _with_move_options(function: F, waits: bool) -> F:
+    def wrapped(
+        *arguments: Any, throttle: int | None, wait: bool, timeout_s: float | None, **rest: Any
+    ) -> Any:
+        return function(*arguments, move_options=ReassignmentOptions(throttle, wait, timeout_s), **rest)
+
+    wrapped.__name__ = function.__name__
+    wrapped.__doc__ = function.__doc__
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Duration(),
+            metavar="DURATION",
+            help="Stop waiting after this time; the moves continue.",
+        ),
+        click.option(
+            "--wait/--no-wait", default=waits, show_default=True, help="Wait until all moves are complete."
+        ),
+        throttle_option,
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+throttle_option = click.option(
+    "--throttle",
+    type=WholeNumber(1),
+    metavar="BYTES",
+    help="Limit the copying of each broker to this many bytes per second, as a mean over the last 11 s: a "
+    "short burst may exceed it.",
+)
+"""Option of every command that moves data."""

@@ -1,0 +1,136 @@
+"""The connections of an admin client: to the controller, to the leaders of partitions, to all brokers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidemill.client.config import ClientConfig
+from tidemill.client.connection import Connection
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, code_of
+from tidemill.client.network_client import CONTROL, NetworkClient
+from tidemill.client.offsets import by_leader
+from tidemill.model.errors import RETRIABLE, ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
+
+
+class AdminConnections:
+    """The cluster metadata and the connections of an admin client. Timeouts are in seconds."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.cluster = NetworkClient(config)
+        self._timeout = self.config.seconds("default.api.timeout.ms")
+
+    def deadline(self, timeout: float | None) -> float:
+        """Returns the end of ``timeout`` or ``default.api.timeout.ms``, in ``time.monotonic`` seconds."""
+        return time.monotonic() + (self._timeout if timeout is None else timeout)
+
+    def call_controller(self, deadline: float, send: Callable[[Connection], Any]) -> Any:
+        """Calls ``send`` with a connection to the controller; retries until ``deadline`` if the controller
+        moves.
+        """
+        while True:
+            try:
+                if self.cluster.controller_id < 0 or self.cluster.needs_refresh():
+                    self.cluster.refresh(deadline)
+                controller = self.cluster.controller_id
+                connection = (
+                    self.cluster.connection(controller, CONTROL, deadline)
+                    if controller >= 0
+                    else self.cluster.any_connection(deadline)
+                )
+                return send(connection)
+            except ClientError as problem:
+                moved = problem.code == ErrorCode.NOT_CONTROLLER or isinstance(
+                    problem, BrokerUnreachable | RequestTimeout
+                )
+                pause = self.config.seconds("retry.backoff.ms")
+                if not moved or time.monotonic() + pause >= deadline:
+                    raise
+                self.cluster.request_refresh()
+                time.sleep(pause)
+
+    def call_leaders(
+        self,
+        items: Iterable[TopicPartition],
+        key: ApiKey,
+        build: Callable[[list[TopicPartition]], Any],
+        deadline: float,
+    ) -> list[tuple[str, TopicPartition, Any]]:
+        """Sends each leader a request for its partitions; returns broker address, partition and result of
+        each.
+
+        Retries until ``deadline`` if a leader moves, is unreachable or returns a retriable error.
+        """
+        entries: list[tuple[str, TopicPartition, Any]] = []
+        left = list(items)
+        while True:
+            refused: list[tuple[str, TopicPartition, Any]] = []
+            silent: ClientError | None = None
+            again: list[TopicPartition] = []
+            for node_id, part in by_leader(self.cluster, left, deadline, "use").items():
+                try:
+                    answered = self._call_leader(node_id, part, key, build, deadline)
+                except (BrokerUnreachable, RequestTimeout) as problem:
+                    silent = problem
+                    again += part
+                    continue
+                for entry in answered:
+                    is_refused = code_of(entry[2].error_code) in RETRIABLE
+                    (refused if is_refused else entries).append(entry)
+            again += [item for _, item, _ in refused]
+            pause = self.config.seconds("retry.backoff.ms")
+            if not again or time.monotonic() + pause >= deadline:
+                if silent is not None:
+                    raise silent
+                return entries + refused
+            left = again
+            time.sleep(pause)
+            self.cluster.refresh(deadline)
+
+    def live_brokers(self, deadline: float) -> list[int]:
+        """Returns the ids of the live brokers, sorted, and refreshes the metadata with their addresses.
+
+        Metadata also lists brokers that have just failed; DescribeCluster does not.
+        """
+        self.cluster.refresh(deadline)
+        known = self.cluster.nodes
+        if self.cluster.any_connection(deadline).supports(ApiKey.DESCRIBE_CLUSTER):
+            response = self.cluster.call_any(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), deadline)
+            if not response.error_code:
+                return sorted(b.broker_id for b in response.brokers if b.broker_id in known)
+        return sorted(known)
+
+    def _call_leader(
+        self,
+        node_id: int,
+        part: list[TopicPartition],
+        key: ApiKey,
+        build: Callable[[list[TopicPartition]], Any],
+        deadline: float,
+    ) -> list[tuple[str, TopicPartition, Any]]:
+        if node_id < 0:
+            raise BrokerUnreachable(
+                f"no leader for {', '.join(map(str, part))}", ErrorCode.LEADER_NOT_AVAILABLE
+            )
+        connection = self.cluster.connection(node_id, CONTROL, deadline)
+        response = connection.call(key, build(part), timeout=response_timeout(deadline))
+        return [
+            (connection.address, TopicPartition(topic.name, entry.partition_index), entry)
+            for topic in response.topics
+            for entry in topic.partitions
+        ]
+
+
+def remaining_ms(deadline: float) -> int:
+    """Returns the milliseconds until ``deadline``, for the timeout field of a request."""
+    return max(1, min(int((deadline - time.monotonic()) * 1000), 2**31 - 1))
+
+
+def response_timeout(deadline: float) -> float:
+    """Returns the client's timeout in seconds: one second after the broker's, which ends at ``deadline``."""
+    return max(1.0, deadline - time.monotonic() + 1.0)

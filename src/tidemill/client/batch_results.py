@@ -1,0 +1,234 @@
+"""Handles the result of a batch: completes it, retries it, splits it, or fails it.
+
+============================  ============================================================================
+response                      action
+============================  ============================================================================
+no error, a duplicate         completed; a duplicate has no offset
+too large, several messages   sent as two batches with the same sequences
+retriable, or the broker has  retried after a pause, as often as ``retries`` and ``delivery.timeout.ms``
+lost the sequence             allow
+anything else                 completed with the error; an idempotent partition restarts its sequence
+============================  ============================================================================
+
+Source: KIP-91 (delivery timeout), KIP-126 (splitting), KIP-360 (a producer bumps its own epoch).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from tidemill.client.batch_splitting import split
+from tidemill.client.errors import DeliveryTimeout, code_of
+from tidemill.client.network_client import NetworkClient
+from tidemill.client.record_accumulator import PendingBatch, RecordAccumulator, metadata_of
+from tidemill.model.errors import ErrorCode, KafkaError
+
+LOG = logging.getLogger(__name__)
+
+LEADER_MOVED = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+    }
+)
+"""Errors after which the metadata is refreshed before the retry."""
+
+STATE_LOST = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
+"""Errors after which the producer restarts its sequence in the next epoch: the broker expects another one."""
+
+TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+"""Errors after which a batch of several messages is split."""
+
+
+class BatchResults:
+    """Completes the batches of one producer. For the sender thread, except :meth:`fail_all`."""
+
+    def __init__(self, cluster: NetworkClient, accumulator: RecordAccumulator) -> None:
+        config = cluster.config
+        self._cluster = cluster
+        self._accumulator = accumulator
+        self._delivery_timeout = config.seconds("delivery.timeout.ms")
+        self._retries = config.int("retries")
+        self._backoff = config.seconds("retry.backoff.ms")
+        self._backoff_max = config.seconds("retry.backoff.max.ms")
+        self._idempotent = config.bool("enable.idempotence")
+        self._finished: deque[tuple[Any, PendingBatch, int, int]] = deque()
+        self.id_problem: KafkaError | None = None
+        """Why the producer has no producer id yet. Without one it sends nothing."""
+
+    def succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
+        """Completes an acknowledged batch; ``base_offset`` is -1 if the broker did not return the offset."""
+        with self._accumulator.lock:
+            if batch not in batch.queue.in_flight:
+                return  # The batch has failed meanwhile: see :meth:`fail_all`.
+            batch.queue.in_flight.remove(batch)
+        batch.base_offset = base_offset
+        batch.append_time_ms = append_time_ms
+        self.complete(batch, None)
+
+    def failed(self, batch: PendingBatch, code: ErrorCode, problem: Exception) -> None:
+        """Retries a batch, splits it, or completes it with the error."""
+        queue = batch.queue
+        if code in LEADER_MOVED:
+            self._cluster.request_refresh()
+        now = time.monotonic()
+        retriable = isinstance(problem, KafkaError) and problem.retriable
+        with self._accumulator.lock:
+            if batch not in queue.in_flight:
+                return
+            first = queue.in_flight[0] is batch
+            queue.in_flight.remove(batch)
+            if code in STATE_LOST and self._idempotent:
+                retriable = True
+                batch.in_doubt = False
+                if first:
+                    queue.bump_due = True
+            if code in TOO_LARGE and batch.builder.count > 1:
+                self._split(batch)
+                return
+            late = now >= batch.created + self._delivery_timeout
+            if retriable and not late and batch.attempts <= self._retries:
+                batch.last_refusal = problem
+                self._requeue(batch, now)
+                return
+            if self._idempotent and batch.sequence >= 0:
+                queue.bump_due = True
+        if retriable and late:
+            problem = _late(batch, problem)
+        self.complete(batch, problem)
+
+    def _requeue(self, batch: PendingBatch, now: float) -> None:
+        """Makes a batch wait again, in order, with a growing pause. The caller holds the lock."""
+        pause = min(self._backoff * 2 ** min(batch.attempts - 1, 20), self._backoff_max)
+        batch.retry_at = now + pause
+        self._insert(batch)
+
+    def _insert(self, batch: PendingBatch) -> None:
+        queue = batch.queue
+        at = 0
+        for other in queue.waiting:
+            if other.number > batch.number:
+                break
+            at += 1
+        queue.waiting.insert(at, batch)
+        self._accumulator.active[queue] = None
+
+    def _split(self, batch: PendingBatch) -> None:
+        """Replaces a batch with its parts. The caller holds the lock."""
+        for part in split(batch):
+            self._accumulator.incomplete[part] = None
+            self._insert(part)
+        self._accumulator.incomplete.pop(batch, None)
+        if batch.event is not None:
+            batch.event.set()
+
+    def _remove_waiting(self, batch: PendingBatch) -> None:
+        batch.queue.waiting.remove(batch)
+        if batch.queue.open is batch:
+            batch.queue.open = None
+
+    def expire(self, now: float) -> bool:
+        """Fails batches that waited longer than ``delivery.timeout.ms``; returns whether there were any."""
+        expired: list[PendingBatch] = []
+        with self._accumulator.lock:
+            for queue in list(self._accumulator.active):
+                while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout:
+                    batch = queue.waiting[0]
+                    self._remove_waiting(batch)
+                    if batch.sequence >= 0:
+                        queue.bump_due = True
+                    expired.append(batch)
+        for batch in expired:
+            self.complete(batch, self._expired(batch))
+        return bool(expired)
+
+    def _expired(self, batch: PendingBatch) -> DeliveryTimeout:
+        if batch.last_refusal is not None:
+            return _late(batch, batch.last_refusal)
+        if self.id_problem is not None:
+            return DeliveryTimeout(
+                f"{_messages(batch)} waited longer than delivery.timeout.ms: {self.id_problem}",
+                topic=batch.queue.topic,
+                partition=batch.queue.partition,
+            )
+        reason = self._cluster.errors.get(batch.queue.topic)
+        more = f" (the topic: {code_of(reason).name})" if reason else ""
+        return DeliveryTimeout(
+            f"{_messages(batch)} waited longer than delivery.timeout.ms{more}; is its leader running, and "
+            "reachable from here?",
+            topic=batch.queue.topic,
+            partition=batch.queue.partition,
+        )
+
+    def trouble(self) -> Exception | None:
+        """Returns why waiting messages are not acknowledged yet; None if no reason is known."""
+        if self.id_problem is not None:
+            return self.id_problem
+        with self._accumulator.lock:
+            refusals = (batch.last_refusal for batch in self._accumulator.incomplete)
+            return next((refusal for refusal in refusals if refusal is not None), None)
+
+    def complete(self, batch: PendingBatch, error: Exception | None) -> None:
+        """Completes a batch, with or without an error, and queues its callbacks for :meth:`run_callbacks`."""
+        callbacks = batch.callbacks
+        self._accumulator.complete(batch, error)
+        if callbacks:
+            self._finished.extend((callback, batch, index, stamp) for index, stamp, callback in callbacks)
+
+    def run_callbacks(self) -> None:
+        """Runs the users' callbacks, in the order in which their messages were completed."""
+        while self._finished:
+            callback, batch, index, stamp = self._finished.popleft()
+            try:
+                if batch.error is None:
+                    callback(metadata_of(batch, index, stamp), None)
+                else:
+                    callback(None, batch.error)
+            except Exception:
+                LOG.exception("a delivery callback failed")
+
+    def fail_all(self, error: KafkaError, *, in_flight: bool = True) -> None:
+        """Fails all batches that are not completed, or only those not in flight. From any thread."""
+        for batch in list(self._accumulator.incomplete):
+            with self._accumulator.lock:
+                queue = batch.queue
+                if batch in queue.waiting:
+                    self._remove_waiting(batch)
+                elif in_flight and batch in queue.in_flight:
+                    queue.in_flight.remove(batch)
+                else:
+                    continue
+            self.complete(batch, error)
+
+
+def _late(batch: PendingBatch, last: Exception) -> DeliveryTimeout:
+    """Builds the error of a batch that expired after attempts; ``last`` is the error of the last attempt."""
+    tries = "1 try" if batch.attempts == 1 else f"{batch.attempts} tries"
+    return DeliveryTimeout(
+        f"{_messages(batch)} not acknowledged within delivery.timeout.ms, after {tries}; the last: {last}",
+        topic=batch.queue.topic,
+        partition=batch.queue.partition,
+    )
+
+
+def _messages(batch: PendingBatch) -> str:
+    count = batch.builder.count
+    noun = "1 message" if count == 1 else f"{count} messages"
+    return f"{noun} for {batch.queue.topic}-{batch.queue.partition}"

@@ -1,0 +1,89 @@
+"""Brokers, topics and partitions, as a client knows them from Metadata responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.model.configs.listeners import join_address
+
+
+class Node:
+    """A broker, as the cluster advertises it."""
+
+    __slots__ = ("host", "node_id", "port", "rack")
+
+    def __init__(self, node_id: int, host: str, port: int, rack: str | None = None) -> None:
+        self.node_id = node_id
+        self.host = host
+        self.port = port
+        self.rack = rack
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return join_address(self.host, self.port)
+
+    def __repr__(self) -> str:
+        return f"Node({self.node_id}, {self.address!r}, rack={self.rack!r})"
+
+
+class Partition:
+    """A partition's leader and replicas. ``leader`` is -1 while the partition has no leader."""
+
+    __slots__ = ("error_code", "isr", "leader", "leader_epoch", "offline", "partition", "replicas")
+
+    def __init__(
+        self,
+        partition: int,
+        leader: int,
+        leader_epoch: int,
+        replicas: list[int],
+        isr: list[int],
+        offline: list[int],
+        error_code: int,
+    ) -> None:
+        self.partition = partition
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.replicas = replicas
+        self.isr = isr
+        self.offline = offline
+        self.error_code = error_code
+
+
+class Topic:
+    """A topic: its id (zeros if the broker has no topic ids) and its partitions by number."""
+
+    __slots__ = ("internal", "name", "partitions", "topic_id")
+
+    def __init__(self, name: str, topic_id: bytes, internal: bool, partitions: list[Partition]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.internal = internal
+        self.partitions = partitions
+
+
+def topic_image(item: Any, old: Topic | None) -> Topic:
+    """Returns the image of a topic from a Metadata response; ``old`` is the image before.
+
+    A partition whose leader epoch is lower than in ``old`` comes from an outdated broker: ``old`` is kept.
+    """
+    before = {p.partition: p for p in old.partitions} if old and old.topic_id == item.topic_id else {}
+    partitions: list[Partition] = []
+    for p in sorted(item.partitions, key=lambda p: p.partition_index):
+        known = before.get(p.partition_index)
+        if known is not None and 0 <= p.leader_epoch < known.leader_epoch:
+            partitions.append(known)
+            continue
+        partitions.append(
+            Partition(
+                p.partition_index,
+                p.leader_id,
+                p.leader_epoch,
+                p.replica_nodes,
+                p.isr_nodes,
+                p.offline_replicas,
+                p.error_code,
+            )
+        )
+    return Topic(item.name, item.topic_id, item.is_internal, partitions)

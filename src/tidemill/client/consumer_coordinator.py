@@ -1,0 +1,549 @@
+"""A consumer's membership in its group: join, sync, heartbeat, leave.
+
+========  ==========================================================================================
+state     what happens
+========  ==========================================================================================
+UNJOINED  the member revokes the partitions that it must, and sends JoinGroup
+JOINING   JoinGroup is in flight; the coordinator responds once all members have joined or timed out
+SYNCING   SyncGroup is in flight; the request of the group leader has the assignment of all members
+STABLE    the assignment is known; heartbeat responses report when a rebalance is due
+========  ==========================================================================================
+
+The polling thread joins, so that the callbacks run there; a separate thread sends heartbeats. Both change
+the state under one lock.
+
+Source: KIP-62 (heartbeat thread, poll interval), KIP-345 (static members), KIP-394 (member id first), KIP-429
+(cooperative rebalancing), KIP-559, KIP-814.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from tidemill.client.assignors import Assignor
+from tidemill.client.connection import Connection, InFlightRequest
+from tidemill.client.consumer_protocol import encode_assignment, subscription_for
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    RequestTimeout,
+    code_of,
+    error_for,
+)
+from tidemill.client.group_commits import MEMBERSHIP_LOST, GroupCommits
+from tidemill.client.group_offsets import COORDINATOR_MOVED
+from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
+from tidemill.client.network_client import CONTROL, GROUP, NetworkClient
+from tidemill.client.wait_reasons import Kind, Wait
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.api_versions import ApiVersionsRequest
+from tidemill.wire.messages.heartbeat import HeartbeatRequest
+from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+
+LOG = logging.getLogger(__name__)
+
+JOIN_GRACE_SECONDS = 5.0
+"""How much longer than the rebalance timeout the response to JoinGroup may take."""
+
+
+PROBE_S = 6.0
+"""The timeout of a request that probes the coordinator during a join."""
+
+
+class State(Enum):
+    """See the module's table."""
+
+    UNJOINED = "unjoined"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    STABLE = "stable"
+
+
+class User(Protocol):
+    """The consumer, as its coordinator calls it; in the polling thread, except :meth:`wake`."""
+
+    def subscribed_topics(self) -> set[str]:
+        """Returns the current subscription."""
+        ...
+
+    def owned(self) -> list[TopicPartition]:
+        """Returns the current assignment."""
+        ...
+
+    def commit_before_rebalance(self, deadline: float) -> None:
+        """Commits the positions if auto-commit is enabled. Must not raise."""
+        ...
+
+    def revoke(self, items: Sequence[TopicPartition]) -> None:
+        """Revokes partitions; their offsets may still be committed."""
+        ...
+
+    def lose(self, items: Sequence[TopicPartition]) -> None:
+        """Drops partitions that other members may own already."""
+        ...
+
+    def assign_from_group(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
+        """Sets the assignment to ``items``; those in ``added`` are new."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a wait in poll(). Called from the heartbeat thread as well."""
+        ...
+
+
+class ConsumerCoordinator:
+    """The membership of one consumer in its group."""
+
+    def __init__(self, cluster: NetworkClient, assignors: Sequence[Assignor], user: User) -> None:
+        config = cluster.config
+        self._cluster = cluster
+        self._assignors = {assignor.name: assignor for assignor in assignors}
+        self._user = user
+        self.group_id = config.str("group.id")
+        self.instance_id: str | None = config["group.instance.id"]
+        self._rack: str | None = config["client.rack"] or None
+        self._session_ms = config.int("session.timeout.ms")
+        self._rebalance_ms = config.int("max.poll.interval.ms")
+        self._heartbeat = config.seconds("heartbeat.interval.ms")
+        self._backoff = config.seconds("retry.backoff.ms")
+        self.cooperative = all(assignor.cooperative for assignor in assignors)
+        self.state = State.UNJOINED
+        self.member_id = ""
+        self.generation = -1
+        self.is_subscribed = False
+        self.protocol = ""
+        self.is_leader = False
+        self.rejoin = True
+        self._prepared = False
+        self._lost = False
+        self._fatal: ClientError | None = None
+        self._request: InFlightRequest | None = None
+        self._coordinator: int | None = None
+        self._is_coordinator_silent = False
+        """Whether the coordinator did not answer the last probe of the heartbeat thread, during a join."""
+        self._reason = ""
+        self._counts: dict[str, int] = {}
+        self._previous: list[TopicPartition] = []
+        self._previous_generation = -1
+        self._last_poll = time.monotonic()
+        self._lock = threading.RLock()
+        self._signal = threading.Condition(self._lock)
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.commits = GroupCommits(self, self._backoff)
+
+    # -- joining: the polling thread ----------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Records that the user has polled."""
+        self._last_poll = time.monotonic()
+
+    def request_rejoin(self, reason: str) -> None:
+        """Makes the next step rejoin the group."""
+        with self._lock:
+            self.rejoin = True
+            self._reason = reason
+
+    def step(self, deadline: float) -> bool:
+        """Advances towards STABLE, until ``deadline`` at most; returns True when STABLE.
+
+        Raises the errors that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
+        """
+        while True:
+            self.touch()
+            if self._fatal is not None:
+                raise self._fatal
+            if self.state is State.STABLE and not self.rejoin and not self._lost:
+                return True
+            try:
+                if not self._advance(deadline):
+                    return False
+            except ClientError as problem:
+                is_moved = problem.code in COORDINATOR_MOVED
+                if not is_moved and not isinstance(problem, BrokerUnreachable | RequestTimeout):
+                    raise
+                LOG.debug("group %s: %s", self.group_id, problem)
+                self.forget_coordinator(problem)
+                if not self._pause(deadline):
+                    return False
+
+    def _advance(self, deadline: float) -> bool:
+        """Advances by one request; returns False if ``deadline`` passes first."""
+        if self._request is None:
+            self._prepare(deadline)
+            connection = self.connection(deadline)
+            self._send_join(connection)
+        request = self._request
+        if request is None:
+            return True
+        if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
+            return False
+        self._request = None
+        try:
+            response = request.response()
+        except ClientError:
+            with self._lock:
+                self.state = State.UNJOINED
+            raise
+        if self.state is State.JOINING:
+            return self._handle_join(response, request.connection, deadline)
+        return self._handle_sync(response, deadline)
+
+    def _prepare(self, deadline: float) -> None:
+        """Revokes, before joining, the partitions that others may be assigned. Once per rebalance."""
+        if self._lost:
+            self._lost = False
+            owned = self._user.owned()
+            if owned:
+                LOG.warning(
+                    "group %s rebalanced without this member: lost %s", self.group_id, _join_names(owned)
+                )
+                self._user.lose(owned)
+            self._prepared = True
+        if self._prepared:
+            return
+        self._prepared = True
+        owned = self._user.owned()
+        if self.generation >= 0:
+            self._previous, self._previous_generation = owned, self.generation
+        self._user.commit_before_rebalance(deadline)
+        if self.cooperative:
+            topics = self._user.subscribed_topics()
+            owned = [item for item in owned if item.topic not in topics]
+        if owned:
+            self._user.revoke(owned)
+
+    def _send_join(self, connection: Connection) -> None:
+        topics = self._user.subscribed_topics()
+        owned = self._user.owned() if self.cooperative else []
+        version = connection.version(ApiKey.JOIN_GROUP)
+        protocols = [
+            JoinGroupRequestProtocol(
+                name=assignor.name,
+                metadata=subscription_for(
+                    assignor, topics, owned, self._previous, self._previous_generation, self._rack
+                ),
+            )
+            for assignor in self._assignors.values()
+        ]
+        with self._lock:
+            self.state = State.JOINING
+            self.rejoin = False
+            reason, self._reason = self._reason, ""
+        message = JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=self._session_ms,
+            rebalance_timeout_ms=self._rebalance_ms,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id if version >= 5 else None,
+            protocol_type=CONSUMER_PROTOCOL,
+            protocols=protocols,
+            reason=reason or None,
+        )
+        timeout = self._rebalance_ms / 1000 + JOIN_GRACE_SECONDS
+        self._request = connection.send(ApiKey.JOIN_GROUP, message, version=version, timeout=timeout)
+        self._start_thread()
+
+    def _handle_join(self, response: Any, connection: Connection, deadline: float) -> bool:
+        if response.error_code:
+            return self._handle_error(response, "join", connection, deadline)
+        with self._lock:
+            self.member_id = response.member_id
+            self.generation = response.generation_id
+            self.protocol = response.protocol_name or ""
+            self.is_leader = response.leader == response.member_id
+            self.state = State.SYNCING
+            self._cluster.coordinator_trouble.ended(self.group_id)
+        assignments: list[SyncGroupRequestAssignment] = []
+        if self.is_leader and not response.skip_assignment:
+            assignments = self._assign(response, max(deadline, time.monotonic() + JOIN_GRACE_SECONDS))
+        version = connection.version(ApiKey.SYNC_GROUP)
+        message = SyncGroupRequest(
+            group_id=self.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id if version >= 3 else None,
+            protocol_type=CONSUMER_PROTOCOL,
+            protocol_name=self.protocol,
+            assignments=assignments,
+        )
+        timeout = self._rebalance_ms / 1000 + JOIN_GRACE_SECONDS
+        self._request = connection.send(ApiKey.SYNC_GROUP, message, version=version, timeout=timeout)
+        return True
+
+    def _assign(self, response: Any, deadline: float) -> list[SyncGroupRequestAssignment]:
+        """Computes the assignment of all members, as the group leader."""
+        assignor = self._assignors.get(self.protocol)
+        if assignor is None:
+            raise error_for(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"lead group {self.group_id!r}",
+                detail=f"the coordinator chose {self.protocol!r}",
+            )
+        members = read_members(response, self.group_id, self.protocol)
+        wanted = {topic for member in members for topic in member.topics}
+        if any(topic not in self._cluster.topics for topic in wanted) or self._cluster.needs_refresh():
+            self._cluster.refresh(deadline, wanted)
+        self._counts = self.counts(wanted)
+        result = assignor.assign(self._counts, members)
+        LOG.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
+        return [
+            SyncGroupRequestAssignment(
+                member_id=member.member_id, assignment=encode_assignment(result.get(member.member_id, []))
+            )
+            for member in members
+        ]
+
+    def counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Returns the number of partitions of each topic that exists."""
+        known = self._cluster.topics
+        return {topic: len(known[topic].partitions) for topic in topics if topic in known}
+
+    def metadata_changed(self) -> None:
+        """Requests a rebalance, as the group leader, if the partitions that it assigned have changed."""
+        if self.is_leader and self.state is State.STABLE and self._counts:
+            now = self.counts(self._counts)
+            if now != self._counts and not self._cluster.errors.keys() & self._counts.keys():
+                self.request_rejoin("the partitions of a topic changed")
+
+    def _handle_sync(self, response: Any, deadline: float) -> bool:
+        if response.error_code:
+            return self._handle_error(response, "sync", None, deadline)
+        assigned = read_assignment(response.assignment, self.group_id)
+        with self._lock:
+            if self._lost:
+                self.state = State.UNJOINED
+                return True
+            self.state = State.STABLE
+            self._prepared = False
+        owned = set(self._user.owned())
+        revoked = sorted(owned - set(assigned))
+        if revoked and self.cooperative:
+            self.request_rejoin("partitions were revoked")
+        try:
+            if revoked:
+                self._user.revoke(revoked)
+        finally:
+            self._user.assign_from_group(assigned, sorted(set(assigned) - owned))
+        return True
+
+    def _handle_error(self, response: Any, what: str, connection: Connection | None, deadline: float) -> bool:
+        """Handles an error in the response to JoinGroup or SyncGroup; returns False at ``deadline``."""
+        code = code_of(response.error_code)
+        with self._lock:
+            self.state = State.UNJOINED
+            self.rejoin = True
+            if code == ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = response.member_id
+                return True
+            if code in MEMBERSHIP_LOST:
+                self._reset()
+                return True
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                return True
+        broker = connection.address if connection else None
+        problem = error_for(response.error_code, f"{what} group {self.group_id!r}", broker=broker)
+        if code not in COORDINATOR_MOVED:
+            raise problem
+        if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            self.forget_coordinator(problem)
+        else:
+            self._cluster.coordinator_trouble.failed(self.group_id, problem)
+        return self._pause(deadline)
+
+    def _reset(self) -> None:
+        """Forgets the membership: the next join is that of a new member. The caller holds the lock."""
+        self.member_id = ""
+        self.generation = -1
+        self._lost = True
+        self.state = State.UNJOINED
+        self.rejoin = True
+
+    def lost(self) -> None:
+        """Resets the membership after a refused commit, unless the member is already rejoining."""
+        with self._lock:
+            if self.state is not State.JOINING:
+                self._reset()
+
+    def _pause(self, deadline: float) -> bool:
+        pause = min(self._backoff, deadline - time.monotonic())
+        if pause <= 0:
+            return False
+        time.sleep(pause)
+        return True
+
+    # -- the coordinator ----------------------------------------------------------------------------------
+
+    def connection(self, deadline: float) -> Connection:
+        """Returns a connection to the coordinator, which is looked up if necessary."""
+        node_id = self._coordinator
+        if node_id is None:
+            node_id = self._cluster.coordinator(self.group_id, deadline)
+            self._coordinator = node_id
+        return self._cluster.connection(node_id, GROUP, deadline)
+
+    def coordinator_answered(self) -> None:
+        """Records that the coordinator has answered a request, which ends its reported failures."""
+        self._cluster.coordinator_trouble.ended(self.group_id)
+
+    def forget_coordinator(self, problem: ClientError) -> None:
+        """Makes the next request look up the coordinator again, after ``problem``."""
+        self._cluster.coordinator_trouble.failed(self.group_id, problem)
+        self._coordinator = None
+        self._cluster.request_refresh()
+
+    def waits(self) -> list[Wait]:
+        """Returns a wait if the coordinator does not answer. From any thread."""
+        node_id = self._coordinator
+        # During a join, the heartbeat thread probes the coordinator over the control connection.
+        blocked = None if node_id is None else self._cluster.blocked(node_id, GROUP, CONTROL)
+        if blocked is None or self._cluster.coordinator_trouble.current is not None:
+            return []  # NetworkClient reports the latter.
+        return [Wait(Kind.GROUP, self.group_id, blocked[1], blocked[0])]
+
+    # -- the heartbeat thread -----------------------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run_heartbeats, name=f"tidemill-heartbeat-{self.group_id}", daemon=True
+            )
+            self._thread.start()
+
+    def _run_heartbeats(self) -> None:
+        while True:
+            with self._lock:
+                if self._signal.wait_for(lambda: self._closing, self._heartbeat):
+                    return
+                is_member = self.state in (State.STABLE, State.SYNCING) and not self._lost
+                idle = time.monotonic() - self._last_poll
+            try:
+                if not is_member:
+                    self._probe_coordinator()
+                elif idle > self._rebalance_ms / 1000:
+                    self._leave_idle(idle)
+                else:
+                    self._send_heartbeat()
+            except KafkaError as problem:
+                LOG.debug("heartbeat of group %s: %s", self.group_id, problem)
+                if isinstance(problem, ClientError) and not isinstance(problem, ClientClosed):
+                    self._cluster.coordinator_trouble.failed(self.group_id, problem)
+                if is_member:
+                    self._coordinator = None
+                else:
+                    self._is_coordinator_silent = True
+            except Exception:
+                LOG.exception("a heartbeat of group %s failed", self.group_id)
+
+    def _probe_coordinator(self) -> None:
+        """Checks that the coordinator answers while a join waits, which may take minutes."""
+        node_id, request = self._coordinator, self._request
+        if node_id is None or request is None or self._heartbeat <= 0:
+            return
+        connection = self._cluster.connection(node_id, CONTROL, time.monotonic() + self._heartbeat)
+        connection.call(ApiKey.API_VERSIONS, ApiVersionsRequest(), version=0, timeout=PROBE_S)
+        if self._is_coordinator_silent:
+            self._is_coordinator_silent = False
+            self._cluster.coordinator_trouble.ended(self.group_id)
+
+    def _send_heartbeat(self) -> None:
+        deadline = time.monotonic() + self._heartbeat
+        connection = self.connection(deadline)
+        generation = self.generation
+        version = connection.version(ApiKey.HEARTBEAT)
+        message = HeartbeatRequest(
+            group_id=self.group_id,
+            generation_id=generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id if version >= 3 else None,
+        )
+        response = connection.call(
+            ApiKey.HEARTBEAT, message, version=version, timeout=max(1.0, self._session_ms / 1000)
+        )
+        code = code_of(response.error_code)
+        with self._lock:
+            if generation != self.generation:
+                return
+            if code == ErrorCode.NONE:
+                self._cluster.coordinator_trouble.ended(self.group_id)
+                return
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                if self.state is State.STABLE:
+                    self.rejoin = True
+                    self._reason = "the group rebalances"
+            elif code in MEMBERSHIP_LOST:
+                self._reset()
+            elif code in COORDINATOR_MOVED:
+                self._coordinator = None
+                problem = error_for(
+                    response.error_code, f"stay in group {self.group_id!r}", broker=connection.address
+                )
+                self._cluster.coordinator_trouble.failed(self.group_id, problem)
+                return
+            else:
+                self._fatal = error_for(
+                    response.error_code, f"stay in group {self.group_id!r}", broker=connection.address
+                )
+        self._user.wake()
+
+    def _leave_idle(self, idle: float) -> None:
+        """Leaves the group because the user does not poll: the partitions go to other members."""
+        LOG.warning(
+            "group %s: no poll() for %.1f s, more than max.poll.interval.ms=%s: the member leaves; poll more "
+            "often, read fewer records at once (max.poll.records), or raise the interval",
+            self.group_id,
+            idle,
+            self._rebalance_ms,
+        )
+        self._send_leave("the consumer does not poll")
+        with self._lock:
+            self._reset()
+
+    # -- leaving ------------------------------------------------------------------------------------------
+
+    def _send_leave(self, reason: str) -> None:
+        if not self.member_id or self._coordinator is None:
+            return
+        connection = self._cluster.opened(self._coordinator, GROUP)
+        if connection is None:
+            return
+        leave_group(connection, self.group_id, self.member_id, self.instance_id, reason, timeout=5)
+
+    def leave(self, reason: str, *, even_static: bool = False) -> None:
+        """Leaves the group and stops the heartbeats. A static member keeps its place until it returns."""
+        self.stop()
+        if self._request is not None and self._coordinator is not None:
+            # The response to a join in flight would come first; leaving over a new connection is quicker.
+            self._request.connection.close()
+            self._request = None
+            try:
+                self._cluster.connection(self._coordinator, GROUP, time.monotonic() + 1)
+            except KafkaError:
+                return
+        if self.instance_id is None or even_static:
+            try:
+                self._send_leave(reason)
+            except KafkaError as problem:
+                LOG.debug("leaving group %s: %s", self.group_id, problem)
+
+    def stop(self) -> None:
+        """Stops the heartbeats."""
+        with self._lock:
+            self._closing = True
+            self._signal.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._heartbeat + 5)
+            self._thread = None
+
+
+def _join_names(items: Iterable[TopicPartition]) -> str:
+    return ", ".join(map(str, items))

@@ -1,0 +1,50 @@
+"""Warns when the coordinator of a group is unavailable for some seconds, while the client retries."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tidemill.client.errors import ClientError
+
+LOG = logging.getLogger(__name__)
+
+WARN_AFTER_S: Final = 3.0
+WARN_AGAIN_S: Final = 60.0
+
+
+class CoordinatorWarnings:
+    """Tracks how long a client's requests to group coordinators have failed."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._warned: float | None = None
+        """When the last warning was logged."""
+        self.current: tuple[str, str, float] | None = None
+        """The group that waits now, the reason, and since when."""
+
+    def failed(self, group: str, problem: ClientError) -> None:
+        """Records a failed attempt that is retried. Warns once a minute while the failures last."""
+        with self._lock:
+            now = self._now()
+            if self._since is None:
+                self._since = now
+            seconds = now - self._since
+            self.current = (group, str(problem), self._since)
+            if seconds < WARN_AFTER_S or (self._warned is not None and now - self._warned < WARN_AGAIN_S):
+                return
+            self._warned = now
+        LOG.warning("group %s waits for its coordinator for %.0f s: %s", group, seconds, problem)
+
+    def ended(self, group: str) -> None:
+        """Records that the coordinator has answered."""
+        with self._lock:
+            had_warned, self._since, self._warned = self._warned is not None, None, None
+            self.current = None
+        if had_warned:
+            LOG.warning("the coordinator of group %s answers again", group)

@@ -1,0 +1,115 @@
+"""The client's Fetch requests and responses.
+
+The records of a response stay in the buffer in which they were received (:mod:`tidemill.wire.fetch_layout`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from tidemill.model.errors import ProtocolError
+from tidemill.model.types import ZERO_ID
+from tidemill.records.batch import (
+    CURRENT_MAGIC,
+    LAST_OFFSET_DELTA,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAGIC,
+    OLD_ENTRY_BYTES_MIN,
+    RECORDS,
+)
+from tidemill.wire.fetch_layout import BY_ID, FLEXIBLE, FetchResponse, read_response
+from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidemill.wire.primitives import skip_tag_section
+
+_I64 = struct.Struct(">q")
+_I32 = struct.Struct(">i")
+
+
+class PartitionFetch:
+    """The fetch of one partition in a request."""
+
+    __slots__ = ("bytes_max", "leader_epoch", "offset", "partition", "topic", "topic_id")
+
+    def __init__(
+        self, topic: str, topic_id: bytes, partition: int, offset: int, leader_epoch: int, bytes_max: int
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.offset = offset
+        self.leader_epoch = leader_epoch
+        self.bytes_max = bytes_max
+
+
+def fetch_request(
+    items: Iterable[PartitionFetch],
+    *,
+    wait_ms: int,
+    bytes_min: int,
+    bytes_max: int,
+    committed_only: bool,
+    rack: str,
+) -> FetchRequest:
+    """Builds a request without a fetch session, for the partitions in ``items``."""
+    topics: dict[str, FetchTopic] = {}
+    for item in items:
+        topic = topics.get(item.topic)
+        if topic is None:
+            topic = topics[item.topic] = FetchTopic(topic=item.topic, topic_id=item.topic_id, partitions=[])
+        topic.partitions.append(
+            FetchPartition(
+                partition=item.partition,
+                current_leader_epoch=item.leader_epoch,
+                fetch_offset=item.offset,
+                partition_max_bytes=item.bytes_max,
+            )
+        )
+    return FetchRequest(
+        max_wait_ms=wait_ms,
+        min_bytes=bytes_min,
+        max_bytes=bytes_max,
+        isolation_level=1 if committed_only else 0,
+        session_id=0,
+        session_epoch=-1,
+        topics=list(topics.values()),
+        rack_id=rack,
+    )
+
+
+def version_for(highest: int, topic_ids: Iterable[bytes]) -> int:
+    """Returns the version to use: topics without an id need version 12 or less, which has topic names."""
+    if highest >= BY_ID and any(topic_id == ZERO_ID for topic_id in topic_ids):
+        return BY_ID - 1
+    return highest
+
+
+def parse_response(frame: bytes, version: int) -> FetchResponse:
+    """Parses a whole response without its size. Raises ProtocolError for an invalid response."""
+    try:
+        start = skip_tag_section(frame, 4, len(frame)) if version >= FLEXIBLE else 4
+        # A partition has more than one byte, so the frame limits how many there are.
+        response = read_response(frame, start, len(frame), version, len(frame))
+        if version < BY_ID:
+            for partition in response.partitions:
+                partition.key.decode()
+    except (IndexError, UnicodeDecodeError) as problem:
+        raise ProtocolError(f"a Fetch response of {len(frame)} bytes is invalid: {problem}") from problem
+    return response
+
+
+def next_offset(data: bytes, start: int, end: int, default: int) -> int:
+    """Returns the offset after the last whole batch in ``data[start:end]``; ``default`` if there is none."""
+    after = default
+    while end - start >= OLD_ENTRY_BYTES_MIN:
+        size = _I32.unpack_from(data, start + LENGTH)[0] + LOG_OVERHEAD
+        is_old = data[start + MAGIC] < CURRENT_MAGIC
+        if size < (OLD_ENTRY_BYTES_MIN if is_old else RECORDS) or size > end - start:
+            break
+        last = _I64.unpack_from(data, start)[0]
+        if not is_old:
+            last += _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0]
+        after = max(after, last + 1)
+        start += size
+    return after

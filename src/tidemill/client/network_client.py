@@ -1,0 +1,537 @@
+"""The client's metadata of the cluster (brokers, topics, leaders) and its connections to the brokers.
+
+Each purpose has its own connection to a broker, because a broker answers the requests of a connection in
+order: a commit must not wait behind a long poll.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from tidemill.client import wait_reasons
+from tidemill.client.authentication import Security
+from tidemill.client.cluster_metadata import Node, Topic, topic_image
+from tidemill.client.config import ClientConfig
+from tidemill.client.connection import Connection
+from tidemill.client.connection_attempts import (
+    ConnectionAttempts,
+    Failures,
+    Opener,
+    no_response_text,
+    slow_open_text,
+)
+from tidemill.client.coordinator_warnings import CoordinatorWarnings
+from tidemill.client.errors import (
+    AuthenticationFailed,
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    NoAnswerYet,
+    RequestTimeout,
+    code_of,
+    error_for,
+)
+from tidemill.client.wait_reasons import Kind, Wait
+from tidemill.model.configs.listeners import join_address
+from tidemill.model.errors import ErrorCode, TidemillError
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+LOG = logging.getLogger(__name__)
+
+DATA, CONTROL, GROUP = "data", "control", "group"
+"""Purposes of connections: records, requests for metadata and commands, the group's coordinator."""
+
+LATE_S = 5.0
+"""A connection with a request unanswered for this long is skipped if there is another broker."""
+
+METADATA_S = 10.0
+"""The minimum timeout of a request for metadata or for a coordinator."""
+
+SLOW_S = 1.0
+"""Waits up to this long are not reported."""
+
+WAITING_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+"""APIs whose responses may be delayed by the broker; their senders set the timeout."""
+
+
+class NetworkClient:
+    """The metadata and connections of one client, shared by its threads."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.nodes: dict[int, Node] = {}
+        self.topics: dict[str, Topic] = {}
+        self.names: dict[bytes, str] = {}
+        self.errors: dict[str, int] = {}
+        self.controller_id = -1
+        self.cluster_id: str | None = None
+        self.version = 0
+        self.closed = False
+        self.every = False
+        """Whether each refresh reads all topics, for subscriptions by pattern."""
+        self.create = False
+        """Whether a requested topic that does not exist may be created."""
+        self._refreshing = False
+        self._wanted: set[str] = set()
+        self._refreshed = 0.0
+        self._stale = True
+        self._security = Security(config)
+        self._refusal: ClientError | None = None
+        self._lock = threading.RLock()
+        self._outage: tuple[float, str] | None = None
+        """Since when no broker has answered a request for metadata or a command, and why."""
+        self.retrying: tuple[float, str] | None = None
+        """Since when a call repeats a request that brokers cannot answer yet, and why."""
+        self._refresh_lock = threading.Lock()
+        self._connections: dict[tuple[int, str], Connection] = {}
+        self._bootstrap: Connection | None = None
+        self.coordinator_trouble = CoordinatorWarnings()
+        self._opening: set[tuple[int, str]] = set()
+        self._random = random.Random()
+        self._attempts = ConnectionAttempts()
+        self._failures = Failures(config, self._random)
+        wait_reasons.register(self)
+
+    # -- connections --------------------------------------------------------------------------------------
+
+    def connection(self, node_id: int, purpose: str, deadline: float) -> Connection:
+        """Returns a connection to a broker, opening it if necessary after the pause that follows a failure.
+
+        Raises BrokerUnreachable if it cannot be opened, or if the pause ends after ``deadline`` (monotonic).
+        """
+        while True:
+            found = self.opened(node_id, purpose)
+            if found is not None:
+                return found
+            pause = self.pause(node_id)
+            if pause <= 0:
+                return self._open(node_id, purpose)
+            if time.monotonic() + pause > deadline:
+                node = self.nodes.get(node_id)
+                raise BrokerUnreachable(
+                    f"broker {node.address if node else node_id} failed a moment ago, and is not tried again "
+                    "within the timeout; is it running?",
+                    broker=node.address if node else None,
+                )
+            time.sleep(pause)
+
+    def opened(self, node_id: int, purpose: str) -> Connection | None:
+        """Returns the open connection to a broker, if any; closes one that was idle too long instead."""
+        found = self._connections.get((node_id, purpose))
+        if found is None or found.closed:
+            return None
+        idle = self.config.int("connections.max.idle.ms")
+        now = time.monotonic()
+        if found.in_flight == 0 and (0 <= idle / 1000 < now - found.used or found.is_session_expired(now)):
+            found.close()
+            return None
+        return found
+
+    def open_soon(self, node_id: int, purpose: str, done: Callable[[], None]) -> None:
+        """Opens a connection in a separate thread, then calls ``done``; no-op while one is being opened.
+
+        For threads that serve several brokers and must not block on one of them.
+        """
+        key = (node_id, purpose)
+        with self._lock:
+            if key in self._opening or self.pause(node_id) > 0 or self.closed:
+                return
+            self._opening.add(key)
+
+        def run() -> None:
+            try:
+                self._open(node_id, purpose)
+            except TidemillError as problem:
+                self._note_refusal(problem)
+                self.request_refresh()
+            finally:
+                with self._lock:
+                    self._opening.discard(key)
+                done()
+
+        threading.Thread(target=run, name=f"tidemill-connect-{node_id}", daemon=True).start()
+
+    def _note_refusal(self, problem: TidemillError) -> None:
+        """Keeps a helper thread's error that a retry does not fix, to be raised in the caller's thread."""
+        if isinstance(problem, AuthenticationFailed):
+            self._refusal = problem
+        elif not isinstance(problem, ClientError):
+            self._refusal = AuthenticationFailed(str(problem))
+
+    def raise_refusal(self) -> None:
+        """Raises, once, the AuthenticationFailed that a helper thread received."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def pause(self, node_id: int) -> float:
+        """Seconds until a failed broker may be tried again; 0 if it may be tried now."""
+        return self._failures.pause(node_id)
+
+    def _open(self, node_id: int, purpose: str) -> Connection:
+        self._check_open(None)
+        node = self.nodes.get(node_id)
+        if node is None:
+            there = ", ".join(map(str, sorted(self.nodes)[:20])) or "none"
+            raise BrokerUnreachable(
+                f"broker {node_id} is not in the metadata, which has {there}; start it, or name another"
+            )
+        made = Connection(node.host, node.port, self.config, node_id, self._security)
+        try:
+            self._attempts.open(made)
+        except TidemillError as problem:
+            self.failed(node_id, problem)
+            raise
+        with self._lock:
+            self._failures.ended(node_id)
+            other = self.opened(node_id, purpose)
+            if other is not None:
+                made.close()
+                return other
+            self._connections[node_id, purpose] = made
+        self._check_open(made)
+        return made
+
+    def _check_open(self, made: Connection | None) -> None:
+        """Raises ClientClosed if the client is closed, after closing a connection opened meanwhile."""
+        if self.closed:
+            if made is not None:
+                made.close()
+            raise ClientClosed("the client is closed", ErrorCode.NETWORK_EXCEPTION)
+
+    def failed(self, node_id: int, problem: TidemillError | None = None) -> None:
+        """Records a failure: the broker is not tried during a growing pause."""
+        self._failures.failed(node_id, problem)
+
+    def any_connection(self, deadline: float) -> Connection:
+        """Returns an open connection, or a new one to a known broker or one of ``bootstrap.servers``.
+
+        A broker that does not answer delays no call: others are tried in parallel. Raises BrokerUnreachable
+        at ``deadline`` (monotonic); AuthenticationFailed if no broker accepts the login.
+        """
+        for (_, purpose), found in list(self._connections.items()):
+            if purpose == CONTROL and not found.closed and not _is_late(found):
+                return found
+        if self._bootstrap is not None and not self._bootstrap.closed and not _is_late(self._bootstrap):
+            return self._bootstrap
+        attempt = 0
+        failure: BrokerUnreachable | None = None
+        while True:
+            try:
+                found = self._attempts.first(self._openers(), deadline)
+                if failure is not None:
+                    self._outage = None  # The next request has its own outage.
+                return found
+            except BrokerUnreachable as problem:
+                if isinstance(problem, NoAnswerYet) and failure is not None:
+                    raise failure from None  # The earlier error says more than a timeout.
+                failure = problem
+                attempt += 1
+                pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
+                if self.closed or time.monotonic() + pause >= deadline:
+                    raise
+                self._note_outage(problem)
+            time.sleep(pause)
+
+    def _openers(self) -> list[Opener]:
+        """Returns the brokers that may be tried now, in the order of the attempts."""
+        nodes = [node for node in self.nodes.values() if self.pause(node.node_id) <= 0]
+        servers = list(self.config["bootstrap.servers"])
+        self._random.shuffle(nodes)
+        self._random.shuffle(servers)
+        found = [Opener(n.node_id, n.address, partial(self._open, n.node_id, CONTROL)) for n in nodes]
+        known = {node.address for node in nodes}
+        for host, port in servers:
+            address = join_address(host, port)
+            if address not in known:
+                found.append(Opener(address, address, partial(self._open_server, host, port)))
+        return found
+
+    def _open_server(self, host: str, port: int) -> Connection:
+        made = Connection(host, port, self.config, security=self._security)
+        self._attempts.open(made)
+        return self._keep_bootstrap(made)
+
+    def _keep_bootstrap(self, made: Connection) -> Connection:
+        """Keeps the first of the connections that several threads opened at once; closes the others."""
+        with self._lock:
+            other = self._bootstrap
+            if other is not None and not other.closed:
+                made.close()
+                return other
+            self._bootstrap = made
+        self._check_open(made)
+        return made
+
+    # -- metadata -----------------------------------------------------------------------------------------
+
+    def request_refresh(self) -> None:
+        """Marks the metadata as stale, so that it is read again before its next use."""
+        self._stale = True
+
+    def needs_refresh(self) -> bool:
+        """Whether the metadata is stale or too old."""
+        return self._stale or time.monotonic() - self._refreshed > self.config.seconds("metadata.max.age.ms")
+
+    def refresh(
+        self,
+        deadline: float,
+        topics: Iterable[str] | None = None,
+        *,
+        every: bool = False,
+        create: bool | None = None,
+    ) -> None:
+        """Reads the metadata of ``topics`` and of the topics requested before, or of ``every`` topic.
+
+        Errors of topics are stored in ``errors``; errors of the request are raised.
+        """
+        with self._refresh_lock:
+            self._stale = False
+            try:
+                self._refresh(
+                    deadline, topics, every or self.every, self.create if create is None else create
+                )
+            except BaseException:
+                self._stale = True
+                raise
+
+    def refresh_soon(self, done: Callable[[], None]) -> None:
+        """Reads the metadata in a separate thread, then calls ``done``; no-op while a read is in progress."""
+        with self._lock:
+            if self._refreshing or self.closed:
+                return
+            self._refreshing = True
+
+        def run() -> None:
+            try:
+                self.refresh(time.monotonic() + 5)
+            except TidemillError as problem:
+                self._note_refusal(problem)
+                LOG.debug("metadata: %s", problem)
+                time.sleep(self.config.seconds("retry.backoff.ms"))
+            finally:
+                self._refreshing = False
+                done()
+
+        threading.Thread(target=run, name="tidemill-metadata", daemon=True).start()
+
+    def _refresh(self, deadline: float, topics: Iterable[str] | None, every: bool, create: bool) -> None:
+        if topics is not None:
+            self._wanted.update(topics)
+        failure: ClientError | None = None
+        while True:
+            try:
+                connection = self.any_connection(deadline)
+                version = connection.version(ApiKey.METADATA)
+                wanted = None if every else [MetadataRequestTopic(name=name) for name in sorted(self._wanted)]
+                if not every and version == 0 and not wanted:
+                    wanted = [MetadataRequestTopic(name="")]  # an empty list means every topic in version 0
+                if every and version == 0:
+                    wanted = []
+                request = MetadataRequest(topics=wanted, allow_auto_topic_creation=create or version < 4)
+                response = connection.call(
+                    ApiKey.METADATA, request, version=version, timeout=self.response_timeout_s(deadline)
+                )
+                if response.error_code:
+                    raise error_for(response.error_code, "read metadata", broker=connection.address)
+                self._apply_metadata(response, every)
+                self._outage = None
+                return
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                if failure is None or not isinstance(problem, NoAnswerYet):
+                    failure = problem  # Otherwise the earlier error says more.
+                self._note_outage(failure)
+            if time.monotonic() >= deadline or self.closed:
+                raise failure
+            time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    def response_timeout_s(self, deadline: float) -> float:
+        """The timeout, in seconds, of a request that another broker can answer as well."""
+        left_s = deadline - time.monotonic()
+        return min(self.config.seconds("request.timeout.ms"), max(METADATA_S, left_s))
+
+    def _apply_metadata(self, response: Any, every: bool) -> None:
+        with self._lock:
+            self.nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
+            self.controller_id = response.controller_id
+            self.cluster_id = response.cluster_id
+            found: dict[str, Topic] = {}
+            for item in response.topics:
+                if item.name is None:
+                    continue
+                if item.error_code:
+                    self.errors[item.name] = item.error_code
+                    if code_of(item.error_code) != ErrorCode.LEADER_NOT_AVAILABLE:
+                        self.topics.pop(item.name, None)
+                    continue
+                self.errors.pop(item.name, None)
+                found[item.name] = topic_image(item, self.topics.get(item.name))
+            if every:
+                self.topics = found
+            else:
+                self.topics.update(found)
+            self.names = {t.topic_id: t.name for t in self.topics.values() if t.topic_id != ZERO_ID}
+            self._refreshed = time.monotonic()
+            self.version += 1
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        """Adds ``topics`` to those that the next refresh reads."""
+        self._wanted.update(topics)
+        self._stale = True
+
+    def remove_topic(self, topic: str) -> None:
+        """Removes ``topic`` from the metadata and from those that are read."""
+        self._wanted.discard(topic)
+        self.topics.pop(topic, None)
+
+    def topic(self, name: str, deadline: float, *, create: bool = False) -> Topic:
+        """Returns a topic's metadata, reading it if necessary; waits for a topic that is being created."""
+        failure: ClientError | None = None
+        while True:
+            found = self.topics.get(name)
+            if found is not None and found.partitions:
+                return found
+            self.refresh(deadline, [name], create=create)
+            found = self.topics.get(name)
+            if found is not None and found.partitions:
+                return found
+            code = self.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            failure = error_for(code, f"use topic {name!r}", topic=name)
+            if not failure.retriable or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not create):
+                self._wanted.discard(name)
+                raise failure
+            pause = self.config.seconds("retry.backoff.ms")
+            if time.monotonic() + pause >= deadline:
+                raise failure
+            time.sleep(pause)
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Returns the node id of a partition's leader; -1 if none is known."""
+        found = self.topics.get(topic)
+        if found is None or partition >= len(found.partitions):
+            return -1
+        return found.partitions[partition].leader
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def call_any(self, key: ApiKey, message: Any, deadline: float, **options: Any) -> Any:
+        """Sends a request to any broker; tries others while brokers fail, until ``deadline``."""
+        while True:
+            try:
+                response = self.any_connection(deadline).call(key, message, **options)
+                self._outage = None
+                return response
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                self._note_outage(problem)
+                if time.monotonic() + self.config.seconds("retry.backoff.ms") >= deadline:
+                    raise
+                time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    def coordinator(self, key: str, deadline: float, key_type: int = 0) -> int:
+        """Returns the node id of the coordinator of a group (``key_type`` 1: of a transactional id)."""
+        what = "group" if key_type == 0 else "transactional id"
+        while True:
+            connection = self.any_connection(deadline)
+            version = connection.version(ApiKey.FIND_COORDINATOR)
+            request = FindCoordinatorRequest(key_type=key_type if version >= 1 else 0)
+            if version >= 4:
+                request.coordinator_keys = [key]
+            else:
+                request.key = key
+            try:
+                response = connection.call(
+                    ApiKey.FIND_COORDINATOR,
+                    request,
+                    version=version,
+                    timeout=self.response_timeout_s(deadline),
+                )
+                found = response.coordinators[0] if version >= 4 else response
+                if not found.error_code:
+                    with self._lock:
+                        known = self.nodes.get(found.node_id)
+                        if known is None or (known.host, known.port) != (found.host, found.port):
+                            self.nodes = {
+                                **self.nodes,
+                                found.node_id: Node(found.node_id, found.host, found.port),
+                            }
+                    return int(found.node_id)
+                failure: ClientError = error_for(
+                    found.error_code,
+                    f"find the coordinator of {what} {key!r}",
+                    detail=found.error_message,
+                    broker=connection.address,
+                )
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                failure = problem
+            if not failure.retriable or time.monotonic() + 0.1 >= deadline:
+                raise failure
+            if key_type == 0:
+                self.coordinator_trouble.failed(key, failure)
+            time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    # -- reported waits -----------------------------------------------------------------------------------
+
+    def _note_outage(self, problem: ClientError) -> None:
+        self._outage = (self._outage[0] if self._outage else time.monotonic(), str(problem))
+
+    def blocked(self, node_id: int, *purposes: str) -> tuple[float, str] | None:
+        """Returns since when a broker does not answer, and why; None if no problem is known.
+
+        ``purposes`` are the connections to check. Requests of :data:`WAITING_APIS` do not count.
+        """
+        now = time.monotonic()
+        failing = self._failures.reason(node_id)
+        if failing is not None:
+            return failing
+        for since, made in self._attempts.slow(SLOW_S):
+            if made.node_id == node_id:
+                return since, slow_open_text(made)
+        for purpose in purposes:
+            found = self._connections.get((node_id, purpose))
+            oldest = found.unanswered() if found is not None and not found.closed else None
+            if oldest is not None and oldest.api_key not in WAITING_APIS and now - oldest.sent > SLOW_S:
+                return oldest.sent, no_response_text(oldest.connection, oldest.api_key)
+        return None
+
+    def waits(self) -> list[Wait]:
+        """Returns the reason why requests to any broker wait: see :mod:`tidemill.client.wait_reasons`."""
+        now = time.monotonic()
+        group = self.coordinator_trouble.current
+        if group is not None:
+            return [Wait(Kind.GROUP, *group)]
+        found = [outage for outage in (self._outage, self.retrying) if outage is not None]
+        found += self._failures.repeated(SLOW_S)
+        found += [(since, slow_open_text(made)) for since, made in self._attempts.slow(SLOW_S)]
+        control = [c for (_, purpose), c in list(self._connections.items()) if purpose == CONTROL]
+        for connection in [*control, *([self._bootstrap] if self._bootstrap is not None else [])]:
+            oldest = None if connection.closed else connection.unanswered()
+            if oldest is not None and now - oldest.sent > SLOW_S:
+                found.append((oldest.sent, no_response_text(connection, oldest.api_key)))
+        return [Wait(Kind.CLUSTER, "", reason, since) for since, reason in sorted(found)[:1]]
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self.closed = True
+        wait_reasons.unregister(self)
+        self._attempts.close()
+        with self._lock:
+            found = list(self._connections.values())
+            self._connections.clear()
+            if self._bootstrap is not None:
+                found.append(self._bootstrap)
+        for connection in found:
+            connection.close()
+
+
+def _is_late(connection: Connection) -> bool:
+    oldest = connection.unanswered()
+    return oldest is not None and time.monotonic() - oldest.sent > LATE_S

@@ -1,0 +1,419 @@
+"""Reads ranges of offsets as Arrow record batches, as a Spark task does.
+
+The next fetch is in flight while a response is decoded: the headers of the batches give the next position
+before any record is decoded.
+
+A range may have gaps (compaction, transactions, control batches): progress follows the last offsets of
+batches, not records. Lost data is an error, not a gap: records that retention deleted, a log that ends before
+the range does, a topic that was recreated under the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidemill.client import fetch_requests
+from tidemill.client.config import ClientConfig, config_of
+from tidemill.client.config_keys import CONSUMER
+from tidemill.client.connection import InFlightRequest
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    ClientError,
+    DataLoss,
+    RequestTimeout,
+    TopicRecreated,
+    code_of,
+    error_for,
+)
+from tidemill.client.group_offsets import commit_offsets
+from tidemill.client.network_client import DATA, NetworkClient
+from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
+from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.model.unpacked_limit import UNPACKED_KEY
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.fetch_layout import FetchedPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOG = logging.getLogger(__name__)
+
+ROWS_MAX = 131_072
+BYTES_MAX = 16 * 1024 * 1024
+FETCH_BYTES = 8 * 1024 * 1024
+"""Maximum bytes of a response: large enough to hide its round trip, small enough to stay in the cache."""
+
+
+class TopicView(NamedTuple):
+    """The current state of a topic; ``topic_id`` is None if the broker has no topic ids."""
+
+    topic_id: bytes | None
+    partitions: int
+
+
+class RangeReader:
+    """Reads metadata, offsets and ranges of records of one cluster, without a consumer group.
+
+    ``RangeReader("host:port", isolation_level="read_committed")`` or with a mapping of Kafka's keys. It is
+    picklable: the configuration is pickled, the connections are not. For one thread.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        /,
+        **keywords: Any,
+    ) -> None:
+        given = {"client.id": "tidemill-ranges", "allow.auto.create.topics": False, **(config or {})}
+        self.config = config_of(CONSUMER, bootstrap_servers, given, keywords)
+        self._timeout = self.config.seconds("default.api.timeout.ms")
+        self._committed_only = self.config["isolation.level"] == "read_committed"
+        self._check_crcs = self.config.bool("check.crcs")
+        self._unpacked_bytes_max = self.config.int(UNPACKED_KEY)
+        self._opened: NetworkClient | None = None
+
+    def __getstate__(self) -> ClientConfig:
+        return self.config
+
+    def __setstate__(self, config: ClientConfig) -> None:
+        self.__init__(None, config.plain_given())  # type: ignore[misc]
+
+    @property
+    def _cluster(self) -> NetworkClient:
+        if self._opened is None:
+            self._opened = NetworkClient(self.config)
+        return self._opened
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    # -- metadata and offsets -----------------------------------------------------------------------------
+
+    def topic_names(self, pattern: str | None = None) -> list[str]:
+        """Returns the names of all topics but internal ones, or of those that ``pattern`` matches in full."""
+        self._cluster.refresh(self._deadline(), every=True)
+        names = sorted(topic.name for topic in self._cluster.topics.values() if not topic.internal)
+        if pattern is None:
+            return names
+        match = re.compile(pattern).fullmatch
+        return [name for name in names if match(name)]
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
+        """Returns the existing topics among ``topics``. Creates none."""
+        cluster, deadline = self._cluster, self._deadline()
+        while True:
+            cluster.refresh(deadline, topics)
+            codes = {name: code_of(cluster.errors[name]) for name in topics if name in cluster.errors}
+            gone = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION}
+            waiting = {name: code for name, code in codes.items() if code not in gone}
+            for name in codes:
+                cluster.remove_topic(name)
+            if not waiting:
+                break
+            name, code = next(iter(waiting.items()))
+            problem = error_for(code, f"read the metadata of topic {name!r}", topic=name)
+            if not problem.retriable or time.monotonic() >= deadline:
+                raise problem
+            time.sleep(self.config.seconds("retry.backoff.ms"))
+        return {
+            name: TopicView(None if found.topic_id == ZERO_ID else found.topic_id, len(found.partitions))
+            for name in topics
+            if (found := cluster.topics.get(name)) is not None
+        }
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Returns offsets for EARLIEST (-2), LATEST (-1) or ms since 1970; -1 if no record is that late.
+
+        LATEST is the high watermark, or the last stable offset with read_committed.
+        """
+        found = list_offsets(self._cluster, wanted, self._deadline(), committed_only=self._committed_only)
+        return {item: place.offset for item, place in found.items()}
+
+    def offsets(self, topics: Sequence[str] | str, at: str | int) -> dict[TopicPartition, int]:
+        """Returns offsets of ``topics`` (names or a pattern) at ``at``: earliest, latest, or a time in ms."""
+        names = self.topic_names(topics) if isinstance(topics, str) else topics
+        place = {"earliest": EARLIEST, "latest": LATEST}.get(at) if isinstance(at, str) else at
+        if place is None:
+            raise ValueError(f"offsets at {at!r}: use earliest, latest or milliseconds since 1970")
+        views = self.describe(names)
+        return self.list_offsets(
+            {TopicPartition(n, p): place for n, v in views.items() for p in range(v.partitions)}
+        )
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None = None) -> None:
+        """Commits offsets for a group without members, so that lag tools see the progress of a stream.
+
+        ``timeout`` is in seconds, by default ``default.api.timeout.ms``.
+        """
+        commit_offsets(
+            self._cluster,
+            group,
+            {item: (offset, -1, "") for item, offset in offsets.items()},
+            self._deadline() if timeout is None else time.monotonic() + timeout,
+        )
+
+    # -- records ------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        topic_id: bytes | None = None,
+        include_headers: bool = False,
+        rows_max: int = ROWS_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the records with ``start <= offset < end``, in the columns of :mod:`tidemill.client.arrow`.
+
+        Raises DataLoss if ``start`` is before the log start offset or the log ends before ``end``;
+        TopicRecreated if the topic's id is not ``topic_id``; CorruptMessage for damaged records;
+        ClientError if there was no progress for ``default.api.timeout.ms``.
+        """
+        from tidemill.client.arrow import record_batch
+        from tidemill.records.columns import decode_columns
+
+        run = _RangeFetch(self, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES))
+        for response, first in run.responses():
+            at, position = first, response.start
+            aborted = (response.aborted or []) if self._committed_only else None
+            while True:
+                columns = decode_columns(
+                    response.data,
+                    at,
+                    end,
+                    position,
+                    include_headers,
+                    self._check_crcs,
+                    bytes_max,
+                    aborted,
+                    response.start,
+                    response.end,
+                    self._unpacked_bytes_max,
+                )
+                if columns.count:
+                    batch = record_batch(columns)
+                    for row in range(0, batch.num_rows, rows_max):
+                        yield batch.slice(row, rows_max)
+                if not columns.unfinished:
+                    break
+                at, position = columns.next_offset, columns.next_position
+
+    read_arrow = read
+
+    def close(self) -> None:
+        """Closes the connections."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self.close()
+
+
+class _RangeFetch:
+    """The fetches of one range: one is in flight while the response before is decoded."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        topic_id: bytes | None,
+        bytes_max: int,
+    ) -> None:
+        self.reader = reader
+        self.cluster = reader._cluster
+        self.config = reader.config
+        self.topic = topic
+        self.partition = partition
+        self.position = start
+        self.end = end
+        self.topic_id = topic_id
+        self.bytes_max = bytes_max
+        self.empty = 0
+        self.deadline = reader._deadline()
+
+    def responses(self) -> Iterator[tuple[FetchedPartition, int]]:
+        """Yields the responses with records, each with the offset that it was fetched from."""
+        request: InFlightRequest | None = None
+        failure: ClientError | None = None
+        while self.position < self.end:
+            if time.monotonic() >= self.deadline:
+                raise failure or self._no_progress()
+            try:
+                if request is None:
+                    request = self._send()
+                response = self._await(request)
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                failure, request = problem, None
+                self._pause_and_refresh()
+                continue
+            request = None
+            if response.error:
+                failure = self._handle_error(response)
+                continue
+            first = self.position
+            after = fetch_requests.next_offset(response.data, response.start, response.end, first)
+            if after == first:
+                self._handle_no_batch(response)
+                continue
+            self.position, self.empty, self.deadline = after, 0, self.reader._deadline()
+            if after < self.end:
+                try:
+                    request = self._send()
+                except (BrokerUnreachable, RequestTimeout) as problem:
+                    failure = problem
+            yield response, first
+
+    def _send(self) -> InFlightRequest:
+        found = self.cluster.topic(self.topic, self.deadline)
+        if self._is_other_topic(found.topic_id) or self.partition >= len(found.partitions):
+            # A reused client may have outdated metadata of the topic: refresh it before reporting a loss.
+            self.cluster.refresh(self.deadline, [self.topic])
+            found = self.cluster.topic(self.topic, self.deadline)
+        self._check_id(found.topic_id)
+        if self.partition >= len(found.partitions):
+            raise DataLoss(
+                f"topic {self.topic!r} has {len(found.partitions)} partitions and no partition "
+                f"{self.partition}: it was recreated with fewer; start again from its earliest offsets",
+                topic=self.topic,
+                partition=self.partition,
+            )
+        leader = found.partitions[self.partition].leader
+        if leader < 0:
+            self.cluster.request_refresh()
+            raise BrokerUnreachable(
+                f"{self.topic}-{self.partition} has no leader; wait, or check the brokers of its replicas",
+                ErrorCode.LEADER_NOT_AVAILABLE,
+            )
+        connection = self.cluster.connection(leader, DATA, self.deadline)
+        requested = fetch_requests.PartitionFetch(
+            self.topic, found.topic_id, self.partition, self.position, -1, self.bytes_max
+        )
+        version = fetch_requests.version_for(connection.version(ApiKey.FETCH), [found.topic_id])
+        message = fetch_requests.fetch_request(
+            [requested],
+            wait_ms=self.config.int("fetch.max.wait.ms"),
+            bytes_min=1,
+            bytes_max=self.bytes_max,
+            committed_only=self.reader._committed_only,
+            rack=self.config.str("client.rack"),
+        )
+        return connection.send(ApiKey.FETCH, message, version=version)
+
+    def _await(self, request: InFlightRequest) -> FetchedPartition:
+        request.connection.wait(request, max(0.0, request.expires - time.monotonic()) + 1)
+        if request.error is not None:
+            raise request.error
+        if not request.done:
+            request.connection.close()
+            raise RequestTimeout(f"broker {request.connection.address} has not answered Fetch in time")
+        try:
+            response = fetch_requests.parse_response(request.frame, request.version)
+        except ProtocolError as problem:
+            raise request.connection.reject_response(problem) from problem
+        if response.error or not response.partitions:
+            code = code_of(response.error)
+            raise BrokerUnreachable(f"Fetch was refused: {code.name}", code)
+        return response.partitions[0]
+
+    def _is_other_topic(self, current: bytes) -> bool:
+        return self.topic_id is not None and current not in (self.topic_id, ZERO_ID)
+
+    def _check_id(self, current: bytes) -> None:
+        if self.topic_id is not None and self._is_other_topic(current):
+            raise TopicRecreated(
+                f"topic {self.topic!r} was deleted and recreated: its id was {self.topic_id.hex()}, it is "
+                f"{current.hex()}; the offsets mean other records now, start again from its earliest",
+                topic=self.topic,
+                partition=self.partition,
+            )
+
+    def _handle_error(self, response: FetchedPartition) -> ClientError:
+        """Raises a final error; returns a retriable error after a pause and a metadata refresh."""
+        code = code_of(response.error)
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise self._out_of_range()
+        problem = error_for(
+            response.error,
+            f"read {self.topic}-{self.partition}",
+            topic=self.topic,
+            partition=self.partition,
+        )
+        if not problem.retriable and code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise problem
+        self._pause_and_refresh()
+        views = self.reader.describe([self.topic])
+        if self.topic not in views:
+            raise DataLoss(
+                f"topic {self.topic!r} was deleted: records {self.position} to {self.end} of its partition "
+                f"{self.partition} are gone",
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                topic=self.topic,
+                partition=self.partition,
+            )
+        self._check_id(views[self.topic].topic_id or ZERO_ID)
+        return problem
+
+    def _out_of_range(self) -> DataLoss:
+        item = TopicPartition(self.topic, self.partition)
+        start = self.reader.list_offsets({item: EARLIEST})[item]
+        latest = self.reader.list_offsets({item: LATEST})[item]
+        if self.position < start:
+            last = min(start, self.end) - 1
+            text = (
+                f"records {self.position} to {last} of {item} were deleted: its log start offset is {start}"
+            )
+        else:
+            text = f"{item} ends at {latest}, before the records {self.position} to {self.end - 1}"
+        return DataLoss(
+            f"{text}; raise retention.ms or retention.bytes of the topic, or start again from its earliest",
+            topic=self.topic,
+            partition=self.partition,
+        )
+
+    def _handle_no_batch(self, response: FetchedPartition) -> None:
+        """Handles a response without a whole batch: log end, batch larger than the limit, or wait expired."""
+        if response.end > response.start:
+            self.bytes_max = min(self.bytes_max * 2, 2**31 - 1)
+            return
+        limit = response.last_stable_offset if self.reader._committed_only else response.high_watermark
+        if 0 <= limit <= self.position:
+            self.empty += 1
+            if self.empty > 1:  # a new leader may learn its high watermark a moment later
+                raise self._out_of_range()
+
+    def _pause_and_refresh(self) -> None:
+        time.sleep(min(self.config.seconds("retry.backoff.ms"), max(0.0, self.deadline - time.monotonic())))
+        try:
+            self.cluster.refresh(self.deadline)
+        except KafkaError as problem:
+            LOG.debug("metadata: %s", problem)
+
+    def _no_progress(self) -> RequestTimeout:
+        return RequestTimeout(
+            f"no record of {self.topic}-{self.partition} at {self.position} came within "
+            f"default.api.timeout.ms={self.config.int('default.api.timeout.ms')}; is its leader overloaded?",
+            topic=self.topic,
+            partition=self.partition,
+        )

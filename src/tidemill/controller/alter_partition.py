@@ -1,0 +1,136 @@
+"""Validates and plans the in-sync replica sets that leaders request.
+
+Each member is named with the broker epoch of the fetches by which the leader judged it. A replica whose
+broker has registered again since then, possibly with an empty disk, has another epoch. It is rejected until
+it has fetched again.
+
+This module has no I/O; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841, KIP-903
+(AlterPartition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidemill.controller.leader_election import ElectionPolicy, next_state
+from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.topic_image import PartitionImage
+from tidemill.model.errors import ErrorCode, KafkaError
+
+ANY_EPOCH = -1
+"""The epoch of a member that has not fetched from this leader yet, or of a version without broker epochs."""
+
+
+class IsrChange(NamedTuple):
+    """An ISR that a leader requests: its members with their broker epochs."""
+
+    broker: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: Sequence[tuple[int, int]]
+    broker_epoch: int = ANY_EPOCH
+    """The broker epoch of the leader at the time of the request."""
+
+
+def plan_isr_change(
+    image: ClusterImage,
+    topic: str,
+    partition: PartitionImage,
+    change: IsrChange,
+    policy: ElectionPolicy,
+    stopping: frozenset[int] = frozenset(),
+) -> PartitionImage:
+    """Returns the partition with the requested ISR, or the same object if nothing changes.
+
+    Raises KafkaError:
+
+    * FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION: the leader does not know the current state.
+
+    * STALE_BROKER_EPOCH: the leader has registered again since the request.
+
+    * NOT_CONTROLLER: the leader knows a later state than this controller.
+
+    * INVALID_REQUEST: the ISR is invalid.
+
+    * INELIGIBLE_REPLICA: a member is not live or was restarted, or a new member is ``stopping``, has an
+      offline replica, or reports lost records in its registration.
+    """
+    number = partition.partition
+    _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
+    if change.broker != partition.leader:
+        raise KafkaError(
+            f"partition {number} is led by broker {partition.leader}, not by {change.broker}",
+            ErrorCode.INVALID_REQUEST,
+        )
+    leader = image.brokers.get(change.broker)
+    if leader is not None and ANY_EPOCH < change.broker_epoch < leader.epoch:
+        raise KafkaError(
+            f"partition {number}: broker {change.broker} has registered again since the request",
+            ErrorCode.STALE_BROKER_EPOCH,
+        )
+    isr = [broker for broker, _ in change.isr]
+    if isr == partition.isr and change.partition_epoch <= partition.partition_epoch:
+        return partition  # The response to the first request was lost.
+    _check_epoch(
+        f"partition {number}: partition epoch", change.partition_epoch, partition.partition_epoch, _OUTDATED
+    )
+    _check_members(number, partition, isr)
+    for broker, epoch in change.isr:
+        reason = _ineligible(image, topic, partition, broker, epoch, stopping)
+        if reason:
+            raise KafkaError(f"partition {number}: broker {broker} {reason}", ErrorCode.INELIGIBLE_REPLICA)
+    return next_state(partition, partition.leader, isr, policy, is_new_epoch=False)
+
+
+def _ineligible(
+    image: ClusterImage,
+    topic: str,
+    partition: PartitionImage,
+    broker: int,
+    epoch: int,
+    stopping: frozenset[int],
+) -> str:
+    """Why the broker registered with ``epoch`` cannot be in the ISR; empty if it can."""
+    registered = image.brokers.get(broker)
+    if registered is None:
+        return "is not live, and cannot be in sync"
+    if epoch not in (ANY_EPOCH, registered.epoch):
+        return f"has epoch {registered.epoch}, not {epoch}, and cannot be in sync"
+    if broker in partition.isr:
+        return ""
+    if registered.lost.is_lost(topic, partition.partition):
+        # The next controller would treat it as a replica that has lost its records.
+        return (
+            "still reports lost records in its registration, and cannot be in sync before it has cleared them"
+        )
+    if broker in stopping:
+        return "is shutting down, and cannot join the ISR"
+    if broker in partition.offline:
+        return "cannot read or write its replica, and cannot join the ISR before it is restarted"
+    return ""
+
+
+_FENCED = ErrorCode.FENCED_LEADER_EPOCH
+_OUTDATED = ErrorCode.INVALID_UPDATE_VERSION
+
+
+def _check_epoch(what: str, asked: int, known: int, outdated: ErrorCode) -> None:
+    if asked < known:
+        raise KafkaError(f"{what} {asked} is outdated, the current one is {known}", outdated)
+    if asked > known:
+        raise KafkaError(
+            f"{what} {asked} is newer than {known}, known to this controller", ErrorCode.NOT_CONTROLLER
+        )
+
+
+def _check_members(number: int, partition: PartitionImage, isr: list[int]) -> None:
+    wrong = ""
+    if len(set(isr)) != len(isr):
+        wrong = "names a broker twice"
+    elif partition.leader not in isr:
+        wrong = f"is without the leader, broker {partition.leader}"
+    elif not set(isr) <= set(partition.replicas):
+        wrong = f"is not a subset of the replicas {partition.replicas}"
+    if wrong:
+        raise KafkaError(f"partition {number}: the in-sync set {isr} {wrong}", ErrorCode.INVALID_REQUEST)

@@ -1,0 +1,807 @@
+"""Controller election and fenced writes to the store.
+
+Every write checks the controller epoch, so a controller that was replaced without notice changes nothing. A
+change is announced only after the store has committed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+from tidemill.controller.broker_change_log import log_former_controller
+from tidemill.controller.election_report import ElectionReport
+from tidemill.controller.election_settings import (
+    UNCLEAN,
+    ElectionPolicies,
+    effective_settings,
+    ensure_min_insync,
+    plan_default_min_insync_change,
+    plan_min_insync_change,
+)
+from tidemill.controller.leader_election import (
+    NO_LOG_ENDS,
+    NO_LOSSES,
+    LogEnds,
+    Losses,
+    plan_takeover,
+)
+from tidemill.controller.leaderless_report import LeaderlessReport
+from tidemill.controller.lost_replica_reports import reported_losses
+from tidemill.controller.reassignment import finding_completed
+from tidemill.controller.stored_min_insync_replicas import read_stored_min_insync
+from tidemill.controller.topics import Plan, fence
+from tidemill.coordination.cluster_image import (
+    GROUP_SETTINGS,
+    REGISTRATION,
+    SETTINGS,
+    TOPIC,
+    ClusterImage,
+    Delta,
+    Entity,
+)
+from tidemill.coordination.cluster_image_loader import load_image, read_settings
+from tidemill.coordination.coordination_store import (
+    BadVersion,
+    Create,
+    Delete,
+    NodeExists,
+    NoNode,
+    Operation,
+    OperationError,
+    SetData,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    ensure_paths,
+    parent_of,
+)
+from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
+from tidemill.coordination.nodes import (
+    CLUSTER_ID,
+    CONTROLLER,
+    CONTROLLER_EPOCH,
+    DEFAULT_ENTITY,
+    PERSISTENT_PATHS,
+    BrokerNode,
+    BrokerRegistration,
+    ClusterIdNode,
+    ConfigNode,
+    ControllerEpochNode,
+    ControllerNode,
+    DeleteTopicNode,
+)
+from tidemill.coordination.topic_image import TopicImage
+from tidemill.coordination.write_batches import in_groups, in_pieces
+from tidemill.model.configs import MIN_INSYNC, BrokerConfig
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import AT_ONCE_MAX, a_pause, in_one_go, with_pauses
+from tidemill.model.interfaces import Clock
+from tidemill.model.log_lines import in_lines
+from tidemill.model.types import ZERO_ID
+
+logger = logging.getLogger(__name__)
+admin_log = logging.getLogger("tidemill.admin")
+"""Logs the actions of administrators; see :mod:`tidemill.broker.admin_log`."""
+
+NO_CONTROLLER_VERSION = -1
+
+OTHERS_S = 2.0
+"""The time that a command waits for the other brokers to apply a change. Afterwards they still apply it."""
+
+ATTEMPTS = 5
+"""The attempts of a change that conflicts with writes of other clients."""
+
+Result = TypeVar("Result")
+Announce = Callable[[Delta], Awaitable[None]]
+
+
+class ControllerContext:
+    """The controller's image of the cluster, its election, and its fenced writes to the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        broker_id: int,
+        config: Callable[[], BrokerConfig],
+        announce: Announce,
+        clock: Clock,
+        random: Random | None = None,
+    ) -> None:
+        """``config`` returns the current configuration; ``announce`` sends a change to the brokers.
+
+        ``announce`` returns when this broker has applied the change. :attr:`Delta.others` tracks the other
+        brokers.
+        """
+        self.store = store
+        self.broker_id = broker_id
+        self.config = config
+        self.policies = ElectionPolicies(lambda: self.config(), lambda: self._image)
+        self._announce = announce
+        self._clock = clock
+        self.random = random if random is not None else Random()
+        self.controller_change_listeners: list[Callable[[bool], None]] = []
+        """Called with True when this broker becomes the controller, with False when it ceases to be."""
+        self._image = ClusterImage()
+        self._epoch_version = NO_CONTROLLER_VERSION
+        self._epoch = 0
+        """The controller epoch of the last election that this broker won."""
+        self._change_lock = asyncio.Lock()
+        self._stopping: dict[int, int] = {}
+        """Brokers in controlled shutdown, with the epochs of their registrations."""
+        self.report = ElectionReport()
+        """Counts the elections by this controller since the start, and its unclean elections."""
+        self.leaderless_report = LeaderlessReport(lambda: self._image, self.policies.of, self.stopping)
+        self._logged_unreadable: dict[Entity, str] = {}
+        """The logged error of each unreadable entity in the store."""
+        self.view: Callable[[], ClusterImage] = lambda: self._image
+        """The image of this broker while another broker is the controller."""
+        self._former_ids: dict[str, bytes] = {}
+        """Ids of unreadable topics, as known before."""
+        self.on_leaderless: Callable[[], None] = lambda: None
+        """Called after a change that leaves partitions without a leader, which recovery may have to elect."""
+        self.schedule_broker_refresh: Callable[[], None] = lambda: None
+        """Schedules a read of the registrations.
+
+        Called when a reassignment could not be completed, or a write failed or was cancelled: the next change
+        reads the store first.
+        """
+        self.complete_reassignments: Callable[[], Awaitable[object]] = _nothing
+        """Completes, within :meth:`changing`, the reassignments whose new replicas are in sync."""
+        self.finish_deletions: Callable[[], Awaitable[None]] = _nothing
+        """Continues, within :meth:`changing`, the topic deletions that this or another controller began."""
+        self.refresh_brokers: Callable[[], Awaitable[None]] = _nothing
+        """Applies, within :meth:`changing`, the registrations that were added or removed."""
+        self._is_stale = False
+        """A write failed or was cancelled: the store may differ from the image."""
+        self._is_refresh_due = False
+        """The controller has read new registrations that the image does not have yet."""
+        self._offline_in: ClusterImage | None = None
+        """The image with the reported offline replicas that :attr:`image` lacks because a write failed."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """The cluster as this controller last wrote or read it."""
+        return self._image
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this broker is the controller, as far as it knows."""
+        return self._epoch_version != NO_CONTROLLER_VERSION
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change is in progress."""
+        return self._change_lock.locked()
+
+    # Election
+
+    async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
+        """Creates the missing persistent nodes and reads the store. Registers and announces nothing.
+
+        A store without a cluster id gets ``known_cluster_id``, that of the data directories, or a new one.
+        The image of an active controller stays: its differences from the store were not announced.
+        """
+        await ensure_paths(self.store, PERSISTENT_PATHS)
+        if await self.store.get(CLUSTER_ID) is None:
+            cluster_id = known_cluster_id or encode_id(new_id())
+            await ensure_paths(self.store, ["/cluster"])
+            # If another broker of a new cluster is faster, its cluster id is used.
+            with contextlib.suppress(NodeExists):
+                await self.store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
+        async with self._change_lock:
+            # The image of an active controller has only announced changes.
+            if not self.is_active:
+                self._image = await load_image(self.store)
+                self.log_unreadable()
+        return self._image
+
+    def log_unreadable(self) -> None:
+        """Logs each entity that could not be read into the image, once per error."""
+        logged = {entity: str(problem) for entity, problem in self._image.unreadable.items()}
+        for entity, text in logged.items():
+            if self._logged_unreadable.get(entity) != text:
+                logger.error("%s %s", text, _consequence_text(*entity))
+        for kind, name in sorted(self._logged_unreadable.keys() - logged.keys()):
+            logger.info("/%s/%s is readable again, or was removed", *(_PLACES[kind], name))
+        self._logged_unreadable = logged
+
+    def known_ids(self, names: Iterable[str], image: ClusterImage | None = None) -> dict[str, bytes]:
+        """The topic ids in ``image`` (default: the current one), or from before topics became unreadable."""
+        topics = (image if image is not None else self._image).topics
+        ids = {
+            name: topics[name].topic_id if name in topics else self._former_ids.get(name) for name in names
+        }
+        return {name: topic_id for name, topic_id in ids.items() if topic_id not in (None, ZERO_ID)}
+
+    def note_unreadable(self, kind: str, found: Mapping[str, NodeFormatError]) -> None:
+        """Records the unreadable entities of a kind. To be called within :meth:`changing`."""
+        if found or self._image.unreadable:
+            self._image = self._image.with_unreadable(kind, found)
+            self.log_unreadable()
+
+    async def register(self, registration: BrokerRegistration) -> int:
+        """Registers this broker. Returns the epoch of its registration.
+
+        Raises KafkaError (DUPLICATE_BROKER_REGISTRATION) if a broker with this id is registered.
+        """
+        path = BrokerNode.path(registration.broker_id)
+        data = BrokerNode.encode(registration)
+        try:
+            await self.store.transact([Create(path, data, ephemeral=True)])
+        except NodeExists as error:
+            known = await self.store.get(path)
+            if known is None or known.owner != self.store.session_id:
+                raise KafkaError(
+                    f"{error}: another broker has registered with this id. Give each broker of a cluster "
+                    "its own broker.id. If this broker was just stopped, wait until its session expires.",
+                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                ) from None
+            # An earlier call of this session created it, and its response was lost.
+            await self.store.transact([SetData(path, data)])
+        node = await self.store.get(path)
+        return node.creation_id if node is not None else 0
+
+    async def activate(self, *, dead: int | None = None) -> bool:
+        """Elects this broker as the controller, repairs the store and announces the image.
+
+        Returns False if another broker is the controller. ``dead``: the id of a broker known to be dead
+        although its node may still exist; if it is the controller, its node is removed first. If it is alive
+        after all, its writes are fenced, and its watch notifies it.
+        """
+        async with self._change_lock:
+            if not await self._claim_controller(dead):
+                return False
+            try:
+                await self._initialize()
+            except BaseException as problem:
+                was_replaced = not self.is_active
+                self.resign()
+                if was_replaced and isinstance(problem, KafkaError | BadVersion):
+                    return False
+                raise
+        return True
+
+    async def _claim_controller(self, dead: int | None) -> bool:
+        # The epoch is read first: if the controller changes afterwards, the transaction fails.
+        node = await self.store.get(CONTROLLER_EPOCH)
+        holder = await self.store.get(CONTROLLER)
+        if holder is not None:
+            is_dead = dead is not None and ControllerNode.decode(holder.data) == dead
+            if not is_dead and holder.owner != self.store.session_id:
+                return False
+        epoch = ControllerEpochNode.decode(node.data) + 1 if node is not None else 1
+        operations: list[Operation] = [Delete(CONTROLLER)] if holder is not None else []
+        operations.append(
+            Create(CONTROLLER, ControllerNode.encode(self.broker_id, self._clock.wall_ms()), ephemeral=True)
+        )
+        data = ControllerEpochNode.encode(epoch)
+        if node is None:
+            operations.append(Create(CONTROLLER_EPOCH, data))
+        else:
+            operations.append(SetData(CONTROLLER_EPOCH, data, node.version))
+        try:
+            results = await self.store.transact(operations)
+        except (NodeExists, NoNode, BadVersion):
+            return False  # Another broker was faster.
+        self._epoch_version = results[-1].version
+        self._epoch = epoch
+        return True
+
+    async def _initialize(self) -> None:
+        known = self.view()
+        # Only now: no other controller writes any more.
+        image = await self._read()
+        # A topic whose deletion has begun was unknown to a broker that was running.
+        self._image = await self._refuse_deletions(
+            image, lambda name: bool(known.brokers) and name not in known.topics
+        )
+        log_former_controller(known.brokers, self._image.brokers)
+        self.log_unreadable()
+        self._is_stale, self._is_refresh_due, self._offline_in = False, False, None
+        await self._ensure_min_insync()
+        # A leader may have applied newer settings, committed by them, and failed before the registrations
+        # were read.
+        eligible = self._image.topic_index.eligible
+        if eligible:
+            others = await read_stored_min_insync(self.store, self._image, eligible)
+            self._image = self._image.with_settings(others)
+        losses = await reported_losses(self.store, self._image, self._image.brokers)
+        known_ids = self.known_ids(known.topics, known)
+        before = self._image
+        # If this broker was the controller before, it knows brokers in controlled shutdown.
+        stopping = self.stopping()
+        await self.write(plan_takeover(before, losses, self.policies.of, stopping, known_ids))
+        self.check_active()  # Without a write, the session is unverified so far.
+        in_one_go(self._reporting(Delta.between(before, self._image), losses))
+        for listener in self.controller_change_listeners:
+            listener(True)
+        delta = Delta.between(ClusterImage(), self._image)
+        delta.broker_configs_changed = True
+        await self._announce(delta)
+        self.check_active()
+        self.leaderless_report.begin(is_cluster_start=not known.brokers)
+        await self.complete_reassignments()
+        await self.finish_deletions()
+
+    def resign(self) -> None:
+        """Resigns as the controller, or records that this broker was replaced."""
+        if self.is_active:
+            self._epoch_version = NO_CONTROLLER_VERSION
+            self.leaderless_report.end()
+            logger.info("broker %d is no longer the controller", self.broker_id)
+            for listener in self.controller_change_listeners:
+                listener(False)
+
+    def note_stopping(self, broker_id: int) -> None:
+        """Marks a broker as shutting down. It is elected for nothing until it registers again."""
+        self._stopping[broker_id] = self._image.brokers[broker_id].epoch
+
+    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+        """Whether a broker announced its shutdown in the registration with ``epoch``, even if it is gone."""
+        return self._stopping.get(broker_id) == epoch
+
+    def stopping(self, image: ClusterImage | None = None) -> frozenset[int]:
+        """The live brokers of ``image`` (default: the current one) that are shutting down."""
+        brokers = (image if image is not None else self._image).brokers
+        return frozenset(
+            broker
+            for broker, epoch in self._stopping.items()
+            if broker in brokers and brokers[broker].epoch == epoch
+        )
+
+    # Changes
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Runs one change at a time.
+
+        Raises NOT_CONTROLLER, also if a write within it finds another controller, and StoreUnavailable if an
+        earlier failed change cannot be completed yet.
+        """
+        async with self._change_lock:
+            self.check_active()
+            try:
+                if self._is_stale:
+                    await self._reload()
+                    self.check_active()  # This broker may have been replaced meanwhile.
+                if self._is_refresh_due:
+                    await self.refresh_brokers()
+                    self.check_active()
+                    self._is_refresh_due = False
+            except OperationError as problem:
+                self.check_active()
+                raise StoreUnavailable(f"conflicting write by another client: {problem}") from problem
+            try:
+                yield
+            except BadVersion as problem:
+                if problem.path == CONTROLLER_EPOCH:
+                    raise _other_controller() from problem
+                raise
+
+    async def _reload(self) -> None:
+        """Reads the store after a failed write, and completes the change that was partly written."""
+        before = self._image
+        image = await self._refuse_deletions(await self._read(), before.deleting.__contains__)
+        try:
+            # The store does not record offline replicas. Live brokers are determined by :class:`Failover`.
+            self._image = image.with_brokers(before.brokers).with_offline_of(self._offline_in or before)
+            self._is_stale = False
+            self.log_unreadable()
+            known_ids = self.known_ids(before.topics, before)
+            self._former_ids |= {
+                name: known_ids[name] for name in image.unreadable_of(TOPIC) if name in known_ids
+            }
+            # A broker with a new registration may have lost data. Its report is applied before it is elected,
+            # and before another change relies on its former registration.
+            renewed = {
+                broker
+                for broker, known in before.brokers.items()
+                if broker not in image.brokers or image.brokers[broker].epoch != known.epoch
+            }
+            self._is_refresh_due = self._is_refresh_due or bool(renewed)
+            plans = plan_takeover(
+                self._image,
+                policy_of=self.policies.of,
+                stopping=self.stopping() | renewed,
+                known_ids=known_ids,
+                recovers=False,  # A broker that has just registered may have the longest log.
+            )
+            await self.write(plans)
+            await self._ensure_min_insync()
+            delta = Delta.between(before, self._image)
+            delta.deleted = tuple(filter(self._is_deleted, delta.deleted))
+            await self._announce(delta)
+            await self.finish_deletions()
+        except BaseException:
+            # Some brokers have not received the whole change.
+            self._image, self._is_stale = before, True
+            raise
+        self._offline_in = None
+        await self._report(delta)
+
+    def _is_deleted(self, topic: TopicImage) -> bool:
+        """Whether a topic that is not in the store any more is deleted: it has a deletion mark or was
+        recreated.
+
+        If only its nodes were removed, the brokers keep its records, like those of Apache Kafka.
+        """
+        if (TOPIC, topic.name) in self._image.unreadable:
+            return False
+        is_deleted = topic.name in self._image.deleting or topic.name in self._image.topics
+        if not is_deleted:
+            logger.error(
+                "the nodes of topic %s were removed from the store without a deletion: its records are "
+                "kept. Restore its nodes, or remove its directories",
+                topic.name,
+            )
+        return is_deleted
+
+    async def _refuse_deletions(self, image: ClusterImage, has_begun: Callable[[str], bool]) -> ClusterImage:
+        """Removes the deletion marks of other clients if ``delete.topic.enable`` is false.
+
+        Deletions that a controller has begun continue: ``has_begun`` is called with the topic's name.
+        """
+        if not self.store.session_timeout_s or self.config().bool("delete.topic.enable"):
+            return image
+        refused = {
+            name: topic for name, topic in image.deleting.items() if topic.partitions and not has_begun(name)
+        }
+        if not refused:
+            return image
+        for piece in in_pieces(Delete(DeleteTopicNode.path(name)) for name in refused):
+            await self.write_operations(piece)
+        log_refused_deletions(refused)
+        left = {name: topic for name, topic in image.deleting.items() if name not in refused}
+        return image.with_topics(refused.values(), deleting=left)
+
+    async def _read(self) -> ClusterImage:
+        """Reads the store. Raises NOT_CONTROLLER if another controller was elected.
+
+        Otherwise this broker would announce the new image under the epoch of the other controller.
+        """
+        image = await load_image(self.store, self._image.brokers)
+        if image.controller_epoch != self._epoch:
+            self.resign()
+            self.check_active()
+        return image
+
+    async def retry_on_conflict(self, once: Callable[[], Awaitable[Result]]) -> Result:
+        """Calls ``once``, which plans and writes a change within :meth:`changing`, and returns its result.
+
+        If another client has changed the same nodes, calls ``once`` again to plan with their new content.
+        """
+        for attempts_left in reversed(range(ATTEMPTS)):
+            async with self.changing():
+                try:
+                    return await once()
+                except BadVersion as problem:
+                    self.check_active()
+                    if not attempts_left:
+                        raise
+                    logger.info("a change is planned again: %s", problem)
+        raise AssertionError("the last attempt returns or raises")
+
+    def check_active(self) -> None:
+        """Raises NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
+        if not self.is_active:
+            raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
+
+    async def change(
+        self,
+        plans: Sequence[Plan],
+        image: ClusterImage | None = None,
+        *,
+        losses: Losses = NO_LOSSES,
+        ends: LogEnds = NO_LOG_ENDS,
+        written: Callable[[], None] = lambda: None,
+    ) -> Delta | None:
+        """Writes ``plans``, applies them to ``image`` (default: the current one) and announces the
+        difference.
+
+        ``losses`` and ``ends`` are the reported losses and log ends by which leaders were elected.
+        ``written`` logs the change; the effects are logged afterwards. Returns None if nothing changed. To be
+        called within :meth:`changing`. Raises StoreError.
+        """
+        before = self._image
+        if image is not None:
+            self._image = image
+        try:
+            await self.write(plans)
+        except BaseException:
+            self._image = before  # Some may be written: the store is read again before the next change.
+            raise
+        if self._image is before:
+            written()
+            return None
+        delta = Delta.between(before, self._image)
+        await self._announce(delta)
+        written()
+        await self._report(delta, losses, ends)
+        return delta
+
+    async def _report(self, delta: Delta, losses: Losses = NO_LOSSES, ends: LogEnds = NO_LOG_ENDS) -> None:
+        """Logs the effects of a change, and starts the recovery of partitions that need it."""
+        await with_pauses(self._reporting(delta, losses, ends))
+        await with_pauses(self.leaderless_report.recording(delta))
+        if self._image.topic_index.leaderless:
+            self.on_leaderless()
+
+    async def apply_delta(self, delta: Delta) -> None:
+        """Replaces the image with ``delta.image``, which the store has, and announces the difference.
+
+        To be called within :meth:`changing`.
+        """
+        self._image = delta.image
+        await self._announce(delta)
+
+    def mark_stale(self) -> None:
+        """Records that the store may differ from the image: the next change reads it first."""
+        self._is_stale = True
+
+    async def change_failed_replicas(self, plans: Sequence[Plan]) -> None:
+        """:meth:`change` for ``plans`` with replicas that a broker has reported as failed.
+
+        The replicas are offline even if the store is unavailable: none of them may be elected in a change
+        that another client wrote or that was partly written.
+        """
+        before = self._image
+        try:
+            await self.change(plans)
+        except BaseException:
+            if self._image is before:
+                self._offline_in = before.with_topics(plan.topic for plan in plans)
+                self._is_stale = True  # The next change applies them first.
+            raise
+
+    def _reporting(
+        self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
+    ) -> Generator[None, None, None]:
+        yield from self.report.recording(delta, losses, ends)
+        for line in in_lines((yield from finding_completed(delta))):
+            admin_log.info("reassignments done: %s", line)
+
+    async def apply_stored_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        """Applies settings, by type and name, that another client wrote. Raises NOT_CONTROLLER."""
+        async with self.changing():
+            try:
+                others = self._image.other_settings(settings)
+                # The settings were read before this change. Since then this controller may have written
+                # others.
+                delta = await self._apply_settings(await read_settings(self.store, others))
+                if delta is not None:
+                    await self.elect_leaderless(delta)
+            except StoreError:
+                self.on_leaderless()  # A retry finds the settings unchanged, and would elect no leader.
+                raise
+
+    async def _apply_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> Delta | None:
+        before = self._image
+        self._image = before.with_settings(settings)
+        if self._image is before:
+            return None
+        delta = Delta.between(before, self._image)
+        for line in in_lines(f"{kind} {name}" for kind, name in settings):
+            admin_log.info("settings were written to the store: %s", line)
+        await self._announce(delta)
+        plans = []
+        for old, new in delta.reconfigured:
+            plans += plan_min_insync_change(
+                self._image,
+                [new],
+                effective_settings(before, old.config),
+                effective_settings(self._image, new.config),
+            )
+        if delta.broker_configs_changed:
+            plans += plan_default_min_insync_change(
+                self._image, before.default_broker_config(), self._image.default_broker_config()
+            )
+        await self.change(plans)
+        before = self._image
+        await self._ensure_min_insync()  # Another client may have removed it.
+        if self._image is not before:
+            await self._announce(Delta.between(before, self._image))
+        return delta
+
+    async def apply_stored_min_insync(self, topics: Iterable[str]) -> bool:
+        """Applies a ``min.insync.replicas`` of ``topics`` that another client wrote. Returns whether there
+        was one.
+
+        To be called within :meth:`changing`, before the eligible leader replicas of these topics are used.
+        Raises StoreError.
+        """
+        names = [name for name in topics if name in self._image.topic_index.eligible]
+        settings = await read_stored_min_insync(self.store, self._image, names) if names else {}
+        self.check_active()
+        if not settings:
+            return False
+        try:
+            await self._apply_settings(settings)
+        finally:
+            self.on_leaderless()  # Other settings may have changed at the same time, and allow an election.
+        return True
+
+    async def elect_leaderless(self, delta: Delta) -> None:
+        """Elects leaders of leaderless partitions if ``delta`` changed settings that elections depend on.
+
+        To be called within :meth:`changing`, after the change is applied. Raises StoreError.
+        """
+        reconfigured = delta.reconfigured
+        names = [new.name for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
+        if names or delta.broker_configs_changed:
+            await self.refresh_brokers()
+            touched = [self._image.topics[name] for name in names if name in self._image.topics]
+            leaderless = [self._image.topics[name] for name in self._image.topic_index.leaderless]
+            topics = leaderless if delta.broker_configs_changed else touched
+            plans = plan_takeover(
+                self._image, policy_of=self.policies.of, stopping=self.stopping(), topics=topics
+            )
+            if await self.change(plans) is None and leaderless:
+                self.on_leaderless()
+
+    async def _ensure_min_insync(self) -> None:
+        """Sets the cluster's ``min.insync.replicas`` to the value of this broker, if the cluster has none."""
+        if self.store.session_timeout_s and MIN_INSYNC not in self._image.default_broker_config():
+            exists = await self.store.exists(ConfigNode.path("brokers", DEFAULT_ENTITY))
+            value = self.policies.with_settings(self.config(), self._image).int(MIN_INSYNC)
+            change = ensure_min_insync(self._image, value, exists=exists)
+            if change is not None:
+                await self.write_operations(change.operations)
+                self._image = self._image.with_broker_config(DEFAULT_ENTITY, change.settings)
+
+    async def write(self, plans: Iterable[Plan]) -> None:
+        """Writes ``plans`` in several transactions and applies them to the image. Raises StoreError."""
+        plans = list(plans)
+        operations = [operation for plan in plans for operation in plan.operations]
+        parents = await self._missing_parents(operations)
+        for piece in in_pieces([*parents, *operations]):
+            await self.write_operations(piece)
+        if plans:
+            self._image = self._image.with_topics(plan.topic for plan in plans)
+
+    async def _missing_parents(self, operations: Iterable[Operation]) -> list[Operation]:
+        """The missing parent nodes of the states that ``operations`` create.
+
+        An administrator who writes a topic node leaves its child nodes to the controller. The topic node
+        itself is not created: if it is missing, the topic was deleted meanwhile.
+        """
+        states = [operation.path for operation in operations if isinstance(operation, Create)]
+        if not states:
+            return []
+        above = map(parent_of, states)
+        paths = list(dict.fromkeys(path for parent in above for path in (parent_of(parent), parent)))
+        nodes = await self.store.get_many(paths)
+        return [Create(path) for path, node in zip(paths, nodes, strict=True) if node is None]
+
+    async def write_operations(self, operations: Sequence[Operation]) -> None:
+        """Writes all operations or none, fenced by the controller epoch. Raises StoreError."""
+        try:
+            if len(operations) > AT_ONCE_MAX:
+                await a_pause()  # Creating them took a while, and so will applying them.
+            if not self.is_active:
+                # This broker was replaced since the change began. A check of that epoch would match any
+                # version.
+                raise BadVersion(CONTROLLER_EPOCH, 0, "this broker is no longer the controller")
+            await self.store.transact([fence(self._epoch_version), *operations])
+        except BaseException as error:
+            # The store may have committed a cancelled write.
+            self._is_stale = True
+            if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
+                self.resign()
+            self.schedule_broker_refresh()
+            raise
+
+    async def attempt_all(self, changes: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
+        """Same as :meth:`attempt` for each of ``changes``, which are independent; many in one transaction."""
+        groups = list(in_groups(changes))
+        outcomes = await asyncio.gather(*(self._attempt_group(group) for group in groups))
+        return [outcome for group in outcomes for outcome in group]
+
+    async def _attempt_group(self, group: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
+        if len(group) > 1:
+            try:
+                await self.write_operations([operation for operations in group for operation in operations])
+            except (OperationError, ValueError):
+                # One of them failed, and none was written: each gets its own result.
+                if not self.is_active:
+                    return [_other_controller()] * len(group)
+            except StoreError as problem:
+                return [_refused(problem)] * len(group)
+            else:
+                return [None] * len(group)
+        return list(await asyncio.gather(*map(self.attempt, group)))
+
+    async def attempt(self, operations: Iterable[Operation]) -> KafkaError | None:
+        """Writes in several transactions, fenced by the controller epoch. Returns an error for the client."""
+        return await self._attempt_each(in_pieces(operations))
+
+    async def attempt_in_one(self, operations: Sequence[Operation]) -> KafkaError | None:
+        """Same as :meth:`attempt`, in one transaction."""
+        return await self._attempt_each([operations])
+
+    async def _attempt_each(self, transactions: Iterable[Sequence[Operation]]) -> KafkaError | None:
+        try:
+            for operations in transactions:
+                await self.write_operations(operations)
+        except (StoreError, ValueError) as error:
+            return refusal_of(error)
+        return None
+
+
+def refusal_of(error: StoreError | ValueError) -> KafkaError:
+    """The error that a client gets when a change could not be written."""
+    match error:
+        case BadVersion(path=path) if path == CONTROLLER_EPOCH:
+            return _other_controller()
+        case BadVersion():
+            return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
+        case NodeExists():
+            return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
+        case NoNode():
+            return KafkaError(str(error), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        case StoreError():
+            return _refused(error)
+    return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
+
+
+def log_refused_deletions(topics: Iterable[str]) -> None:
+    """Logs for administrators that deletion marks in the store were removed."""
+    for line in in_lines(topics):
+        logger.error(
+            "topics are not deleted and their deletion marks are removed, because delete.topic.enable is "
+            "false: %s",
+            line,
+        )
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _other_controller() -> KafkaError:
+    return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
+
+
+def _refused(error: StoreError) -> KafkaError:
+    logger.error("the coordination store rejected a write: %s", error)
+    return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
+
+
+_PLACES = {
+    TOPIC: "brokers/topics",
+    REGISTRATION: "brokers/ids",
+    SETTINGS: SETTINGS,
+    GROUP_SETTINGS: GROUP_SETTINGS,
+}
+
+
+def _consequence_text(kind: str, name: str) -> str:
+    """Describes the consequences of an unreadable node."""
+    if kind == TOPIC:
+        return f"Until then topic {name} is set aside: it cannot be used, and its records are kept."
+    if kind == REGISTRATION:
+        return f"Until then broker {name} counts as not live, unless it was registered before."
+    if kind == GROUP_SETTINGS:
+        return f"Until then group {name} has the settings of the brokers."
+    return f"Until then broker settings ({name}) have their defaults, and no segment is deleted by age."
+
+
+async def wait_for(delta: Delta | None) -> None:
+    """Waits for the other brokers to apply a change, at most :data:`OTHERS_S`."""
+    if delta is not None:
+        await wait_for_others(delta.others)
+
+
+async def wait_for_all(deltas: Iterable[Delta | None]) -> None:
+    """Waits for the other brokers to apply the changes of one command, at most :data:`OTHERS_S`."""
+    await wait_for_others([other for delta in deltas if delta is not None for other in delta.others])
+
+
+async def wait_for_others(others: Sequence[asyncio.Future[None]]) -> None:
+    """Waits for ``others``, one per broker, at most :data:`OTHERS_S`."""
+    if others:
+        await asyncio.wait(others, timeout=OTHERS_S)

@@ -1,0 +1,384 @@
+"""The cluster state in the coordination store: brokers, topics, partitions and settings; and its changes.
+
+Images are immutable: a change creates a new image, which shares the unchanged parts with the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import (
+    DEFAULT_ENTITY,
+    BrokerRegistration,
+    Endpoint,
+    PartitionState,
+)
+from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_index import TopicIndex
+from tidemill.model.errors import KafkaError
+from tidemill.model.types import ZERO_ID
+
+Entity = tuple[str, str]
+"""Kind and name: ("topics", "t"), ("ids", "1") of a registration, ("config/brokers", "1")."""
+TOPIC, REGISTRATION, SETTINGS = "topics", "ids", "config/brokers"
+GROUP_SETTINGS = "config/groups"
+
+
+class BrokerImage:
+    """A live broker: its endpoints by listener name, its rack, and its epoch."""
+
+    __slots__ = ("broker_id", "endpoints", "epoch", "lost", "rack")
+
+    def __init__(self, registration: BrokerRegistration, epoch: int) -> None:
+        self.broker_id = registration.broker_id
+        self.endpoints: dict[str, Endpoint] = {e.listener: e for e in registration.endpoints}
+        self.rack = registration.rack
+        self.epoch = epoch
+        self.lost = registration.lost
+        """Its replicas that may have lost acknowledged records, until the controller handled that."""
+
+    def __repr__(self) -> str:
+        return f"BrokerImage({self.broker_id}, {list(self.endpoints)})"
+
+
+class ClusterImage:
+    """The state of the cluster, as a broker knows it, at one moment."""
+
+    __slots__ = (
+        "broker_configs",
+        "brokers",
+        "cluster_id",
+        "controller_epoch",
+        "controller_id",
+        "deleting",
+        "group_configs",
+        "topic_index",
+        "topics",
+        "topics_by_id",
+        "unreadable",
+    )
+
+    def __init__(
+        self,
+        cluster_id: str = "",
+        controller_id: int = NO_BROKER,
+        controller_epoch: int = 0,
+        brokers: Mapping[int, BrokerImage] | None = None,
+        topics: Mapping[str, TopicImage] | TopicIndex | None = None,
+        broker_configs: Mapping[str, Mapping[str, str]] | None = None,
+        deleting: Mapping[str, TopicImage] | None = None,
+        unreadable: Mapping[Entity, NodeFormatError] | None = None,
+        group_configs: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.controller_id = controller_id
+        self.controller_epoch = controller_epoch
+        self.brokers: Mapping[int, BrokerImage] = brokers if brokers is not None else {}
+        """Live brokers by id, lowest first."""
+        index = topics if isinstance(topics, TopicIndex) else TopicIndex(topics if topics is not None else {})
+        self.topic_index = index
+        self.topics: Mapping[str, TopicImage] = index.by_name
+        self.topics_by_id: Mapping[bytes, TopicImage] = index.by_id
+        self.broker_configs: Mapping[str, Mapping[str, str]] = broker_configs or {}
+        """Dynamic settings: by broker id (as text), and the cluster-wide defaults under ``<default>``."""
+        self.group_configs: Mapping[str, Mapping[str, str]] = group_configs or {}
+        """Dynamic settings by group, for groups with at least one setting."""
+        self.deleting: Mapping[str, TopicImage] = deleting or {}
+        """Topics whose deletion has begun; they are hidden from clients."""
+        self.unreadable: Mapping[Entity, NodeFormatError] = unreadable or {}
+        """Entities with unreadable nodes, by kind (as in the path) and name: a topic is left out of the image
+        while one of its nodes is unreadable."""
+
+    def broker_config(self, broker_id: int) -> Mapping[str, str]:
+        """The dynamic settings of this broker alone."""
+        return self.broker_configs.get(str(broker_id), {})
+
+    def default_broker_config(self) -> Mapping[str, str]:
+        """The dynamic settings of all brokers."""
+        return self.broker_configs.get(DEFAULT_ENTITY, {})
+
+    def with_cluster(
+        self, cluster_id: str, controller_id: int, controller_epoch: int, brokers: Mapping[int, BrokerImage]
+    ) -> ClusterImage:
+        """Returns a copy with another controller or other brokers."""
+        return self._changed(cluster_id, controller_id, controller_epoch, brokers)
+
+    def with_unreadable(self, kind: str, found: Mapping[str, NodeFormatError]) -> ClusterImage:
+        """Returns a copy with other unreadable entities of that kind."""
+        others = {entity: problem for entity, problem in self.unreadable.items() if entity[0] != kind}
+        return self._changed(
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            unreadable={**others, **{(kind, name): problem for name, problem in found.items()}},
+        )
+
+    def unreadable_of(self, kind: str) -> dict[str, NodeFormatError]:
+        """The errors of unreadable entities of that kind, by name."""
+        return {name: problem for (of, name), problem in self.unreadable.items() if of == kind}
+
+    def with_brokers(self, brokers: Mapping[int, BrokerImage]) -> ClusterImage:
+        """Returns a copy with other live brokers."""
+        return self._changed(self.cluster_id, self.controller_id, self.controller_epoch, brokers)
+
+    def with_topics(
+        self,
+        changed: Iterable[TopicImage] = (),
+        removed: Iterable[str] = (),
+        deleting: Mapping[str, TopicImage] | None = None,
+    ) -> ClusterImage:
+        """Returns a copy with topics added, replaced or removed."""
+        topics = self.topic_index.with_changes(changed, removed)
+        unreadable = self.unreadable
+        if unreadable:
+            unreadable = {
+                entity: why
+                for entity, why in unreadable.items()
+                if entity[0] != TOPIC or entity[1] not in topics.by_name
+            }
+        return self._changed(
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            topics,
+            deleting,
+            unreadable=unreadable,
+        )
+
+    def with_offline_of(self, before: ClusterImage) -> ClusterImage:
+        """Returns a copy that takes over the offline replicas of the topics that are also in ``before``.
+
+        A topic without an id counts as the topic in ``before``: another program wrote its node without the
+        id.
+        """
+        changed = []
+        for name, known in before.topics.items():
+            topic = self.topics.get(name)
+            if (
+                topic is None
+                or topic.topic_id not in (known.topic_id, ZERO_ID)
+                or not any(p.offline for p in known.partitions)
+            ):
+                continue
+            offline = {p.partition: p.offline for p in known.partitions if p.offline}
+            changed.append(
+                topic.with_partitions(
+                    p.with_offline(offline[p.partition]) if p.partition in offline else p
+                    for p in topic.partitions
+                )
+            )
+        return self.with_topics(changed) if changed else self
+
+    def with_broker_config(self, name: str, config: Mapping[str, str]) -> ClusterImage:
+        """Returns a copy with other dynamic settings of one broker, or of all."""
+        configs = {**self.broker_configs, name: config}
+        return self._changed(
+            self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, configs=configs
+        )
+
+    def group_config(self, group: str) -> Mapping[str, str]:
+        """The dynamic settings of this group."""
+        return self.group_configs.get(group, {})
+
+    def with_group_config(self, group: str, config: Mapping[str, str]) -> ClusterImage:
+        """Returns a copy with other settings of one group."""
+        return self._changed(
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            groups=_with_group(self.group_configs, group, config),
+        )
+
+    def other_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> list[Entity]:
+        """Returns the entities of ``settings``, by kind and name, that :meth:`with_settings` would change."""
+        found = []
+        for (kind, name), config in settings.items():
+            topic = self.topics.get(name) if kind == "topics" else None
+            if topic is not None:
+                is_other = dict(topic.config) != dict(config)
+            elif kind == "groups":
+                is_other = (
+                    dict(self.group_config(name)) != dict(config) or (GROUP_SETTINGS, name) in self.unreadable
+                )
+            else:
+                is_other = kind == "brokers" and (
+                    dict(self.broker_configs.get(name, {})) != dict(config)
+                    or (SETTINGS, name) in self.unreadable
+                )
+            if is_other:
+                found.append((kind, name))
+        return found
+
+    def with_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> ClusterImage:
+        """Returns a copy with other settings, by kind and name; the same image when none differs."""
+        changed = []
+        brokers = dict(self.broker_configs)
+        groups = self.group_configs
+        for (kind, name), config in settings.items():
+            topic = self.topics.get(name) if kind == "topics" else None
+            if topic is not None and dict(topic.config) != dict(config):
+                changed.append(
+                    TopicImage(
+                        name,
+                        topic.topic_id,
+                        topic.partitions,
+                        config,
+                        topic.node_version,
+                        topic.has_config_node or bool(config),
+                    )
+                )
+            elif kind == "brokers" and dict(brokers.get(name, {})) != dict(config):
+                brokers[name] = config
+            elif kind == "groups" and dict(self.group_config(name)) != dict(config):
+                groups = _with_group(groups, name, config)
+        still = self.unreadable
+        read = {(f"config/{kind}", name) for kind, name in settings if kind != "topics"}
+        if read & still.keys():
+            still = {entity: problem for entity, problem in still.items() if entity not in read}
+        if (
+            not changed
+            and brokers == dict(self.broker_configs)
+            and groups is self.group_configs
+            and still is self.unreadable
+        ):
+            return self
+        return self._changed(
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            self.topic_index.with_changes(changed) if changed else None,
+            configs=brokers,
+            unreadable=still,
+            groups=groups,
+        )
+
+    def _changed(
+        self,
+        cluster_id: str,
+        controller_id: int,
+        controller_epoch: int,
+        brokers: Mapping[int, BrokerImage],
+        topics: TopicIndex | None = None,
+        deleting: Mapping[str, TopicImage] | None = None,
+        configs: Mapping[str, Mapping[str, str]] | None = None,
+        unreadable: Mapping[Entity, NodeFormatError] | None = None,
+        groups: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> ClusterImage:
+        return ClusterImage(
+            cluster_id,
+            controller_id,
+            controller_epoch,
+            dict(sorted(brokers.items())),
+            self.topic_index if topics is None else topics,
+            self.broker_configs if configs is None else configs,
+            self.deleting if deleting is None else deleting,
+            self.unreadable if unreadable is None else unreadable,
+            self.group_configs if groups is None else groups,
+        )
+
+
+def _with_group(
+    groups: Mapping[str, Mapping[str, str]], name: str, config: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    changed = {group: settings for group, settings in groups.items() if group != name}
+    if config:
+        changed[name] = config
+    return changed
+
+
+class Delta:
+    """The differences between an image and its predecessor.
+
+    A component that cannot apply a change (create a log, say) reports that with :meth:`fail`; the client that
+    requested the change gets that error.
+    """
+
+    __slots__ = (
+        "before",
+        "broker_configs_changed",
+        "changed",
+        "created",
+        "deleted",
+        "failures",
+        "image",
+        "others",
+        "reconfigured",
+    )
+
+    def __init__(
+        self,
+        before: ClusterImage,
+        image: ClusterImage,
+        *,
+        created: Iterable[TopicImage] = (),
+        changed: Iterable[tuple[TopicImage, TopicImage]] = (),
+        reconfigured: Iterable[tuple[TopicImage, TopicImage]] = (),
+        deleted: Iterable[TopicImage] = (),
+        broker_configs_changed: bool = False,
+    ) -> None:
+        self.before = before
+        self.image = image
+        self.created = tuple(created)
+        self.changed = tuple(changed)
+        """Topics whose partitions differ (in number or state): old, new."""
+        self.reconfigured = tuple(reconfigured)
+        """Topics whose own settings differ: old, new."""
+        self.deleted = tuple(deleted)
+        self.broker_configs_changed = broker_configs_changed
+        self.failures: dict[str, KafkaError] = {}
+        self.others: list[asyncio.Future[None]] = []
+        """A future per other broker that was notified of the change: done once that broker has applied it."""
+
+    @classmethod
+    def between(cls, before: ClusterImage, image: ClusterImage) -> Delta:
+        """Computes the difference between two images. Topics that share an object are skipped."""
+        created, replaced, gone = [], [], []
+        changed, reconfigured = [], []
+        for name in image.topic_index.may_differ_from(before.topic_index):
+            old, topic = before.topics.get(name), image.topics.get(name)
+            if old is topic:
+                continue
+            if topic is None:
+                gone += [old] if old is not None else []
+                continue
+            if old is None or old.topic_id != topic.topic_id:
+                created.append(topic)
+                if old is not None:
+                    replaced.append(old)
+                continue
+            if old.partitions is not topic.partitions:
+                changed.append((old, topic))
+            if old.config != topic.config:
+                reconfigured.append((old, topic))
+        return cls(
+            before,
+            image,
+            created=created,
+            changed=changed,
+            reconfigured=reconfigured,
+            deleted=[*replaced, *gone],
+            broker_configs_changed=before.broker_configs != image.broker_configs,
+        )
+
+    def fail(self, topic: str, error: KafkaError) -> None:
+        """Records that this broker could not apply the change to ``topic``."""
+        self.failures.setdefault(topic, error)
+
+
+def partition_state(partition: PartitionImage, controller_epoch: int) -> PartitionState:
+    """The contents of the partition's state node, as written by a controller of that epoch."""
+    return PartitionState(
+        partition.leader,
+        partition.leader_epoch,
+        partition.isr,
+        controller_epoch,
+        tuple(partition.elr),
+        partition.last_known_leader,
+        tuple(partition.lost_replicas),
+    )

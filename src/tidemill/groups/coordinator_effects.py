@@ -1,0 +1,313 @@
+"""The inputs and outputs of the coordinator core, as plain values.
+
+The core never waits. A request without an immediate response leaves its *waiter* in the core, an object that
+the core treats as opaque: exactly one :class:`Reply` refers to it later. Effects are performed in the order
+in which the core emits them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, NewType, TypeAlias
+
+from tidemill.groups.offset_records import OffsetsRecord
+from tidemill.groups.value_classes import Value
+from tidemill.model.errors import ErrorCode
+
+Waiter = NewType("Waiter", object)
+"""The receiver of a response."""
+
+NO_GENERATION = -1
+NO_MEMBER = ""
+
+
+class Now(NamedTuple):
+    """The time of an event. Deadlines use steady time, records use wall time."""
+
+    steady_ms: int
+    wall_ms: int
+
+
+class Protocol(NamedTuple):
+    """An assignment strategy that a member supports, with the subscription it sends for it."""
+
+    name: str
+    metadata: bytes
+
+
+class JoinRequest(Value):
+    """A member's request to join the group's next generation."""
+
+    group_id: str
+    member_id: str
+    new_member_id: str
+    """The id for a member that has none."""
+    protocol_type: str
+    protocols: tuple[Protocol, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    reason: str = ""
+    requires_known_member_id: bool = False
+    """JoinGroup v4 and later: a dynamic member first receives its id, and then joins with it (KIP-394)."""
+    supports_skipping_assignment: bool = False
+    """JoinGroup v9 and later: the response may tell the leader to keep the assignment (KIP-814)."""
+
+
+class JoinedMember(Value):
+    """A member as the leader receives it."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+class JoinResult(Value):
+    """The response to a join."""
+
+    error: ErrorCode
+    member_id: str
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = NO_MEMBER
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+class SyncRequest(Value):
+    """A member's request for its assignment; the leader's contains the assignments of all members."""
+
+    group_id: str
+    member_id: str
+    generation: int
+    instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignments: tuple[tuple[str, bytes], ...] = ()
+
+
+class SyncResult(Value):
+    """The response to a sync."""
+
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+class LeavingMember(Value):
+    """A member to remove: by member id, or, for an administrator, by instance id alone."""
+
+    member_id: str
+    instance_id: str | None = None
+    reason: str = ""
+
+
+class LeaveResult(Value):
+    """The response to a leave: an error for the request, else one per member."""
+
+    error: ErrorCode
+    members: tuple[tuple[LeavingMember, ErrorCode], ...] = ()
+
+
+class OffsetToCommit(Value):
+    """One partition of a commit, as the client sent it. ``commit_timestamp_ms`` -1 means now."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = ""
+    topic_id: bytes = b"\x00" * 16
+    commit_timestamp_ms: int = -1
+
+
+class CommitRequest(Value):
+    """Offsets to commit. Simple consumers and administrators send no generation and no member."""
+
+    group_id: str
+    offsets: tuple[OffsetToCommit, ...]
+    generation: int = NO_GENERATION
+    member_id: str = NO_MEMBER
+    instance_id: str | None = None
+    retention_ms: int = -1
+    reports_missing_group: bool = False
+    """OffsetCommit v9 and later: an unknown group is GROUP_ID_NOT_FOUND, and ILLEGAL_GENERATION before."""
+
+
+class CommitResult(Value):
+    """One error per offset of the request, in its order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+class DeleteOffsetsResult(Value):
+    """An error for the request, else one per (topic, partition), in its order."""
+
+    error: ErrorCode
+    errors: tuple[ErrorCode, ...] = ()
+
+
+class DeleteGroupsResult(Value):
+    """One error per group of the request, in its order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+Response: TypeAlias = (
+    JoinResult | SyncResult | LeaveResult | CommitResult | DeleteOffsetsResult | DeleteGroupsResult
+)
+
+
+class TimerKey(NamedTuple):
+    """Identifies a timer: its kind and group, and for ``MEMBER_TIMER`` the member."""
+
+    kind: str
+    group_id: str
+    member_id: str = ""
+
+
+JOIN_TIMER: Final = "join"
+"""Ends the wait for members to rejoin."""
+SYNC_TIMER: Final = "sync"
+"""Ends the wait for the members' SyncGroup requests."""
+MEMBER_TIMER: Final = "member"
+"""Removes a member that sent no heartbeat."""
+
+
+class AssignmentStored(Value):
+    """The write of the leader's assignment of a generation has ended."""
+
+    group_id: str
+    generation: int
+    assignment: dict[str, bytes]
+
+
+class StaticMemberStored(Value):
+    """The write of a static member's new id has ended; if it failed, the old id is restored."""
+
+    group_id: str
+    generation: int
+    instance_id: str
+    old_member_id: str
+    new_member_id: str
+    old_leader: str
+    old_protocols: tuple[Protocol, ...]
+    old_session_timeout_ms: int
+    old_rebalance_timeout_ms: int
+    supports_skipping_assignment: bool
+
+
+class EmptyGroupStored(Value):
+    """The write of a group without members has ended; no client waits for it."""
+
+    group_id: str
+
+
+class OffsetsStored(Value):
+    """The write of committed offsets has ended."""
+
+    waiter: Waiter
+    group_id: str
+    partitions: tuple[tuple[str, int, bytes], ...]
+    """Topic, partition and topic id of each offset."""
+    errors: tuple[ErrorCode, ...]
+
+
+class OffsetsRemoved(Value):
+    """The write of tombstones of offsets has ended."""
+
+    waiter: Waiter
+    errors: tuple[ErrorCode, ...]
+
+
+class GroupsRemoved(Value):
+    """The write of tombstones of groups has ended. The broker's own cleanup has no waiter."""
+
+    waiter: Waiter | None
+    group_ids: tuple[str, ...]
+    errors: tuple[ErrorCode, ...]
+
+
+Continuation: TypeAlias = (
+    AssignmentStored | StaticMemberStored | EmptyGroupStored | OffsetsStored | OffsetsRemoved | GroupsRemoved
+)
+
+
+class Reply(Value):
+    """The only response to a waiter."""
+
+    waiter: Waiter
+    response: Response
+
+
+class SetTimer(Value):
+    """Calls back with ``key`` at ``deadline_ms`` (steady); replaces a timer of the same key."""
+
+    key: TimerKey
+    deadline_ms: int
+
+
+class CancelTimer(Value):
+    """Cancels the timer of ``key``, if it is set."""
+
+    key: TimerKey
+
+
+class Append(Value):
+    """Records for the log, in one batch where they fit.
+
+    Once they are committed, they are replayed if ``replay`` is set (a group's members are in memory already).
+    Then the core gets ``then``; when the write failed, it gets ``then`` with the error.
+    """
+
+    records: tuple[OffsetsRecord, ...]
+    then: Continuation
+    replay: bool
+
+
+class StateChanged(Value):
+    """A group changed its state; for the log and the metrics."""
+
+    group_id: str
+    before: str
+    after: str
+    generation: int
+    members: int
+    reason: str
+
+
+Effect: TypeAlias = Reply | SetTimer | CancelTimer | Append | StateChanged
+
+
+class DescribedMember(Value):
+    """A member as an administrator sees it."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class DescribedGroup(Value):
+    """A group as an administrator sees it."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol_name: str
+    members: tuple[DescribedMember, ...]
+    known: bool = True
+    """False if the group does not exist; it is then shown as Dead."""
+
+
+class ListedGroup(Value):
+    """An entry of the list of groups."""
+
+    group_id: str
+    protocol_type: str
+    state: str

@@ -1,0 +1,486 @@
+"""The group coordinator of a broker: all partitions of ``__consumer_offsets`` that the broker leads.
+
+Request handlers call :class:`GroupCoordinator`. A request for a partition that is being loaded fails with
+COORDINATOR_LOAD_IN_PROGRESS, a request for a partition that another broker leads with NOT_COORDINATOR. Idle
+groups cost no CPU time: timers share one heap, and a heartbeat sets no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, cast
+
+from tidemill.groups.coordinator_effects import (
+    CommitRequest,
+    CommitResult,
+    DeleteGroupsResult,
+    DeleteOffsetsResult,
+    DescribedGroup,
+    JoinRequest,
+    JoinResult,
+    LeaveResult,
+    LeavingMember,
+    ListedGroup,
+    StateChanged,
+    SyncRequest,
+    SyncResult,
+    Waiter,
+)
+from tidemill.groups.coordinator_partition import partition_for
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, failed_commit
+from tidemill.groups.group_metadata import GroupState
+from tidemill.groups.interfaces import (
+    OFFSETS_TOPIC,
+    CoordinatorEndpoint,
+    OffsetsLog,
+    OffsetsTopic,
+)
+from tidemill.groups.offset_records import CommittedOffset
+from tidemill.groups.rebalance import GroupConfig
+from tidemill.groups.timers import Timers
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.interfaces import Clock
+from tidemill.model.task_set import TaskSet
+from tidemill.net.deadlines import Scheduler
+
+log = logging.getLogger("tidemill.groups")
+
+LOAD_SLICE_RECORDS: Final = 500
+"""Records that are replayed before other tasks get the event loop: about two milliseconds."""
+LOAD_RETRY_MS: Final = 1_000
+EXPIRE_SLICE_GROUPS: Final = 200
+RESPONSE_DELAY_MS: Final = 3_000
+"""The time by which a stopping broker delays the response to an OffsetFetch for a group that moved. The
+broker closes its connections before that, unless the handover of other partitions takes long."""
+MEMBER_NAME_CHARACTERS_MAX: Final = 255
+"""Characters of the client id that a member id may contain: protocol strings are limited in length."""
+SERVICE: Final = 0
+"""The shard number in the keys of timers that belong to no shard."""
+
+
+class GroupCoordinator:
+    """All groups that this broker coordinates."""
+
+    def __init__(
+        self,
+        *,
+        offsets_log: OffsetsLog,
+        topic: OffsetsTopic,
+        config: GroupConfig,
+        clock: Clock,
+        append_timeout_ms: int = 5_000,
+        expire_interval_ms: int = 600_000,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        self.config = config
+        self.topic = topic
+        self.rebalances = 0
+        """Assignments distributed to members since the start, for the metrics."""
+        self.commits = 0
+        """Offsets committed since the start."""
+        self._log = offsets_log
+        self._clock = clock
+        self._append_timeout_ms = append_timeout_ms
+        self._expire_interval_ms = expire_interval_ms
+        self._timers = Timers(scheduler or asyncio.get_running_loop(), self._timer_fired)
+        self._shards: dict[int, GroupCoordinatorShard] = {}
+        self._by_number: dict[int, GroupCoordinatorShard] = {}
+        self._numbers = SERVICE
+        self._tasks = TaskSet()
+        self._loads: set[asyncio.Task[Any]] = set()
+        self._ensuring: asyncio.Task[None] | None = None
+        self._reports_moves = asyncio.Event()
+        """Cleared while the broker stops: OffsetFetch requests for groups that moved wait for it."""
+        self._reports_moves.set()
+
+    @classmethod
+    def from_broker(
+        cls, config: Any, offsets_log: OffsetsLog, topic: OffsetsTopic, clock: Clock
+    ) -> GroupCoordinator:
+        """Creates the coordinator with the keys of a broker configuration."""
+        return cls(
+            offsets_log=offsets_log,
+            topic=topic,
+            config=GroupConfig.from_broker(config),
+            clock=clock,
+            append_timeout_ms=config.int("offsets.commit.timeout.ms"),
+            expire_interval_ms=config.int("offsets.retention.check.interval.ms"),
+        )
+
+    # Leadership.
+
+    def start(self) -> None:
+        """Starts the periodic check for expired offsets."""
+        self._timers.set((SERVICE, "expire"), self._timers.now_ms() + self._expire_interval_ms)
+
+    def begin_stop(self) -> None:
+        """Called when the broker begins to hand over its partitions, before it closes its connections.
+
+        From this call on, an OffsetFetch for a group that moved gets no response. Every client retries when
+        its connection closes. But librdkafka 2.16 drops an OffsetFetch that fails with NOT_COORDINATOR, and
+        its consumer stalls until the next rebalance.
+        """
+        self._reports_moves.clear()
+        self._timers.set((SERVICE, "report moves"), self._timers.now_ms() + RESPONSE_DELAY_MS)
+
+    async def stop(self) -> None:
+        """Fails all waiting requests with NOT_COORDINATOR, and stops the timers and tasks."""
+        self._reports_moves.set()
+        for partition in list(self._shards):
+            self.resign(partition)
+        self._timers.close()
+        await self._tasks.cancel()
+
+    def become_leader(self, partition: int, epoch: int) -> None:
+        """Starts to load the partition of ``__consumer_offsets`` that this broker leads from ``epoch`` on."""
+        shard = self._shards.get(partition)
+        if shard is not None:
+            shard.epoch = max(shard.epoch, epoch)
+            return
+        self._numbers += 1
+        shard = GroupCoordinatorShard(
+            partition=partition,
+            epoch=epoch,
+            config=self.config,
+            offsets_log=self._log,
+            timers=self._timers,
+            wall_ms=self._clock.wall_ms,
+            append_timeout_ms=self._append_timeout_ms,
+            number=self._numbers,
+            on_state_changed=self._state_changed,
+        )
+        self._shards[partition] = shard
+        self._by_number[shard.number] = shard
+        load = self._tasks.start(self._load(shard))
+        self._loads.add(load)
+        load.add_done_callback(self._loads.discard)
+
+    async def wait_loaded(self, timeout_s: float) -> None:
+        """Waits until the partitions that are being loaded are in memory, at most ``timeout_s``."""
+        if self._loads:
+            await asyncio.wait(self._loads, timeout=timeout_s)
+
+    def resign(self, partition: int, epoch: int | None = None) -> None:
+        """Unloads a partition that another broker leads from ``epoch`` on (None: regardless of the epoch)."""
+        shard = self._shards.get(partition)
+        if shard is None or (epoch is not None and epoch < shard.epoch):
+            return
+        del self._shards[partition]
+        del self._by_number[shard.number]
+        shard.close()
+
+    def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
+        """Removes the offsets committed for deleted topics, given as a map of name to id."""
+        for shard in list(self._shards.values()):
+            shard.topics_deleted(topics)
+
+    async def _load(self, shard: GroupCoordinatorShard) -> None:
+        # These modules are imported late: a broker without groups decodes no records.
+        from tidemill.groups.group_metadata_manager import GroupMetadataManager
+        from tidemill.groups.offsets_loader import OffsetsLoader
+
+        started_ms = self._timers.now_ms()
+        shard.core = GroupMetadataManager(self.config)
+        loader = OffsetsLoader(shard.core, shard.partition, self.config.unpacked_bytes_max)
+        try:
+            async for data in self._log.read(shard.partition):
+                left = LOAD_SLICE_RECORDS
+                for _ in loader.replay(data, shard.now()):
+                    left -= 1
+                    if left == 0:
+                        left = LOAD_SLICE_RECORDS
+                        await asyncio.sleep(0)
+                        if shard.is_closed:
+                            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:
+            if not shard.is_closed:
+                # Storage errors and a removed partition are KafkaErrors, and no bugs: they need no traceback.
+                is_ours = not isinstance(problem, KafkaError)
+                log.error(
+                    "%s-%d could not be loaded; retrying in %d ms: %s",
+                    OFFSETS_TOPIC,
+                    shard.partition,
+                    LOAD_RETRY_MS,
+                    problem,
+                    exc_info=problem if is_ours else None,
+                )
+                self._timers.set((shard.number, "load"), self._timers.now_ms() + LOAD_RETRY_MS)
+            return
+        if shard.is_closed:
+            return
+        shard.core.take_effects()
+        shard.activate()
+        log.log(
+            logging.INFO if loader.records else logging.DEBUG,
+            "%s-%d: loaded %d groups from %d records in %d ms",
+            OFFSETS_TOPIC,
+            shard.partition,
+            len(shard.core.groups),
+            loader.records,
+            self._timers.now_ms() - started_ms,
+        )
+
+    # Timers.
+
+    def _timer_fired(self, key: Hashable) -> None:
+        number, what = cast("tuple[int, Hashable]", key)
+        if number == SERVICE and what == "report moves":
+            self._reports_moves.set()
+            return
+        if number == SERVICE:
+            self.start()
+            self._tasks.start(self._expire_in_time())
+            return
+        shard = self._by_number.get(number)
+        if shard is None:
+            return
+        if what == "load":
+            self._tasks.start(self._load(shard))
+            return
+        try:
+            shard.timer_fired(what)
+        except Exception:
+            log.exception("the timer %r of %s-%d failed", what, OFFSETS_TOPIC, shard.partition)
+
+    async def _expire_in_time(self) -> None:
+        try:
+            await self.expire()
+        except Exception:
+            log.exception("expired offsets were not removed; retrying in %d ms", self._expire_interval_ms)
+
+    async def expire(self) -> None:
+        """Removes expired offsets and groups without offsets, a few groups per loop iteration."""
+        for shard in list(self._shards.values()):
+            if shard.state is not ShardState.ACTIVE:
+                continue
+            group_ids = list(shard.core.groups)
+            removed = 0
+            for start in range(0, len(group_ids), EXPIRE_SLICE_GROUPS):
+                if shard.is_closed:
+                    break
+                removed += shard.core.expire(group_ids[start : start + EXPIRE_SLICE_GROUPS], shard.now())
+                shard.perform()
+                await asyncio.sleep(0)
+            if removed:
+                log.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)
+
+    def _state_changed(self, effect: StateChanged) -> None:
+        if effect.after == GroupState.STABLE.value:
+            self.rebalances += 1
+        log.log(
+            logging.DEBUG if effect.after == GroupState.DEAD.value else logging.INFO,
+            "group %s changed from %s to %s in generation %d with %d members: %s",
+            effect.group_id,
+            effect.before,
+            effect.after,
+            effect.generation,
+            effect.members,
+            effect.reason,
+        )
+
+    # Calls of the request handlers.
+
+    def partition_for(self, group_id: str) -> int:
+        """The partition of ``__consumer_offsets`` that the group belongs to."""
+        return partition_for(group_id, self.topic.partition_count())
+
+    def _find(self, group_id: str) -> tuple[GroupCoordinatorShard | None, ErrorCode]:
+        shard = self._shards.get(partition_for(group_id, self.topic.partition_count()))
+        if shard is None:
+            return None, ErrorCode.NOT_COORDINATOR
+        if shard.state is not ShardState.ACTIVE:
+            return None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return shard, ErrorCode.NONE
+
+    async def find_coordinator(self, group_id: str, listener: str) -> CoordinatorEndpoint:
+        """Returns the address of the group's coordinator; creates ``__consumer_offsets`` where it is missing.
+
+        Raises KafkaError with COORDINATOR_NOT_AVAILABLE while the partition has no leader.
+        """
+        partition = self.partition_for(group_id)
+        endpoint = self.topic.leader(partition, listener)
+        if endpoint is None:
+            await self._ensure_topic()
+            partition = self.partition_for(group_id)
+            endpoint = self.topic.leader(partition, listener)
+        if endpoint is None:
+            raise KafkaError(
+                f"{OFFSETS_TOPIC}-{partition} has no leader on listener {listener} now; retry",
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            )
+        return endpoint
+
+    async def _ensure_topic(self) -> None:
+        """Creates the topic once for all concurrent callers."""
+        if self._ensuring is None or self._ensuring.done():
+            self._ensuring = self._tasks.start(self.topic.ensure())
+        try:
+            await asyncio.shield(self._ensuring)
+        except KafkaError as problem:
+            raise KafkaError(
+                f"{OFFSETS_TOPIC} could not be created: {problem}", ErrorCode.COORDINATOR_NOT_AVAILABLE
+            ) from problem
+
+    async def join(self, request: JoinRequest) -> JoinResult:
+        """Adds a member; returns when the generation is complete. Generates the id of a new member."""
+        error = self._check_join(request)
+        if error is not ErrorCode.NONE:
+            return JoinResult(error, request.member_id)
+        shard, error = self._find(request.group_id)
+        if shard is None:
+            return JoinResult(error, request.member_id)
+        if not request.new_member_id:
+            name = request.instance_id if request.instance_id is not None else request.client_id
+            request = request.replace(new_member_id=f"{name[:MEMBER_NAME_CHARACTERS_MAX]}-{uuid.uuid4()}")
+        waiter = asyncio.get_running_loop().create_future()
+        shard.core.join(request, Waiter(waiter), shard.now())
+        shard.perform()
+        return cast(JoinResult, await waiter)
+
+    def _check_join(self, request: JoinRequest) -> ErrorCode:
+        if not request.group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        config = self.config
+        if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        return ErrorCode.NONE
+
+    async def sync(self, request: SyncRequest) -> SyncResult:
+        """Returns a member's assignment, once the leader's assignment is written."""
+        if not request.group_id:
+            return SyncResult(ErrorCode.INVALID_GROUP_ID)
+        shard, error = self._find(request.group_id)
+        if shard is None:
+            return SyncResult(error)
+        waiter = asyncio.get_running_loop().create_future()
+        shard.core.sync(request, Waiter(waiter), shard.now())
+        shard.perform()
+        return cast(SyncResult, await waiter)
+
+    def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
+        """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        shard, error = self._find(group_id)
+        if shard is None:
+            # Members of a group that is being loaded count as alive.
+            return ErrorCode.NONE if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
+        result = shard.core.heartbeat(group_id, member_id, generation, instance_id, shard.now())
+        if shard.core.has_effects:
+            shard.perform()
+        return result
+
+    async def leave(self, group_id: str, members: tuple[LeavingMember, ...]) -> LeaveResult:
+        """Removes members from the group."""
+        if not group_id:
+            return LeaveResult(ErrorCode.INVALID_GROUP_ID)
+        shard, error = self._find(group_id)
+        if shard is None:
+            return LeaveResult(error)
+        waiter = asyncio.get_running_loop().create_future()
+        shard.core.leave(group_id, members, Waiter(waiter), shard.now())
+        shard.perform()
+        return cast(LeaveResult, await waiter)
+
+    async def commit(self, request: CommitRequest) -> CommitResult:
+        """Commits offsets; returns when all in-sync replicas have them."""
+        shard, error = self._find(request.group_id)
+        if shard is None:
+            return failed_commit(len(request.offsets), error)
+        waiter = asyncio.get_running_loop().create_future()
+        shard.core.commit(request, Waiter(waiter), shard.now())
+        shard.perform()
+        result = cast(CommitResult, await waiter)
+        self.commits += result.errors.count(ErrorCode.NONE)
+        return result
+
+    async def fetch(
+        self, group_id: str, require_stable: bool = False
+    ) -> tuple[ErrorCode, dict[str, dict[int, CommittedOffset]]]:
+        """Returns the group's committed offsets by topic and partition.
+
+        The caller must read the result at once and must not change it. With ``require_stable``, waits until
+        the pending appends have ended. For a group that moved away from a stopping broker, NOT_COORDINATOR is
+        delayed (:meth:`begin_stop`).
+        """
+        shard, error = self._find(group_id)
+        if shard is not None and require_stable:
+            await shard.appends_ended()
+            shard, error = self._find(group_id)
+        if shard is None:
+            if error is ErrorCode.NOT_COORDINATOR:
+                await self._reports_moves.wait()
+            return error, {}
+        return ErrorCode.NONE, shard.core.offsets(group_id)
+
+    async def delete_offsets(
+        self, group_id: str, partitions: tuple[tuple[str, int], ...]
+    ) -> DeleteOffsetsResult:
+        """Removes committed offsets of partitions that no member consumes."""
+        if not group_id:
+            return DeleteOffsetsResult(ErrorCode.INVALID_GROUP_ID)
+        shard, error = self._find(group_id)
+        if shard is None:
+            return DeleteOffsetsResult(error)
+        waiter = asyncio.get_running_loop().create_future()
+        shard.core.delete_offsets(group_id, partitions, Waiter(waiter), shard.now())
+        shard.perform()
+        return cast(DeleteOffsetsResult, await waiter)
+
+    def describe(self, group_id: str) -> DescribedGroup | ErrorCode:
+        """Returns a group's description, or the error that prevents it."""
+        shard, error = self._find(group_id)
+        return error if shard is None else shard.core.describe(group_id)
+
+    def group_count(self) -> int:
+        """The number of groups that this broker coordinates, for the metrics."""
+        return sum(
+            len(shard.core.groups) for shard in self._shards.values() if shard.state is ShardState.ACTIVE
+        )
+
+    def committed(self) -> list[tuple[str, str, int, int]]:
+        """Group, topic, partition and offset of all offsets committed on this broker, for the metrics."""
+        return [
+            (group_id, topic, partition, committed.offset)
+            for shard in self._shards.values()
+            if shard.state is ShardState.ACTIVE
+            for group_id, group in shard.core.groups.items()
+            for topic, of_topic in group.offsets.items()
+            for partition, committed in of_topic.items()
+        ]
+
+    def list_groups(self) -> tuple[ErrorCode, list[ListedGroup]]:
+        """Returns the groups that this broker coordinates, with an error while some are being loaded."""
+        groups: list[ListedGroup] = []
+        error = ErrorCode.NONE
+        for shard in self._shards.values():
+            if shard.state is ShardState.ACTIVE:
+                groups.extend(shard.core.list_groups())
+            else:
+                error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return error, groups
+
+    async def delete_groups(self, group_ids: tuple[str, ...]) -> list[ErrorCode]:
+        """Removes groups without members, and their offsets; returns an error code per group, in order."""
+        results: dict[str, ErrorCode] = {}
+        by_shard: dict[int, list[str]] = {}
+        for group_id in dict.fromkeys(group_ids):
+            shard, results[group_id] = self._find(group_id)
+            if shard is not None:
+                by_shard.setdefault(shard.number, []).append(group_id)
+        waiting = []
+        for number, ids in by_shard.items():
+            shard = self._by_number[number]
+            waiter = asyncio.get_running_loop().create_future()
+            shard.core.delete_groups(tuple(ids), Waiter(waiter), shard.now())
+            shard.perform()
+            waiting.append((ids, waiter))
+        for ids, waiter in waiting:
+            result = cast(DeleteGroupsResult, await waiter)
+            results.update(zip(ids, result.errors, strict=True))
+        return [results[group_id] for group_id in group_ids]

@@ -1,0 +1,383 @@
+"""The state of a consumer group: its members, its phase and its committed offsets.
+
+======================  ==================================================================================
+state                   meaning, and the possible next states
+======================  ==================================================================================
+Empty                   no members, perhaps offsets; a join leads to PreparingRebalance
+PreparingRebalance      members have time to join; all joined or timeout: CompletingRebalance, or Empty
+                        when no members are left
+CompletingRebalance     the generation is fixed, the leader computes the assignment: Stable, or
+                        PreparingRebalance when a member joins, leaves or fails
+Stable                  every member has an assignment; a join, leave or failure: PreparingRebalance
+Dead                    removed, or moved to another coordinator: the final state
+======================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from enum import Enum
+from typing import Final
+
+from tidemill.groups.coordinator_effects import JoinedMember, Protocol, Waiter
+from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
+from tidemill.model.errors import TidemillError
+
+CONSUMER_PROTOCOL: Final = "consumer"
+
+
+class GroupState(Enum):
+    """The phases of a group, by their names in the protocol."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+TRANSITIONS: Final[dict[GroupState, frozenset[GroupState]]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.PREPARING_REBALANCE: frozenset(
+        {GroupState.COMPLETING_REBALANCE, GroupState.EMPTY, GroupState.DEAD}
+    ),
+    GroupState.COMPLETING_REBALANCE: frozenset(
+        {GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD}
+    ),
+    GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.DEAD: frozenset(),
+}
+"""The allowed next states of each state; every other transition raises."""
+
+
+class GroupInvariantError(TidemillError):
+    """The coordinator violated one of its own invariants."""
+
+
+class Member:
+    """One member of a group."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "deadline_ms",
+        "instance_id",
+        "is_new",
+        "joining",
+        "member_id",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+        "syncing",
+        "timer_ms",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+        protocols: tuple[Protocol, ...],
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.session_timeout_ms = session_timeout_ms
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.protocols = protocols
+        self.assignment = assignment
+        self.joining: Waiter | None = None
+        self.syncing: Waiter | None = None
+        self.is_new = False
+        self.deadline_ms = 0
+        self.timer_ms: int | None = None
+        """When the timer that is set for this member fires; None without a timer."""
+
+    def metadata(self, protocol_name: str | None) -> bytes:
+        """The metadata that the member sent for the protocol; empty where it sent none."""
+        for protocol in self.protocols:
+            if protocol.name == protocol_name:
+                return protocol.metadata
+        return b""
+
+    @property
+    def awaits_response(self) -> bool:
+        """Whether the member waits for a response and cannot send heartbeats; False for new members."""
+        return not self.is_new and (self.joining is not None or self.syncing is not None)
+
+
+class GroupMetadata:
+    """One group: its members (in memory, written at each assignment) and its committed offsets."""
+
+    __slots__ = (
+        "awaiting",
+        "deleting",
+        "generation",
+        "group_id",
+        "in_flight",
+        "initial_delay_ms",
+        "initial_remaining_ms",
+        "leader",
+        "members",
+        "new_member_added",
+        "offsets",
+        "pending_joins",
+        "pending_syncs",
+        "persisted",
+        "previous_state",
+        "protocol_counts",
+        "protocol_name",
+        "protocol_type",
+        "state",
+        "state_timestamp_ms",
+        "static_members",
+        "storing_generation",
+        "subscribed_topics",
+    )
+
+    def __init__(self, group_id: str, wall_ms: int) -> None:
+        self.group_id = group_id
+        self.state = GroupState.EMPTY
+        self.previous_state = GroupState.DEAD
+        self.state_timestamp_ms = wall_ms
+        """When the state last changed, wall time; -1 where the record, of an old version, has no time."""
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        """Instance id to member id."""
+        self.pending_joins: set[str] = set()
+        """Ids handed out to members that have yet to join with them."""
+        self.pending_syncs: set[str] = set()
+        self.awaiting = 0
+        """The number of members that wait for the response to a join."""
+        self.protocol_counts: Counter[str] = Counter()
+        self.subscribed_topics: frozenset[str] | None = None
+        """None where the members' subscriptions cannot be read."""
+        self.new_member_added = False
+        self.initial_delay_ms = 0
+        self.initial_remaining_ms: int | None = None
+        """The time by which a first rebalance may still be extended; None in any other rebalance."""
+        self.storing_generation: int | None = None
+        """The generation whose assignment is being written to the log."""
+        self.offsets: dict[str, dict[int, CommittedOffset]] = {}
+        self.in_flight: Counter[tuple[str, int, bytes]] = Counter()
+        """Partitions with commits that are being written to the log, with the ids of their topics."""
+        self.deleting = False
+        """Whether the group's tombstones are being written to the log."""
+        self.persisted = False
+        """Whether the log has, or may have, a record of the group itself."""
+
+    def transition(self, to: GroupState, wall_ms: int) -> None:
+        """Changes the state; raises :class:`GroupInvariantError` when the table has no such transition."""
+        if to not in TRANSITIONS[self.state]:
+            raise GroupInvariantError(
+                f"group {self.group_id} cannot go from {self.state.value} to {to.value}: no such transition"
+            )
+        self.previous_state = self.state
+        self.state = to
+        self.state_timestamp_ms = wall_ms
+
+    @property
+    def can_rebalance(self) -> bool:
+        """Whether a rebalance may start in this state."""
+        return GroupState.PREPARING_REBALANCE in TRANSITIONS[self.state]
+
+    @property
+    def all_joined(self) -> bool:
+        """Whether every member waits for the next generation, and every id that was handed out is in use."""
+        return len(self.members) == self.awaiting and not self.pending_joins
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest rebalance timeout of all members."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def is_droppable(self) -> bool:
+        """Whether the group may be dropped from memory: it has no member, no offset and no record."""
+        return (
+            self.state is GroupState.EMPTY
+            and not self.persisted
+            and not (self.members or self.pending_joins or self.offsets or self.in_flight or self.deleting)
+        )
+
+    def add(self, member: Member) -> None:
+        """Adds a member. The caller sets the protocol type when the member is the first."""
+        if member.instance_id is not None:
+            if member.instance_id in self.static_members:
+                raise GroupInvariantError(
+                    f"group {self.group_id} already has instance {member.instance_id} as "
+                    f"{self.static_members[member.instance_id]}, and cannot add {member.member_id}"
+                )
+            self.static_members[member.instance_id] = member.member_id
+        self.members[member.member_id] = member
+        self.protocol_counts.update(protocol.name for protocol in member.protocols)
+        self.pending_joins.discard(member.member_id)
+        if self.leader is None:
+            self.leader = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        """Removes a member, or an id that was handed out; elects another leader where it was the leader."""
+        self.pending_joins.discard(member_id)
+        self.pending_syncs.discard(member_id)
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self.protocol_counts.subtract(protocol.name for protocol in member.protocols)
+            self.protocol_counts = +self.protocol_counts
+            if member.joining is not None:
+                self.awaiting -= 1
+            if member.instance_id is not None:
+                self.static_members.pop(member.instance_id, None)
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+
+    def set_joining(self, member: Member, waiter: Waiter | None) -> Waiter | None:
+        """Sets the waiter of the member's join; returns the previous one."""
+        before = member.joining
+        self.awaiting += (waiter is not None) - (before is not None)
+        member.joining = waiter
+        return before
+
+    def set_protocols(self, member: Member, protocols: tuple[Protocol, ...]) -> None:
+        """Changes the protocols that a member supports."""
+        self.protocol_counts.subtract(protocol.name for protocol in member.protocols)
+        member.protocols = protocols
+        self.protocol_counts.update(protocol.name for protocol in protocols)
+        self.protocol_counts = +self.protocol_counts
+
+    def supports(self, protocol_type: str, protocols: tuple[Protocol, ...]) -> bool:
+        """Whether a member with these protocols is compatible with the group's other members."""
+        if self.state is GroupState.EMPTY:
+            return bool(protocol_type) and bool(protocols)
+        count = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self.protocol_counts[protocol.name] == count for protocol in protocols
+        )
+
+    def select_protocol(self) -> str:
+        """The protocol that most members prefer among those that all support; the first vote wins a tie."""
+        count = len(self.members)
+        votes: Counter[str] = Counter()
+        for member in self.members.values():
+            for protocol in member.protocols:
+                if self.protocol_counts[protocol.name] == count:
+                    votes[protocol.name] += 1
+                    break
+        if not votes:
+            raise GroupInvariantError(f"group {self.group_id} has no protocol that all its members support")
+        return votes.most_common(1)[0][0]
+
+    def read_subscriptions(self) -> None:
+        """Computes the topics that the members consume, which decide the offsets that may expire."""
+        self.subscribed_topics = None
+        if self.protocol_type != CONSUMER_PROTOCOL:
+            return
+        if not self.members:
+            self.subscribed_topics = frozenset()
+        elif self.protocol_name is not None:
+            topics: set[str] = set()
+            for member in self.members.values():
+                subscribed = subscription_topics(member.metadata(self.protocol_name))
+                if subscribed is None:
+                    return
+                topics.update(subscribed)
+            self.subscribed_topics = frozenset(topics)
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether a member consumes the topic; with an unreadable subscription it consumes all topics."""
+        if self.subscribed_topics is None:
+            return self.protocol_type == CONSUMER_PROTOCOL
+        return topic in self.subscribed_topics
+
+    def joined_members(self) -> tuple[JoinedMember, ...]:
+        """The members as the leader receives them."""
+        return tuple(
+            JoinedMember(member.member_id, member.instance_id, member.metadata(self.protocol_name))
+            for member in self.members.values()
+        )
+
+    def record(self, assignment: dict[str, bytes]) -> GroupRecord:
+        """The group's record, with ``assignment`` by member id."""
+        members = [
+            MemberMetadata(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout=member.rebalance_timeout_ms,
+                session_timeout=member.session_timeout_ms,
+                subscription=member.metadata(self.protocol_name),
+                assignment=assignment.get(member.member_id, b""),
+            )
+            for member in self.members.values()
+        ]
+        value = GroupMetadataValue(
+            protocol_type=self.protocol_type or "",
+            generation=self.generation,
+            protocol=self.protocol_name,
+            leader=self.leader,
+            current_state_timestamp=self.state_timestamp_ms,
+            members=members,
+        )
+        return GroupRecord(self.group_id, value)
+
+    def load(self, value: GroupMetadataValue) -> None:
+        """Replaces the group's state by that of its record; offsets stay."""
+        self.persisted = True
+        self.state = GroupState.STABLE if value.members else GroupState.EMPTY
+        self.previous_state = GroupState.DEAD
+        self.state_timestamp_ms = value.current_state_timestamp
+        self.generation = value.generation
+        self.protocol_type = value.protocol_type or None
+        self.protocol_name = value.protocol
+        self.members, self.static_members, self.leader = {}, {}, None
+        self.protocol_counts, self.awaiting = Counter(), 0
+        for member in value.members:
+            timeout_ms = member.rebalance_timeout if member.rebalance_timeout >= 0 else member.session_timeout
+            self.add(
+                Member(
+                    member.member_id,
+                    member.group_instance_id,
+                    member.client_id,
+                    member.client_host,
+                    member.session_timeout,
+                    timeout_ms,
+                    (Protocol(value.protocol or "", member.subscription),),
+                    member.assignment,
+                )
+            )
+        self.leader = value.leader if value.leader in self.members else self.leader
+        self.read_subscriptions()
+
+
+def subscription_topics(data: bytes) -> list[str] | None:
+    """Returns the topics of a consumer's subscription: version INT16, ARRAY of STRING; None if malformed.
+
+    Every version starts with the fields of version 0. Source: ``ConsumerProtocolSubscription``.
+    """
+    try:
+        _, count = struct.unpack_from(">hi", data)
+        if not 0 <= count <= len(data):
+            return None
+        topics = []
+        position = 6
+        for _ in range(count):
+            (length,) = struct.unpack_from(">h", data, position)
+            end = position + 2 + length
+            if length < 0 or end > len(data):
+                return None
+            topics.append(data[position + 2 : end].decode())
+            position = end
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return topics

@@ -1,0 +1,223 @@
+"""Committed offsets: checks of commits, deletion and expiry.
+
+An offset expires ``offsets.retention.minutes`` after its start time (KIP-211):
+
+==========================================  =============================================================
+group                                       start time
+==========================================  =============================================================
+committed with a retention of its own       the given expiry time is used (commits of v2-4)
+(OffsetCommit v2-4)
+no protocol type (simple consumers)         the commit
+Empty                                       when the group became empty; if unknown, the commit
+Stable consumers, topic not subscribed      the commit
+all others                                  never
+==========================================  =============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tidemill.groups.coordinator_effects import (
+    CommitRequest,
+    CommitResult,
+    DeleteOffsetsResult,
+    OffsetsRemoved,
+    OffsetsStored,
+    OffsetToCommit,
+    Waiter,
+)
+from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, GroupState
+from tidemill.groups.membership import check_member
+from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
+from tidemill.groups.rebalance import Turn, touch
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID
+
+EXPIRY_MS_MAX: Final = 2**63 - 1
+"""The latest time that a record can hold: a client may request a retention of this many milliseconds."""
+
+
+def check_commit(group: GroupMetadata, request: CommitRequest) -> ErrorCode:
+    """Whether this member, or this client outside the group, may commit now."""
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    is_empty = group.state is GroupState.EMPTY
+    if request.generation < 0 and is_empty:
+        return ErrorCode.NONE
+    if request.generation >= 0 or request.member_id or request.instance_id is not None:
+        error = check_member(group, request.member_id, request.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if request.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+    elif not is_empty:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if group.state is GroupState.COMPLETING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def commit(group: GroupMetadata, request: CommitRequest, waiter: Waiter, turn: Turn) -> None:
+    """Writes the offsets, and responds once they are committed."""
+    error = check_commit(group, request)
+    if error is not ErrorCode.NONE:
+        turn.reply(waiter, CommitResult((error,) * len(request.offsets)))
+        return
+    member = group.members.get(request.member_id)
+    if member is not None:
+        touch(group, member, turn)
+    committed = []
+    errors = []
+    for offset in request.offsets:
+        if len(offset.metadata or "") > turn.config.offset_metadata_size_max:
+            errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            continue
+        errors.append(ErrorCode.NONE)
+        value = _committed(offset, request.retention_ms, turn.now.wall_ms)
+        committed.append((OffsetRecord(group.group_id, offset.topic, offset.partition, value), value))
+    if not committed:
+        turn.reply(waiter, CommitResult(tuple(errors)))
+        return
+    partitions = tuple((record.topic, record.partition, value.topic_id) for record, value in committed)
+    group.in_flight.update(partitions)
+    then = OffsetsStored(waiter, group.group_id, partitions, tuple(errors))
+    turn.append(tuple(record for record, _ in committed), then, replay=True)
+
+
+def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> CommittedOffset:
+    return CommittedOffset(
+        offset.offset,
+        offset.leader_epoch,
+        offset.metadata or "",
+        wall_ms if offset.commit_timestamp_ms == -1 else offset.commit_timestamp_ms,
+        NO_EXPIRY if retention_ms == -1 else min(wall_ms + retention_ms, EXPIRY_MS_MAX),
+        offset.topic_id,
+    )
+
+
+def commit_ended(group: GroupMetadata, done: OffsetsStored) -> None:
+    """Removes an ended commit from the pending commits; its offsets were replayed, or the write failed."""
+    group.in_flight.subtract(done.partitions)
+    group.in_flight = +group.in_flight
+
+
+def respond_to_commit(done: OffsetsStored, error: ErrorCode, turn: Turn) -> None:
+    """Responds to a commit."""
+    if error is ErrorCode.NONE:
+        turn.reply(done.waiter, CommitResult(done.errors))
+    else:
+        failed = tuple(error if code is ErrorCode.NONE else code for code in done.errors)
+        turn.reply(done.waiter, CommitResult(failed))
+
+
+def check_delete_offsets(group: GroupMetadata) -> ErrorCode:
+    """Whether offsets may be deleted; with members, only of consumer groups, whose topics are known."""
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL:
+        return ErrorCode.NON_EMPTY_GROUP
+    return ErrorCode.NONE
+
+
+def delete_offsets(
+    group: GroupMetadata, partitions: tuple[tuple[str, int], ...], waiter: Waiter, turn: Turn
+) -> None:
+    """Removes the offsets of partitions that no member consumes."""
+    error = check_delete_offsets(group)
+    if error is not ErrorCode.NONE:
+        turn.reply(waiter, DeleteOffsetsResult(error))
+        return
+    records = []
+    errors = []
+    awaited = pending_commits(group)
+    for topic, partition in partitions:
+        if group.is_subscribed(topic):
+            errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
+            continue
+        errors.append(ErrorCode.NONE)
+        # A pending commit counts: its record precedes the tombstone in the log.
+        if partition in group.offsets.get(topic, {}) or (topic, partition) in awaited:
+            records.append(OffsetRecord(group.group_id, topic, partition, None))
+    if records:
+        turn.append(tuple(records), OffsetsRemoved(waiter, tuple(errors)), replay=True)
+    else:
+        turn.reply(waiter, DeleteOffsetsResult(ErrorCode.NONE, tuple(errors)))
+
+
+def offsets_removed(done: OffsetsRemoved, error: ErrorCode, turn: Turn) -> None:
+    """Responds to a deletion of offsets."""
+    errors = done.errors if error is ErrorCode.NONE else ()
+    turn.reply(done.waiter, DeleteOffsetsResult(error, errors))
+
+
+def tombstones(group: GroupMetadata, topics: Mapping[str, bytes] | None = None) -> list[OffsetRecord]:
+    """Returns a tombstone for each offset that the group has, or will have after its pending commits.
+
+    ``topics`` limits them to deleted topics, given as a map of name to id; None means all. An offset that was
+    committed for another topic of the same name stays: a new coordinator may read it before it learns of the
+    deletion of the earlier topic. The same holds for a pending commit, which replaces the stored offset.
+    """
+    wanted = group.offsets.keys() if topics is None else group.offsets.keys() & topics.keys()
+    keys = {
+        (topic, partition): None
+        for topic in wanted
+        for partition, offset in group.offsets[topic].items()
+        if topics is None or may_belong_to(offset, topics[topic])
+    }
+    for topic, partition, topic_id in group.in_flight:
+        if topics is None or (topic in topics and may_belong_to_id(topic_id, topics[topic])):
+            keys[topic, partition] = None
+    if topics is not None:
+        for topic, partition, topic_id in group.in_flight:
+            if topic in topics and not may_belong_to_id(topic_id, topics[topic]):
+                keys.pop((topic, partition), None)
+    return [OffsetRecord(group.group_id, topic, partition, None) for topic, partition in keys]
+
+
+def may_belong_to(offset: CommittedOffset, topic_id: bytes) -> bool:
+    """Whether an offset may belong to the topic with that id: unless both ids are known and differ."""
+    return may_belong_to_id(offset.topic_id, topic_id)
+
+
+def may_belong_to_id(known_id: bytes, topic_id: bytes) -> bool:
+    """As :func:`may_belong_to`, for an offset that was committed for the topic with ``known_id``."""
+    return ZERO_ID in (topic_id, known_id) or known_id == topic_id
+
+
+def pending_commits(group: GroupMetadata) -> set[tuple[str, int]]:
+    """Returns the partitions with a commit that is not in the log yet."""
+    return {(topic, partition) for topic, partition, _ in group.in_flight}
+
+
+def expired(group: GroupMetadata, retention_ms: int, wall_ms: int) -> list[OffsetRecord]:
+    """Returns tombstones of the expired offsets."""
+    if group.protocol_type is not None and group.state is GroupState.EMPTY:
+        since_ms = group.state_timestamp_ms
+    elif group.protocol_type is None or (
+        group.protocol_type == CONSUMER_PROTOCOL
+        and group.state is GroupState.STABLE
+        and group.subscribed_topics is not None
+    ):
+        since_ms = -1
+    else:
+        return []
+    records = []
+    awaited = pending_commits(group)
+    for topic, of_topic in group.offsets.items():
+        if group.is_subscribed(topic):
+            continue
+        for partition, offset in of_topic.items():
+            if (topic, partition) in awaited:
+                continue
+            if _is_expired(offset, since_ms, retention_ms, wall_ms):
+                records.append(OffsetRecord(group.group_id, topic, partition, None))
+    return records
+
+
+def _is_expired(offset: CommittedOffset, since_ms: int, retention_ms: int, wall_ms: int) -> bool:
+    if offset.expire_timestamp_ms != NO_EXPIRY:
+        return wall_ms >= offset.expire_timestamp_ms
+    start_ms = since_ms if since_ms != -1 else offset.commit_timestamp_ms
+    return wall_ms - start_ms >= retention_ms

@@ -1,0 +1,95 @@
+"""Loads ``__consumer_offsets``, batch by batch, into a coordinator.
+
+Offsets of a transaction take effect at its commit marker, and are dropped at an abort marker. Those of an
+open transaction wait in :attr:`OffsetsLoader.open_transactions`. Among the effective offsets of a partition,
+the one with the later record wins, wherever the markers are.
+
+Source: Apache Kafka, ``GroupMetadataManager.scala`` (``CommitRecordMetadataAndOffset.olderThan``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from tidemill.groups.coordinator_effects import Now
+from tidemill.groups.group_metadata_manager import GroupMetadataManager
+from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.groups.offset_records import OffsetRecord, OffsetsRecord, decode_record
+from tidemill.model.errors import CorruptMessage, KafkaError
+from tidemill.records.batch import Batch
+from tidemill.records.end_transaction_marker import COMMIT, control_record_type
+from tidemill.records.legacy_formats import Entry
+from tidemill.records.record_reader import Record, iter_stored, read_stored
+
+log = logging.getLogger("tidemill.groups")
+
+
+class OffsetsLoader:
+    """Replays the log of one partition, from its start."""
+
+    def __init__(self, coordinator: GroupMetadataManager, partition: int, unpacked_bytes_max: int) -> None:
+        self.coordinator = coordinator
+        self.partition = partition
+        self.unpacked_bytes_max = unpacked_bytes_max
+        self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
+        """By producer id and partition of a group: the offset of the last record, and the record."""
+        self.records = 0
+        self.skipped = 0
+
+    def replay(self, data: bytes, now: Now) -> Iterator[None]:
+        """Replays the batches in ``data``; yields after each record, so that other tasks can run."""
+        for batch in iter_stored(data):
+            for record in self._read(batch):
+                self.records += 1
+                if isinstance(batch, Entry):
+                    self._replay_record(None, record, now)
+                elif batch.is_control:
+                    self._end_transaction(batch, record, now)
+                else:
+                    self._replay_record(batch, record, now)
+                yield
+
+    def _read(self, batch: Batch | Entry) -> list[Record]:
+        try:
+            return read_stored(batch, True, self.unpacked_bytes_max)
+        except KafkaError as problem:
+            self._skip(batch.last_offset if isinstance(batch, Entry) else batch.base_offset, problem)
+            return []
+
+    def _skip(self, offset: int, problem: KafkaError) -> None:
+        # An unreadable record costs its own offsets or group; a failed load would cost all of them.
+        self.skipped += 1
+        log.error(
+            "%s-%d: the data from offset %d is skipped: %s", OFFSETS_TOPIC, self.partition, offset, problem
+        )
+
+    def _replay_record(self, batch: Batch | None, record: Record, now: Now) -> None:
+        try:
+            change = decode_record(record.key, record.value)
+        except CorruptMessage as problem:
+            self._skip(record.offset, problem)
+            return
+        if change is None:
+            return
+        if batch is not None and batch.is_transactional and isinstance(change, OffsetRecord):
+            waiting = self.open_transactions.setdefault(batch.producer_id, {})
+            waiting[change.group, change.topic, change.partition] = record.offset, change
+        else:
+            self._apply_record(record.offset, change, now)
+
+    def _apply_record(self, offset: int, change: OffsetsRecord, now: Now) -> None:
+        """Replays the record at ``offset``; drops older records of open transactions for the same key."""
+        if isinstance(change, OffsetRecord) and change.value is not None:
+            key = (change.group, change.topic, change.partition)
+            for waiting in self.open_transactions.values():
+                if key in waiting and waiting[key][0] < offset:
+                    del waiting[key]
+        self.coordinator.replay(change, now)
+
+    def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
+        changes = self.open_transactions.pop(batch.producer_id, {})
+        if control_record_type(record.key) != COMMIT:
+            return
+        for offset, change in changes.values():
+            self._apply_record(offset, change, now)

@@ -1,0 +1,63 @@
+"""Writes and removes the snapshots of a partition's producer state. Compiled.
+
+A snapshot ``<offset>.snapshot`` has the producer state at that offset. There is one at the start of each
+segment, to which the log may be truncated, and one at the log end offset after a clean shutdown.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from tidemill.log.file_names import SNAPSHOT, offset_name, offset_of
+from tidemill.log.producer_state_manager import ProducerStateManager
+from tidemill.log.segment_list import SegmentList
+from tidemill.model.interfaces import Files
+
+
+class ProducerSnapshots:
+    """The snapshot files in the directory of one partition."""
+
+    def __init__(self, segments: SegmentList) -> None:
+        self.segments = segments
+
+    def path(self, offset: i64) -> str:
+        """The path of the snapshot at ``offset``."""
+        return f"{self.segments.directory}/{offset_name(offset, SNAPSHOT)}"
+
+    def write(self, producers: ProducerStateManager) -> None:
+        """Writes the producer state at the log end offset, unless it exists. Raises OSError."""
+        segments = self.segments
+        offset: i64 = producers.end_offset
+        if offset <= producers.snapshot_offset:
+            return
+        write_snapshot(segments.files, self.path(offset), producers.encode())
+        before: i64 = producers.snapshot_offset
+        producers.snapshot_offset = offset
+        segments.names_changed += 1
+        if before >= 0 and segments.all[segments.at(before)].base_offset != before:
+            # Older snapshots are only needed at segment starts, to which the log may be truncated.
+            path = self.path(before)
+            if segments.files.exists(path):
+                segments.files.remove(path)
+
+    def remove_after(self, offset: i64, producers: ProducerStateManager) -> None:
+        """Removes the snapshots after ``offset``. Raises OSError."""
+        segments = self.segments
+        for name in segments.files.list(segments.directory):
+            if offset_of(name, SNAPSHOT) > offset:
+                segments.files.remove(f"{segments.directory}/{name}")
+        if producers.snapshot_offset > offset:
+            producers.snapshot_offset = -1
+
+
+def write_snapshot(files: Files, path: str, data: bytes) -> None:
+    """Writes a producer snapshot under a temporary name, and renames it. Raises OSError."""
+    temporary = path + ".tmp"
+    file = files.open(temporary, True)
+    try:
+        if file.size():
+            file.truncate(0)
+        file.append([data])
+    finally:
+        file.close()
+    files.rename(temporary, path)

@@ -1,0 +1,370 @@
+"""The state of the idempotent producers of a partition, and its snapshot file.
+
+``<end offset>.snapshot``:
+
+====  =====  ==========  ====================================================================
+byte  type   field       notes
+====  =====  ==========  ====================================================================
+0     int16  version     1
+2     u32    checksum    CRC-32C of byte 6 to the end
+6     int32  count       of the entries that follow, 42 bytes each
+====  =====  ==========  ====================================================================
+
+=====  ==========================  =========================================================
+type   field of an entry           notes
+=====  ==========================  =========================================================
+int64  producer id
+int16  producer epoch
+int32  last sequence               of the producer's last batch; -1 if unknown
+int64  last offset                 of that batch; -1 if unknown
+int32  offset delta                last minus first offset of that batch
+int64  timestamp                   ms; the largest of that batch
+int32  coordinator epoch           of the last transaction marker; -1 without
+int64  first offset of transaction of the open transaction; -1 without
+=====  ==========================  =========================================================
+
+A sequence number counts the records of a producer in a partition, and continues at 0 after 2^31 - 1. The last
+five batches of each producer are kept, so that a retried batch (at most five requests are in flight) gets the
+offset of the original. Every other batch must follow the last one.
+
+A snapshot has only the last batch of each producer; batches after its end offset are read from the log. It is
+not optional like a cache: without a snapshot, a start reads the whole log.
+
+Source: KIP-98, KIP-185, KIP-360; Apache Kafka, ``ProducerStateManager.java``, ``ProducerAppendInfo.java``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from mypy_extensions import i64
+
+from tidemill.log.partition_transactions import PartitionTransactions
+from tidemill.log.transaction_index import ABORTED_VERSION, Aborted
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.types import NO_OFFSET
+from tidemill.records.batch import NO_SEQUENCE, Batch
+from tidemill.records.checksum import crc32c
+from tidemill.records.end_transaction_marker import ABORT, EndTransactionMarker
+
+BATCHES_KEPT: Final = 5
+"""The maximum number of requests that an idempotent producer has in flight."""
+
+SEQUENCE_MAX: Final = 0x7FFFFFFF
+NO_EPOCH: Final = -1
+
+SNAPSHOT_VERSION: Final = 1
+_HEADER: Final = struct.Struct(">hII")
+_ENTRY: Final = struct.Struct(">qhiqiqiq")
+CHECKED_FROM: Final = 2 + 4
+"""The checksum covers the bytes from here on."""
+
+
+class KeptBatch:
+    """A batch of a producer that is in the log."""
+
+    def __init__(self, last_sequence: i64, last_offset: i64, offset_delta: i64, timestamp: i64) -> None:
+        self.last_sequence: i64 = last_sequence
+        self.last_offset: i64 = last_offset
+        self.offset_delta: i64 = offset_delta
+        self.timestamp: i64 = timestamp
+
+    @property
+    def first_sequence(self) -> i64:
+        """The sequence number of its first record."""
+        return first_of(self.last_sequence, self.offset_delta)
+
+    @property
+    def first_offset(self) -> i64:
+        """The offset of its first record."""
+        return self.last_offset - self.offset_delta
+
+
+def first_of(last_sequence: i64, offset_delta: i64) -> i64:
+    """The first sequence number of a batch."""
+    first: i64 = last_sequence - offset_delta
+    return first if first >= 0 else first + SEQUENCE_MAX + 1
+
+
+def forget_from(batches: list[KeptBatch], sequence: i64) -> None:
+    """Removes batches from ``sequence`` on: a batch that begins there follows them in the log.
+
+    The leader of that batch did not have them: for instance, they were before its log start offset. The
+    producer continues after the new batch, also with the next leader. Otherwise that leader would treat some
+    of its batches as duplicates and reject the next one. Apache Kafka keeps them.
+    """
+    while batches:
+        last: i64 = batches[len(batches) - 1].last_sequence
+        ahead: i64 = (sequence - last - 1) & SEQUENCE_MAX
+        if ahead <= SEQUENCE_MAX // 2:
+            return
+        batches.pop()
+
+
+class ProducerEntry:
+    """A producer: its epoch, its last batches (oldest first), its open transaction."""
+
+    def __init__(self, producer_id: i64, epoch: i64) -> None:
+        self.producer_id: i64 = producer_id
+        self.epoch: i64 = epoch
+        self.batches: list[KeptBatch] = []
+        self.coordinator_epoch: i64 = -1
+        self.transaction_first_offset: i64 = NO_OFFSET
+        self.last_timestamp: i64 = -1
+        self.seen_ms: i64 = -1
+        self.from_snapshot: bool = False
+        """Whether the log may have earlier batches, which a snapshot does not contain."""
+
+    @property
+    def last_sequence(self) -> i64:
+        """-1 if no batch of this epoch is known."""
+        if not self.batches:
+            return NO_SEQUENCE
+        return self.batches[len(self.batches) - 1].last_sequence
+
+    @property
+    def last_offset(self) -> i64:
+        """-1 if no batch of this epoch is known."""
+        if not self.batches:
+            return NO_OFFSET
+        return self.batches[len(self.batches) - 1].last_offset
+
+    def duplicate_of(self, batch: Batch) -> KeptBatch | None:
+        """The kept batch with the same sequence numbers, or None."""
+        if batch.producer_epoch != self.epoch:
+            return None
+        last: i64 = batch.last_sequence
+        delta: i64 = batch.last_offset_delta
+        for kept in self.batches:
+            if kept.last_sequence == last and kept.offset_delta == delta:
+                return kept
+        return None
+
+    def add(
+        self, epoch: i64, last_sequence: i64, last_offset: i64, offset_delta: i64, timestamp: i64
+    ) -> None:
+        """Adds a batch that was appended to the log."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+            self.from_snapshot = False
+        if last_sequence >= 0:
+            forget_from(self.batches, first_of(last_sequence, offset_delta))
+        if len(self.batches) >= BATCHES_KEPT:
+            kept = self.batches.pop(0)
+            kept.last_sequence = last_sequence
+            kept.last_offset = last_offset
+            kept.offset_delta = offset_delta
+            kept.timestamp = timestamp
+            self.batches.append(kept)
+            self.from_snapshot = False
+        else:
+            self.batches.append(KeptBatch(last_sequence, last_offset, offset_delta, timestamp))
+        self.last_timestamp = timestamp
+
+
+class ProducerStateManager:
+    """The producers of one partition. ``end_offset`` is the offset up to which the log was applied."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: dict[int, ProducerEntry] = {}
+        self.transactions = PartitionTransactions()
+        self.end_offset: i64 = 0
+        self.snapshot_offset: i64 = -1
+
+    def check(self, batch: Batch) -> KeptBatch | None:
+        """The kept batch that ``batch`` duplicates; None if ``batch`` may be appended.
+
+        Raises KafkaError: INVALID_PRODUCER_EPOCH for a fenced producer, OUT_OF_ORDER_SEQUENCE_NUMBER for a
+        batch that does not follow the last one. A producer that the partition does not know (it is new, or
+        was removed by retention or expiry) may begin with any sequence, as in Kafka, which does not return
+        UNKNOWN_PRODUCER_ID any more.
+        """
+        entry = self.entries.get(batch.producer_id)
+        if entry is None:
+            return None
+        duplicate = entry.duplicate_of(batch)
+        if duplicate is not None:
+            return duplicate
+        epoch: i64 = batch.producer_epoch
+        if epoch < entry.epoch:
+            raise KafkaError(
+                f"producer {batch.producer_id} of {self.name} has epoch {epoch}, but "
+                f"a newer instance has epoch {entry.epoch}: close this producer",
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+            )
+        first: i64 = batch.base_sequence
+        if epoch > entry.epoch:
+            if first != 0 and entry.epoch != NO_EPOCH:
+                raise KafkaError(
+                    f"producer {batch.producer_id} of {self.name} starts epoch {epoch} with sequence "
+                    f"{first}, not 0 (the epoch before it was {entry.epoch})",
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                )
+            return None
+        expected: i64 = self.next_sequence(batch.producer_id, epoch)
+        if first != expected and entry.epoch != NO_EPOCH:
+            raise KafkaError(
+                f"producer {batch.producer_id} (epoch {epoch}) of {self.name} sent sequence {first}, "
+                f"expected {expected}: a previous batch is missing",
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            )
+        return None
+
+    def next_sequence(self, producer_id: i64, epoch: i64) -> i64:
+        """The expected sequence of a producer's next batch; -1 if any is valid."""
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.epoch == NO_EPOCH:
+            return NO_SEQUENCE
+        if epoch > entry.epoch:
+            return 0
+        last: i64 = entry.last_sequence
+        return last + 1 if last < SEQUENCE_MAX else 0
+
+    def apply_batch(
+        self,
+        producer_id: i64,
+        epoch: i64,
+        last_sequence: i64,
+        last_offset: i64,
+        offset_delta: i64,
+        timestamp: i64,
+        now_ms: i64,
+    ) -> None:
+        """Applies a data batch that was appended to the log."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = ProducerEntry(producer_id, epoch)
+            self.entries[producer_id] = entry
+        entry.add(epoch, last_sequence, last_offset, offset_delta, timestamp)
+        entry.seen_ms = now_ms
+
+    def begin_transaction(self, producer_id: i64, first_offset: i64) -> None:
+        """Begins a transaction of the producer, unless one is open."""
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.transaction_first_offset < 0:
+            entry.transaction_first_offset = first_offset
+            self.transactions.begin(producer_id, first_offset)
+
+    def aborted_by(self, producer_id: i64, marker: EndTransactionMarker, offset: i64) -> Aborted | None:
+        """The index entry for a marker at ``offset`` that was not applied yet.
+
+        None for a commit, and for a transaction without batches here.
+        """
+        entry = self.entries.get(producer_id)
+        if marker.control_type != ABORT or entry is None or entry.transaction_first_offset < 0:
+            return None
+        stable: i64 = self.transactions.first_open(producer_id)
+        if stable < 0:
+            stable = offset + 1
+        first: i64 = entry.transaction_first_offset
+        return Aborted(ABORTED_VERSION, int(producer_id), int(first), int(offset), int(stable))
+
+    def end_transaction(
+        self, producer_id: i64, epoch: i64, marker: EndTransactionMarker, offset: i64, timestamp: i64
+    ) -> None:
+        """Applies a marker at ``offset``: ends the producer's transaction and sets its epoch."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = ProducerEntry(producer_id, epoch)
+            self.entries[producer_id] = entry
+        if entry.epoch != epoch:
+            entry.epoch = epoch
+            entry.batches.clear()
+        if entry.transaction_first_offset >= 0:
+            self.transactions.end(entry.transaction_first_offset, offset)
+        entry.transaction_first_offset = NO_OFFSET
+        entry.coordinator_epoch = marker.coordinator_epoch
+        entry.last_timestamp = timestamp
+
+    def expire(self, now_ms: i64, expiration_ms: i64) -> int:
+        """Removes producers without open transaction that were idle for ``expiration_ms``. Returns their
+        number.
+
+        The time counts from when this broker last saw a batch, not from record timestamps: otherwise a
+        producer of old records would expire at once, and its retries would be stored twice.
+        """
+        silent = [
+            producer_id
+            for producer_id, entry in self.entries.items()
+            if entry.transaction_first_offset < 0
+            and now_ms - max(entry.last_timestamp, entry.seen_ms) >= expiration_ms
+        ]
+        for producer_id in silent:
+            del self.entries[producer_id]
+        return len(silent)
+
+    def forget(self) -> None:
+        """Clears the state before it is read again."""
+        self.entries.clear()
+        self.transactions.clear()
+        self.end_offset = 0
+
+    def encode(self) -> bytes:
+        """The state as the content of a snapshot file."""
+        parts = [struct.pack(">i", len(self.entries))]
+        for entry in self.entries.values():
+            delta = 0
+            if entry.batches:
+                delta = int(entry.batches[len(entry.batches) - 1].offset_delta)
+            parts.append(
+                _ENTRY.pack(
+                    entry.producer_id,
+                    entry.epoch,
+                    entry.last_sequence,
+                    entry.last_offset,
+                    delta,
+                    entry.last_timestamp,
+                    entry.coordinator_epoch,
+                    entry.transaction_first_offset,
+                )
+            )
+        body = b"".join(parts)
+        return struct.pack(">hI", SNAPSHOT_VERSION, crc32c(body)) + body
+
+    def restore(self, data: bytes, end_offset: i64, now_ms: i64, path: str) -> None:
+        """Replaces the state with a snapshot. Raises StorageError for a damaged one, changing nothing."""
+        entries = decode_snapshot(data, path)
+        self.entries.clear()
+        self.transactions.clear()
+        for entry in entries:
+            entry.seen_ms = now_ms
+            self.entries[entry.producer_id] = entry
+        for entry in sorted(entries, key=_transaction_first_offset):
+            if entry.transaction_first_offset >= 0:
+                self.transactions.begin(entry.producer_id, entry.transaction_first_offset)
+        self.end_offset = end_offset
+
+
+def _transaction_first_offset(entry: ProducerEntry) -> int:
+    return int(entry.transaction_first_offset)
+
+
+def decode_snapshot(data: bytes, path: str) -> list[ProducerEntry]:
+    """The entries of a snapshot file. Raises StorageError if it is damaged or of another version."""
+    if len(data) < CHECKED_FROM + 4:
+        raise StorageError(f"{path} has {len(data)} bytes, too few for a producer snapshot")
+    version, checksum, count = _HEADER.unpack_from(data, 0)
+    if version != SNAPSHOT_VERSION:
+        raise StorageError(f"{path} is a producer snapshot of version {version}, expected {SNAPSHOT_VERSION}")
+    found = crc32c(memoryview(data)[CHECKED_FROM:])
+    if found != checksum:
+        raise StorageError(f"{path} has checksum {found}, but its header has {checksum}")
+    if len(data) != CHECKED_FROM + 4 + count * _ENTRY.size:
+        raise StorageError(f"{path} has {len(data)} bytes, which does not match {count} producers")
+    entries: list[ProducerEntry] = []
+    at = CHECKED_FROM + 4
+    for _ in range(count):
+        values = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size
+        entry = ProducerEntry(values[0], values[1])
+        if values[3] >= 0:
+            entry.batches.append(KeptBatch(values[2], values[3], values[4], values[5]))
+            entry.from_snapshot = True
+        entry.last_timestamp = values[5]
+        entry.coordinator_epoch = values[6]
+        entry.transaction_first_offset = values[7]
+        entries.append(entry)
+    return entries

@@ -1,0 +1,293 @@
+"""Limits the memory of all connections together.
+
+It counts received bytes that were not handled yet (partial frames, delayed requests) and responses that
+clients have not read. Above half of the limit, connections with more than the average stop reading; above the
+limit, all with more than a small amount. One of the paused connections, the one that lacks the fewest bytes
+of its frame, always continues to read: frames are completed one after another, whatever the limit is. If its
+peer sends nothing meanwhile, the next connection takes its place.
+
+Unread responses would fill the memory however little is received. While they use half of the limit, requests
+with possibly large responses wait; others continue. If no memory becomes free for some seconds, connections
+whose clients read almost nothing of large responses are closed.
+
+Requests that were read from their connections and wait (for the disk, for validation in a thread) are counted
+as well, even if their connection is closed. They complete by themselves; while they alone exceed the limit,
+nothing is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64, mypyc_attr
+
+if TYPE_CHECKING:
+    import asyncio
+
+FREE_BYTES: Final = 32 * 1024
+"""A connection with at most this many bytes always reads, so that small requests are always handled."""
+RECEIVE_BYTES: Final = 256 * 1024
+"""The maximum number of bytes per receive of one connection."""
+TICK_S: Final = 1.0
+"""The time that the selected connection has to receive its next bytes."""
+UNBOUNDED: Final = 1 << 62
+PATIENCE_TICKS: Final = 3
+"""The number of ticks for which a slow reader may block others that wait for memory."""
+PROGRESS_BYTES: Final = 64 * 1024
+"""The bytes that it must read per tick."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class MemoryHolder:
+    """The owner of an account: a connection, or a request that waits for memory."""
+
+    def missing_bytes(self) -> i64:
+        """The number of bytes that its partial frame lacks; 0 without a partial frame."""
+        raise NotImplementedError
+
+    def pause_reading(self) -> None:
+        """Stops reading until :meth:`resume_reading`."""
+        raise NotImplementedError
+
+    def resume_reading(self) -> None:
+        """May read again."""
+        raise NotImplementedError
+
+    def resume_frames(self) -> None:
+        """There is memory for a large response again."""
+        raise NotImplementedError
+
+    def close(self, reason: str) -> None:
+        """Closes the connection at once."""
+        raise NotImplementedError
+
+
+class MemoryAccount:
+    """The memory of one connection, and its received and sent bytes."""
+
+    def __init__(self, owner: MemoryHolder) -> None:
+        self.owner = owner
+        self.held_bytes: i64 = 0
+        """The counted bytes."""
+        self.paused = False
+        """Whether it may not read."""
+        self.bytes_in: i64 = 0
+        self.stalls: i64 = 0
+        """The number of times that it was selected to read and received nothing."""
+        self.unsent_bytes: i64 = 0
+        """The counted bytes that are unsent responses."""
+        self.bytes_out: i64 = 0
+        self.last_use: i64 = 0
+        """The time of the last received or sent bytes, in units of :attr:`MemoryPool.uses`."""
+        self.sent_before: i64 = 0
+        """The bytes sent until the last tick in which others waited for memory."""
+        self.slow_ticks: i64 = 0
+
+
+class MemoryPool:
+    """The limit for all connections of a broker."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: i64) -> None:
+        self.loop = loop
+        self.bytes_max: i64 = bytes_max
+        self.total: i64 = 0
+        """All counted bytes."""
+        self.taken: i64 = 0
+        """The bytes of requests that wait outside of their connections; part of the total."""
+        self.full = False
+        """No connection may read."""
+        self.unsent: i64 = 0
+        """The bytes of responses that clients have not read; part of the total."""
+        self.senders: dict[MemoryAccount, None] = {}
+        """Accounts with more than a small amount of them."""
+        self.delayed: dict[MemoryAccount, None] = {}
+        """Accounts whose next request waits for memory for its response, in order."""
+        self.holders: i64 = 0
+        self.waiting: dict[MemoryAccount, None] = {}
+        self.runner: MemoryAccount | None = None
+        self.pauses: i64 = 0
+        """The number of times that a connection was paused."""
+        self.uses: i64 = 0
+        """Incremented with every receive: a clock for the order of uses."""
+        self._runner_bytes: i64 = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the limit is exceeded: responses are then created only for clients that read them."""
+        return self.total > self.bytes_max
+
+    def can_respond(self, account: MemoryAccount) -> bool:
+        """Whether ``account`` may handle a request with a large response; else it is notified later."""
+        if self.unsent <= self.bytes_max >> 1:
+            return True
+        self.delayed[account] = None
+        self._arm()
+        return False
+
+    def set_unsent(self, account: MemoryAccount, unsent: i64) -> None:
+        """Sets the number of bytes of ``account`` that are unsent responses."""
+        self.unsent += unsent - account.unsent_bytes
+        account.unsent_bytes = unsent
+        if unsent > FREE_BYTES:
+            if account not in self.senders:
+                self.senders[account] = None
+                account.sent_before = account.bytes_out
+                account.slow_ticks = 0
+        elif self.senders:
+            self.senders.pop(account, None)
+        if self.delayed and self.unsent <= self.bytes_max >> 1:
+            waiting = list(self.delayed)
+            self.delayed.clear()
+            for one in waiting:
+                # Each checks again: the first of them may use all free memory.
+                one.owner.resume_frames()
+
+    def _close_slow_readers(self) -> None:
+        """Closes connections that read almost nothing while others wait for memory."""
+        for account in list(self.senders):
+            if account.bytes_out - account.sent_before >= PROGRESS_BYTES:
+                account.slow_ticks = 0
+            else:
+                account.slow_ticks += 1
+            account.sent_before = account.bytes_out
+            if account.slow_ticks >= PATIENCE_TICKS:
+                account.owner.close(
+                    f"{account.unsent_bytes} bytes of responses are not read, and other connections wait "
+                    "for memory"
+                )
+
+    def change(self, account: MemoryAccount, held: i64) -> None:
+        """Sets the number of bytes of ``account``."""
+        before = account.held_bytes
+        account.held_bytes = held
+        self.total += held - before
+        if before == 0:
+            self.holders += 1
+        if held == 0:
+            self.holders -= 1
+        if held > before:
+            if self.total > self.bytes_max >> 1:
+                self._pause_if_above_average(account)
+        elif self.waiting or self.runner is not None:
+            if self.runner is account:
+                # It has completed a frame: the next one is selected.
+                self.runner = None
+                if self.total > self.bytes_max >> 1:
+                    self._pause_if_above_average(account)
+            self._resume_paused()
+
+    def take(self, count: i64) -> None:
+        """Counts a request of ``count`` bytes that waits outside of its connection."""
+        self.taken += count
+        self.total += count
+        self.full = self.taken > self.bytes_max
+
+    def release(self, count: i64) -> None:
+        """Releases the bytes of such a request."""
+        self.taken -= count
+        self.total -= count
+        self.full = self.taken > self.bytes_max
+        if self.waiting:
+            self._resume_paused()
+
+    def pause(self, account: MemoryAccount) -> None:
+        """Pauses ``account`` before a read; it is notified when it may read."""
+        if not account.paused:
+            self._pause(account)
+
+    def forget(self, account: MemoryAccount) -> None:
+        """Removes the account of a closed connection."""
+        self.waiting.pop(account, None)
+        self.delayed.pop(account, None)
+        account.paused = False
+        if self.runner is account:
+            self.runner = None
+        self.set_unsent(account, 0)
+        if account.held_bytes > 0:
+            self.change(account, 0)
+        elif self.waiting:
+            self._resume_paused()
+
+    def _pause_if_above_average(self, account: MemoryAccount) -> None:
+        if account.paused or account is self.runner or account.held_bytes <= FREE_BYTES:
+            return
+        if self.total > self.bytes_max or account.held_bytes * self.holders > self.total:
+            self._pause(account)
+
+    def _pause(self, account: MemoryAccount) -> None:
+        account.paused = True
+        self.pauses += 1
+        self.waiting[account] = None
+        account.owner.pause_reading()
+        self._arm()
+        if self.runner is None:
+            self._select_runner()
+
+    def _resume(self, account: MemoryAccount) -> None:
+        self.waiting.pop(account, None)
+        account.paused = False
+        account.owner.resume_reading()
+
+    def _resume_paused(self) -> None:
+        """Resumes connections for which there is memory."""
+        if self.full:
+            return
+        room: i64 = (self.bytes_max >> 1) - self.total
+        for account in list(self.waiting):
+            if account.held_bytes > FREE_BYTES:
+                if room < RECEIVE_BYTES:
+                    continue
+                room -= RECEIVE_BYTES
+            self._resume(account)
+        if self.runner is None and self.waiting:
+            self._select_runner()
+
+    def _select_runner(self) -> None:
+        """Selects a connection to resume, unless requests that wait will free enough memory."""
+        if self.full or self.taken > self.bytes_max >> 1:
+            return
+        best: MemoryAccount | None = None
+        best_missing: i64 = 0
+        for account in self.waiting:
+            missing = account.owner.missing_bytes()
+            if missing > 0 and (
+                best is None
+                or account.stalls < best.stalls
+                or (account.stalls == best.stalls and missing < best_missing)
+            ):
+                best = account
+                best_missing = missing
+        if best is not None:
+            self.runner = best
+            self._runner_bytes = best.bytes_in
+            self._resume(best)
+
+    def _tick(self) -> None:
+        self._timer = None
+        runner = self.runner
+        if runner is not None:
+            if runner.bytes_in == self._runner_bytes:
+                runner.stalls += 1
+                self.runner = None
+                if runner.held_bytes > FREE_BYTES:
+                    self._pause(runner)
+            else:
+                self._runner_bytes = runner.bytes_in
+        if self.waiting:
+            self._resume_paused()
+        if self.delayed:
+            self._close_slow_readers()
+        if self.waiting or self.delayed or self.runner is not None:
+            self._arm()
+
+    def _arm(self) -> None:
+        """Schedules the next tick, unless it is scheduled."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(TICK_S, self._tick)
+
+    def close(self) -> None:
+        """Stops all calls."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

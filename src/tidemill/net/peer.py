@@ -1,0 +1,52 @@
+"""The peer of an accepted connection, and the listener that accepted it. Compiled."""
+
+from __future__ import annotations
+
+from mypy_extensions import i32, i64
+
+
+class Listener:
+    """A listener: its name, and the address that this broker advertises for it."""
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        security: str = "PLAINTEXT",
+        node_id: int = -1,
+        follows_client: bool = False,
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.port = port
+        self.security = security
+        self.node_id = node_id
+        """The broker whose listener this is."""
+        self.follows_client = follows_client
+        """No address is configured: each client gets the address to which it connected."""
+
+
+class Peer:
+    """The client of one connection, with the listener, tenant and principal of all its requests."""
+
+    def __init__(
+        self, listener: Listener, tenant: str, principal: str, address: str, port: int, told_host: str = ""
+    ) -> None:
+        self.listener = listener
+        self.tenant = tenant
+        self.principal = principal
+        self.address = address
+        self.port = port
+        self.told_host = told_host
+        """This broker's host in responses to this client, if the listener follows the client; else empty."""
+        self.software_name = ""
+        self.software_version = ""
+        self.busy = False
+        """Whether a request is handled outside of the connection's turn: no later request overtakes it."""
+        self.session_id: i32 = 0
+        self.number: i64 = 0
+        """The number of the connection, in the order in which this broker accepted them; 0: unknown."""
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"

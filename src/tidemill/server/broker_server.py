@@ -1,0 +1,536 @@
+"""A broker in this process: creates its components, starts them in order, and stops them.
+
+Start: bind the listeners, lock the data directories, open the coordination store, load and recover the logs,
+register the broker, apply the first LeaderAndIsr request, load the groups, accept connections. A broker that
+is not the controller accepts connections earlier, because the controller's requests arrive through its
+listeners. Stop: move leaderships to other brokers, close connections, flush the logs and mark them as cleanly
+shut down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tidemill.broker.api_registry import APIS
+from tidemill.broker.broker import Broker
+from tidemill.broker.broker_links import inter_broker_listener
+from tidemill.broker.cleaner_process_client import CleanerProcess
+from tidemill.broker.conversion_workers import IDLE_S, ConversionWorkers
+from tidemill.broker.down_conversion import DownConversion
+from tidemill.broker.fetch_handler import FetchHandler
+from tidemill.broker.fetch_reader import FetchReader
+from tidemill.broker.fetch_session import FetchSessions
+from tidemill.broker.handler_dispatch import HandlerDispatch
+from tidemill.broker.kafka_apis import KafkaApis
+from tidemill.broker.large_fetches import LargeFetches
+from tidemill.broker.log_cleaner import LogCleaner
+from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
+from tidemill.broker.metadata_cache import Delta, MetadataCache, effective_config, warn_overridden
+from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
+from tidemill.broker.produce_handler import ProduceHandler
+from tidemill.broker.produce_validation import ProduceValidation
+from tidemill.controller.admin_manager import generate_broker_id
+from tidemill.controller.producer_id_blocks import claim_block
+from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.coordination.topic_image import TopicImage
+from tidemill.groups.group_coordinator import GroupCoordinator
+from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.log.aborted_transactions import AbortedTransactions
+from tidemill.log.files import SystemFiles
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
+from tidemill.log.meta_properties import VERSION, VERSION_ON_ZOOKEEPER
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs import Listener as ConfiguredListener
+from tidemill.model.configs.listeners import ANY_HOST
+from tidemill.model.errors import ConfigError
+from tidemill.model.event_loop_slices import TimeSlice
+from tidemill.model.interfaces import Files
+from tidemill.net.deadlines import Deadlines
+from tidemill.net.memory_pool import MemoryPool
+from tidemill.net.peer import Listener
+from tidemill.replication.partition import Partition
+from tidemill.replication.replica_manager import ReplicaManager
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager, NoOtherBrokers, OtherBrokers
+from tidemill.server.config_plugins import deletion_policies, replica_selector
+from tidemill.server.health import health_of
+from tidemill.server.kafka_scheduler import KafkaScheduler
+from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.socket_server import Limits, SocketServer, addresses_of, bind
+from tidemill.server.store_selection import open_store
+from tidemill.transactions.producer_ids import ProducerIds
+
+if TYPE_CHECKING:
+    from tidemill.server.free_space import FreeSpace
+    from tidemill.server.group_lags import GroupLags
+
+log = logging.getLogger("tidemill.server")
+
+DEFAULT_BROKER_ID = 1
+"""The id of a standalone broker without a configured id."""
+FLUSH_CHECK_S = 1.0
+GROUPS_LOAD_S = 0.2
+"""The maximum wait of the start for the groups to load. Afterwards clients receive
+COORDINATOR_LOAD_IN_PROGRESS, which some admin clients report to their users as an error."""
+PRODUCER_IDS_CHECK_S = 5.0
+REMOVAL_CHECK_S = 1.0
+REQUEST_BYTES_LEAST = 64 * 1024 * 1024
+REQUEST_MEMORY_SHARE = 4
+"""Requests use at most a quarter of the memory, unless ``queued.max.request.bytes`` is set."""
+
+
+make_files: Callable[[], Files] = SystemFiles
+"""Creates the file port. Tests replace it to simulate full or slow disks."""
+
+
+class Stage(IntEnum):
+    """The progress of the start. The stop closes the components that exist by then."""
+
+    CREATED = 0
+    HAS_LOGS = 1
+    """The data directories may be locked."""
+    HAS_STORE = 2
+    LOGS_LOADED = 3
+    HAS_REQUEST_PATH = 4
+    LISTENING = 5
+    STARTED = 6
+    STOPPED = 7
+
+
+class BrokerServer:
+    """A broker. ``start`` raises a :class:`TidemillError` with one line for the operator if it fails."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.static_config = config
+        self.listeners: list[tuple[str, str, int]] = []
+        """The bound listeners: name, host, port."""
+        self.broker = Broker()
+        self.broker.config = config
+        self.broker.clock = SystemClock()
+        self.broker.files = make_files()
+        self._sockets: list[tuple[ConfiguredListener, list[socket.socket]]] = []
+        self._scheduler = KafkaScheduler()
+        self._syncers = ThreadPoolExecutor(2, thread_name_prefix="sync")
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix="write-back")
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        self.on_all_directories_failed: Callable[[], None] | None = None
+        """Called when all data directories have failed."""
+        self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """In its block a signal handler may raise, because log recovery blocks the event loop."""
+        self.lifecycle: BrokerLifecycleManager | None = None
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._stage = Stage.CREATED
+
+    # Start.
+
+    async def start(self) -> None:
+        """Starts the broker. Clients can connect when it returns."""
+        self.loop = asyncio.get_running_loop()
+        config = self.static_config
+        backlog = config.int("socket.listen.backlog.size")
+        for listener in config.listeners():
+            self._sockets.append((listener, bind(listener.name, listener.host, listener.port, backlog)))
+        broker = self.broker
+        broker.logs = LogManager(
+            broker.files,
+            config.log_dirs(),
+            producer_expiration_ms=config.int("producer.id.expiration.ms"),
+            policies=deletion_policies(config),
+            recovery_threads=config.int("num.recovery.threads.per.data.dir"),
+            cordoned=config.list("cordoned.log.dirs"),
+        )
+        self._stage = Stage.HAS_LOGS
+        broker.logs.dirs.lock()
+        stored_cluster_id = broker.logs.dirs.stored_cluster_id()
+        broker.store = await open_store(config, broker.logs, broker.files)
+        self._stage = Stage.HAS_STORE
+        broker.metadata = MetadataCache()
+        broker.node_id = await self._choose_node_id(config)
+        self.lifecycle = BrokerLifecycleManager(broker, self._logs_removed)
+        self.lifecycle.connect(self._other_brokers(self.lifecycle))
+        image = await broker.controller.context.load(stored_cluster_id or None)
+        broker.cluster_id = image.cluster_id
+        broker.metadata.image = image
+        is_shared = config.store() == "zookeeper"
+        version = VERSION_ON_ZOOKEEPER if is_shared else VERSION
+        broker.logs.dirs.claim(image.cluster_id, broker.node_id, version)
+        broker.config = effective_config(config, image, broker.node_id)
+        warn_overridden(config, image, broker.node_id)
+        await self.lifecycle.distrusted.load()
+        await self.lifecycle.starts.load()
+        with self.interruptible():
+            self._load_logs(image.topics)
+        self._build_request_path()
+        broker.metadata.on_change(self._apply)
+        self.lifecycle.join_partitions()
+        if broker.replication_quotas is not None:
+            self.fetches.set_quota(broker.replication_quotas.leader)
+        await self.lifecycle.starts.save()
+        await self.lifecycle.register(self._registration())
+        self._start_periodic_tasks()
+        broker.partitions.mover.resume()
+        if not broker.controller.is_active:
+            # The requests of the controller arrive through the listeners.
+            self._listen()
+        await self.lifecycle.wait_for_leader_and_isr()
+        await broker.groups.wait_loaded(GROUPS_LOAD_S)
+        if self._stage < Stage.LISTENING:
+            self._listen()
+        self._stage = Stage.STARTED
+
+    def _other_brokers(self, lifecycle: BrokerLifecycleManager) -> OtherBrokers:
+        if self.static_config.store() == "embedded":
+            return NoOtherBrokers(self.broker)
+        # Imported here because a broker with an embedded store does not need it.
+        from tidemill.server.cluster_member import ClusterMember
+
+        return ClusterMember(self.broker, lifecycle)
+
+    async def _choose_node_id(self, config: BrokerConfig) -> int:
+        configured = config.node_id()
+        if configured is not None:
+            return configured
+        stored = self.broker.logs.dirs.stored_node_id()
+        if stored >= 0:
+            return stored
+        if config.store() == "embedded":
+            return DEFAULT_BROKER_ID
+        if not config.bool("broker.id.generation.enable"):
+            raise ConfigError(
+                "this broker has no broker.id, and broker.id.generation.enable is false: set broker.id"
+            )
+        return await generate_broker_id(self.broker.store, config.int("reserved.broker.max.id"))
+
+    def _load_logs(self, topics: Mapping[str, TopicImage]) -> None:
+        broker = self.broker
+
+        @cache  # a topic has many partitions, and its configuration errors are logged once
+        def config_of(topic: str) -> LogConfig:
+            image = topics.get(topic)
+            return log_config(broker.config, topic, image.config if image is not None else {})
+
+        began = broker.clock.monotonic()
+        broker.logs.load(broker.clock.wall_ms(), config_of)
+        if broker.logs.recovered_bytes:
+            log.info(
+                "recovered %.1f MB of logs in %.1f s after an unclean shutdown",
+                broker.logs.recovered_bytes / 1e6,
+                broker.clock.monotonic() - began,
+            )
+        broker.partitions = ReplicaManager(
+            broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
+        )
+        broker.partitions.unsynced_logs = {
+            key: int(found.recovery_point)
+            for one in broker.logs.dirs.working
+            if one.may_have_lost
+            for key, found in one.logs.items()
+        }
+        moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
+        broker.partitions.mover.set_limits(
+            moves_at_once if isinstance(moves_at_once, int) else None,
+            broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second"),
+        )
+        self.compaction = LogCleaner(
+            broker.logs,
+            broker.partitions,
+            broker.clock,
+            self._syncers,
+            CleanerProcess(),
+            lambda: broker.config,
+            broker.partitions.checkpoints.recovery_points,
+        )
+        self.compaction.load_checkpoints()
+        self._stage = Stage.LOGS_LOADED
+        broker.partitions.full_disks.report_warnings()
+
+    def _build_request_path(self) -> None:
+        broker = self.broker
+        config = broker.config
+        used = broker.logs.producer_id_max()
+        broker.producer_ids = ProducerIds(lambda: claim_block(broker.store, broker.node_id, used))
+        broker.groups = GroupCoordinator.from_broker(
+            config, PartitionOffsetsLog(broker), ClusterOffsetsTopic(broker), broker.clock
+        )
+        broker.partitions.leadership_listeners.append(self._leadership_changed)
+        self.deadlines = Deadlines(self.loop)
+        self.memory = MemoryPool(self.loop, request_bytes_max(config))
+        self.conversions = ConversionWorkers(config.int("tidemill.conversion.processes"))
+        self.produce_validation = ProduceValidation(self.loop, self._workers, self.memory, self.conversions)
+        topics, clock = broker.partitions.topics, broker.clock
+        self.produces = ProduceHandler(topics, clock, self.deadlines, self.produce_validation, self.memory)
+        broker.partitions.write_back.listeners.append(self.produces.set_congested)
+        broker.apis = APIS
+        self.dispatch = HandlerDispatch(broker, self.loop, self._readers, self.memory)
+        large_fetches = LargeFetches(self.dispatch.queue, self.dispatch.tasks)
+        self.sessions = FetchSessions(
+            broker.clock, config.int("max.incremental.fetch.session.cache.slots"), large_fetches
+        )
+        reader = FetchReader(
+            topics,
+            broker.clock,
+            self.loop,
+            config.int("fetch.max.bytes"),
+            aborted=AbortedTransactions(broker.files),
+            selector=replica_selector(broker),
+            broker_epoch=broker.metadata.broker_epoch,
+        )
+        self.down_conversion = DownConversion(self.loop, self.conversions)
+        self.fetches = FetchHandler(
+            reader, self.loop, self.deadlines, self.sessions, self.down_conversion, large_fetches
+        )
+        self.requests = KafkaApis(self.produces, self.fetches, self.dispatch)
+        self.acceptor = SocketServer(
+            self.loop,
+            self.requests,
+            limits_of(config),
+            config.int("socket.request.max.bytes"),
+            config.int("socket.send.buffer.bytes"),
+            config.int("socket.receive.buffer.bytes"),
+            self.memory,
+        )
+        self.dispatch.on_closed = self.acceptor.closed
+        self.group_lags: GroupLags | None = None
+        """None if the broker serves no metrics."""
+        self.free_space: FreeSpace | None = None
+        """None if the broker serves no metrics."""
+        self._stage = Stage.HAS_REQUEST_PATH
+
+    def _registration(self) -> BrokerRegistration:
+        broker = self.broker
+        advertised = {one.name: one for one in broker.config.advertised_listeners()}
+        endpoints = []
+        for listener, sockets in self._sockets:
+            port = sockets[0].getsockname()[1]
+            self.listeners.append((listener.name, listener.host, port))
+            address = advertised.get(listener.name, listener)
+            endpoints.append(Endpoint(listener.name, listener.protocol, address.host, address.port or port))
+        self._endpoints = tuple(endpoints)
+        lost = report_lost_replicas(broker.metadata.image, broker.node_id, broker.logs)
+        return BrokerRegistration(
+            broker.node_id,
+            self._endpoints,
+            rack=broker.config.str("broker.rack") or None,
+            timestamp_ms=broker.clock.wall_ms(),
+            lost=lost,
+        )
+
+    def _listen(self) -> None:
+        endpoints = {one.listener: one for one in self._endpoints}
+        node_id = self.broker.node_id
+        for listener, sockets in self._sockets:
+            name, protocol, host, port = endpoints[listener.name]
+            follows = listener.host in ANY_HOST and not self.static_config.advertises()
+            self.acceptor.listen(Listener(name, host, port, protocol, node_id, follows), sockets)
+        self._stage = Stage.LISTENING
+
+    # Changes of the cluster image.
+
+    async def _apply(self, delta: Delta) -> None:
+        """Applies changed configurations, and deletes the committed offsets of deleted topics."""
+        broker = self.broker
+        if delta.broker_configs_changed:
+            before = broker.config
+            broker.config = effective_config(self.static_config, delta.image, broker.node_id)
+            if delta.before.broker_configs != delta.image.broker_configs:
+                warn_overridden(self.static_config, delta.image, broker.node_id)
+            self.fetches.set_bytes_max(broker.config.int("fetch.max.bytes"))
+            self.acceptor.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
+            broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
+            move_rate = broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second")
+            broker.partitions.mover.set_bytes_per_second(move_rate)
+            self.compaction.reconfigured()
+            await self._reconfigure_topics(before)
+        if delta.deleted:
+            broker.groups.topics_deleted({image.name: image.topic_id for image in delta.deleted})
+        for _, image in delta.reconfigured:
+            broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
+
+    async def _reconfigure_topics(self, before: BrokerConfig) -> None:
+        """Applies changed broker defaults to the topics that do not override them, in slices.
+
+        Each topic receives the configuration that is valid when it is processed.
+        """
+        broker = self.broker
+        changed = changed_defaults(before, broker.config)
+        if not changed:
+            return
+        time_slice = TimeSlice(broker.clock)
+        for entry in list(broker.partitions.topics.by_name.values()):
+            await time_slice.step()
+            image = broker.metadata.image.topics.get(entry.name)
+            if image is not None and depends_on(changed, image.config):
+                broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
+
+    async def _logs_removed(self) -> None:
+        """Removes deleted logs from the checkpoints before their deletion is confirmed."""
+        await self.broker.partitions.checkpoints.write_removals()
+        await self.compaction.checkpoint()
+
+    def _leadership_changed(self, partition: Partition, leads: bool) -> None:
+        if partition.topic != OFFSETS_TOPIC:
+            return
+        if leads:
+            self.broker.groups.become_leader(int(partition.index), int(partition.leader_epoch))
+        else:
+            self.broker.groups.resign(int(partition.index))
+
+    # Periodic tasks.
+
+    def _start_periodic_tasks(self) -> None:
+        config = self.broker.config
+        partitions = self.broker.partitions
+        self.broker.groups.start()
+        retention_s = config.seconds("log.retention.check.interval.ms")
+        first_s = config.seconds("log.initial.task.delay.ms")
+        self._scheduler.schedule(min(first_s, retention_s), retention_s, partitions.retain)
+        self._scheduler.schedule(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flushing.flush_due)
+        self._scheduler.schedule(FLUSH_CHECK_S, FLUSH_CHECK_S, self._check_directories)
+        self._scheduler.schedule(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
+        lag_s = config.int("replica.lag.time.max.ms") / 2000
+        self._scheduler.schedule(lag_s, lag_s, partitions.maybe_shrink_isr)
+        watermark_s = config.seconds("replica.high.watermark.checkpoint.interval.ms")
+        self._scheduler.schedule(watermark_s, watermark_s, partitions.checkpoints.high_watermarks)
+        recovery_s = config.seconds("log.flush.offset.checkpoint.interval.ms")
+        self._scheduler.schedule(recovery_s, recovery_s, partitions.checkpoints.recovery_points)
+        if config.store() == "zookeeper":
+            self._scheduler.schedule(0, PRODUCER_IDS_CHECK_S, self.broker.producer_ids.prepare)
+        if config.bool("log.cleaner.enable"):
+            self._scheduler.run(self.compaction.run())
+        starts_s = config.seconds("log.flush.start.offset.checkpoint.interval.ms")
+        self._scheduler.schedule(starts_s, starts_s, partitions.checkpoints.log_starts)
+        self._scheduler.schedule(IDLE_S, IDLE_S, self._reap_conversions)
+        if config.int("tidemill.metrics.port") >= 0:
+            from tidemill.server import free_space
+            from tidemill.server.group_lags import UPDATE_INTERVAL_S, GroupLags
+
+            self.group_lags = GroupLags(self.broker)
+            self._scheduler.schedule(UPDATE_INTERVAL_S, UPDATE_INTERVAL_S, self.group_lags.update)
+            self.free_space = free_space.FreeSpace(self.broker.logs, self._syncers)
+            self._scheduler.schedule(0, free_space.UPDATE_INTERVAL_S, self.free_space.update)
+        idle_ms = config.int("connections.max.idle.ms")
+        if idle_ms > 0:
+            self._scheduler.schedule(idle_ms / 1000, idle_ms / 1000, self._close_idle_connections)
+
+    async def _reap_conversions(self) -> None:
+        self.conversions.reap()
+
+    async def _close_idle_connections(self) -> None:
+        self.acceptor.close_idle()
+
+    async def _check_directories(self) -> None:
+        await self.broker.partitions.check_directories()
+        if not self.broker.logs.dirs.working and self.on_all_directories_failed is not None:
+            self.on_all_directories_failed()
+
+    # Stop.
+
+    async def stop(self) -> None:
+        """Stops all components in order. May be called after a failed start, and more than once."""
+        reached, self._stage = self._stage, Stage.STOPPED
+        if reached == Stage.STOPPED:
+            return
+        if reached == Stage.STARTED and self.lifecycle is not None:
+            self.broker.groups.begin_stop()
+            await self.lifecycle.controlled_shutdown()
+        if reached >= Stage.LISTENING:
+            self.acceptor.close()
+        for listener_sockets in self._sockets:
+            for one in listener_sockets[1]:
+                one.close()
+        await self._scheduler.stop()
+        try:
+            await self._stop_requests(reached)
+        finally:
+            await self._close_stores(reached)
+
+    async def _stop_requests(self, reached: Stage) -> None:
+        """Stops the handling of requests. Nothing is appended afterwards."""
+        broker = self.broker
+        if self.lifecycle is not None:
+            await self.lifecycle.stop()
+        if reached >= Stage.HAS_REQUEST_PATH:
+            await broker.groups.stop()
+            await self.produce_validation.stop()
+            await self.down_conversion.stop()
+            self.conversions.close()
+            await self.dispatch.stop()
+            self.deadlines.close()
+            self.memory.close()
+        if reached >= Stage.LOGS_LOADED:
+            await broker.partitions.stop()
+
+    async def _close_stores(self, reached: Stage) -> None:
+        broker = self.broker
+        try:
+            if reached >= Stage.LOGS_LOADED:
+                await self.compaction.checkpoint()
+                for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
+                    log.error("%s", problem)
+                if self.lifecycle is not None:
+                    await self.lifecycle.distrusted.save_at_shutdown()
+            elif reached >= Stage.HAS_LOGS:
+                broker.logs.dirs.unlock()
+        finally:
+            if reached >= Stage.HAS_STORE:
+                await broker.store.close()
+            for pool in (self._syncers, self._writers, self._readers, self._workers):
+                pool.shutdown(wait=False)
+
+    # Health and metrics.
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the broker is healthy, and the details for ``/healthz``."""
+        if self._stage < Stage.STARTED:
+            return False, {"reason": "starting"}
+        return health_of(self.broker)
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    """The configured connection limits. Blocks on DNS if they name hosts."""
+    return Limits(
+        config.int("max.connections"),
+        config.int("max.connections.per.ip"),
+        addresses_of(config.connections_per_address()),
+        config.connections_per_listener(),
+        inter_broker_listener(config) if len(config.listeners()) > 1 else "",
+    )
+
+
+def request_bytes_max(config: BrokerConfig) -> int:
+    """The memory limit of all connections: ``queued.max.request.bytes``, or a share of the memory."""
+    configured = config.int("queued.max.request.bytes")
+    if configured > 0:
+        return configured
+    return max(REQUEST_BYTES_LEAST, usable_memory() // REQUEST_MEMORY_SHARE)
+
+
+def usable_memory() -> int:
+    """Bytes of memory available to this process: of the machine, or of its container if that is less."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            found.append(int(file.read()))
+    return min(found)
+
+
+@contextlib.asynccontextmanager
+async def running(config: BrokerConfig) -> AsyncIterator[BrokerServer]:
+    """A context manager that runs a broker, for tests and embedding."""
+    server = BrokerServer(config)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()

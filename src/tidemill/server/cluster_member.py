@@ -1,0 +1,382 @@
+"""The communication of this broker with the other brokers of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from tidemill.broker.alter_partition_manager import AlterPartitionManager
+from tidemill.broker.broker import Broker
+from tidemill.broker.broker_links import BrokerLinks
+from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
+from tidemill.broker.controlled_shutdown import controlled_shutdown
+from tidemill.broker.controller_channel_manager import BrokerStateListener, ControllerChannelManager
+from tidemill.broker.controller_request_handler import ControllerRequests, TopicKey
+from tidemill.broker.delayed_metadata import DelayedMetadata
+from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
+from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
+from tidemill.broker.replica_log_end_requests import LogEndRequests
+from tidemill.broker.replication_quotas import ReplicationQuotas
+from tidemill.controller.admin_node_requests import AdminNodeRequests
+from tidemill.controller.broker_registrations import BrokerRegistrationWatch
+from tidemill.controller.node_change_handlers import NodeChangeHandlers
+from tidemill.coordination.cluster_image import BrokerImage, Delta
+from tidemill.coordination.coordination_store import Create, Delete, NoNode, StoreError
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import (
+    BROKER_IDS,
+    DELETE_TOPICS,
+    LOG_DIR_EVENTS,
+    PREFERRED_REPLICA_ELECTION,
+    REASSIGN_PARTITIONS,
+    TOPICS,
+    BrokerNode,
+    LogDirEventNode,
+)
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.replication.partition import Partition
+from tidemill.replication.replica_fetcher import FetchLimits
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager, OtherBrokers
+from tidemill.server.store_outage import StoreOutage
+
+log = logging.getLogger("tidemill.server")
+
+RETRY_S = 1.0
+DEPARTED_BROKER_LISTED_S = 3.0
+"""A broker whose process has ended stays in Metadata responses for this time, and while its registration
+exists."""
+NODE_POLL_S = 1.0
+
+
+class ClusterMember(OtherBrokers, BrokerStateListener):
+    """Connects the controller, its channels, the requests of other controllers, and the replica fetchers."""
+
+    def __init__(self, broker: Broker, lifecycle: BrokerLifecycleManager) -> None:
+        self._broker = broker
+        self.applier = lifecycle.applier
+        self.membership = lifecycle.membership
+        self._tasks = lifecycle.tasks
+        self._deletions = lifecycle.deletions
+        self._delayed_metadata = broker.delayed_metadata = DelayedMetadata()
+        # The first listener: clients wait for the delayed responses.
+        broker.metadata.on_change(self._delayed_metadata.image_changed)
+        self._links = BrokerLinks(broker, self._delayed_metadata)
+        broker.inter_broker_listener = self._links.listener
+        requests = broker.controller_requests = ControllerRequests(broker, self.applier)
+        config = broker.config
+        self._channels = ControllerChannelManager(
+            broker.node_id,
+            self._links.listener,
+            self._links.open_to,
+            self,
+            config.seconds("controller.socket.timeout.ms"),
+        )
+        broker.failover.registered_listeners.append(self._channels.remove_unregistered)
+        self._admin_requests = AdminNodeRequests(
+            broker.controller, lambda path: self._node_changes.schedule([path])
+        )
+        self._registrations = BrokerRegistrationWatch(
+            broker.store, lambda path: self._node_changes.schedule([path]), broker.failover.brokers_changed
+        )
+        self._node_changes = NodeChangeHandlers(
+            broker.store,
+            {
+                BROKER_IDS: self._registrations.brokers_changed,
+                TOPICS: self._admin_requests.topics_changed,
+                DELETE_TOPICS: self._admin_requests.deletion_marks_changed,
+                REASSIGN_PARTITIONS: broker.controller.reassignments.apply_requested_reassignments,
+                PREFERRED_REPLICA_ELECTION: broker.controller.leader_elections.run_requested_elections,
+                LOG_DIR_EVENTS: self._directories_failed,
+            },
+        )
+        broker.controller.context.controller_change_listeners.append(self._controller_changed)
+        # The store may have applied a failed write. Reading the brokers again updates the image.
+        broker.controller.context.schedule_broker_refresh = lambda: self._node_changes.schedule([BROKER_IDS])
+        self._controller_channel = broker.controller_channel = BrokerToControllerChannel(
+            broker.node_id,
+            self._links.open,
+            self._controller_failed,
+            config.seconds("request.timeout.ms"),
+        )
+        self._isr_changes = AlterPartitionManager(
+            broker, self._controller_channel, broker.failover, lambda: self.applier.broker_epoch
+        )
+        self._dynamic_config = DynamicBrokerConfig(broker, requests)
+        self._log_ends = LogEndRequests(broker, self._links)
+        broker.controller.recovery.request_log_ends = self._log_ends.request
+        self.applier.replicas_failed = self._own_replicas_failed
+        self.applier.replicas_served = self._own_replicas_served
+        self.applier.controller_moved = self.controller_moved
+        requests.settings_unreadable = self._dynamic_config.watch_unreadable
+        self._departures: dict[int, BrokerImage] = {}
+        """Departed brokers in Metadata responses, each with a task that removes it."""
+        self._fetchers: ReplicaFetcherManager | None = None
+        self._store_outage: StoreOutage | None = None
+
+    def join_partitions(self) -> None:
+        """Connects the partitions with the replica fetchers and the AlterPartition requests."""
+        broker = self._broker
+        config = broker.config
+        broker.replication_quotas = ReplicationQuotas(broker)
+        self._fetchers = ReplicaFetcherManager(
+            broker.node_id,
+            self.applier.broker_epoch,
+            fetch_limits(config),
+            self._links.open,
+            broker.clock,
+            self._storage_failed,
+            broker.replication_quotas.follower,
+        )
+        self._store_outage = StoreOutage(broker)
+        broker.partitions.following = self._fetchers
+        broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
+        broker.partitions.change_isr = self._isr_changes.submit
+        broker.partitions.is_registered = lambda one: one in broker.metadata.brokers
+        broker.partitions.directory_failed = lambda: self._tasks.start(self._report_failed_directory())
+        broker.metadata.on_change(self._brokers_gone)
+        broker.metadata.on_change(self._remove_departed)
+
+    def _remove_departed(self, delta: Delta) -> None:
+        """Schedules the removal of departed brokers from Metadata responses."""
+        for broker_id, known in self._broker.metadata.departed.items():
+            if self._departures.get(broker_id) is not known:
+                self._departures[broker_id] = known
+                self._tasks.start(self._remove_departed_broker(broker_id, known))
+
+    async def _remove_departed_broker(self, broker_id: int, known: BrokerImage) -> None:
+        departed = self._broker.metadata.departed
+        await asyncio.sleep(DEPARTED_BROKER_LISTED_S)
+        while departed.get(broker_id) is known:
+            with contextlib.suppress(StoreError):
+                if not await self._broker.store.exists(BrokerNode.path(broker_id)):
+                    break
+            await asyncio.sleep(NODE_POLL_S)
+        if departed.get(broker_id) is known:
+            del departed[broker_id]
+        if self._departures.get(broker_id) is known:
+            del self._departures[broker_id]
+
+    async def _brokers_gone(self, delta: Delta) -> None:
+        """Notifies the leaders on this broker of followers whose brokers have gone."""
+        gone = {one for one in delta.before.brokers if one not in delta.image.brokers}
+        now_ms = self._broker.clock.monotonic_ms()
+        for topic in delta.image.topic_index.with_replicas_on(sorted(gone)):
+            for image in topic.partitions:
+                replicas = gone.intersection(image.replicas)
+                partition = self._broker.partitions.find(topic.name, image.partition) if replicas else None
+                if partition is not None and partition.is_leader:
+                    for one in replicas:
+                        partition.follower_gone(one, now_ms)
+
+    def start(self) -> None:
+        """Starts to read the configuration of the cluster; called after this broker is registered."""
+        self._dynamic_config.start()
+
+    async def controlled_shutdown(self) -> None:
+        """Moves the leaderships of this broker to other brokers, where another replica can lead."""
+        await controlled_shutdown(self._broker, lambda: self.applier.broker_epoch, self._stop_fetchers)
+
+    async def _stop_fetchers(self) -> None:
+        self._broker.partitions.following = None
+        if self._fetchers is not None:
+            await self._fetchers.stop()
+
+    async def prepare_stop(self) -> None:
+        """Stops reading the configuration; called before this broker leaves the cluster."""
+        await self._dynamic_config.stop()
+
+    async def stop(self) -> None:
+        """Stops the communication; called after this broker has left the cluster."""
+        self._isr_changes.stop()
+        if self._store_outage is not None:
+            self._store_outage.stop()
+        self._controller_channel.stop()
+        self._delayed_metadata.close()
+        # Requests that are still being applied must not start fetchers: the logs are closed next.
+        await self._stop_fetchers()
+
+    # Controller
+
+    def announce(self, delta: Delta) -> None:
+        """Sends a change of the controller in this process to the other brokers."""
+        delta.others = self._channels.send_changes(delta)
+
+    def _controller_changed(self, is_ours: bool) -> None:
+        if is_ours:
+            self._channels.start()
+            self._node_changes.start()
+        else:
+            self._node_changes.stop()
+            self._admin_requests.stop()
+            self._registrations.stop()
+            self._channels.stop()
+
+    def controller_changed(self, broker_id: int) -> None:
+        """Connects to the new controller. If it is this broker, handles its own failed replicas."""
+        self._controller_channel.set_controller(broker_id)
+        failed = self._own_failed_replicas() if broker_id == self._broker.node_id else []
+        if failed:
+            self._own_replicas_failed(failed)
+
+    def _controller_failed(self, broker_id: int) -> None:
+        """Notes that the broker of the controller refuses connections, and starts an election."""
+        self._channels.connection_refused(broker_id)
+        self.membership.controller_failed(broker_id)
+
+    # Registration of this broker
+
+    def registered(self, epoch: int) -> None:
+        """Sets the broker epoch of the fetchers, and reads the configuration."""
+        if self._fetchers is not None:
+            self._fetchers.registered(epoch)
+        self._dynamic_config.read_all()
+
+    def session_expired(self) -> None:
+        """Resigns the leaderships that other brokers may have by now."""
+        if self._store_outage is not None:
+            self._store_outage.store_reconnected(session_expired=True)
+        self._controller_channel.stop()
+        self._broker.partitions.step_down()
+
+    def store_disconnected(self) -> None:
+        """Starts to check whether the followers are unreachable as well."""
+        if self._store_outage is not None:
+            self._store_outage.store_disconnected()
+
+    def store_reconnected(self) -> None:
+        """Resumes the leaderships that the isolation suspended."""
+        if self._store_outage is not None:
+            self._store_outage.store_reconnected(session_expired=False)
+
+    async def _report_failed_directory(self) -> None:
+        """Notifies the controller of a failed data directory, with a node in the store."""
+        data = LogDirEventNode.encode(self._broker.node_id)
+        while True:
+            try:
+                await self._broker.store.transact([Create(LogDirEventNode.prefix, data, sequential=True)])
+                return
+            except StoreError as problem:
+                log.warning("the controller could not be notified of the failed data directory: %s", problem)
+                await asyncio.sleep(RETRY_S)
+
+    def _own_failed_replicas(self) -> list[tuple[bytes, int]]:
+        return [
+            (partition.log.topic_id, int(partition.index))
+            for partition in self._broker.partitions.all()
+            if partition.failed
+        ]
+
+    def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
+        self._broker.partitions.on_storage_error(partition, problem)
+
+    # Channels of the controller
+
+    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+        """Whether the controller has moved the leaderships of a broker in a controlled shutdown."""
+        return self._broker.controller.context.is_stopping(broker_id, epoch)
+
+    def broker_dead(self, broker_id: int, epoch: int) -> None:
+        """Elects other leaders for the partitions of a broker whose process has ended."""
+        if self.is_stopping(broker_id, epoch):
+            log.info("broker %d refuses connections: it has shut down", broker_id)
+        else:
+            log.warning("broker %d refuses connections: its process has ended", broker_id)
+        self._broker.failover.mark_dead(broker_id, epoch)
+        self._node_changes.schedule([BROKER_IDS])
+
+    def broker_connected(self, broker_id: int) -> None:
+        """Restores a broker that was considered failed."""
+        if self._broker.failover.mark_alive(broker_id):
+            log.info("broker %d accepts connections again", broker_id)
+            self._node_changes.schedule([BROKER_IDS])
+
+    def replicas_deleted(self, broker_id: int, topics: Sequence[TopicKey]) -> None:
+        """Confirms the deletion of topics on a broker."""
+        self._tasks.start(self._deletions.confirm(broker_id, topics))
+
+    def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """Elects other leaders for failed replicas."""
+        log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
+        self._tasks.start(
+            _retry_until_written(
+                lambda: self._broker.failover.replicas_failed(broker_id, epoch, partitions),
+                f"partitions that broker {broker_id} cannot serve",
+            )
+        )
+
+    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """Lets replicas that work again join the ISR and lead."""
+        self._tasks.start(
+            _retry_until_written(
+                lambda: self._broker.failover.replicas_served(broker_id, epoch, partitions),
+                f"partitions that broker {broker_id} serves again",
+            )
+        )
+
+    def _own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        self.replicas_failed(self._broker.node_id, self.applier.broker_epoch, partitions)
+
+    def _own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        self.replicas_served(self._broker.node_id, self.applier.broker_epoch, partitions)
+
+    async def _directories_failed(self) -> None:
+        """Reads the notifications of failed data directories, and marks the failed replicas.
+
+        Other brokers report theirs in the response to a repeated LeaderAndIsr request.
+        """
+        store = self._broker.store
+        paths = [f"{LOG_DIR_EVENTS}/{name}" for name in await store.children(LOG_DIR_EVENTS)]
+        nodes = await store.get_many(paths)
+        failed_brokers = set()
+        for node in nodes:
+            try:
+                failed_brokers |= {LogDirEventNode.decode(node.data)} if node is not None else set()
+            except NodeFormatError as problem:
+                log.error("%s The node is deleted.", problem)
+        for broker_id in failed_brokers:
+            if broker_id == self._broker.node_id:
+                epoch = self.applier.broker_epoch
+                await self._broker.failover.replicas_failed(broker_id, epoch, self._own_failed_replicas())
+            else:
+                self._channels.resend_full_state(self._broker.controller.image, broker_id)
+        controller = self._broker.controller
+        async with controller.context.changing():
+            for path in paths:
+                # Fenced by the controller epoch: after a controller change the next controller deletes them.
+                with contextlib.suppress(NoNode):
+                    await controller.context.write_operations([Delete(path)])
+
+    def controller_moved(self) -> None:
+        """Resigns, because a broker knows a higher controller epoch."""
+        self.membership.controller_moved()
+
+
+def fetch_limits(config: BrokerConfig) -> FetchLimits:
+    """The fetch limits from the ``replica.*`` keys."""
+    return FetchLimits(
+        wait_ms=config.int("replica.fetch.wait.max.ms"),
+        bytes_min=config.int("replica.fetch.min.bytes"),
+        bytes_max=config.int("replica.fetch.response.max.bytes"),
+        partition_bytes_max=config.int("replica.fetch.max.bytes"),
+        backoff_ms=config.int("replica.fetch.backoff.ms"),
+        patience_ms=config.int("replica.socket.timeout.ms"),
+    )
+
+
+async def _retry_until_written(change: Callable[[], Awaitable[None]], what: str) -> None:
+    """Repeats ``change`` until the store accepts it. ``what`` names the replicas in log lines."""
+    while True:
+        try:
+            await change()
+        except StoreError as problem:
+            log.error("the change for %s failed, and is retried in %g s: %s", what, RETRY_S, problem)
+            await asyncio.sleep(RETRY_S)
+        except KafkaError as problem:
+            # Another controller requests them from the brokers when it starts.
+            log.info("another controller handles %s: %s", what, problem)
+            return
+        else:
+            return

@@ -1,0 +1,44 @@
+"""The periodic tasks of a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from tidemill.model.task_set import cancel_all
+
+log = logging.getLogger("tidemill.server")
+
+PERIOD_S_MIN = 0.1
+"""The shortest interval. Kafka's keys allow 0, which would occupy the event loop."""
+
+
+class KafkaScheduler:
+    """Runs tasks until the broker stops."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def schedule(self, first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
+        """Calls ``do`` after ``first_s``, and then repeatedly with pauses of ``period_s``."""
+        self.run(_repeat(first_s, max(period_s, PERIOD_S_MIN), do))
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts a task that has its own pauses."""
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def stop(self) -> None:
+        """Cancels all tasks and waits for their end."""
+        await cancel_all(self._tasks)
+
+
+async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.sleep(first_s)
+    while True:
+        try:
+            await do()
+        except Exception:
+            log.exception("a periodic task failed, and is retried in %g s", period_s)
+        await asyncio.sleep(period_s)

@@ -1,0 +1,103 @@
+"""Repeats the deletions of topics and replicas that failed on this broker because of a disk error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
+from tidemill.broker.broker import Broker
+from tidemill.broker.controller_request_handler import TopicKey
+from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.topic_image import TopicImage
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.server.background_tasks import BackgroundTasks
+
+log = logging.getLogger("tidemill.server")
+
+RETRY_S, RETRY_S_MAX = 1.0, 30.0
+"""The first and the longest pause before a deletion is repeated."""
+
+
+class RefusedDeletions:
+    """The failed deletions that the controller of this process has requested from this broker."""
+
+    def __init__(self, broker: Broker, applier: LeaderAndIsrApplier, tasks: BackgroundTasks) -> None:
+        self._broker = broker
+        self._applier = applier
+        self._tasks = tasks
+        self._topics: set[TopicKey] = set()
+        self._replicas: set[tuple[bytes, int]] = set()
+        """Topic ids and partitions."""
+        applier.topic_deletion_refused = self._topic_refused
+        applier.replica_deletion_refused = self._replica_refused
+
+    def _topic_refused(self, topic: TopicImage) -> None:
+        key = (topic.name, topic.topic_id)
+        if key not in self._topics:
+            self._topics.add(key)
+            self._tasks.start(self._delete_topic(topic))
+
+    async def _delete_topic(self, topic: TopicImage) -> None:
+        """Deletes a topic when the disk works again, while this broker is the controller."""
+        key = (topic.name, topic.topic_id)
+        try:
+            is_deleted = await _until_deleted(
+                lambda: self._applier.retry_topic_deletion(topic),
+                topic.name,
+                lambda: self._is_deleting(topic),
+            )
+        finally:
+            self._topics.discard(key)
+        if is_deleted:
+            await self.confirm(self._broker.node_id, [key])
+
+    def _is_deleting(self, topic: TopicImage) -> bool:
+        """Whether this controller deletes the topic. Another controller sends a request to this broker."""
+        controller = self._broker.controller
+        known = controller.image.deleting.get(topic.name)
+        return controller.is_active and known is not None and known.topic_id == topic.topic_id
+
+    async def confirm(self, broker_id: int, topics: Sequence[TopicKey]) -> None:
+        """Confirms to the controller of this process that a broker has no files of these topics."""
+        try:
+            await self._broker.controller.admin_manager.replicas_deleted(broker_id, topics)
+        except (KafkaError, StoreError) as problem:
+            names = ", ".join(name for name, _ in topics)
+            log.warning("the deletion of %s could not be confirmed, and continues later: %s", names, problem)
+
+    def _replica_refused(self, topic: TopicImage, index: int) -> None:
+        key = (topic.topic_id, index)
+        if key not in self._replicas:
+            self._replicas.add(key)
+            self._tasks.start(self._delete_replica(topic, index))
+
+    async def _delete_replica(self, topic: TopicImage, index: int) -> None:
+        """Deletes a reassigned replica when the disk works again; no other request repeats the deletion."""
+        try:
+            await _until_deleted(
+                lambda: self._applier.retry_replica_deletion(topic, index),
+                f"{topic.name}-{index}",
+                lambda: True,
+            )
+        finally:
+            self._replicas.discard((topic.topic_id, index))
+
+
+async def _until_deleted(
+    delete: Callable[[], Awaitable[None]], name: str, is_wanted: Callable[[], bool]
+) -> bool:
+    """Repeats ``delete``, with pauses, until it succeeds. Returns False if it is not wanted any more."""
+    pause_s = RETRY_S
+    while True:
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
+        if not is_wanted():
+            return False
+        try:
+            await delete()
+        except StorageError as problem:
+            log.error("%s could not be deleted, which is retried: %s", name, problem)
+        else:
+            return True

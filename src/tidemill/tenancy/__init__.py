@@ -1,1 +1,0 @@
-"""Instances, name mapping, shares."""

@@ -1,0 +1,77 @@
+"""The warnings while the coordinator of a group is unavailable."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import CONSUMER
+from tidemill.client.consumer_coordinator import ConsumerCoordinator, State
+from tidemill.client.coordinator_warnings import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorWarnings
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
+from tidemill.client.network_client import NetworkClient
+from tidemill.model.errors import ErrorCode
+
+
+def test_an_unavailable_coordinator_is_a_warning_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    trouble = CoordinatorWarnings(lambda: now)
+    problem = error_for(ErrorCode.NOT_COORDINATOR, "join group 'g'", broker="localhost:9092")
+    lines: list[tuple[float, str]] = []
+    for second in range(2 * int(WARN_AGAIN_S)):
+        now = float(second)
+        trouble.failed("g", problem)
+        lines += [(now, line) for line in caplog.messages]
+        caplog.clear()
+    assert [when for when, _ in lines] == [WARN_AFTER_S, WARN_AFTER_S + WARN_AGAIN_S]
+    assert lines[0][1] == (
+        "group g waits for its coordinator for 3 s: cannot join group 'g': NOT_COORDINATOR, broker "
+        "localhost:9092; wait for an election; if it stays, start the brokers of the group's partition of "
+        "__consumer_offsets, which 'tidemill topic describe __consumer_offsets' shows, or check their logs"
+    )
+    caplog.set_level(logging.WARNING)
+    trouble.ended("g")
+    trouble.ended("g")
+    assert caplog.messages == ["the coordinator of group g answers again"]
+
+
+def test_a_moved_coordinator_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    trouble = CoordinatorWarnings(lambda: now)
+    for _ in range(20):
+        trouble.failed("g", error_for(ErrorCode.NOT_COORDINATOR, "join group 'g'"))
+        now += WARN_AFTER_S - 0.1
+        trouble.ended("g")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"), [(BrokerUnreachable("away"), "away"), (ClientClosed("closed"), None)]
+)
+def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
+    monkeypatch: pytest.MonkeyPatch, problem: ClientError, reason: str | None
+) -> None:
+    settings = {"bootstrap.servers": "unused:1", "group.id": "g", "heartbeat.interval.ms": 1}
+    cluster = NetworkClient(ClientConfig(CONSUMER, settings))
+    member: Any = ConsumerCoordinator(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
+    member.state = State.STABLE
+    tries: list[float] = []
+
+    def fail(deadline: float) -> Any:
+        tries.append(deadline)
+        if len(tries) == 2:  # The thread has handled the first failure. It ends after the second.
+            member._closing = True
+        raise problem
+
+    monkeypatch.setattr(member, "connection", fail)
+    member._run_heartbeats()
+    assert len(tries) == 2
+    current = cluster.coordinator_trouble.current
+    assert (current[:2] if current is not None else None) == (("g", reason) if reason else None)
+    cluster.close()

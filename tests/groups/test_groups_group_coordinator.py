@@ -1,0 +1,596 @@
+"""The group coordinator: order, failures, timeouts, loading, leadership."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from coordinator_fixture import PARTITIONS, CoordinatorFixture, MemoryLog, commit, join, turns
+
+from record_builders import build_batch
+from tidemill.groups.coordinator_effects import CommitRequest, LeavingMember, OffsetToCommit
+from tidemill.groups.group_metadata_manager import PENDING_JOINS_MAX
+from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
+from tidemill.records.batch import parse_batches
+from tidemill.records.builder import BatchBuilder, build_end_marker
+
+Story = Callable[[], Coroutine[Any, Any, None]]
+
+
+def with_coordinator(story: Story) -> Callable[[], None]:
+    """Runs a test in a new event loop."""
+
+    def play() -> None:
+        asyncio.run(story())
+
+    play.__name__ = story.__name__
+    play.__doc__ = story.__doc__
+    return play
+
+
+@with_coordinator
+async def test_a_group_forms_commits_and_is_reloaded_by_its_next_coordinator() -> None:
+    log = MemoryLog()
+    async with CoordinatorFixture(log) as fixture:
+        member = await fixture.stable()
+        assert member.startswith("app-")
+        request = commit(generation=1, member_id=member)
+        assert (await fixture.service.commit(request)).errors == (ErrorCode.NONE,)
+        assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        assert fixture.service.rebalances == 1
+        assert fixture.service.commits == 1
+    async with CoordinatorFixture(log) as fixture:
+        assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        error, offsets = await fixture.service.fetch("g")
+        assert error is ErrorCode.NONE
+        assert offsets["t"][0].offset == 5
+        view = fixture.service.describe("g")
+        assert not isinstance(view, ErrorCode)
+        assert (view.state, view.members[0].assignment) == ("Stable", b"x")
+        await fixture.time.advance(9_000)
+        assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        await fixture.time.advance(10_002)
+        assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@with_coordinator
+async def test_nothing_is_answered_before_it_is_committed() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.log.gate.clear()
+        committing = asyncio.ensure_future(fixture.service.commit(commit()))
+        await turns()
+        assert not committing.done()
+        assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
+        stable = asyncio.ensure_future(fixture.service.fetch("g", require_stable=True))
+        await turns()
+        assert not stable.done()
+        fixture.log.gate.set()
+        assert (await committing).errors == (ErrorCode.NONE,)
+        assert (await stable)[1]["t"][0].offset == 5
+
+
+@with_coordinator
+async def test_a_stable_fetch_does_not_wait_for_later_commits() -> None:
+    async with CoordinatorFixture() as fixture:
+        await fixture.service.commit(commit())
+        assert (await asyncio.wait_for(fixture.service.fetch("g", require_stable=True), 1))[1]["t"][
+            0
+        ].offset == 5
+
+
+@with_coordinator
+async def test_requests_of_one_turn_share_a_batch() -> None:
+    async with CoordinatorFixture() as fixture:
+        results = await asyncio.gather(*(fixture.service.commit(commit(topic=f"t{n}")) for n in range(50)))
+        assert {result.errors for result in results} == {(ErrorCode.NONE,)}
+        assert len(fixture.log.batches[fixture.partition()]) == 1
+        assert len(fixture.log.records(fixture.partition())) == 50
+
+
+@with_coordinator
+async def test_a_commit_too_big_for_one_batch_is_written_in_several() -> None:
+    async with CoordinatorFixture() as fixture:
+        offsets = tuple(OffsetToCommit("t", n, n, metadata="m" * 4_000) for n in range(300))
+        result = await fixture.service.commit(CommitRequest("g", offsets))
+        assert set(result.errors) == {ErrorCode.NONE}
+        batches = fixture.log.batches[fixture.partition()]
+        assert len(batches) == 3
+        assert max(len(batch) for batch in batches) < 600_000
+        assert len((await fixture.service.fetch("g"))[1]["t"]) == 300
+
+
+@with_coordinator
+async def test_when_one_of_its_batches_fails_a_commit_has_failed() -> None:
+    async with CoordinatorFixture() as fixture:
+        offsets = tuple(OffsetToCommit("t", n, n, metadata="m" * 4_000) for n in range(300))
+        fixture.log.errors.append(KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS))
+        result = await fixture.service.commit(CommitRequest("g", offsets))
+        assert set(result.errors) == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        held = (await fixture.service.fetch("g"))[1]["t"]
+        assert set(held) == {record.partition for record in fixture.log.records(fixture.partition())}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE),
+        (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_RECORD),
+    ],
+)
+def test_maps_append_errors_to_coordinator_errors(error: ErrorCode, told: ErrorCode) -> None:
+    async def story() -> None:
+        async with CoordinatorFixture() as fixture:
+            fixture.log.errors.append(KafkaError("refused", error))
+            assert (await fixture.service.commit(commit())).errors == (told,)
+            assert (await fixture.service.commit(commit())).errors == (ErrorCode.NONE,)
+
+    asyncio.run(story())
+
+
+@with_coordinator
+async def test_an_append_that_breaks_is_an_error_of_ours() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.log.errors.append(RuntimeError("bug"))
+        assert (await fixture.service.commit(commit())).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,)
+
+
+@with_coordinator
+async def test_a_commit_that_cannot_be_written_down_costs_the_others_of_its_turn_nothing() -> None:
+    async with CoordinatorFixture() as fixture:
+        offsets = (OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 2**63))
+        before, broken, after = (
+            asyncio.ensure_future(fixture.service.commit(request))
+            for request in (commit(topic="a"), CommitRequest("g", offsets), commit(topic="b"))
+        )
+        assert (await before).errors == (await after).errors == (ErrorCode.NONE,)
+        assert (await broken).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,) * 2
+        _, held = await asyncio.wait_for(fixture.service.fetch("g", require_stable=True), 1)
+        assert set(held) == {"a", "b"}
+
+
+@with_coordinator
+async def test_a_commit_that_takes_too_long_is_answered_and_may_still_count() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.log.gate.clear()
+        committing = asyncio.ensure_future(fixture.service.commit(commit()))
+        await fixture.time.advance(4_990)
+        assert not committing.done()
+        await fixture.time.advance(20)
+        assert (await committing).errors == (ErrorCode.COORDINATOR_NOT_AVAILABLE,)
+        fixture.log.gate.set()
+        await turns()
+        assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 5
+
+
+@with_coordinator
+async def test_a_failed_assignment_sends_members_back_to_join() -> None:
+    async with CoordinatorFixture() as fixture:
+        joining = asyncio.ensure_future(fixture.service.join(join()))
+        await fixture.time.advance(10)
+        joined = await joining
+        fixture.log.errors.append(KafkaError("gone", ErrorCode.NOT_ENOUGH_REPLICAS))
+        from tidemill.groups.coordinator_effects import SyncRequest
+
+        synced = await fixture.service.sync(SyncRequest("g", joined.member_id, 1))
+        assert synced.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert fixture.service.heartbeat("g", joined.member_id, 1, None) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+# Leadership.
+
+
+@with_coordinator
+async def test_groups_of_other_coordinators_are_sent_there() -> None:
+    async with CoordinatorFixture(lead=False) as fixture:
+        service = fixture.service
+        assert (await service.join(join())).error is ErrorCode.NOT_COORDINATOR
+        assert (await service.commit(commit())).errors == (ErrorCode.NOT_COORDINATOR,)
+        assert await service.fetch("g") == (ErrorCode.NOT_COORDINATOR, {})
+        assert service.heartbeat("g", "m", 1, None) is ErrorCode.NOT_COORDINATOR
+        assert service.describe("g") is ErrorCode.NOT_COORDINATOR
+        assert await service.delete_groups(("g",)) == [ErrorCode.NOT_COORDINATOR]
+        assert service.list_groups() == (ErrorCode.NONE, [])
+
+
+@with_coordinator
+async def test_while_groups_are_loaded_clients_are_asked_to_wait() -> None:
+    async with CoordinatorFixture(lead=False) as fixture:
+        service = fixture.service
+        fixture.log.reading.clear()
+        fixture.lead()
+        await turns()
+        assert (await service.join(join())).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert await service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
+        assert service.heartbeat("g", "m", 1, None) is ErrorCode.NONE
+        assert service.list_groups()[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        fixture.log.reading.set()
+        await turns()
+        assert await service.fetch("g") == (ErrorCode.NONE, {})
+
+
+@with_coordinator
+async def test_a_log_that_cannot_be_read_is_tried_again() -> None:
+    async with CoordinatorFixture(lead=False) as fixture:
+        fixture.log.read_errors = [OSError("disk")]
+        fixture.service.become_leader(fixture.partition(), 1)
+        await turns()
+        assert (await fixture.service.fetch("g"))[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await fixture.time.advance(1_010)
+        assert (await fixture.service.fetch("g"))[0] is ErrorCode.NONE
+
+
+@with_coordinator
+async def test_a_broker_that_stops_leaves_the_question_for_positions_of_a_moved_group_unanswered() -> None:
+    async with CoordinatorFixture() as fixture:
+        await fixture.service.commit(commit())
+        fixture.service.begin_stop()
+        assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 5, "until the group has moved"
+        fixture.service.resign(fixture.partition())
+        asking = asyncio.ensure_future(fixture.service.fetch("g"))
+        assert fixture.service.heartbeat("g", "m", 1, None) is ErrorCode.NOT_COORDINATOR
+        await fixture.time.advance(2_990)
+        assert not asking.done()
+        await fixture.service.stop()
+        assert await asyncio.wait_for(asking, 5) == (ErrorCode.NOT_COORDINATOR, {}), "to a closed connection"
+
+
+@with_coordinator
+async def test_a_broker_that_takes_long_to_stop_answers_the_question_for_positions() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.service.begin_stop()
+        fixture.service.resign(fixture.partition())
+        asking = asyncio.ensure_future(fixture.service.fetch("g"))
+        await fixture.time.advance(2_990)
+        assert not asking.done()
+        await fixture.time.advance(20)
+        assert await asyncio.wait_for(asking, 5) == (ErrorCode.NOT_COORDINATOR, {})
+
+
+@with_coordinator
+async def test_who_waits_is_sent_away_when_the_partition_moves() -> None:
+    async with CoordinatorFixture(initial_rebalance_delay_ms=3_000) as fixture:
+        partition = fixture.partition()
+        fixture.log.gate.clear()
+        joining = asyncio.ensure_future(fixture.service.join(join()))
+        committing = asyncio.ensure_future(
+            fixture.service.commit(commit("h" if fixture.partition("h") else "g"))
+        )
+        await turns()
+        for each in range(PARTITIONS):
+            fixture.service.resign(each, 2)
+        assert (await joining).error is ErrorCode.NOT_COORDINATOR
+        assert (await committing).errors in ((ErrorCode.NOT_COORDINATOR,), (ErrorCode.UNKNOWN_MEMBER_ID,))
+        assert (await fixture.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
+        fixture.service.become_leader(partition, 3)
+        fixture.log.gate.set()
+        await turns()
+        assert (await fixture.service.fetch("g"))[0] is ErrorCode.NONE
+        await fixture.time.advance(10_000)
+
+
+@with_coordinator
+async def test_a_commit_decided_before_the_partition_moved_is_not_written() -> None:
+    async with CoordinatorFixture() as fixture:
+        committing = asyncio.ensure_future(fixture.service.commit(commit()))
+        await asyncio.sleep(0)
+        fixture.service.resign(fixture.partition())
+        fixture.service.become_leader(fixture.partition(), 2)
+        assert (await committing).errors == (ErrorCode.NOT_COORDINATOR,)
+        assert fixture.log.batches == {}
+
+
+@with_coordinator
+async def test_news_of_an_older_epoch_are_ignored() -> None:
+    async with CoordinatorFixture() as fixture:
+        partition = fixture.partition()
+        await fixture.service.commit(commit())
+        fixture.service.become_leader(partition, 7)
+        fixture.service.resign(partition, 6)
+        assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 5
+        fixture.service.resign(partition, 7)
+        assert (await fixture.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
+
+
+@with_coordinator
+async def test_timers_of_an_earlier_leadership_do_not_fire() -> None:
+    async with CoordinatorFixture() as fixture:
+        member = await fixture.stable()
+        await fixture.time.advance(8_000)
+        fixture.service.resign(fixture.partition())
+        fixture.service.become_leader(fixture.partition(), 2)
+        await fixture.time.advance(9_000)
+        assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+
+
+# Loading.
+
+
+def offset_record(topic: str, offset: int | None, group: str = "g") -> tuple[int, bytes, bytes | None, None]:
+    value = None if offset is None else CommittedOffset(offset)
+    record = OffsetRecord(group, topic, 0, value)
+    return (0, record.key_bytes(), record.value_bytes(), None)
+
+
+async def offsets_after(*batches: bytes, **config: int) -> dict[str, int]:
+    log = MemoryLog()
+    async with CoordinatorFixture(log, lead=False, **config) as fixture:
+        log.batches[fixture.partition()] = list(batches)
+        fixture.lead()
+        await turns(40)
+        error, offsets = await fixture.service.fetch("g")
+        assert error is ErrorCode.NONE
+        return {topic: of_topic[0].offset for topic, of_topic in offsets.items()}
+
+
+@with_coordinator
+async def test_the_last_record_of_a_key_counts() -> None:
+    batches = [
+        build_batch([offset_record("t", 5), offset_record("u", 1)]),
+        build_batch([offset_record("t", 7), offset_record("u", None)], base_offset=2),
+    ]
+    assert await offsets_after(*batches) == {"t": 7}
+    assert await offsets_after(b"".join(batches)) == {"t": 7}
+
+
+@with_coordinator
+async def test_compressed_batches_are_read() -> None:
+    for codec in range(1, 5):
+        assert await offsets_after(build_batch([offset_record("t", 5)], codec=codec)) == {"t": 5}
+
+
+@with_coordinator
+async def test_a_batch_above_the_unpack_limit_of_the_broker_is_skipped() -> None:
+    small, large = [offset_record("t", 5)], [offset_record(f"topic-{n}", n) for n in range(100)]
+    for codec in range(1, 5):
+        batches = [build_batch(large, codec=codec), build_batch(small, codec=codec, base_offset=100)]
+        assert await offsets_after(*batches, unpacked_bytes_max=1000) == {"t": 5}
+        assert len(await offsets_after(*batches, unpacked_bytes_max=100_000)) == 101
+
+
+@with_coordinator
+async def test_what_cannot_be_read_costs_no_more_than_itself() -> None:
+    strange = (0, b"\x00\x09other", b"\x00\x00", None)
+    broken = (0, offset_record("t", 5)[1], b"\x00\x63", None)
+    corrupt = bytearray(build_batch([offset_record("v", 5)]))
+    corrupt[-1] ^= 1
+    batches = [
+        build_batch([strange, broken, (0, None, b"x", None), offset_record("t", 5)]),
+        bytes(corrupt),
+        build_batch([offset_record("u", 6)]),
+    ]
+    assert await offsets_after(*batches) == {"t": 5, "u": 6}
+
+
+@with_coordinator
+async def test_offsets_of_a_transaction_count_when_it_is_committed() -> None:
+    def of_producer(producer_id: int, topic: str) -> bytes:
+        return build_batch(
+            [offset_record(topic, 5)],
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+
+    batches = [
+        of_producer(1, "committed"),
+        of_producer(2, "aborted"),
+        of_producer(3, "open"),
+        build_end_marker(True, 0, 1, 0, 0),
+        build_end_marker(False, 0, 2, 0, 0),
+    ]
+    assert await offsets_after(*batches) == {"committed": 5}
+
+
+@with_coordinator
+async def test_the_later_record_counts_where_a_transaction_ends_after_it() -> None:
+    def committed(at: int, value: int, producer_id: int = -1) -> bytes:
+        options: dict[str, int] = {}
+        if producer_id >= 0:
+            options = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0}
+        return build_batch(
+            [offset_record("t", value)], base_offset=at, transactional=bool(options), **options
+        )
+
+    def ended(producer_id: int) -> bytes:
+        return build_end_marker(True, 0, producer_id, 0, 0)
+
+    assert await offsets_after(committed(0, 5, 1), committed(1, 9), ended(1)) == {"t": 9}
+    assert await offsets_after(committed(0, 5, 1), committed(1, 9, 2), ended(2), ended(1)) == {"t": 9}
+    assert await offsets_after(committed(0, 5, 1), committed(1, 9, 2), ended(1), ended(2)) == {"t": 9}
+    assert await offsets_after(committed(0, 9), committed(1, 5, 1), ended(1)) == {"t": 5}
+
+
+@with_coordinator
+async def test_loading_shares_the_loop() -> None:
+    log = MemoryLog()
+    builder = BatchBuilder()
+    for number in range(5_000):
+        builder.append(*offset_record(f"t{number}", number)[:3])
+    async with CoordinatorFixture(log, lead=False) as fixture:
+        log.batches[fixture.partition()] = [builder.build()]
+        fixture.lead()
+        turns_taken = 0
+        while (await fixture.service.fetch("g"))[0] is not ErrorCode.NONE:
+            await asyncio.sleep(0)
+            turns_taken += 1
+        assert turns_taken >= 10
+        assert len((await fixture.service.fetch("g"))[1]) == 5_000
+
+
+# Finding.
+
+
+@with_coordinator
+async def test_the_topic_is_created_once_for_all_who_ask() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.topic.leads = None
+        found = await asyncio.gather(*(fixture.service.find_coordinator("g", "EXTERNAL") for _ in range(20)))
+        assert {endpoint.host for endpoint in found} == {"host-of-EXTERNAL"}
+        assert found[0].port == 9092 + fixture.partition()
+        assert fixture.topic.ensured == 1
+
+
+@with_coordinator
+async def test_a_topic_that_cannot_be_created_is_no_coordinator_yet() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.topic.leads = None
+        fixture.topic.error = KafkaError("no brokers", ErrorCode.INVALID_REPLICATION_FACTOR)
+        with pytest.raises(KafkaError, match="no brokers") as caught:
+            await fixture.service.find_coordinator("g", "L")
+        assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        fixture.topic.error = None
+        assert (await fixture.service.find_coordinator("g", "L")).node_id == 1
+
+
+# Everything else.
+
+
+@with_coordinator
+async def test_expired_offsets_leave_the_log_by_tombstones() -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.service.start()
+        await fixture.service.commit(commit())
+        await fixture.time.advance(50_000)
+        assert (await fixture.service.fetch("g"))[1] != {}
+        await fixture.time.advance(20_000)
+        assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
+        assert fixture.log.records(fixture.partition())[1:] == [
+            OffsetRecord("g", "t", 0, None),
+            GroupRecord("g", None),
+        ]
+
+
+def test_logs_and_retries_a_failed_expiry(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with CoordinatorFixture() as fixture:
+            fixture.service.start()
+            await fixture.service.commit(commit())
+            shard = fixture.service._shards[fixture.partition()]
+            plain = shard.core.expire
+            shard.core.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
+            await fixture.time.advance(70_000)
+            shard.core.expire = plain  # type: ignore[method-assign]
+            assert (await fixture.service.fetch("g"))[1] != {}
+            await fixture.time.advance(10_001)
+            assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
+
+    asyncio.run(story())
+    assert "expired offsets were not removed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@with_coordinator
+async def test_groups_are_deleted_wherever_they_are() -> None:
+    async with CoordinatorFixture() as fixture:
+        await asyncio.gather(*(fixture.service.commit(commit(f"g{n}")) for n in range(10)))
+        member = await fixture.stable("busy")
+        asked = ("g3", "busy", "nobody", "g3", *(f"g{n}" for n in range(10)))
+        errors = await fixture.service.delete_groups(asked)
+        assert errors[:4] == [
+            ErrorCode.NONE,
+            ErrorCode.NON_EMPTY_GROUP,
+            ErrorCode.GROUP_ID_NOT_FOUND,
+            ErrorCode.NONE,
+        ]
+        assert set(errors[4:]) == {ErrorCode.NONE}
+        assert [group.group_id for group in fixture.service.list_groups()[1]] == ["busy"]
+        assert fixture.service.group_count() == 1
+        left = await fixture.service.leave("busy", (LeavingMember(member),))
+        assert left.members[0][1] is ErrorCode.NONE
+
+
+@with_coordinator
+async def test_deleted_topics_take_their_offsets_along() -> None:
+    async with CoordinatorFixture() as fixture:
+        await asyncio.gather(*(fixture.service.commit(commit(f"g{n}", topic=f"t{n % 2}")) for n in range(10)))
+        fixture.service.topics_deleted({"t0": ZERO_ID})
+        await turns()
+        assert sorted(group.group_id for group in fixture.service.list_groups()[1]) == [
+            f"g{n}" for n in (1, 3, 5, 7, 9)
+        ]
+
+
+@with_coordinator
+async def test_ids_and_timeouts_are_checked_at_the_door() -> None:
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        assert (await service.join(join(""))).error is ErrorCode.INVALID_GROUP_ID
+        assert (await service.leave("", ())).error is ErrorCode.INVALID_GROUP_ID
+        assert (await service.delete_offsets("", ())).error is ErrorCode.INVALID_GROUP_ID
+        assert service.heartbeat("", "m", 1, None) is ErrorCode.INVALID_GROUP_ID
+        for timeout_ms in (5_999, 1_800_001):
+            result = await service.join(join(session_timeout_ms=timeout_ms))
+            assert result.error is ErrorCode.INVALID_SESSION_TIMEOUT
+        assert (await service.commit(commit(""))).errors == (ErrorCode.NONE,)
+
+
+@with_coordinator
+async def test_a_client_that_hangs_up_leaves_no_trace_in_the_loop() -> None:
+    async with CoordinatorFixture(initial_rebalance_delay_ms=1_000) as fixture:
+        joining = asyncio.ensure_future(fixture.service.join(join()))
+        await turns()
+        joining.cancel()
+        await fixture.time.advance(1_010)
+        view = fixture.service.describe("g")
+        assert not isinstance(view, ErrorCode)
+        assert view.state == "CompletingRebalance"
+        await fixture.time.advance(60_000)
+        view = fixture.service.describe("g")
+        assert not isinstance(view, ErrorCode)
+        assert view.state == "Empty"
+
+
+@with_coordinator
+async def test_ids_that_nobody_joins_with_take_a_bounded_room() -> None:
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        other = next(
+            name for name in map(str, range(100)) if fixture.partition(name) == fixture.partition("g")
+        )
+        alone = await service.join(join("g", requires_known_member_id=True))
+        for number in range(PENDING_JOINS_MAX):
+            await service.join(join("g" if number % 2 else other, requires_known_member_id=True))
+        assert (await service.join(join("g", alone.member_id))).error is ErrorCode.UNKNOWN_MEMBER_ID
+        for _ in range(2 * PENDING_JOINS_MAX):
+            await service.join(join("g", requires_known_member_id=True))
+        assert len(service._timers) < PENDING_JOINS_MAX + 10
+        assert [group.group_id for group in service.list_groups()[1]] == ["g"]
+        latest = (await service.join(join("g", requires_known_member_id=True))).member_id
+        joining = asyncio.ensure_future(service.join(join("g", latest)))
+        await fixture.time.advance(60_000)
+        assert (await joining).error is ErrorCode.NONE
+
+
+@with_coordinator
+async def test_a_thousand_idle_groups_hold_one_timer_of_the_loop() -> None:
+    async with CoordinatorFixture() as fixture:
+        members = [await fixture.stable(f"g{n}", session_timeout_ms=60_000) for n in range(1_000)]
+        assert fixture.time.armed == 1
+        batches = sum(len(each) for each in fixture.log.batches.values())
+        await fixture.time.advance(5_000)
+        for number, member in enumerate(members):
+            assert fixture.service.heartbeat(f"g{number}", member, 1, None) is ErrorCode.NONE
+        await fixture.time.advance(5_000)
+        assert fixture.time.armed == 1
+        assert sum(len(each) for each in fixture.log.batches.values()) == batches
+
+
+@with_coordinator
+async def test_batches_bear_the_wall_clock() -> None:
+    async with CoordinatorFixture() as fixture:
+        await fixture.service.commit(commit())
+        data = fixture.log.batches[fixture.partition()][0]
+        batch = parse_batches(data, 0, len(data))[0]
+        assert batch.max_timestamp == fixture.time.wall_ms()
+        assert not batch.is_control

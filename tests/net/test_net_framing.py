@@ -1,0 +1,120 @@
+"""Frames are found for any split of their bytes; an invalid size allocates no memory."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from net_stage import framed
+
+from tidemill.net.connection_state import DISPATCH, INPUT, OUTPUT, after
+from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
+
+
+def frames_of(reader: FrameReader) -> list[bytes]:
+    """Consumes the complete frames."""
+    found = []
+    start = reader.next_frame()
+    while start != NEED_DATA:
+        assert reader.next_frame() == start, "a repeated call returns the same frame"
+        found.append(reader.data[start : reader.end])
+        reader.consume()
+        start = reader.next_frame()
+    assert reader.unread_bytes == 0
+    return found
+
+
+@given(
+    frames=st.lists(st.binary(max_size=40), max_size=12),
+    rest=st.binary(max_size=3),
+    pieces=st.lists(st.integers(1, 30), min_size=1),
+)
+def test_frames_are_found_for_any_split_of_their_bytes(
+    frames: list[bytes], rest: bytes, pieces: list[int]
+) -> None:
+    data = framed(*frames) + rest
+    reader = FrameReader(0, 1000, "a frame")
+    found: list[bytes] = []
+    position = 0
+    while position < len(data):
+        size = pieces[position % len(pieces)]
+        reader.receive(data[position : position + size])
+        position += size
+        found += frames_of(reader)
+    assert found == frames
+    assert reader.held_bytes == len(rest)
+    assert reader.has_partial == bool(rest)
+
+
+@given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=12), handled=st.integers(0, 12))
+def test_pending_frames_are_kept_with_the_following_bytes(frames: list[bytes], handled: int) -> None:
+    reader = FrameReader(0, 1000, "a frame")
+    data = framed(*frames)
+    reader.receive(data)
+    found = []
+    for _ in range(min(handled, len(frames))):
+        found.append(reader.data[reader.next_frame() : reader.end])
+        reader.consume()
+    reader.receive(framed(b"later"))
+    assert found + frames_of(reader) == [*frames, b"later"]
+
+
+def test_a_completely_received_frame_is_not_copied() -> None:
+    reader = FrameReader(4, 1000, "an answer")
+    body = b"x" * 500
+    reader.receive(struct.pack(">i", 500))
+    assert reader.next_frame() == NEED_DATA
+    assert reader.missing_bytes == 500
+    reader.receive(body)
+    assert reader.next_frame() == 0
+    assert reader.data is body
+
+
+def test_a_consumed_frame_is_released_with_its_data() -> None:
+    reader = FrameReader(0, 1000, "a frame")
+    reader.receive(framed(b"first", b"second"))
+    reader.next_frame()
+    reader.consume()
+    assert reader.held_bytes == len(framed(b"first", b"second"))
+    reader.next_frame()
+    reader.consume()
+    assert reader.held_bytes == 0
+
+
+@pytest.mark.parametrize("size", [-1, 3, 1001, 0x7FFFFFFF])
+def test_an_error_names_the_invalid_size(size: int) -> None:
+    reader = FrameReader(4, 1000, "an answer", "response.bytes.max")
+    reader.receive(struct.pack(">i", size))
+    with pytest.raises(FrameSizeError) as raised:
+        reader.next_frame()
+    assert raised.value.size == size
+    assert str(raised.value) == (
+        f"an answer of {size} bytes was announced, 4 to 1000 are allowed (response.bytes.max)"
+    )
+
+
+def test_an_announced_size_allocates_no_memory() -> None:
+    reader = FrameReader(0, 1 << 30, "a frame")
+    reader.receive(struct.pack(">i", 1 << 30) + b"begin")
+    assert frames_of(reader) == []
+    assert reader.held_bytes == 5
+    assert reader.missing_bytes == (1 << 30) - 5
+
+
+@pytest.mark.parametrize("table", [INPUT, OUTPUT, DISPATCH])
+def test_every_state_has_a_row_and_every_event_a_column(table: list[list[int]]) -> None:
+    assert {len(row) for row in table} == {len(table[0])}
+    assert all(-1 <= following < len(table) for row in table for following in row)
+    reached = {0} | {following for row in table for following in row if following >= 0}
+    assert reached == set(range(len(table)))
+
+
+@pytest.mark.parametrize("table", [INPUT, OUTPUT, DISPATCH])
+def test_an_undefined_transition_raises_an_error(table: list[list[int]]) -> None:
+    missing = [(s, e) for s, row in enumerate(table) for e, following in enumerate(row) if following < 0]
+    assert missing
+    for state, event in missing:
+        with pytest.raises(RuntimeError, match=f"state {state} cannot handle event {event}"):
+            after(table, state, event)

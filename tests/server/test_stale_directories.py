@@ -1,0 +1,142 @@
+"""Outdated data directories: restored from a backup, or mounted again after a start without them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_lost_replicas import NODE, NOW, TOPIC_ID, fill, image_of
+
+from tidemill.coordination.coordination_store import SetData
+from tidemill.coordination.directory_starts_node import DirectoryStartsNode
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.log.files import SystemFiles
+from tidemill.log.log_config import LogConfig
+from tidemill.log.log_manager import LogManager
+from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.stale_directories import DirectoryStarts
+
+IMAGE = image_of([1, 2], [1, 2], [2, 1], [2, 1])
+ALL = frozenset(range(4))
+
+
+async def start(store: EmbeddedStore, *disks: Path, is_processed: bool = True) -> LostReplicas:
+    """Starts and stops the broker once. Returns the lost replicas that it reports."""
+    logs = LogManager(SystemFiles(), [str(disk) for disk in disks])
+    logs.dirs.lock()
+    logs.dirs.claim("c" * 22, NODE)
+    starts = DirectoryStarts(store, NODE, logs.dirs)
+    await starts.load()
+    logs.load(NOW, lambda topic: LogConfig())
+    await starts.save()
+    lost = report_lost_replicas(IMAGE, NODE, logs)
+    for key in sorted(logs.dirs.reported_missing):
+        logs.create(key, TOPIC_ID, LogConfig(), NOW)
+    if is_processed:
+        logs.dirs.sign_new()
+        logs.dirs.mark_losses_handled()
+        await starts.save()
+    assert logs.close(NOW, {}) == []
+    return lost
+
+
+def with_store(path: Path, scenario: Callable[[EmbeddedStore], object]) -> None:
+    """Runs a coroutine with a store."""
+
+    async def run() -> None:
+        store = EmbeddedStore.open(str(path / "coordination.db"))
+        try:
+            await scenario(store)  # type: ignore[misc]
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+def test_reports_lost_replicas_of_a_remounted_disk_after_their_rebuild_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, away = tmp_path / "disk", tmp_path / "away"
+
+    async def scenario(store: EmbeddedStore) -> None:
+        fill((disk,))
+        assert (await start(store, disk)).is_none
+        assert (await start(store, disk)).is_none
+        disk.rename(away)
+        assert (await start(store, disk)).missing is True
+        shutil.rmtree(disk)
+        away.rename(disk)
+        assert (await start(store, disk, is_processed=False)).missing == {"t": ALL}
+        assert f"the data directory {disk} was not in use at the last start of this broker" in caplog.text
+        assert (await start(store, disk)).missing == {"t": ALL}, "the first report was not processed"
+        assert (await start(store, disk)).is_none
+
+    with_store(tmp_path, scenario)
+
+
+def test_reports_lost_replicas_of_a_directory_restored_from_a_backup_only(
+    tmp_path: Path,
+) -> None:
+    disks = (tmp_path / "a", tmp_path / "b")
+
+    async def scenario(store: EmbeddedStore) -> None:
+        (on_a, on_b) = fill(disks)
+        assert on_a
+        assert on_b
+        assert (await start(store, *disks)).is_none
+        shutil.copytree(disks[1], tmp_path / "backup")
+        assert (await start(store, *disks)).is_none
+        shutil.rmtree(disks[1])
+        (tmp_path / "backup").rename(disks[1])
+        assert (await start(store, *disks)).missing == {"t": frozenset(on_b)}
+        assert (await start(store, *disks)).is_none
+
+    with_store(tmp_path, scenario)
+
+
+def test_a_new_directory_is_not_outdated_at_the_next_start(tmp_path: Path) -> None:
+    disks = (tmp_path / "a", tmp_path / "b")
+
+    async def scenario(store: EmbeddedStore) -> None:
+        fill(disks[:1])
+        assert (await start(store, disks[0])).is_none
+        for _ in range(2):
+            assert (await start(store, *disks)).is_none
+
+    with_store(tmp_path, scenario)
+
+
+def test_a_directory_after_a_failure_is_not_outdated(tmp_path: Path) -> None:
+    disks = (tmp_path / "a", tmp_path / "b")
+
+    async def scenario(store: EmbeddedStore) -> None:
+        fill(disks)
+        assert (await start(store, *disks)).is_none
+        disks[1].rename(tmp_path / "away")
+        disks[1].write_text("no directory")
+        assert (await start(store, *disks)).is_none
+        disks[1].unlink()
+        (tmp_path / "away").rename(disks[1])
+        assert (await start(store, *disks)).is_none
+
+    with_store(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"version": 1, "directories": {"x": "y"}}'])
+def test_an_unreadable_node_reports_no_lost_replicas(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = tmp_path / "disk"
+
+    async def scenario(store: EmbeddedStore) -> None:
+        fill((disk,))
+        assert (await start(store, disk)).is_none
+        await store.transact([SetData(DirectoryStartsNode.path(NODE), damage)])
+        assert (await start(store, disk)).is_none
+        assert DirectoryStartsNode.path(NODE) in caplog.text
+
+    with_store(tmp_path, scenario)

@@ -48,7 +48,7 @@ class TopicLeaderAndIsr(NamedTuple):
     settings: Mapping[str, str]
     states: Sequence[PartitionState]
     new_partitions: Container[int]
-    """The partitions of which this broker had no replica before."""
+    """The partitions whose replicas are new on this broker."""
 
 
 class LeaderAndIsrApplier:

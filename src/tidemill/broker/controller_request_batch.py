@@ -69,7 +69,7 @@ class ControllerRequestBatch:
         self.states: dict[TopicKey, dict[int, PartitionImage]] = {}
         """The partitions that the broker leads or follows."""
         self.new_replicas: dict[TopicKey, set[int]] = {}
-        """Those of :attr:`states` of which the broker had no replica before."""
+        """Those of :attr:`states` whose replicas are new on the broker."""
         self.metadata: dict[TopicKey, dict[int, PartitionImage]] = {}
         self.deleted_topics: dict[TopicKey, None] = {}
         """The topics that the metadata of the broker has to remove."""

@@ -328,7 +328,7 @@ class ControllerRequests:
     async def apply_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Applies settings, by kind and name, that another broker or an administrator wrote to the store.
 
-        They are also applied to topics of which this broker has replicas and no metadata yet.
+        They also apply to topics without metadata here, if this broker has replicas of them.
         """
         # Under the lock: this broker may become the controller meanwhile, and then reads later settings.
         async with self._applier.lock:

@@ -262,7 +262,7 @@ class FetchSession:
     def clear_up_to_date(
         self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
     ) -> None:
-        """Clears the marks of those ``partitions`` of which the client has everything.
+        """Clears the marks of those ``partitions`` whose current state the client has.
 
         ``found[begin:]`` are their results.
         """

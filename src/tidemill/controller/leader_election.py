@@ -82,7 +82,7 @@ def next_state(
     is_new_epoch: bool,
     lost: Collection[int] = NO_BROKERS,
 ) -> PartitionImage:
-    """The partition with this leader and ISR. Replicas in ``lost`` are no longer eligible."""
+    """Returns the partition with another leader and ISR. Replicas in ``lost`` lose their eligibility."""
     return partition.replaced(
         leader=leader,
         leader_epoch=partition.leader_epoch + is_new_epoch,

@@ -48,7 +48,7 @@ class _Counted:
 
 
 def awaited_brokers(partition: PartitionImage) -> list[int]:
-    """The brokers of which one must return so that a leaderless partition gets a leader.
+    """The brokers that can lead a leaderless partition: one of them must return.
 
     These are the replicas in the ISR and the ELR, else the last leader, else the replicas that have not
     reported a loss.
@@ -90,7 +90,7 @@ class LeaderlessReport:
         self._task = asyncio.get_running_loop().create_task(self._report_all(wait_s))
 
     def end(self) -> None:
-        """Stops reporting: this broker is no longer the controller."""
+        """Stops the reports, because this broker is no longer the controller."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -92,7 +92,7 @@ class Cleaner:
     # -- the map
 
     def _build_map(self) -> None:
-        """Reads the dirty segments into the map, as far as it has space."""
+        """Reads the dirty segments into the map until the map is full."""
         job, offsets = self.job, self.walk.map
         # Earlier transactions of a producer have ended, and their markers are before the dirty part.
         dirty = [one for one in self._aborted() if one.last_offset >= job.first_dirty]

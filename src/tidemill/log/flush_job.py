@@ -24,7 +24,7 @@ class FlushJob:
         self.position = 0
         """The active segment, and the position up to which this job syncs it."""
         self.is_safe_point = False
-        """Whether the new recovery point spares recovery so much that it is checkpointed at once."""
+        """Whether the recovery point advances so far that it is checkpointed at once."""
         self.sync_directory = False
         self.is_cut = False
         """Whether segments were removed from the end since the last flush."""

@@ -175,7 +175,7 @@ class LogSegment:
             self.note(position, batch.size, batch.base_offset, batch.last_offset, batch.max_timestamp)
 
     def append_entries(self, data: bytes, base_offset: i64) -> None:
-        """Appends entries of format v0 or v1, the first message of which has ``base_offset``.
+        """Appends entries of format v0 or v1. The first message has ``base_offset``.
 
         Raises OSError, and then changes nothing.
         """

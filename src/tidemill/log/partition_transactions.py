@@ -51,7 +51,7 @@ class PartitionTransactions:
         self._changed()
 
     def copy_ended(self, other: PartitionTransactions) -> None:
-        """Copies the recently ended transactions of the log of which this one is a copy."""
+        """Copies the recently ended transactions of the original log."""
         self._ended = list(other._ended)
         self._changed()
 

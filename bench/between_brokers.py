@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import existing_topics
 import loop_hold
-from existing_topics import Asked
+from existing_topics import TimedRequest
 
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import alter_partition as isr
@@ -139,27 +139,27 @@ def stops(topics: Topics) -> Struct:
     return stop.StopReplicaRequest(topic_states=states, **ABOUT)
 
 
-def commands(topics: Topics) -> Iterator[Asked]:
+def commands(topics: Topics) -> Iterator[TimedRequest]:
     """Returns the requests of a controller, in an order in which each finds its partitions."""
-    yield Asked("new, led", ApiKey.LEADER_AND_ISR, 7, leads(topics, 0))
-    yield Asked("new", ApiKey.UPDATE_METADATA, 8, news(topics, 0))
-    yield Asked("in a later epoch", ApiKey.LEADER_AND_ISR, 7, leads(topics, 1))
-    yield Asked("in a later epoch", ApiKey.UPDATE_METADATA, 8, news(topics, 1))
-    yield Asked("full state", ApiKey.LEADER_AND_ISR, 7, leads(topics, 2, WHOLE))
-    yield Asked("full state", ApiKey.UPDATE_METADATA, 8, news(topics, 2, WHOLE))
-    yield Asked("deleted", ApiKey.STOP_REPLICA, 4, stops(topics))
+    yield TimedRequest("new, led", ApiKey.LEADER_AND_ISR, 7, leads(topics, 0))
+    yield TimedRequest("new", ApiKey.UPDATE_METADATA, 8, news(topics, 0))
+    yield TimedRequest("in a later epoch", ApiKey.LEADER_AND_ISR, 7, leads(topics, 1))
+    yield TimedRequest("in a later epoch", ApiKey.UPDATE_METADATA, 8, news(topics, 1))
+    yield TimedRequest("full state", ApiKey.LEADER_AND_ISR, 7, leads(topics, 2, WHOLE))
+    yield TimedRequest("full state", ApiKey.UPDATE_METADATA, 8, news(topics, 2, WHOLE))
+    yield TimedRequest("deleted", ApiKey.STOP_REPLICA, 4, stops(topics))
 
 
-def creation(name: str, partitions: int) -> Asked:
+def creation(name: str, partitions: int) -> TimedRequest:
     """Creates a topic with a replica on each broker."""
     topic = CreatableTopic(
         name=name, num_partitions=partitions, replication_factor=2, assignments=[], configs=[]
     )
     request = CreateTopicsRequest(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False)
-    return Asked("one topic on both", ApiKey.CREATE_TOPICS, 7, request)
+    return TimedRequest("one topic on both", ApiKey.CREATE_TOPICS, 7, request)
 
 
-def in_sync_sets(topic_id: bytes, partitions: int, members: Sequence[int], epoch: int) -> Asked:
+def in_sync_sets(topic_id: bytes, partitions: int, members: Sequence[int], epoch: int) -> TimedRequest:
     """Returns the AlterPartition of the first broker: partitions of the other leader are refused."""
     data = [
         isr.AlterPartitionRequestPartitionData(
@@ -172,7 +172,7 @@ def in_sync_sets(topic_id: bytes, partitions: int, members: Sequence[int], epoch
     ]
     topic = isr.AlterPartitionRequestTopicData(topic_id=topic_id, partitions=data)
     request = isr.AlterPartitionRequest(broker_id=CONTROLLER, topics=[topic])
-    return Asked(f"in sync: {list(members)}", ApiKey.ALTER_PARTITION, 3, request)
+    return TimedRequest(f"in sync: {list(members)}", ApiKey.ALTER_PARTITION, 3, request)
 
 
 # -- the brokers
@@ -241,7 +241,8 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
         return stores[-1]
 
     broker_server.open_store = store_of
-    broker_server.take_seat = ClusterMember  # type: ignore[assignment,misc]
+    communication = "_other_brokers"
+    setattr(broker_server.BrokerServer, communication, lambda self, made: ClusterMember(self.broker, made))
 
     async def main() -> None:
         later = loop_hold.LATER_S
@@ -283,7 +284,7 @@ class Bench:
         self.arguments = arguments
         self.holds: list[float] = []
 
-    def measure(self, asked: Asked, partitions: int, *, is_shown: bool = True) -> None:
+    def measure(self, asked: TimedRequest, partitions: int, *, is_shown: bool = True) -> None:
         """Sends a request, waits until its work is complete, and prints its line."""
         frame = loop_hold.encode_request(asked.api, asked.version, 1, "bench", asked.request)
         client = loop_hold.Client(self.ports[OTHER if asked.api in COMMANDS else CONTROLLER])
@@ -339,7 +340,7 @@ class Bench:
             asked = existing_topics.growth("one topic on both", [name], partitions)
             self.measure(asked, partitions, is_shown=False)
         request = ControlledShutdownRequest(broker_id=OTHER, broker_epoch=-1)
-        self.measure(Asked("leads half of them", ApiKey.CONTROLLED_SHUTDOWN, 3, request), partitions)
+        self.measure(TimedRequest("leads half of them", ApiKey.CONTROLLED_SHUTDOWN, 3, request), partitions)
 
 
 def main() -> int:

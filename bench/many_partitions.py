@@ -139,7 +139,7 @@ class Stage:
             loop=asyncio.get_running_loop(),
             compaction=SimpleNamespace(reconfigured=lambda: None),
         )
-        broker.partitions.mover.bytes_per_second = 0
+        broker.partitions.mover.set_bytes_per_second(0)
         this._reconfigure_topics = lambda before: BrokerServer._reconfigure_topics(this, before)
         return BrokerServer._apply(this, Delta.between(self.image, image))
 

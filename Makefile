@@ -48,10 +48,10 @@ else
 	$(BIN)/python -m pytest -q -n 2 -m every tests
 endif
 
-mutants: setup ## plant faults in the source and count the seeds until simulated clusters find each of them: SEEDS=300, FAULTS=names
+mutants: setup ## planted faults: plant each in the source, and count the seeds until a simulated cluster finds it: SEEDS=300, FAULTS=names
 	$(BIN)/python tests/mutants/mutant_run.py --seeds $(or $(SEEDS),300) --faults '$(FAULTS)' --page docs/mutants.md
 
-mutation: setup ## mutate the source and count the mutations that tests detect: SAMPLE=400, SEED=1
+mutation: setup ## random mutations: make a sample in the source, and count the mutations that tests detect: SAMPLE=400, SEED=1
 	nice -n 10 $(BIN)/python tests/mutation/mutation_run.py --sample $(or $(SAMPLE),400) --seed $(or $(SEED),1)
 
 faults: setup ## inject faults into a cluster under load and check the history of its clients: FAULTS=300, SEED=, KINDS=, PARTITIONS=, ANEW=1

@@ -212,7 +212,7 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
     """Runs both brokers; sends over ``ready`` how long callbacks took, and the results of requests."""
     import gc
 
-    from tidemill.coordination.embedded import EmbeddedStore
+    from tidemill.coordination.embedded_store import EmbeddedStore
     from tidemill.model.configs import BrokerConfig
     from tidemill.server import broker_server
     from tidemill.server.cluster_member import ClusterMember
@@ -241,7 +241,7 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
         return stores[-1]
 
     broker_server.open_store = store_of
-    communication = "_other_brokers"
+    communication = "_cluster_communication"
     setattr(broker_server.BrokerServer, communication, lambda self, made: ClusterMember(self.broker, made))
 
     async def main() -> None:
@@ -269,7 +269,7 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
                     if sampler is not None:
                         sampler.found.clear()
                 else:
-                    topic = servers[0].broker.metadata.topics[asked]
+                    topic = servers[0].broker.metadata_cache.topics[asked]
                     ready.send((topic.topic_id, [one.partition_epoch for one in topic.partitions]))
 
     asyncio.run(main())

@@ -59,9 +59,9 @@ SHAPES = {
 
 def write_content(directory: Path, shape: Shape, rows: int) -> int:
     """Writes a partition's files; returns the bytes of its log."""
-    from tidemill.log.files import SystemFiles
     from tidemill.log.log_config import LogConfig
     from tidemill.log.log_loader import open_log
+    from tidemill.log.system_files import SystemFiles
     from tidemill.model.types import TopicPartition
     from tidemill.records.builder import BatchBuilder
 

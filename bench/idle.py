@@ -96,7 +96,7 @@ class Peer:
         for one in (ours, self.socket):
             one.setblocking(False)
         listener = request_context.Listener("PLAINTEXT", "localhost", 9092)
-        peer = request_context.Peer(listener, "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        peer = request_context.Peer(listener, "User:ANONYMOUS", "127.0.0.1", 1)
         self.connection = Connection(loop, ours, requests, 100 << 20, peer)
 
     def ask(self, frame: bytes) -> None:
@@ -127,9 +127,9 @@ class Leader:
         from tidemill.broker.kafka_apis import KafkaApis
         from tidemill.broker.produce_handler import ProduceHandler
         from tidemill.broker.produce_validation import ProduceValidation
-        from tidemill.log.files import SystemFiles
         from tidemill.log.log_config import LogConfig
         from tidemill.log.log_manager import LogManager
+        from tidemill.log.system_files import SystemFiles
         from tidemill.model.clock import SystemClock
         from tidemill.model.types import TopicPartition
         from tidemill.net.deadlines import Deadlines
@@ -138,6 +138,13 @@ class Leader:
         from tidemill.replication.hosted_topics import TopicEntry, TopicTable
         from tidemill.replication.partition import Partition, PartitionEvents
 
+        class IgnoredEvents(PartitionEvents):
+            def high_watermark_moved(self, partition: Partition) -> None:
+                pass
+
+            def write_back_requested(self, partition: Partition) -> None:
+                pass
+
         self.loop = Turns()
         self.logs = LogManager(SystemFiles(), [directory])
         topics = TopicTable()
@@ -145,8 +152,8 @@ class Leader:
             entry = TopicEntry(name, topic_id, False)
             for index in range(count):
                 log = self.logs.create(TopicPartition(name, index), topic_id, LogConfig(), NOW_MS)
-                partition = Partition(name, index, log, Limits(), NODE, PartitionEvents())
-                partition.become(NODE, 0, replicas, replicas, 0, NOW_MS)
+                partition = Partition(name, index, log, Limits(), NODE, IgnoredEvents())
+                partition.apply_state(NODE, 0, replicas, replicas, partition_epoch=0, now_ms=NOW_MS)
                 entry.partitions.append(partition)
             topics.put(entry)
         clock = SystemClock()

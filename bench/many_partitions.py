@@ -5,8 +5,8 @@
 Each change affects only ``affected`` partitions; the others exist. Times are processor time of the thread
 that responds to clients, the minimum of several, in milliseconds.
 
-death        the controller's plan for a dead broker with that many replicas (``planning_broker_change``), and
-             the change of the image for the other brokers
+death        the controller's plan for a dead broker with that many replicas
+             (``plan_broker_change_in_slices``), and the change of the image for the other brokers
 told         a broker that leads all partitions applies the failure of this broker
 settings     a change of a cluster-wide setting on which no topic depends
 one default  a change of a topic default that all but that many topics override
@@ -37,14 +37,14 @@ from tidemill.broker.metadata_cache import (
     PartitionImage,
     TopicImage,
 )
-from tidemill.controller.leader_election import planning_broker_change
+from tidemill.controller.leader_election import plan_broker_change_in_slices
 from tidemill.coordination.nodes import BrokerRegistration
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.server.broker_server import BrokerServer
@@ -94,26 +94,26 @@ class Stage:
         broker.node_id = LEADER
         broker.clock = SystemClock()
         broker.config = BrokerConfig.of()
-        broker.metadata = MetadataCache(self.image)
-        broker.logs = LogManager(SystemFiles(), [directory])
-        broker.logs.dirs.lock()
-        broker.logs.dirs.claim("c" * 22, LEADER)
-        broker.logs.load(0, lambda topic: LogConfig())
+        broker.metadata_cache = MetadataCache(self.image)
+        broker.log_manager = LogManager(SystemFiles(), [directory])
+        broker.log_manager.dirs.lock()
+        broker.log_manager.dirs.claim("c" * 22, LEADER)
+        broker.log_manager.load(0, lambda topic: LogConfig())
         loop = asyncio.get_running_loop()
-        broker.partitions = ReplicaManager(LEADER, broker.logs, broker.clock, loop, pool, pool)
+        broker.replica_manager = ReplicaManager(LEADER, broker.log_manager, broker.clock, loop, pool, pool)
         for topic in self.image.topics.values():
             states = [
                 PartitionState(one.partition, LEADER, 1, tuple(one.replicas), tuple(one.isr), 1)
                 for one in topic.partitions
             ]
-            broker.partitions.put_topic(topic.name, topic.topic_id, False, states, LogConfig())
-        self.all = list(broker.partitions.all())
+            broker.replica_manager.put_topic(topic.name, topic.topic_id, False, states, LogConfig())
+        self.all = list(broker.replica_manager.all())
 
     def dead(self) -> list[Any]:
         """Plans the elections after a broker failure, and the changes for other brokers."""
         before = self.image
         after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
-        plans = in_one_go(planning_broker_change(after, [DEAD]))
+        plans = run_without_pauses(plan_broker_change_in_slices(after, [DEAD]))
         assert sum(len(plan.operations) for plan in plans) == self.affected
         image = after.with_topics(plan.topic for plan in plans)
         delta = Delta.between(before, image)
@@ -139,7 +139,7 @@ class Stage:
             loop=asyncio.get_running_loop(),
             compaction=SimpleNamespace(reconfigured=lambda: None),
         )
-        broker.partitions.mover.set_bytes_per_second(0)
+        broker.replica_manager.mover.set_bytes_per_second(0)
         this._reconfigure_topics = lambda before: BrokerServer._reconfigure_topics(this, before)
         return BrokerServer._apply(this, Delta.between(self.image, image))
 
@@ -161,7 +161,7 @@ class Stage:
 
     async def checkpoint(self) -> None:
         """Writes the checkpoints."""
-        checkpoints = self.broker.partitions.checkpoints
+        checkpoints = self.broker.replica_manager.checkpoints
         await checkpoints.high_watermarks()
         await checkpoints.recovery_points()
         await checkpoints.log_starts()
@@ -172,7 +172,7 @@ async def measure(partitions: int, affected: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
         stage = Stage(directory, partitions, affected, pool)
         await stage.checkpoint()
-        checkpoints = stage.broker.partitions.checkpoints
+        checkpoints = stage.broker.replica_manager.checkpoints
         numbers = iter(range(1000, 2000))
         return {
             "death": await timed(stage.dead),

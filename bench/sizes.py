@@ -85,9 +85,9 @@ def make_log(directory: Path, size: int) -> None:
 
 def make(data: Path, gigabytes: float, partitions: int) -> None:
     """Creates a data directory with a clean shutdown."""
-    from tidemill.log.files import SystemFiles
     from tidemill.log.log_config import LogConfig
     from tidemill.log.log_manager import LogManager
+    from tidemill.log.system_files import SystemFiles
 
     shutil.rmtree(data, ignore_errors=True)
     for partition in range(partitions):
@@ -117,9 +117,9 @@ def open_files(directory: Path, count: int, size: int) -> list[int]:
 
 def operations(data: Path) -> dict[str, Callable[[], None]]:
     """Returns the measured operations, each as :data:`OPERATIONS` calls in this process."""
-    from tidemill.log.files import SystemFiles
     from tidemill.log.log_config import LogConfig
     from tidemill.log.log_manager import LogManager
+    from tidemill.log.system_files import SystemFiles
     from tidemill.records.batch import parse_batch
     from tidemill.records.builder import BatchBuilder
 
@@ -132,7 +132,7 @@ def operations(data: Path) -> dict[str, Callable[[], None]]:
     builder = BatchBuilder()
     builder.append(NOW_MS, None, os.urandom(900), None)
     record = builder.build()
-    batches = [parse_batch(record, 0, len(record))]
+    batch = parse_batch(record, 0, len(record))
     chance = random.Random(1)
     places = [chance.randrange(len(logs)) for _ in range(OPERATIONS)]
     files = open_files(data / "bare", len(logs), int(logs[0].active.size))
@@ -145,12 +145,12 @@ def operations(data: Path) -> dict[str, Callable[[], None]]:
 
     def append() -> None:
         for place in places:
-            logs[place].append(batches, 0, NOW_MS)
+            logs[place].append(batch, 0, NOW_MS)
 
     def to_one() -> None:
         log = logs[0]
         for _ in places:
-            log.append(batches, 0, NOW_MS)
+            log.append(batch, 0, NOW_MS)
 
     def fetch() -> None:
         for log, offset, end in look_ups:
@@ -161,7 +161,7 @@ def operations(data: Path) -> dict[str, Callable[[], None]]:
             log.offset_for_timestamp(NOW_MS + offset)
 
     for log in logs:
-        log.append(batches, 0, NOW_MS)
+        log.append(batch, 0, NOW_MS)
     return {"write": write, "append": append, "to one": to_one, "fetch": fetch, "by time": by_time}
 
 

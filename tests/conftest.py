@@ -18,7 +18,7 @@ from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
-    from tidemill.coordination.zookeeper import ZooKeeperStore
+    from tidemill.coordination.zookeeper_store import ZooKeeperStore
 
 # Tests of all layers use the file system of the simulator.
 sys.path.append(str(Path(__file__).parent / "simulation"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 NOW = 1_700_000_000_000
 CLUSTER_ID = "c" * 22

@@ -1,10 +1,18 @@
-"""Builds record batches and message sets from lists of records."""
+"""Builds record batches and message sets from lists of records, and parses sequences of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidemill.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP, NONE
+from tidemill.records.batch import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    NONE,
+    Batch,
+    parse_batch,
+)
 from tidemill.records.builder import BatchBuilder, Headers
 from tidemill.records.message_set import MessageSetWriter, wrap
 
@@ -70,3 +78,12 @@ def build_message_set(
         return inside
     last = base_offset + writer.count - 1
     return wrap(magic, codec, inside, last, writer.max_timestamp, append_time_ms, level)
+
+
+def parse_batches(data: bytes, position: int, end: int) -> list[Batch]:
+    """Parses all batches from ``position`` to ``end``, the end of the last; raises as ``parse_batch``."""
+    batches: list[Batch] = []
+    while position < end:
+        batches.append(parse_batch(data, position, end))
+        position += int(batches[-1].size)
+    return batches

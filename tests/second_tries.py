@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 SECOND_TRIES: dict[str, str] = {
-    "test_crash_stop.py::test_a_signal_during_recovery_stops_soon_and_the_next_start_finds_everything": (
+    "test_crash_stop.py::test_a_signal_stops_a_recovery_and_the_next_start_has_every_record": (
         "That a stop takes less than two seconds is the promise; a machine without time breaks it as well."
     ),
     "test_testing_broker.py::test_a_broker_starts_in_less_than_half_a_second": (

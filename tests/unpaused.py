@@ -10,11 +10,11 @@ from tidemill.broker.controller_request_batch import (
     ControllerRequestBatch,
     request_builders,
 )
-from tidemill.controller.controlled_shutdown import planning_shutdown
-from tidemill.controller.leader_election import planning_broker_change, planning_failed_replicas
-from tidemill.controller.topics import planning_creation, planning_growth
+from tidemill.controller.controlled_shutdown import plan_shutdown_in_slices
+from tidemill.controller.leader_election import plan_broker_change_in_slices, plan_failed_replicas_in_slices
+from tidemill.controller.topics import plan_creation_in_slices, plan_growth_in_slices
 from tidemill.coordination.cluster_image import BrokerImage
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 from tidemill.wire.apis import ApiKey
 
 P = ParamSpec("P")
@@ -25,16 +25,16 @@ def unpaused(work: Callable[P, Generator[None, None, Result]]) -> Callable[P, Re
     """Returns a function that does the work without pauses."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Result:
-        return in_one_go(work(*args, **kwargs))
+        return run_without_pauses(work(*args, **kwargs))
 
     return run
 
 
-plan_broker_change = unpaused(planning_broker_change)
-plan_creation = unpaused(planning_creation)
-plan_failed_replicas = unpaused(planning_failed_replicas)
-plan_growth = unpaused(planning_growth)
-plan_shutdown = unpaused(planning_shutdown)
+plan_broker_change = unpaused(plan_broker_change_in_slices)
+plan_creation = unpaused(plan_creation_in_slices)
+plan_failed_replicas = unpaused(plan_failed_replicas_in_slices)
+plan_growth = unpaused(plan_growth_in_slices)
+plan_shutdown = unpaused(plan_shutdown_in_slices)
 
 
 def requests_in(
@@ -42,4 +42,4 @@ def requests_in(
 ) -> Iterator[tuple[ApiKey, ControllerRequest]]:
     """Returns the messages of :func:`request_builders`."""
     for key, work in request_builders(batch, to, listener):
-        yield key, in_one_go(work)
+        yield key, run_without_pauses(work)

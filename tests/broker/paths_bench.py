@@ -23,10 +23,10 @@ from tidemill.broker.large_requests import LargeRequestQueue
 from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.broker.produce_validation import ProduceValidation
 from tidemill.log.aborted_transactions import AbortedTransactions
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
-from tidemill.model.interfaces import Clock
+from tidemill.log.system_files import SystemFiles
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.net.connection import Connection
 from tidemill.net.deadlines import Deadlines
@@ -225,7 +225,7 @@ class Client:
         ours, self.socket = socket.socketpair()
         ours.setblocking(False)
         self.socket.setblocking(False)
-        peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:ANONYMOUS", "127.0.0.1", 1)
         self.connection = Connection(bench.loop, ours, bench.requests, 100 << 20, peer)
         self.connection.start()
         self.correlation_id = 0

@@ -211,7 +211,7 @@ def test_requested_elections_are_logged(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_long_client_ids_and_topic_names_are_shortened(caplog: pytest.LogCaptureFixture) -> None:
-    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
+    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:x", "10.0.0.7", 1)
     context = RequestContext(peer, "c" * 30_000, 0, 0, 1)
     admin_log.log_change(context, "topics deleted", ["t" * 10_000, *(str(number) for number in range(100))])
     found = lines(caplog)

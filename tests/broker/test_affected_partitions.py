@@ -74,13 +74,13 @@ def test_the_topics_by_broker_follow_all_changes(
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The topics for which elections are planned."""
     found: list[str] = []
-    plan = leader_election._planning_elections
+    plan = leader_election._plan_partitions_in_slices
 
     def noted(image: ClusterImage, one: TopicImage, *arguments: Any) -> Any:
         found.append(one.name)
         return plan(image, one, *arguments)
 
-    monkeypatch.setattr(leader_election, "_planning_elections", noted)
+    monkeypatch.setattr(leader_election, "_plan_partitions_in_slices", noted)
     return found
 
 
@@ -124,7 +124,7 @@ def test_a_broker_failure_notifies_only_leaders_with_the_follower() -> None:
     before = many()
     after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
     partitions = Partitions()
-    broker = SimpleNamespace(partitions=partitions, clock=SimpleNamespace(monotonic_ms=lambda: 0))
+    broker = SimpleNamespace(replica_manager=partitions, clock=SimpleNamespace(monotonic_ms=lambda: 0))
     this: Any = SimpleNamespace(_broker=broker)
     asyncio.run(ClusterMember._brokers_gone(this, Delta.between(before, after)))
     assert {key: one.gone for key, one in partitions.found.items()} == {("affected", 1): [DEAD]}
@@ -145,7 +145,9 @@ def server(
     entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
     partitions = SimpleNamespace(topics=SimpleNamespace(by_name=entries), reconfigure=reconfigure)
     metadata = SimpleNamespace(image=image_of(*topics))
-    broker = SimpleNamespace(partitions=partitions, config=config, metadata=metadata, clock=SystemClock())
+    broker = SimpleNamespace(
+        replica_manager=partitions, config=config, metadata_cache=metadata, clock=SystemClock()
+    )
     return SimpleNamespace(broker=broker)
 
 
@@ -178,7 +180,7 @@ def test_broker_defaults_are_applied_in_slices() -> None:
             last = len(reached)
             if last >= 100:
                 # A topic gets its own setting during the loop.
-                this.broker.metadata.image = image_of(
+                this.broker.metadata_cache.image = image_of(
                     *(topic(name, [1], **{"retention_ms": "5"} if name == "t900" else {}) for name in names)
                 )
             await asyncio.sleep(0)

@@ -35,8 +35,13 @@ class Controller:
         self.requested_at_s: list[float] = []
 
     async def send_when_connected(
-        self, key: int, versions: tuple[int, int], build: Callable[[], AlterPartitionRequest]
+        self,
+        key: int,
+        versions: tuple[int, int],
+        build: Callable[[], AlterPartitionRequest],
+        response_type: type[AlterPartitionResponse],
     ) -> Any:
+        assert response_type is AlterPartitionResponse
         request = build()
         self.requests.append(request)
         self.requested_at_s.append(asyncio.get_running_loop().time())
@@ -63,8 +68,13 @@ class Parts:
     """A fake replica manager."""
 
     def isr_changed(self, partition: Partition, state: PartitionState) -> None:
-        partition.become(
-            state.leader, state.leader_epoch, state.replicas, state.isr, state.partition_epoch, 0
+        partition.apply_state(
+            state.leader,
+            state.leader_epoch,
+            state.replicas,
+            state.isr,
+            partition_epoch=state.partition_epoch,
+            now_ms=0,
         )
 
     def isr_refused(self, partition: Partition) -> None:
@@ -84,12 +94,12 @@ def run_leader(
 
     async def run() -> None:
         parts: Any = SimpleNamespace(
-            controller=SimpleNamespace(is_active=False), partitions=Parts(), node_id=LEADER
+            controller=SimpleNamespace(is_active=False), replica_manager=Parts(), node_id=LEADER
         )
         channel: Any = controller
         failover: Any = None
         manager = AlterPartitionManager(parts, channel, failover, lambda: OWN_EPOCH)
-        partition.become(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), 5, 0)
+        partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), partition_epoch=5, now_ms=0)
         partition.fetched_by(FOLLOWER, 0, 0, 0, FORMER_EPOCH)
         ((isr, epoch),) = logs.events.wanted
         manager.submit(partition, isr, epoch)
@@ -156,13 +166,13 @@ def test_the_next_fetch_after_a_rejection_submits_the_current_broker_epoch() -> 
 
     async def run() -> None:
         parts: Any = SimpleNamespace(
-            controller=SimpleNamespace(is_active=False), partitions=Parts(), node_id=LEADER
+            controller=SimpleNamespace(is_active=False), replica_manager=Parts(), node_id=LEADER
         )
         nobody: Any = None
         channel: Any = controller
         manager = AlterPartitionManager(parts, channel, nobody, lambda: OWN_EPOCH)
         logs.events.isr_requested = manager.submit  # type: ignore[assignment]
-        partition.become(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), 5, 0)
+        partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), partition_epoch=5, now_ms=0)
         async with asyncio.timeout(10):
             for epoch in (FORMER_EPOCH, CURRENT_EPOCH, CURRENT_EPOCH):
                 left = len(controller.responses)

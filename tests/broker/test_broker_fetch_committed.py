@@ -34,12 +34,12 @@ def write(bench: Bench, producer: int, *, size: int = 10) -> int:
     data = build_batch(
         rows, producer_id=producer, producer_epoch=0, base_sequence=sequence, transactional=True
     )
-    return int(bench.partition().append([parse_batch(data, 0, len(data))], 1, NOW).base_offset)
+    return int(bench.partition().append(parse_batch(data, 0, len(data)), 1, NOW).base_offset)
 
 
 def end(bench: Bench, producer: int, *, committed: bool) -> None:
     data = build_end_marker(committed, NOW, producer, 0, 0)
-    bench.partition().append([parse_batch(data, 0, len(data))], 1, NOW)
+    bench.partition().append(parse_batch(data, 0, len(data)), 1, NOW)
 
 
 def ask(client: Client, version: int, offset: int, isolation: int, **fields: Any) -> Any:
@@ -87,7 +87,7 @@ def test_a_delayed_read_committed_fetch_completes_with_the_transaction(bench: Be
 def test_read_committed_returns_no_partial_transaction_below_the_high_watermark(bench: Bench) -> None:
     partition = bench.partition()
     write(bench, 7)
-    partition.become(NODE, 0, (NODE, 2), (NODE, 2))
+    partition.apply_state(NODE, 0, (NODE, 2), (NODE, 2), partition_epoch=-1, now_ms=0)
     write(bench, 7)
     end(bench, 7, committed=False)
     client = bench.client()
@@ -116,9 +116,9 @@ def test_a_record_above_the_limit_is_not_found_by_timestamp(bench: Bench) -> Non
     for at in range(3):
         data = build_batch([(NOW + at, None, b"v", None)])
         if at == 1:
-            partition.become(NODE, 0, (NODE, 2), (NODE, 2))
+            partition.apply_state(NODE, 0, (NODE, 2), (NODE, 2), partition_epoch=-1, now_ms=0)
             partition.fetched_by(2, 1, 0, NOW)
-        partition.append([parse_batch(data, 0, len(data))], 1, NOW)
+        partition.append(parse_batch(data, 0, len(data)), 1, NOW)
     assert partition.high_watermark == 1
     assert [look(NOW + at, 0) for at in range(3)] == [0, -1, -1]
     assert look(MAX_TIMESTAMP, 0) == -1
@@ -149,10 +149,10 @@ def test_a_record_of_an_open_transaction_is_not_found_by_timestamp(bench: Bench)
 def test_any_replica_returns_its_log_end_and_epoch_to_a_debugging_replica_id(bench: Bench) -> None:
     """Kafka's replica id for debuggers is -2; controllers use it before elections."""
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE, 2), (NODE, 2))
+    partition.apply_state(NODE, 3, (NODE, 2), (NODE, 2), partition_epoch=-1, now_ms=0)
     data = build_batch([(NOW, None, b"v", None)])
-    partition.append([parse_batch(data, 0, len(data))], 1, NOW)
-    partition.become(2, 8, (NODE, 2), (2,))
+    partition.append(parse_batch(data, 0, len(data)), 1, NOW)
+    partition.apply_state(2, 8, (NODE, 2), (2,), partition_epoch=-1, now_ms=0)
     wanted = ListOffsetsPartition(timestamp=LATEST, current_leader_epoch=-1)
     found = look_up(partition, wanted, ListOffsetsRequest(replica_id=-2, isolation_level=0), 9, None)
     assert (found.offset, found.leader_epoch) == (1, 3)

@@ -114,7 +114,7 @@ def test_every_version_returns_the_error_of_each_partition(bench: Bench, version
 @pytest.mark.parametrize("version", range(9, 19))
 def test_a_different_leader_epoch_is_an_error(bench: Bench, version: int) -> None:
     client = bench.client()
-    bench.partition().become(1, 5, (1,), (1,))
+    bench.partition().apply_state(1, 5, (1,), (1,), partition_epoch=-1, now_ms=0)
     for epoch, code in (
         (-1, 0),
         (5, 0),
@@ -123,7 +123,7 @@ def test_a_different_leader_epoch_is_an_error(bench: Bench, version: int) -> Non
     ):
         client.fetch(version, {("t", 0): part_at(0, current_leader_epoch=epoch)})
         assert parts_of(client.fetched(version))["t", 0].error_code == code
-    bench.partition().become(2, 6, (1, 2), (1, 2))
+    bench.partition().apply_state(2, 6, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     client.fetch(version, {("t", 0): 0})
     # From version 11 on consumers may read from followers; other followers may not.
     here = 0 if version >= 11 else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -147,7 +147,7 @@ def test_a_follower_fetches_above_the_high_watermark(tmp_path: Path, version: in
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
-        bench.partition().become(NODE, 0, (NODE, 2), (NODE,))
+        bench.partition().apply_state(NODE, 0, (NODE, 2), (NODE,), partition_epoch=-1, now_ms=0)
         writer, reader = bench.client(), bench.client()
         writer.produce(9, {("t", 0): batch(b"a")})
         bench.until(lambda: bench.partition().log.end_offset == 1)
@@ -398,7 +398,7 @@ def test_a_new_leader_completes_delayed_fetches(bench: Bench) -> None:
     reader.fetch(10, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
     knowing.fetch(11, {("t", 0): part_at(0, current_leader_epoch=0)}, max_wait_ms=LONG_MS)
     waits(bench, 2)
-    bench.partition().become(2, 6, (1, 2), (1, 2))
+    bench.partition().apply_state(2, 6, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     assert parts_of(reader.fetched(10))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert parts_of(knowing.fetched(11))["t", 0].error_code == ErrorCode.FENCED_LEADER_EPOCH
 
@@ -410,7 +410,7 @@ def test_a_fetch_waits_above_the_high_watermark_but_not_above_the_log_end(
     """After a change of the leader its offset may be above the high watermark of this broker."""
     writer, reader = bench.client(), bench.client()
     writer.append(b"a")
-    bench.partition().become(leader, 6, (NODE, 2), (NODE, 2))
+    bench.partition().apply_state(leader, 6, (NODE, 2), (NODE, 2), partition_epoch=-1, now_ms=0)
     bench.partition().high_watermark = 0
     reader.fetch(version, {("t", 0): 2}, max_wait_ms=LONG_MS)
     # A follower may lack records that the consumer has read from another broker.

@@ -1,4 +1,4 @@
-"""What brokers tell each other: refused where clients connect, and harmless where it makes no sense."""
+"""Requests between brokers are refused on client listeners; invalid ones have no effect."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def serves(cluster: Brokers, name: str) -> None:
     assert (Path(cluster.brokers[1].data_dir) / "t-0").is_dir()
 
 
-def test_commands_are_refused_where_clients_connect(cluster: Brokers) -> None:
+def test_controller_requests_are_refused_on_client_listeners(cluster: Brokers) -> None:
     port = ports(cluster)["CLIENTS"]
     assert port == cluster.brokers[1].port
     for key, (version, message) in COMMANDS.items():
@@ -138,7 +138,7 @@ def test_commands_are_refused_where_clients_connect(cluster: Brokers) -> None:
     serves(cluster, "after-refusals")
 
 
-def test_commands_of_nobody_change_nothing_where_brokers_connect(cluster: Brokers) -> None:
+def test_controller_requests_with_invalid_epochs_change_nothing(cluster: Brokers) -> None:
     port = ports(cluster)["BROKERS"]
     for key in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
         answer = asked(port, key, *COMMANDS[key])
@@ -149,14 +149,14 @@ def test_commands_of_nobody_change_nothing_where_brokers_connect(cluster: Broker
         )
         assert asked(port, ApiKey.STOP_REPLICA, 4, stop).error_code == ErrorCode.STALE_BROKER_EPOCH
     assert asked(port, *_of(ApiKey.ENVELOPE)).error_code == ErrorCode.INVALID_REQUEST
-    serves(cluster, "after-nobody")
+    serves(cluster, "after-invalid-epochs")
 
 
 def _of(key: ApiKey) -> tuple[int, int, Struct]:
     return key, *COMMANDS[key]
 
 
-def test_commands_without_sense_cost_their_connection_at_most(cluster: Brokers) -> None:
+def test_invalid_controller_requests_close_at_most_their_connection(cluster: Brokers) -> None:
     port = ports(cluster)["BROKERS"]
     random = Random(11)
     before = resident_bytes(cluster)
@@ -197,7 +197,7 @@ def all_connections_taken(broker: Broker) -> Iterator[None]:
         yield
 
 
-def test_a_broker_comes_back_in_sync_while_clients_hold_all_connections_of_its_leader(
+def test_a_broker_rejoins_the_isr_while_clients_hold_all_connections_of_its_leader(
     zookeeper_server: ZooKeeper,
 ) -> None:
     address = f"{zookeeper_server.address}/test-connections-{time.monotonic_ns()}"

@@ -31,7 +31,7 @@ class Network:
         self.tried: list[int] = []
         image = {2: BrokerImage(registration(known), 5)} if known is not None else {}
         self.broker: Any = SimpleNamespace(
-            node_id=1, config=BrokerConfig.of(), metadata=SimpleNamespace(brokers=image), store=self
+            node_id=1, config=BrokerConfig.of(), metadata_cache=SimpleNamespace(brokers=image), store=self
         )
 
     async def get(self, path: str) -> Node | None:

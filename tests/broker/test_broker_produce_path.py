@@ -58,7 +58,7 @@ def stored(bench: Bench, topic: str = "t", index: int = 0) -> list[bytes]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_appends_and_responds(bench: Bench, version: int) -> None:
     client = bench.client()
-    bench.partition("u").log.append([parse_batch(batch(b"x"), 0, len(batch(b"x")))], 0, NOW)
+    bench.partition("u").log.append(parse_batch(batch(b"x"), 0, len(batch(b"x"))), 0, NOW)
     parts = {("t", 0): batch(b"a", b"b"), ("t", 2): batch(b"c"), ("u", 0): batch(b"d")}
     number = client.produce(version, parts)
     response = client.answer(PRODUCE, version, number)
@@ -219,7 +219,7 @@ def test_a_produce_to_an_internal_topic_is_refused(bench: Bench, version: int) -
     assert (stored_beside.error_code, stored_beside.base_offset) == (0, 0)
     assert stored(bench, OFFSETS) == []
     # Also on a follower: no broker admits writes of clients to the topic.
-    bench.partition(OFFSETS).become(2, 5, (1, 2), (1, 2))
+    bench.partition(OFFSETS).apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     client.produce(version, {(OFFSETS, 0): batch(b"forged")})
     assert client.produced(version)[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -239,7 +239,9 @@ def test_an_error_with_acks_0_closes_the_connection(bench: Bench) -> None:
     client.produce(9, {("t", 0): batch(b"a"), ("t", 9): batch(b"b")}, acks=0)
     assert client.is_closed()
     assert stored(bench) == [b"a"]
-    assert bench.others.closed == ["a produce with acks=0 failed"]
+    assert bench.others.closed == [
+        "a Produce request with acks=0 failed: partition 9 of 't': UNKNOWN_TOPIC_OR_PARTITION"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ def test_acks_all_is_refused_below_min_insync_replicas(bench: Bench) -> None:
 
 
 def test_a_follower_returns_not_leader(bench: Bench) -> None:
-    bench.partition().become(2, 5, (1, 2), (1, 2))
+    bench.partition().apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     client = bench.client()
     client.produce(9, {("t", 0): batch(b"a"), ("t", 1): batch(b"b")})
     assert [part.error_code for part in client.produced(9)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
@@ -390,7 +392,7 @@ def test_a_response_with_acks_1_waits_for_the_flush_only(tmp_path: Path) -> None
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
-        bench.partition().become(1, 5, (1, 2), (1, 2))
+        bench.partition().apply_state(1, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
         client, both = bench.client(), bench.client()
         client.produce(9, {("t", 0): batch(b"a")}, acks=1)
         bench.turn()
@@ -401,7 +403,7 @@ def test_a_response_with_acks_1_waits_for_the_flush_only(tmp_path: Path) -> None
         assert bench.partition().high_watermark == 0
         client.produce(9, {("t", 0): batch(b"c")}, acks=1)
         bench.turn()
-        bench.partition().become(2, 6, (1, 2), (1, 2))
+        bench.partition().apply_state(2, 6, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
         for one in (client, both):
             assert [part.error_code for part in one.produced(9)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
         while disk.jobs:
@@ -415,7 +417,7 @@ def test_a_response_does_not_wait_for_other_flushes(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=3)
-        bench.partition().become(1, 5, (1, 2), (1, 2))
+        bench.partition().apply_state(1, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
         client = bench.client()
         for number in range(2):
             client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=1)
@@ -430,7 +432,7 @@ def test_a_response_does_not_wait_for_other_flushes(tmp_path: Path) -> None:
 
 
 def test_a_delayed_produce_holds_no_records(bench: Bench) -> None:
-    bench.partition().become(1, 5, (1, 2), (1, 2))
+    bench.partition().apply_state(1, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     client = bench.client()
     value, waiting = bytes(700_000), 10
     client.produce(9, {("t", 0): batch(b"a")})
@@ -449,7 +451,7 @@ def test_a_delayed_produce_holds_no_records(bench: Bench) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # with a socket
 def test_a_stopped_broker_with_a_delayed_produce_leaks_no_partition(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
-        bench.partition().become(1, 5, (1, 2), (1, 2))
+        bench.partition().apply_state(1, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
         client = bench.client()
         client.produce(9, {("t", 0): batch(b"a")})
         assert client.is_silent()
@@ -600,30 +602,30 @@ def test_a_congested_disk_holds_one_request_of_each_connection(bench: Bench) -> 
     numbers = [first.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(3)]
     second.produce(9, {("t", 1): batch(b"other")})
     assert first.is_silent()
-    assert len(bench.produces.held_requests) == 2
+    assert len(bench.produces.congested_requests) == 2
     assert stored(bench) == []
     bench.produces.set_congested(False)
     assert [first.produced(9, number)[0].base_offset for number in numbers] == [0, 1, 2]
     assert second.produced(9)[0].base_offset == 0
 
 
-def test_held_requests_are_counted_after_the_connection_is_closed(bench: Bench) -> None:
+def test_requests_that_wait_for_the_disk_are_counted_after_the_connection_is_closed(bench: Bench) -> None:
     bench.produces.set_congested(True)
     for number in range(3):
         client = bench.client()
         client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=0)
-        bench.until(lambda wanted=number + 1: len(bench.produces.held_requests) == wanted)  # type: ignore[misc]
+        bench.until(lambda wanted=number + 1: len(bench.produces.congested_requests) == wanted)  # type: ignore[misc]
         client.connection.close("gone")
-    assert bench.memory.taken == sum(len(one.data) for one in bench.produces.held_requests) > 0
-    held = bench.memory.taken
+    assert bench.memory.reserved == sum(len(one.data) for one in bench.produces.congested_requests) > 0
+    held = bench.memory.reserved
     waiting = bench.client()
     waiting.produce(9, {("t", 0): batch(b"to be sent again")}, acks=1)
-    bench.until(lambda: len(bench.produces.held_requests) == 4)
+    bench.until(lambda: len(bench.produces.congested_requests) == 4)
     waiting.connection.close("gone")
-    assert len(bench.produces.held_requests) == 3
-    assert bench.memory.taken == held
+    assert len(bench.produces.congested_requests) == 3
+    assert bench.memory.reserved == held
     bench.produces.set_congested(False)
-    assert bench.memory.taken == 0
+    assert bench.memory.reserved == 0
     assert bench.client().append(b"after") == 3
 
 

@@ -16,7 +16,7 @@ from tidemill.broker.down_conversion import DownRange
 from tidemill.broker.handler_dispatch import HandlerDispatch
 from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode
-from tidemill.model.interfaces import File
+from tidemill.model.system_interfaces import File
 from tidemill.net.send_queue import FileRange
 
 

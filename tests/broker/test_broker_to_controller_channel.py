@@ -12,6 +12,7 @@ from tidemill.broker import broker_to_controller_channel
 from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.link import Link, LinkError
+from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
 
 OWN, FIRST, SECOND = 1, 2, 3
 
@@ -21,21 +22,27 @@ class Connection:
 
     def __init__(self, broker: int) -> None:
         self.broker = broker
-        self.closed = ""
+        self.close_reason: str | None = None
         self.on_close: Callable[[str], None] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.close_reason is not None
 
     def version_of(self, key: int, lowest: int, highest: int) -> int:
         return highest
 
     def close(self, reason: str) -> None:
-        if not self.closed:
-            self.closed = reason
+        if not self.is_closed:
+            self.close_reason = reason
             if self.on_close is not None:
                 self.on_close(reason)
 
-    async def ask(self, key: int, version: int, request: Any, timeout_s: float) -> int:
-        if self.closed:
-            raise LinkError(f"broker {self.broker}: {self.closed}")
+    async def request(
+        self, key: int, version: int, request: Any, response_type: type, timeout_s: float
+    ) -> int:
+        if self.is_closed:
+            raise LinkError(f"broker {self.broker}: {self.close_reason}")
         return self.broker
 
 
@@ -67,7 +74,7 @@ def run_with_channel(brokers: Brokers, story: Callable[[BrokerToControllerChanne
 
 
 async def send(channel: BrokerToControllerChannel) -> Any:
-    return await channel.send_request(0, (0, 0), object())
+    return await channel.send_request(0, (0, 0), EnvelopeRequest(), EnvelopeResponse)
 
 
 def message_of(problem: pytest.ExceptionInfo[KafkaError]) -> str:
@@ -82,7 +89,7 @@ def test_a_request_is_sent_to_the_current_controller() -> None:
         channel.set_controller(FIRST)
         assert await send(channel) == FIRST
         channel.set_controller(SECOND)
-        assert brokers.connections[0].closed
+        assert brokers.connections[0].is_closed
         assert await send(channel) == SECOND
 
     run_with_channel(brokers, story)
@@ -124,7 +131,7 @@ def test_a_request_fails_if_the_controller_accepts_no_connection(monkeypatch: py
     run_with_channel(Brokers(FIRST), story)
 
 
-def test_a_request_fails_if_the_controller_is_replaced_meanwhile() -> None:
+def test_a_request_fails_if_the_controller_is_replaced_before_the_response() -> None:
     async def story(channel: BrokerToControllerChannel) -> None:
         channel.set_controller(FIRST)
         waiting = asyncio.create_task(send(channel))

@@ -44,7 +44,7 @@ class LocalController:
             config=SimpleNamespace(
                 bool=lambda key: True, int=keys.__getitem__, seconds=lambda key: keys[key] / 1000
             ),
-            metadata=SimpleNamespace(
+            metadata_cache=SimpleNamespace(
                 image=SimpleNamespace(
                     brokers=self.brokers, topics={"orders": orders(self.replicas, self.offline)}
                 )
@@ -97,9 +97,13 @@ class RemoteController:
         self.requests: list[tuple[int, int, tuple[int, int]]] = []
 
     async def send_request(
-        self, key: ApiKey, versions: tuple[int, int], request: Any
+        self,
+        key: ApiKey,
+        versions: tuple[int, int],
+        request: Any,
+        response_type: type[ControlledShutdownResponse],
     ) -> ControlledShutdownResponse:
-        assert key == ApiKey.CONTROLLED_SHUTDOWN
+        assert (key, response_type) == (ApiKey.CONTROLLED_SHUTDOWN, ControlledShutdownResponse)
         self.requests.append((request.broker_id, request.broker_epoch, versions))
         return self.responses.pop(0)
 
@@ -114,7 +118,7 @@ def log_lines_of_shutdown(
         config=SimpleNamespace(
             bool=lambda key: True, int=keys.__getitem__, seconds=lambda key: keys[key] / 1000
         ),
-        metadata=SimpleNamespace(
+        metadata_cache=SimpleNamespace(
             image=SimpleNamespace(brokers={1: None, 2: None}, topics={"orders": orders([1, 2], [])})
         ),
         controller=SimpleNamespace(is_active=False),

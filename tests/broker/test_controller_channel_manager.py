@@ -128,24 +128,30 @@ class Connection:
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.closed = ""
+        self.close_reason: str | None = None
         self.on_close: Callable[[str], None] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.close_reason is not None
 
     def version_of(self, key: int, lowest: int, highest: int) -> int:
         return highest
 
     def close(self, reason: str) -> None:
-        self.closed = reason
+        self.close_reason = reason
         if self.on_close is not None:
             self.on_close(reason)
 
-    async def ask(self, key: int, version: int, request: Any, timeout_s: float) -> Any:
-        if self.closed:
-            raise LinkError(self.closed)
+    async def request(
+        self, key: int, version: int, request: Any, response_type: type, timeout_s: float
+    ) -> Any:
+        if self.is_closed:
+            raise LinkError(str(self.close_reason))
         self.peer.requests.append(ApiKey(key))
         if len(self.peer.requests) - 1 in self.peer.breaks:
-            self.closed = "it broke"
-            raise LinkError(self.closed)
+            self.close_reason = "it broke"
+            raise LinkError(str(self.close_reason))
         if key == self.peer.last:
             self.close("a response without a request")
         if self.peer.connections <= self.peer.strangers:
@@ -227,11 +233,11 @@ def test_a_channel_that_ends_during_the_check_of_the_registration_closes_its_con
         async def connect(to: BrokerImage) -> Link:
             link = await peer.connect(to)
 
-            async def ask(*request: Any) -> Any:
+            async def request(*request: Any) -> Any:
                 asked.set()
                 await asyncio.Event().wait()
 
-            link.ask = ask  # type: ignore[method-assign]
+            link.request = request  # type: ignore[method-assign]
             return link
 
         channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", connect, RecordingListener(), 10.0)
@@ -239,7 +245,7 @@ def test_a_channel_that_ends_during_the_check_of_the_registration_closes_its_con
             await asked.wait()
             channel.stop()
             await asyncio.wait([channel._task])
-        assert peer.link.closed
+        assert peer.link.is_closed
 
     asyncio.run(story())
 
@@ -530,12 +536,12 @@ def test_futures_are_cancelled_when_a_channel_ends_during_a_request() -> None:
         second = topic(b"2")
         under_way = asyncio.Event()
 
-        async def ask(*request: Any) -> Any:
+        async def request(*request: Any) -> Any:
             under_way.set()
             await asyncio.Event().wait()
 
         await peer.connected(1)
-        peer.link.ask = ask
+        peer.link.request = request
         waiting = channel.enqueue(batch_of(Delta(image(), image(second), created=[second])))
         async with asyncio.timeout(10):
             await under_way.wait()

@@ -20,10 +20,9 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.controller_request_handler import DURING_DELETION, FULL_REQUEST, ControllerRequests
 from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
 from tidemill.broker.metadata_cache import MetadataCache, effective_config
-from tidemill.controller.controller import KafkaController
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Create, Node, SetData, StoreUnavailable, ensure_paths
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     DEFAULT_ENTITY,
@@ -39,7 +38,7 @@ from tidemill.log.log_manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, ProtocolError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
@@ -62,6 +61,7 @@ from tidemill.wire.messages.update_metadata import (
     UpdateMetadataTopicState,
 )
 from tidemill.wire.schema import parse_versions
+from unwatched_controller import new_controller
 
 NODE, CONTROLLER = 1, 2
 FIRST, SECOND = b"1" * 16, b"2" * 16
@@ -99,13 +99,13 @@ class BrokerStage:
         broker.node_id = NODE
         broker.config = BrokerConfig.of()
         broker.clock = SystemClock()
-        broker.metadata = MetadataCache()
-        broker.logs = LogManager(FaultyFiles(), directories or ["/d"])
-        broker.logs.dirs.lock()
-        broker.logs.dirs.claim("c" * 22, NODE)
-        broker.logs.load(0, lambda topic: LogConfig())
+        broker.metadata_cache = MetadataCache()
+        broker.log_manager = LogManager(FaultyFiles(), directories or ["/d"])
+        broker.log_manager.dirs.lock()
+        broker.log_manager.dirs.claim("c" * 22, NODE)
+        broker.log_manager.load(0, lambda topic: LogConfig())
         loop = asyncio.get_running_loop()
-        broker.partitions = ReplicaManager(NODE, broker.logs, broker.clock, loop, pool, pool)
+        broker.replica_manager = ReplicaManager(NODE, broker.log_manager, broker.clock, loop, pool, pool)
         self.settings = Settings()
         broker.store = self.settings  # type: ignore[assignment]
         self.applier = LeaderAndIsrApplier(broker, self.removed)
@@ -218,7 +218,7 @@ class BrokerStage:
         assert [one.error_code for one in response.partition_errors] == errors
 
     def retention_ms(self, name: str) -> int:
-        found = self.broker.logs.get(TopicPartition(name, 0))
+        found = self.broker.log_manager.get(TopicPartition(name, 0))
         assert found is not None
         return found.config.retention_ms
 
@@ -238,8 +238,8 @@ def test_invalid_topic_names_create_neither_directory_nor_topic(name: str) -> No
             await stage.lead(name, FIRST, 0)
         with pytest.raises(ProtocolError, match="topic"):
             await stage.update_metadata((name, FIRST, [0]))
-        assert not stage.broker.logs.logs
-        assert not stage.broker.metadata.topics
+        assert not stage.broker.log_manager.logs
+        assert not stage.broker.metadata_cache.topics
 
     run_stage(story)
 
@@ -251,8 +251,8 @@ def test_impossible_partition_indexes_take_no_memory(index: int) -> None:
             await stage.lead("t", FIRST, index)
         with pytest.raises(ProtocolError, match="partition"):
             await stage.update_metadata(("t", FIRST, [index]))
-        assert not stage.broker.logs.logs
-        assert not stage.broker.metadata.topics
+        assert not stage.broker.log_manager.logs
+        assert not stage.broker.metadata_cache.topics
 
     run_stage(story)
 
@@ -262,8 +262,8 @@ def test_a_broker_applies_a_few_of_many_partitions() -> None:
         await stage.lead("t", FIRST, 9_999)
         await stage.update_metadata(("t", FIRST, range(10_000)))
         await stage.update_metadata(("t", FIRST, [10_001]))
-        assert stage.broker.partitions.find("t", 9_999) is not None
-        assert len(stage.broker.metadata.topics["t"].partitions) == 10_002
+        assert stage.broker.replica_manager.find("t", 9_999) is not None
+        assert len(stage.broker.metadata_cache.topics["t"].partitions) == 10_002
 
     run_stage(story)
 
@@ -280,7 +280,7 @@ def test_a_recreated_topic_does_not_have_the_settings_of_the_former_one() -> Non
         await stage.lead("t", SECOND, 0)
         assert stage.retention_ms("t") == 9000
         await stage.update_metadata(("t", SECOND, [0]))
-        assert stage.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+        assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
 
     run_stage(story)
 
@@ -292,7 +292,7 @@ def test_settings_changed_between_two_requests_stay_in_effect() -> None:
         await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "9000"}})
         await stage.update_metadata(("t", FIRST, [0]))
         assert stage.retention_ms("t") == 9000
-        assert stage.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+        assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
 
     run_stage(story)
 
@@ -306,13 +306,13 @@ def test_a_cluster_default_changed_between_two_requests_stays_in_effect() -> Non
         async def apply(delta: Delta) -> None:  # As the server does.
             broker.config = effective_config(BrokerConfig.of(), delta.image, NODE)
 
-        broker.metadata.on_change(apply)
+        broker.metadata_cache.on_change(apply)
         stage.settings.topics["own"] = {"min.insync.replicas": "3"}
         await stage.lead("t", FIRST, 0)
         await stage.lead("own", SECOND, 0)
         await stage.requests.apply_settings({("brokers", DEFAULT_ENTITY): {"min.insync.replicas": "2"}})
         await stage.update_metadata(("t", FIRST, [0]), ("own", SECOND, [0]))
-        found = [broker.partitions.find(name, 0) for name in ("t", "own")]
+        found = [broker.replica_manager.find(name, 0) for name in ("t", "own")]
         assert [one and one.min_insync_replicas for one in found] == [2, 3]
 
     run_stage(story)
@@ -327,7 +327,7 @@ def test_settings_changed_between_two_requests_are_read_without_their_notificati
         await store.transact([Create(path, before), Create(CONTROLLER_EPOCH, b"2")])
         stage.broker.store = store
         stage.broker.leader_and_isr = stage.applier
-        stage.broker.controller = KafkaController(
+        stage.broker.controller = new_controller(
             store, NODE, BrokerConfig.of, stage.applier.apply_delta, stage.broker.clock
         )
         watch = DynamicBrokerConfig(stage.broker, stage.requests)
@@ -340,7 +340,7 @@ def test_settings_changed_between_two_requests_are_read_without_their_notificati
                 while stage.retention_ms("t") != 9000:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.01)
             await stage.update_metadata(("t", FIRST, [0]))
-            assert stage.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+            assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
         finally:
             await watch.stop()
             await store.close()
@@ -356,7 +356,7 @@ def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path) -> N
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         await ensure_paths(store, PERSISTENT_PATHS)
         broker.store, broker.leader_and_isr = store, stage.applier
-        broker.controller = KafkaController(
+        broker.controller = new_controller(
             store, NODE, BrokerConfig.of, stage.applier.apply_delta, broker.clock
         )
         await broker.controller.context.load()
@@ -368,9 +368,9 @@ def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path) -> N
             await store.transact([Create(path, ConfigNode.encode({"min.insync.replicas": "2"}))])
             watch.start()
             async with asyncio.timeout(5):
-                while not broker.metadata.image.default_broker_config():  # noqa: ASYNC110 - there is no event
+                while not broker.metadata_cache.image.default_broker_config():  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.01)
-            assert broker.metadata.image.default_broker_config() == {"min.insync.replicas": "2"}
+            assert broker.metadata_cache.image.default_broker_config() == {"min.insync.replicas": "2"}
         finally:
             await watch.stop()
             await store.close()
@@ -383,16 +383,16 @@ def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_just_r
 
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
-        log = broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        log = broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
         data = build_batch([(0, b"k", b"not committed", None)])
-        log.append([parse_batch(data, 0, len(data))], 0, 0)
+        log.append(parse_batch(data, 0, len(data)), 0, 0)
         partition = PartitionImage(0, NODE, 1, [NODE, CONTROLLER], [NODE], 1)
         image = ClusterImage(
             topics={"t": TopicImage("t", FIRST, (partition,), {})},
             broker_configs={DEFAULT_ENTITY: {"min.insync.replicas": "2"}},
         )
         await stage.applier.apply_delta(Delta.between(ClusterImage(), image))
-        led = broker.partitions.find("t", 0)
+        led = broker.replica_manager.find("t", 0)
         assert led is not None
         assert (led.is_leader, led.min_insync_replicas, led.high_watermark) == (True, 2, 0)
 
@@ -417,7 +417,7 @@ def test_settings_read_before_this_broker_became_the_controller_do_not_replace_i
             await asyncio.sleep(0)
             stage.files_are_slow.set()
         assert stage.retention_ms("t") == 9000
-        assert stage.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+        assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
 
     run_stage(story)
 
@@ -436,7 +436,7 @@ def test_requests_are_applied_with_unreadable_settings(
         assert (stage.retention_ms("t"), stage.retention_ms("u")) == (-1, 9000)
         assert missed == [("topics", "t")]
         await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "7000"}})
-        assert stage.broker.metadata.topics["t"].config == {"retention.ms": "7000"}
+        assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "7000"}
 
     run_stage(story)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
@@ -446,12 +446,12 @@ def test_requests_are_applied_with_unreadable_settings(
 def test_only_topics_that_are_marked_as_deleted_are_reported_as_deleted() -> None:
     async def story(stage: BrokerStage) -> None:
         deleted: list[str] = []
-        stage.broker.metadata.on_change(lambda delta: deleted.extend(t.name for t in delta.deleted))
+        stage.broker.metadata_cache.on_change(lambda delta: deleted.extend(t.name for t in delta.deleted))
         await stage.update_metadata(*((name, FIRST, [0]) for name in ("kept", "gone", "left-out", "anew")))
         await stage.update_metadata(("gone", FIRST, [0]), leader=DURING_DELETION)
         await stage.update_metadata(("kept", FIRST, [0]), ("anew", SECOND, [0]), is_full=True)
         assert deleted == ["gone", "anew"]
-        assert sorted(stage.broker.metadata.topics) == ["anew", "kept"]
+        assert sorted(stage.broker.metadata_cache.topics) == ["anew", "kept"]
 
     run_stage(story)
 
@@ -461,7 +461,7 @@ def test_a_topic_that_gets_an_id_is_the_same_topic() -> None:
 
     async def story(stage: BrokerStage) -> None:
         deleted: list[tuple[str, bytes]] = []
-        stage.broker.metadata.on_change(
+        stage.broker.metadata_cache.on_change(
             lambda delta: deleted.extend((one.name, one.topic_id) for one in delta.deleted)
         )
         await stage.update_metadata(("t", ZERO_ID, [0]), ("u", ZERO_ID, [0]))
@@ -478,7 +478,7 @@ def test_a_topic_that_gets_an_id_is_the_same_topic() -> None:
 def test_no_log_is_created_if_a_failed_directory_may_have_it(known_id: bytes) -> None:
     async def story(stage: BrokerStage) -> None:
         await stage.update_metadata(("t", known_id, [0]))
-        stage.broker.logs.dirs.fail_directory("/e", "it is not mounted")
+        stage.broker.log_manager.dirs.fail_directory("/e", "it is not mounted")
         await stage.lead("t", FIRST, 0, is_full=True, fails=True)
         await stage.lead("u", FIRST, 0)
 
@@ -491,10 +491,10 @@ class Followed(ReplicaFetcherPort):
     def __init__(self) -> None:
         self.partitions: list[Partition] = []
 
-    def follow(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         self.partitions.append(partition)
 
-    def leave(self, partition: Partition) -> None:
+    def remove_partition(self, partition: Partition) -> None:
         pass
 
 
@@ -507,23 +507,23 @@ def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
 ) -> None:
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
-        broker.partitions.following = Followed()
-        broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        broker.replica_manager.following = Followed()
+        broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
         if is_reported:
             # No other broker has a replica, and this broker has reported its own as missing.
-            broker.logs.dirs.reported_missing = frozenset([TopicPartition("t", 0)])
+            broker.log_manager.dirs.reported_missing = frozenset([TopicPartition("t", 0)])
         await stage.lead("t", SECOND, 0, leader=leader, leader_epoch=leader_epoch)
-        partition = broker.partitions.find("t", 0)
+        partition = broker.replica_manager.find("t", 0)
         assert partition is not None
         assert not partition.failed
         assert partition.log.topic_id == SECOND
-        assert partition.log is broker.logs.get(TopicPartition("t", 0))
-        names = sorted(broker.logs.files.list("/d"))
+        assert partition.log is broker.log_manager.get(TopicPartition("t", 0))
+        names = sorted(broker.log_manager.files.list("/d"))
         (aside,) = [name for name in names if name.startswith("t-0.")]
         assert aside.endswith("-stray")
         assert "t-0" in names
         # The deletion of the first topic deletes neither log.
-        list(broker.partitions.deleting("t", FIRST))
+        list(broker.replica_manager.deleting("t", FIRST))
 
     run_stage(story)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
@@ -534,12 +534,12 @@ def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
 def test_the_log_of_another_topic_is_kept_if_no_other_broker_has_the_records(has_others: bool) -> None:
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
-        broker.partitions.following = Followed() if has_others else None
-        broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        broker.replica_manager.following = Followed() if has_others else None
+        broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
         # The store may be a restored backup: the partition is not new, and no other broker leads it.
         await stage.lead("t", SECOND, 0, leader_epoch=3 if has_others else 0, fails=True)
-        assert "t-0" in broker.logs.files.list("/d")
-        found = broker.logs.get(TopicPartition("t", 0))
+        assert "t-0" in broker.log_manager.files.list("/d")
+        found = broker.log_manager.get(TopicPartition("t", 0))
         assert found is not None
         assert found.topic_id == FIRST
 
@@ -554,18 +554,18 @@ def test_a_recreated_topic_serves_no_records_of_a_directory_of_the_former_one(
 
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
-        broker.partitions.following = Followed()
-        log = broker.logs.create(key, FIRST, LogConfig(), 0)
+        broker.replica_manager.following = Followed()
+        log = broker.log_manager.create(key, FIRST, LogConfig(), 0)
         data = build_batch([(0, b"k", b"former", None)])
-        log.append([parse_batch(data, 0, len(data))], 0, 0)
-        files = broker.logs.files
+        log.append(parse_batch(data, 0, len(data)), 0, 0)
+        files = broker.log_manager.files
         files.rename("/d/t-0", "/kept")
-        broker.logs.delete(key, 0)
+        broker.log_manager.delete(key, 0)
         files.rename("/kept", "/d/t-0")
         # No other broker leads. In a later epoch the partition is not new: the store may be a restored
         # backup.
         await stage.lead("t", SECOND, 0, leader_epoch=0 if is_first else 3, fails=not is_first)
-        partition = broker.partitions.find("t", 0)
+        partition = broker.replica_manager.find("t", 0)
         assert partition is not None
         assert partition.log.end_offset == 0
         (former,) = [name for name in files.list("/d") if name.endswith("-stray" if is_first else "t-0")]
@@ -582,11 +582,11 @@ def test_a_request_for_another_broker_at_the_address_is_refused() -> None:
     async def story(stage: BrokerStage) -> None:
         await stage.update_metadata(("t", FIRST, [0]), broker_epoch=11, error=ErrorCode.STALE_BROKER_EPOCH)
         await stage.update_metadata(("t", FIRST, [0]), broker_epoch=9, error=ErrorCode.STALE_BROKER_EPOCH)
-        assert not stage.broker.metadata.topics
+        assert not stage.broker.metadata_cache.topics
         # The controller may know the new registration earlier than this broker.
         stage.settings.registered = 11
         await stage.update_metadata(("t", FIRST, [0]), broker_epoch=11)
-        assert list(stage.broker.metadata.topics) == ["t"]
+        assert list(stage.broker.metadata_cache.topics) == ["t"]
 
     run_stage(story)
 
@@ -597,7 +597,7 @@ def test_an_unknown_controller_epoch_is_refused() -> None:
         await stage.update_metadata(("u", FIRST, [0]), epoch=2**31 - 1, error=ErrorCode.NOT_CONTROLLER)
         await stage.update_metadata(("v", SECOND, [0]))
         await stage.update_metadata(("w", b"3" * 16, [0]), epoch=2)
-        assert sorted(stage.broker.metadata.topics) == ["t", "v", "w"]
+        assert sorted(stage.broker.metadata_cache.topics) == ["t", "v", "w"]
         # While the store does not respond, a new controller epoch is accepted.
         stage.settings.controller_epoch = None
         await stage.update_metadata(("x", b"4" * 16, [0]), epoch=3)
@@ -635,7 +635,7 @@ def test_random_requests_raise_only_protocol_errors(key: ApiKey) -> None:
                 continue
             taken += response.error_code == 0
         assert taken > REQUESTS_TRIED / 10
-        assert len(stage.broker.logs.logs) < REQUESTS_TRIED
+        assert len(stage.broker.log_manager.logs) < REQUESTS_TRIED
 
     tracemalloc.start()
     try:
@@ -667,12 +667,12 @@ def test_no_log_is_created_for_a_partition_without_a_replica_on_this_broker() ->
         assert [one.error_code for one in response.topics[0].partition_errors] == [
             ErrorCode.KAFKA_STORAGE_ERROR
         ]
-        assert not stage.broker.logs.logs
+        assert not stage.broker.log_manager.logs
 
     run_stage(story)
 
 
-def test_a_leader_knows_the_adding_replicas_of_a_reassignment() -> None:
+def test_a_leader_has_the_adding_replicas_of_a_reassignment() -> None:
     async def story(stage: BrokerStage) -> None:
         state = LeaderAndIsrPartitionState(
             partition_index=0,
@@ -701,8 +701,8 @@ def test_a_late_stop_does_not_remove_a_replica_that_is_assigned_again(
         await stage.lead("t", FIRST, 0, leader_epoch=5)
         error = ErrorCode.FENCED_LEADER_EPOCH if is_late else ErrorCode.NONE
         await stage.stop("t", 0, leader_epoch=leader_epoch, partition_error=error)
-        assert (stage.broker.partitions.find("t", 0) is not None) == is_late
-        assert (stage.broker.logs.get(TopicPartition("t", 0)) is not None) == is_late
+        assert (stage.broker.replica_manager.find("t", 0) is not None) == is_late
+        assert (stage.broker.log_manager.get(TopicPartition("t", 0)) is not None) == is_late
 
     run_stage(story)
 
@@ -719,13 +719,13 @@ def test_a_late_request_over_a_replaced_connection_is_refused() -> None:
         await stage.update_metadata(
             ("t", FIRST, [0]), leader=DURING_DELETION, connection=5, error=ErrorCode.STALE_BROKER_EPOCH
         )
-        assert stage.broker.metadata.topics["t"].topic_id == SECOND
-        assert stage.broker.partitions.find("t", 0) is not None
-        assert stage.broker.logs.get(TopicPartition("t", 0)) is not None
+        assert stage.broker.metadata_cache.topics["t"].topic_id == SECOND
+        assert stage.broker.replica_manager.find("t", 0) is not None
+        assert stage.broker.log_manager.get(TopicPartition("t", 0)) is not None
         # The connection of another controller may be older than all of these.
         await stage.update_metadata(("u", FIRST, [0]), connection=2, epoch=2)
         await stage.update_metadata(("v", FIRST, [0]), connection=9, error=ErrorCode.STALE_CONTROLLER_EPOCH)
-        assert sorted(stage.broker.metadata.topics) == ["t", "u"]
+        assert sorted(stage.broker.metadata_cache.topics) == ["t", "u"]
 
     run_stage(story)
 
@@ -734,13 +734,13 @@ def test_stopped_replicas_leave_no_topic_entry() -> None:
     async def story(stage: BrokerStage) -> None:
         await stage.lead("t", FIRST, 0, 1)
         await stage.stop("t", 0)
-        topics = stage.broker.partitions.topics
+        topics = stage.broker.replica_manager.topics
         assert list(topics.by_name) == [b"t"]
         await stage.stop("t", 1)
         assert not topics.by_name
         assert not topics.by_id
         await stage.lead("t", FIRST, 1)
-        assert stage.broker.partitions.find("t", 1) is not None
+        assert stage.broker.replica_manager.find("t", 1) is not None
 
     run_stage(story)
 
@@ -751,11 +751,11 @@ def test_stray_logs_are_logged_and_kept(
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
         for index in range(3):
-            broker.logs.create(TopicPartition("t", index), FIRST, LogConfig(), 0)
+            broker.log_manager.create(TopicPartition("t", index), FIRST, LogConfig(), 0)
         await stage.lead("t", FIRST, 1)
         assert not caplog.records
         await stage.lead("t", FIRST, 1, is_full=True)
-        assert len(broker.logs.logs) == 3
+        assert len(broker.log_manager.logs) == 3
 
     run_stage(story)
     (record,) = caplog.records

@@ -28,7 +28,9 @@ class Converting:
         bench.put("t", 3, compression_type="gzip")
         bench.preparation.conversion.run = self.run  # type: ignore[method-assign]
         for index in range(2):
-            bench.partition("t", index).become(NODE, 0, (NODE, OTHER), (NODE, OTHER), 0, 0)
+            bench.partition("t", index).apply_state(
+                NODE, 0, (NODE, OTHER), (NODE, OTHER), partition_epoch=0, now_ms=0
+            )
         self.writer: Client = bench.client()
         self.first = bench.partition("t", 0)
         self.second = bench.partition("t", 1)
@@ -74,7 +76,7 @@ def test_a_batch_truncated_during_another_conversion_is_not_acknowledged(
 ) -> None:
     converting.produce()
     first = converting.first
-    first.become(OTHER, 1, (NODE, OTHER), (OTHER,), 1, 1)
+    first.apply_state(OTHER, 1, (NODE, OTHER), (OTHER,), partition_epoch=1, now_ms=1)
     first.truncate_to(0, 1)
     converting.finish()
     # The other leader has committed as many records of its own at these offsets.

@@ -18,7 +18,7 @@ from tidemill.broker.large_requests import RequestSlices
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
 from tidemill.replication.partition import Partition
 from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
@@ -50,7 +50,7 @@ class Stage:
 
     def __init__(self, server: BrokerServer) -> None:
         self.server = server
-        self.metadata = server.broker.metadata
+        self.metadata = server.broker.metadata_cache
         self.delayed = server.broker.delayed_metadata = DelayedMetadata()
         self.metadata.on_change(self.delayed.image_changed)
 
@@ -82,7 +82,7 @@ def staged(
         stage = Stage(server)
         await stage.publish(*topics)
         await test(stage)
-        assert server.memory.taken == 0
+        assert server.memory.reserved == 0
         assert stage.delayed.delayed_bytes == 0
 
     served(run, tmp_path, *settings)
@@ -240,8 +240,8 @@ def test_delayed_requests_count_in_the_memory_pool(tmp_path: Path) -> None:
         stage.delayed.disconnected(OTHER)
         waiting = asyncio.create_task(stage.metadata_of(LED, *(f"missing-{at}" for at in range(100))))
         await until(lambda: len(stage.delayed) == 1)
-        assert memory.taken == stage.delayed.delayed_bytes > 100 * delayed_metadata.ITEM_BYTES
-        memory.take(memory.bytes_max >> 1)
+        assert memory.reserved == stage.delayed.delayed_bytes > 100 * delayed_metadata.ITEM_BYTES
+        memory.reserve(memory.bytes_max >> 1)
         response, took_s = await timed(stage.metadata_of(LED))
         memory.release(memory.bytes_max >> 1)
         assert leader_in(response) == OTHER

@@ -1,4 +1,4 @@
-"""DeleteRecords where followers are: what it waits for, what it answers, and what holds after a failover."""
+"""DeleteRecords of partitions with followers: waits, responses, and the log start after a failover."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tidemill.wire.messages.delete_records import (
 from tidemill.wire.messages.fetch import FetchPartition
 
 FETCH_WAIT_MS = 60_000
-"""So long a fetch of a follower may wait for more."""
+"""The maximum wait of a follower's fetch."""
 THIRD = 3
 
 
@@ -64,7 +64,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def fill(bench: Bench) -> None:
     data = batch(*[b"%d" % number for number in range(6)])
     for index in range(3):
-        bench.partition("t", index).append([parse_batch(data, 0, len(data))], 1, 0)
+        bench.partition("t", index).append(parse_batch(data, 0, len(data)), 1, 0)
 
 
 def follow(stage: Stage) -> None:
@@ -73,11 +73,11 @@ def follow(stage: Stage) -> None:
 
 
 def delete(bench: Bench, offset: int, index: int = 0, timeout_ms: int = 10_000) -> asyncio.Task[Any]:
-    """Sends the request; its answer is to come."""
+    """Sends the request; returns the task of its response."""
     broker: Any = SimpleNamespace(
-        partition=bench.partition, partitions=bench.manager, logs=bench.logs, clock=SystemClock()
+        partition=bench.partition, replica_manager=bench.manager, log_manager=bench.logs, clock=SystemClock()
     )
-    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
+    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:x", "10.0.0.7", 1)
     context = RequestContext(peer, "cleaner", ApiKey.DELETE_RECORDS, 2, 1)
     wanted = DeleteRecordsPartition(partition_index=index, offset=offset)
     topic = DeleteRecordsTopic(name="t", partitions=[wanted])
@@ -97,22 +97,22 @@ def is_waiting(bench: Bench, task: asyncio.Task[Any]) -> bool:
     return not task.done()
 
 
-def test_records_are_deleted_on_every_live_replica_when_the_answer_comes(
+def test_records_are_deleted_on_every_live_replica_before_the_response(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     follow(stage)
     caplog.set_level(logging.INFO, "tidemill.admin")
     began = time.monotonic()
     assert answered(stage.bench, delete(stage.bench, 4)) == (0, 4)
-    assert time.monotonic() - began < FETCH_WAIT_MS / 1000 / 4, "the fetch that waits is answered at once"
+    assert time.monotonic() - began < FETCH_WAIT_MS / 1000 / 4, "the delayed fetch is answered at once"
     assert stage.partitions[0].log.start_offset == 4
     assert [one.log.start_offset for one in stage.partitions[1:]] == [0, 0]
     assert answered(stage.bench, delete(stage.bench, -1)) == (0, 6)
-    assert answered(stage.bench, delete(stage.bench, 2)) == (0, 6), "the least start there is"
+    assert answered(stage.bench, delete(stage.bench, 2)) == (0, 6), "the smallest log start"
     assert caplog.messages[0] == "records deleted: t-0 below 4 (by User:x, client 'cleaner', from 10.0.0.7)"
 
 
-def test_no_start_is_told_that_retention_has_moved_meanwhile_and_that_is_not_written_down(
+def test_a_log_start_advanced_by_retention_is_not_returned_before_it_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with bench_in(tmp_path) as bench:
@@ -121,19 +121,19 @@ def test_no_start_is_told_that_retention_has_moved_meanwhile_and_that_is_not_wri
         checkpoints = bench.manager.checkpoints
         write = checkpoints.log_starts_in
 
-        async def write_while_retention_goes_on(directories: list[DataDirectory]) -> list[StorageError]:
+        async def write_during_retention(directories: list[DataDirectory]) -> list[StorageError]:
             problems = await write(directories)
             partition.advance_start(5)
             return problems
 
-        monkeypatch.setattr(checkpoints, "log_starts_in", write_while_retention_goes_on)
+        monkeypatch.setattr(checkpoints, "log_starts_in", write_during_retention)
         assert answered(bench, delete(bench, 4)) == (0, 4)
         assert partition.low_watermark() == 5
         monkeypatch.undo()
         assert answered(bench, delete(bench, 4)) == (0, 5)
 
 
-def test_a_follower_whose_fetch_comes_just_after_the_deletion_is_told_at_once(tmp_path: Path) -> None:
+def test_a_fetch_just_after_a_deletion_has_the_new_log_start_at_once(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
         follower = Follower(bench, wait_ms=FETCH_WAIT_MS)
         fill(bench)
@@ -145,10 +145,10 @@ def test_a_follower_whose_fetch_comes_just_after_the_deletion_is_told_at_once(tm
         assert follower.partitions[0].log.start_offset == 4
 
 
-def test_a_deletion_that_the_leader_cannot_write_down_is_not_acknowledged(
+def test_a_deletion_that_the_leader_cannot_store_is_not_acknowledged(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be undone by a crash of the leader, which leads again."""
+    """A crash of the leader, which is elected again, would undo it."""
 
     def fail(path: str, data: bytes) -> None:
         raise OSError(errno.EIO, "Input/output error", path)
@@ -162,7 +162,7 @@ def test_a_deletion_that_the_leader_cannot_write_down_is_not_acknowledged(
     assert answered(stage.bench, delete(stage.bench, 4)) == (0, 4)
 
 
-def test_a_deletion_is_not_acknowledged_where_the_directory_failed_before_it_was_written_down(
+def test_a_deletion_is_not_acknowledged_if_the_directory_fails_before_it_is_stored(
     tmp_path: Path,
 ) -> None:
     with bench_in(tmp_path) as bench:
@@ -181,7 +181,7 @@ def test_a_deletion_is_not_acknowledged_where_the_directory_failed_before_it_was
         assert error == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None:
+def test_a_replica_that_does_not_respond_in_time_is_a_timeout(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6
     task = delete(stage.bench, 4, timeout_ms=100)
@@ -189,13 +189,13 @@ def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None
     assert answered(stage.bench, task) == (ErrorCode.REQUEST_TIMED_OUT, -1)
     partition.fetched_by(FOLLOWER, 6, 1, 0)
     assert answered(stage.bench, delete(stage.bench, 4, timeout_ms=0)) == (ErrorCode.REQUEST_TIMED_OUT, 1)
-    assert partition.delayed.deletions == [], "nobody waits any more"
+    assert partition.delayed.delete_records == [], "no request waits"
 
 
 @pytest.mark.parametrize(
     ("version", "outcome"), [(4, (ErrorCode.REQUEST_TIMED_OUT, -1)), (5, (ErrorCode.NONE, 1))]
 )
-def test_a_follower_whose_version_of_fetch_tells_no_log_start_is_waited_for(
+def test_a_deletion_waits_for_followers_whose_fetch_version_has_no_log_start(
     stage: Stage, version: int, outcome: tuple[int, int]
 ) -> None:
     stage.bench.partition("t", 0).high_watermark = 6
@@ -207,7 +207,7 @@ def test_a_follower_whose_version_of_fetch_tells_no_log_start_is_waited_for(
 
 
 @pytest.mark.parametrize("offset", [5, 6, 7, -2])
-def test_records_that_are_not_committed_are_not_deleted(stage: Stage, offset: int) -> None:
+def test_uncommitted_records_are_not_deleted(stage: Stage, offset: int) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 4
     task = delete(stage.bench, offset, timeout_ms=0)
@@ -218,13 +218,13 @@ def test_records_that_are_not_committed_are_not_deleted(stage: Stage, offset: in
 @pytest.mark.parametrize(("offset", "start"), [(4, 4), (-1, 4), (3, 3), (0, 0)])
 def test_records_up_to_the_high_watermark_are_deleted(stage: Stage, offset: int, start: int) -> None:
     partition = stage.bench.partition("t", 0)
-    partition.become(NODE, 0, (NODE,), (NODE,))
+    partition.apply_state(NODE, 0, (NODE,), (NODE,), partition_epoch=-1, now_ms=0)
     partition.high_watermark = 4
     assert answered(stage.bench, delete(stage.bench, offset)) == (0, start)
     assert (partition.log.start_offset, partition.log.end_offset) == (start, 6)
 
 
-def test_a_replica_whose_broker_is_dead_is_not_waited_for_once_it_is_not_in_sync(stage: Stage) -> None:
+def test_a_deletion_does_not_wait_for_a_failed_replica_outside_the_isr(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6
     living = {NODE, FOLLOWER}
@@ -233,8 +233,8 @@ def test_a_replica_whose_broker_is_dead_is_not_waited_for_once_it_is_not_in_sync
     assert is_waiting(stage.bench, task)
     living.discard(FOLLOWER)
     partition.follower_gone(FOLLOWER, 0)
-    assert is_waiting(stage.bench, task), "back before the controller has noticed, it could lead"
-    partition.become(NODE, int(partition.leader_epoch), REPLICAS, (NODE,), 1, 0)
+    assert is_waiting(stage.bench, task), "it is eligible until the controller removes it from the ISR"
+    partition.apply_state(NODE, int(partition.leader_epoch), REPLICAS, (NODE,), partition_epoch=1, now_ms=0)
     assert answered(stage.bench, task) == (0, 4)
     assert answered(stage.bench, delete(stage.bench, 5)) == (0, 5)
 
@@ -243,10 +243,10 @@ def test_a_replica_whose_broker_is_dead_is_not_waited_for_once_it_is_not_in_sync
 def test_a_deletion_below_min_insync_replicas_is_not_acknowledged(
     stage: Stage, *, is_minimum_lowered: bool
 ) -> None:
-    """The replica that is away is eligible: should it lead next, the records would be there again."""
+    """The missing replica is eligible: if it became the leader, the records would exist again."""
     partition = stage.bench.partition("t", 0)
     partition.set_min_insync(2, 0)
-    partition.become(NODE, 1, REPLICAS, (NODE,), 1, 0)
+    partition.apply_state(NODE, 1, REPLICAS, (NODE,), partition_epoch=1, now_ms=0)
     partition.high_watermark = 6
     living = {NODE}
     stage.bench.manager.is_registered = living.__contains__
@@ -258,34 +258,34 @@ def test_a_deletion_below_min_insync_replicas_is_not_acknowledged(
     else:
         living.add(FOLLOWER)
         partition.fetched_by(FOLLOWER, 6, 4, 0)
-        assert is_waiting(stage.bench, task), "until the controller has written it"
-        partition.become(NODE, 1, REPLICAS, REPLICAS, 2, 0)
+        assert is_waiting(stage.bench, task), "until the controller has stored the ISR"
+        partition.apply_state(NODE, 1, REPLICAS, REPLICAS, partition_epoch=2, now_ms=0)
     assert answered(stage.bench, task) == (0, 4)
 
 
-def test_a_replica_that_was_moved_away_meanwhile_is_waited_for_no_longer(stage: Stage) -> None:
+def test_a_deletion_does_not_wait_for_a_replica_that_was_reassigned(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task)
-    partition.become(NODE, 0, (NODE, THIRD), (NODE,), 1, 0)
+    partition.apply_state(NODE, 0, (NODE, THIRD), (NODE,), partition_epoch=1, now_ms=0)
     assert is_waiting(stage.bench, task), "for the new one"
     partition.fetched_by(THIRD, 6, 4, 0)
     assert answered(stage.bench, task) == (0, 4)
 
 
-def test_a_leader_that_is_one_no_longer_sends_the_client_to_the_next(stage: Stage) -> None:
+def test_a_former_leader_returns_not_leader_or_follower(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task)
-    partition.become(FOLLOWER, 1, REPLICAS, REPLICAS, 1, 0)
+    partition.apply_state(FOLLOWER, 1, REPLICAS, REPLICAS, partition_epoch=1, now_ms=0)
     assert answered(stage.bench, task) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
 
 
-def test_a_replica_gets_in_sync_only_with_the_records_deleted(stage: Stage) -> None:
+def test_a_replica_joins_the_isr_only_after_it_deleted_the_records(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
-    partition.become(NODE, 1, REPLICAS, (NODE,), 1, 0)
+    partition.apply_state(NODE, 1, REPLICAS, (NODE,), partition_epoch=1, now_ms=0)
     wanted: list[tuple[int, ...]] = []
     stage.bench.manager.change_isr = lambda one, isr, epoch: wanted.append(isr)
     partition.advance_start(4)
@@ -296,7 +296,7 @@ def test_a_replica_gets_in_sync_only_with_the_records_deleted(stage: Stage) -> N
 
 
 class Managed:
-    """The logs of broker 2, whose checkpoints are written when the test says so."""
+    """The logs of broker 2; the test decides when their checkpoints are written."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, files: FaultyFiles, disk: Executor) -> None:
         self.logs = LogManager(files, ["/d"])
@@ -308,7 +308,7 @@ class Managed:
         self.manager.put_topic("t", IDS["t"], False, states, LogConfig())
 
 
-def test_a_follower_that_crashes_after_the_answer_starts_where_the_records_were_deleted(stage: Stage) -> None:
+def test_a_follower_that_crashes_after_the_response_keeps_the_log_start(stage: Stage) -> None:
     files, disk = FaultyFiles(), HeldExecutor()
     managed = Managed(stage.bench.loop, files, disk)
     stage.partitions = list(managed.manager.all())
@@ -326,7 +326,7 @@ def test_a_follower_that_crashes_after_the_answer_starts_where_the_records_were_
     assert log.start_offset == 4
 
 
-def test_a_start_that_retention_moved_is_told_once_it_would_hold(stage: Stage) -> None:
+def test_a_log_start_advanced_by_retention_is_reported_once_it_is_stored(stage: Stage) -> None:
     files, disk = FaultyFiles(), HeldExecutor()
     managed = Managed(stage.bench.loop, files, disk)
     stage.partitions = list(managed.manager.all())
@@ -348,7 +348,7 @@ def test_a_start_that_retention_moved_is_told_once_it_would_hold(stage: Stage) -
     assert log.start_offset == 6
 
 
-def test_a_start_that_a_killed_process_did_not_write_down_is_told_once_it_would_hold(stage: Stage) -> None:
+def test_a_log_start_that_a_killed_process_did_not_store_is_reported_once_it_is_stored(stage: Stage) -> None:
     files, disk = FaultyFiles(), HeldExecutor()
     managed = Managed(stage.bench.loop, files, disk)
     stage.partitions = list(managed.manager.all())
@@ -377,12 +377,12 @@ def test_a_start_that_a_killed_process_did_not_write_down_is_told_once_it_would_
 
 
 def fill_disk(files: FaultyFiles) -> None:
-    """No room for any file until ``heal``."""
+    """Makes every write fail for lack of space until ``heal``."""
     for operation in ("append", "replace"):
         files.fail(operation, "/d/", errno.ENOSPC, times=1 << 30)
 
 
-def test_a_follower_with_a_full_disk_does_not_bring_records_back_that_were_deleted(
+def test_a_follower_with_a_full_disk_does_not_restore_deleted_records(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_start_checkpoint, "RETRY_S", 0.01)
@@ -402,7 +402,7 @@ def test_a_follower_with_a_full_disk_does_not_bring_records_back_that_were_delet
     assert (log.start_offset, log.leader_epochs.starts) == (4, [3])
 
 
-def test_a_deletion_that_a_full_disk_refused_is_answered_when_it_is_tried_again(
+def test_a_deletion_that_failed_on_a_full_disk_succeeds_when_it_is_repeated(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: str, data: bytes) -> None:

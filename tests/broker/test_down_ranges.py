@@ -15,8 +15,8 @@ from tidemill.broker import down_conversion
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.down_conversion import INLINE_BYTES, PIECE_BYTES, DownRange, unpacked_bound
 from tidemill.log.batch_scan import BatchScan
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_segment import Slice
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
@@ -172,7 +172,9 @@ def test_converted_messages_are_counted_for_their_partition(
     assert stage.partition.fetch_conversions == 120
 
 
-def test_a_topic_that_converts_no_longer_is_refused(conversions: ConversionWorkers, tmp_path: Path) -> None:
+def test_a_topic_with_down_conversion_disabled_is_refused(
+    conversions: ConversionWorkers, tmp_path: Path
+) -> None:
     stage = Stage(conversions, tmp_path / "log", batches(1, 700, NONE))
     stage.partition.log.config.message_downconversion_enable = False
     with pytest.raises(KafkaError) as told:
@@ -180,7 +182,7 @@ def test_a_topic_that_converts_no_longer_is_refused(conversions: ConversionWorke
     assert told.value.code == ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_a_wrapper_without_room_is_next_from_its_first_message_on() -> None:
+def test_a_wrapper_without_room_is_returned_next_from_its_first_message() -> None:
     rows = [(-1, None, b"%d" % number) for number in range(4)]
     stored = build_batch([(1, None, b"a", None)], NONE, base_offset=0) + build_message_set(
         0, rows, GZIP, base_offset=1
@@ -193,7 +195,9 @@ def test_a_wrapper_without_room_is_next_from_its_first_message_on() -> None:
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, LZ4])
-def test_a_batch_is_taken_for_as_large_as_it_can_unpack(monkeypatch: pytest.MonkeyPatch, codec: int) -> None:
+def test_the_size_bound_of_a_batch_is_its_largest_unpacked_size(
+    monkeypatch: pytest.MonkeyPatch, codec: int
+) -> None:
     monkeypatch.setattr(down_conversion, "INLINE_BYTES", 1 << 30)
     one = build_batch([(1, b"k", b"v" * 50, None)] * 9, codec)
     packed = 0 if codec == NONE else int(unpacked_bytes_bound(codec, one, RECORDS, len(one)))
@@ -207,14 +211,12 @@ def test_a_batch_is_taken_for_as_large_as_it_can_unpack(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("codec", "factor"), [(NONE, 0), (GZIP, 1032), (LZ4, 255)])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_wrapper_is_taken_for_as_large_as_its_codec_can_make_it(
-    magic: int, codec: int, factor: int
-) -> None:
+def test_the_size_bound_of_a_wrapper_depends_on_its_codec(magic: int, codec: int, factor: int) -> None:
     data = build_message_set(magic, [(1, b"k", b"v" * 100)], codec)
     assert unpacked_bound(data) == len(data) * (1 + factor)
 
 
-def test_what_is_surely_too_large_is_not_added_up() -> None:
+def test_the_size_bound_counts_the_first_large_batch_only() -> None:
     one = build_batch([(1, b"k", bytes(INLINE_BYTES), None)])
     assert unpacked_bound(one) == len(one)
     assert unpacked_bound(one + one) == len(one)

@@ -13,7 +13,7 @@ import pytest
 from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, SetData, StoreUnavailable, ensure_paths
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -162,7 +162,9 @@ def run_with_notifications(
         broker: Any = SimpleNamespace(
             store=store,
             node_id=1,
-            metadata=SimpleNamespace(image=ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})})),
+            metadata_cache=SimpleNamespace(
+                image=ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})})
+            ),
             controller=controller if controller is not None else ReplacedController(),
             leader_and_isr=requests,
         )

@@ -1,4 +1,4 @@
-"""Requests for the controller that another broker passes on: who may, what may, and what is answered."""
+"""Requests that another broker forwards to the controller: permitted senders and requests, and responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def request_bytes(key: int = ApiKey.CREATE_PARTITIONS, version: int = VERSION) -
 
 def answer(data: bytes, *, is_open: bool = True, is_active: bool = True, **fields: Any) -> EnvelopeResponse:
     """What the handler answers to an envelope."""
-    peer = Peer(LISTENER, "tenant", "User:broker-2", "10.0.0.2", 5)
+    peer = Peer(LISTENER, "User:broker-2", "10.0.0.2", 5)
     context = RequestContext(peer, "broker-2", ApiKey.ENVELOPE, 0, 1)
     broker: Any = SimpleNamespace(
         apis=APIS,
@@ -58,7 +58,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestContext, Any]]:
     return asked
 
 
-def test_the_request_inside_is_answered_as_its_client_would_be(
+def test_the_forwarded_request_is_answered_as_from_its_client(
     served: list[tuple[RequestContext, Any]],
 ) -> None:
     found = answer(request_bytes())
@@ -70,11 +70,11 @@ def test_the_request_inside_is_answered_as_its_client_would_be(
     ((context, request),) = served
     assert request.timeout_ms == 5
     assert (context.api_key, context.api_version, context.correlation_id) == (37, VERSION, 77)
-    assert (context.client_id, context.principal, context.tenant) == ("app", "User:ann", "tenant")
+    assert (context.client_id, context.principal) == ("app", "User:ann")
     assert (context.peer.address, context.listener) == ("10.0.0.9", LISTENER)
 
 
-def test_without_a_principal_it_is_the_brokers(served: list[tuple[RequestContext, Any]]) -> None:
+def test_the_default_principal_is_the_forwarding_broker(served: list[tuple[RequestContext, Any]]) -> None:
     answer(request_bytes(), request_principal=None)
     assert served[0][0].principal == "User:broker-2"
 
@@ -87,7 +87,7 @@ def test_without_a_principal_it_is_the_brokers(served: list[tuple[RequestContext
         (True, False, ErrorCode.NOT_CONTROLLER),
     ],
 )
-def test_only_brokers_may_pass_on_and_only_to_the_controller(
+def test_only_brokers_can_forward_and_only_to_the_controller(
     served: list[tuple[RequestContext, Any]], is_open: bool, is_active: bool, code: ErrorCode
 ) -> None:
     found = answer(request_bytes(), is_open=is_open, is_active=is_active)
@@ -106,7 +106,7 @@ def test_only_brokers_may_pass_on_and_only_to_the_controller(
         (request_bytes(), {"client_host_address": b"12345"}),
     ],
 )
-def test_what_no_controller_is_asked_is_not_passed_on(
+def test_requests_that_are_not_for_the_controller_are_not_forwarded(
     served: list[tuple[RequestContext, Any]], data: bytes, fields: dict[str, Any]
 ) -> None:
     found = answer(data, **fields)

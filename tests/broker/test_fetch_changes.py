@@ -73,7 +73,7 @@ class Side:
                 one = self.bench.partition(*key)
                 one.lag_ms_max = LAG_MS
                 isr = (NODE,) if topic == "u" else REPLICAS
-                one.become(NODE, 1, REPLICAS, isr, 0, self.bench.clock.now_ms)
+                one.apply_state(NODE, 1, REPLICAS, isr, partition_epoch=0, now_ms=self.bench.clock.now_ms)
 
     def look_at_all(self) -> None:
         if self.looks_at_all:
@@ -272,7 +272,7 @@ class History(RuleBasedStateMachine):
         def do(side: Side) -> None:
             request = side.clients[name].connection.state
             if isinstance(request, DelayedFetch):
-                request.on_deadline()
+                request.on_expiration()
 
         self.step(do)
 
@@ -294,7 +294,7 @@ class History(RuleBasedStateMachine):
             one = side.bench.partition(*key)
             data = batch(*[b"v" * size] * count)
             if one.is_leader:
-                one.append([parse_batch(data, 0, len(data))], 1, side.bench.clock.now_ms)
+                one.append(parse_batch(data, 0, len(data)), 1, side.bench.clock.now_ms)
             else:
                 end = int(one.log.end_offset)
                 data = batch(b"v" * size, base_offset=end, leader_epoch=int(one.leader_epoch))
@@ -317,7 +317,7 @@ class History(RuleBasedStateMachine):
                 data = build_end_marker(ends, now_ms, 7, 0, 0)
             # After a truncation by another leader the log may expect another sequence.
             with contextlib.suppress(KafkaError):
-                one.append([parse_batch(data, 0, len(data))], 1, now_ms)
+                one.append(parse_batch(data, 0, len(data)), 1, now_ms)
                 side.sequences[key] = sequence + (ends is None)
 
         self.step(do)
@@ -327,7 +327,14 @@ class History(RuleBasedStateMachine):
         def do(side: Side) -> None:
             one = side.bench.partition(*key)
             epoch = int(one.leader_epoch) + (new or one.leader != NODE)
-            one.become(NODE, epoch, REPLICAS, isr, int(one.partition_epoch) + 1, side.bench.clock.now_ms)
+            one.apply_state(
+                NODE,
+                epoch,
+                REPLICAS,
+                isr,
+                partition_epoch=int(one.partition_epoch) + 1,
+                now_ms=side.bench.clock.now_ms,
+            )
 
         self.step(do)
 
@@ -336,7 +343,14 @@ class History(RuleBasedStateMachine):
         def do(side: Side) -> None:
             one = side.bench.partition(*key)
             now_ms = side.bench.clock.now_ms
-            one.become(2, int(one.leader_epoch) + 1, REPLICAS, (1, 2), int(one.partition_epoch) + 1, now_ms)
+            one.apply_state(
+                2,
+                int(one.leader_epoch) + 1,
+                REPLICAS,
+                (1, 2),
+                partition_epoch=int(one.partition_epoch) + 1,
+                now_ms=now_ms,
+            )
             one.truncate_to(max(int(one.log.end_offset) - cut, int(one.log.start_offset)), now_ms)
 
         self.step(do)
@@ -348,7 +362,14 @@ class History(RuleBasedStateMachine):
             for topic, index, isr, partition_epoch in side.wanted:
                 one = side.bench.partition(topic, index)
                 if granted and one.is_leader and one.partition_epoch == partition_epoch:
-                    one.become(NODE, int(one.leader_epoch), REPLICAS, isr, partition_epoch + 1, now_ms)
+                    one.apply_state(
+                        NODE,
+                        int(one.leader_epoch),
+                        REPLICAS,
+                        isr,
+                        partition_epoch=partition_epoch + 1,
+                        now_ms=now_ms,
+                    )
                 else:
                     one.isr_refused(now_ms)
             side.wanted.clear()
@@ -465,14 +486,14 @@ def test_each_fetch_of_a_follower_is_recorded_while_commits_wait_for_another(ben
     """A fetch may commit records because of the time that has passed, so each fetch is recorded."""
     partition = bench.partition()
     partition.lag_ms_max = LAG_MS
-    partition.become(NODE, 1, REPLICAS, (NODE, 2), 0, bench.clock.now_ms)
+    partition.apply_state(NODE, 1, REPLICAS, (NODE, 2), partition_epoch=0, now_ms=bench.clock.now_ms)
     partition.fetched_by(3, 0, 0, bench.clock.now_ms)  # caught up, but not in the ISR
     follower = bench.client()
     who = {"replica_state": ReplicaState(replica_id=2, replica_epoch=1)}
     follower.fetch(15, {("t", 0): 0}, session_epoch=0, **who)
     number = follower.fetched(15).session_id
     data = batch(b"a")
-    partition.append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+    partition.append(parse_batch(data, 0, len(data)), 1, bench.clock.now_ms)
     follower.fetch(15, {("t", 0): 1}, session_id=number, session_epoch=1, **who)
     assert parts_of(follower.fetched(15)) == {}
     assert partition.high_watermark == 0
@@ -485,7 +506,7 @@ def test_each_fetch_of_a_follower_is_recorded_while_commits_wait_for_another(ben
 def test_the_caught_up_time_of_a_follower_advances_without_changes(bench: Bench, leaves: str) -> None:
     partition = bench.partition()
     partition.lag_ms_max = LAG_MS
-    partition.become(NODE, 1, REPLICAS, (NODE, 2), 0, bench.clock.now_ms)
+    partition.apply_state(NODE, 1, REPLICAS, (NODE, 2), partition_epoch=0, now_ms=bench.clock.now_ms)
     changes: list[Any] = []
     bench.manager.change_isr = lambda *change: changes.append(change[1])
     follower = bench.client()
@@ -503,7 +524,7 @@ def test_the_caught_up_time_of_a_follower_advances_without_changes(bench: Bench,
         follower.fetch(15, {}, forgotten=forgotten, session_id=number, session_epoch=epoch, **who)
         follower.fetched(15)
     data = batch(b"a")
-    partition.append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+    partition.append(parse_batch(data, 0, len(data)), 1, bench.clock.now_ms)
     partition.maybe_shrink_isr(bench.clock.now_ms)
     assert changes == []
     partition.maybe_shrink_isr(bench.clock.now_ms + 1)

@@ -53,16 +53,20 @@ class Follower:
         broker = Broker(FOLLOWER, 3)
         self.partitions = broker.partitions
         for index, partition in enumerate(self.partitions):
-            bench.partition("t", index).become(NODE, epoch, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
-            partition.become(NODE, epoch, (NODE, FOLLOWER), (NODE, FOLLOWER))
+            bench.partition("t", index).apply_state(
+                NODE, epoch, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=0, now_ms=0
+            )
+            partition.apply_state(
+                NODE, epoch, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=-1, now_ms=0
+            )
 
     def start(self) -> None:
         for partition in self.partitions:
-            self.fetcher.follow(IDS["t"], partition, 0)
+            self.fetcher.add_partition(IDS["t"], partition, 0)
 
     def send_fetch(self) -> int:
         """Sends a request. Returns the number of its partitions."""
-        request = self.fetcher.request(0)
+        request = self.fetcher.build_request(0)
         assert request is not None
         named = sum(len(topic.partitions) for topic in request.topics)
         self.client.send(FETCH, self.version, request)
@@ -71,8 +75,8 @@ class Follower:
     def apply_response(self) -> int:
         """Applies the response. Returns the number of its partitions."""
         response = self.client.answer(FETCH, self.version)
-        troubles, out_of_range, _ = self.fetcher.answer(response, 0)
-        assert not troubles
+        failures, out_of_range, _ = self.fetcher.handle_response(response, 0)
+        assert not failures
         assert not out_of_range
         return sum(len(topic.partitions) for topic in response.responses)
 
@@ -132,9 +136,11 @@ def test_a_session_request_names_changed_partitions(bench: Bench) -> None:
 
 def follow_the_next_leader(follower: Follower, theirs: Partition) -> None:
     """Makes the broker the leader in epoch 2 with a record, and fetches once as the follower."""
-    theirs.become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
-    theirs.append([built(b"2")], 1, 0)
-    follower.partitions[0].become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER))
+    theirs.apply_state(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=1, now_ms=0)
+    theirs.append(built(b"2"), 1, 0)
+    follower.partitions[0].apply_state(
+        NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=-1, now_ms=0
+    )
     follower.start()
     follower.round()
 
@@ -144,10 +150,17 @@ def test_a_diverging_log_is_truncated(bench: Bench, version: int) -> None:
     follower = Follower(bench, version)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
     for partition in (mine, theirs):
-        partition.become(int(partition.node_id), 1, (NODE, FOLLOWER), (int(partition.node_id),))
-        partition.append([built(b"both")], 1, 0)
-    mine.append([built(b"alone")], 1, 0)
-    mine.append([built(b"alone")], 1, 0)
+        partition.apply_state(
+            int(partition.node_id),
+            1,
+            (NODE, FOLLOWER),
+            (int(partition.node_id),),
+            partition_epoch=-1,
+            now_ms=0,
+        )
+        partition.append(built(b"both"), 1, 0)
+    mine.append(built(b"alone"), 1, 0)
+    mine.append(built(b"alone"), 1, 0)
     follow_the_next_leader(follower, theirs)
     assert mine.log.end_offset == 1
     follower.round()
@@ -160,9 +173,9 @@ def test_a_follower_with_a_log_that_diverges_from_its_start_commits_nothing(benc
     """Its log end is above that of the leader, and no record is common: it is truncated fully first."""
     follower = Follower(bench)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
-    mine.become(FOLLOWER, 1, (NODE, FOLLOWER), (FOLLOWER,))
+    mine.apply_state(FOLLOWER, 1, (NODE, FOLLOWER), (FOLLOWER,), partition_epoch=-1, now_ms=0)
     for _ in range(3):
-        mine.append([built(b"alone")], 1, 0)
+        mine.append(built(b"alone"), 1, 0)
     follow_the_next_leader(follower, theirs)
     assert (mine.log.end_offset, theirs.high_watermark) == (0, 0)
     follower.round()
@@ -179,24 +192,24 @@ def built(value: bytes) -> Batch:
 def test_an_epoch_unknown_to_the_leader_is_out_of_range(bench: Bench) -> None:
     follower = Follower(bench)
     partition = follower.partitions[0]
-    partition.become(FOLLOWER, 9, (FOLLOWER,), (FOLLOWER,))
-    partition.append([built(b"x")], 1, 0)
-    partition.become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER))
+    partition.apply_state(FOLLOWER, 9, (FOLLOWER,), (FOLLOWER,), partition_epoch=-1, now_ms=0)
+    partition.append(built(b"x"), 1, 0)
+    partition.apply_state(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=-1, now_ms=0)
     follower.start()
     follower.send_fetch()
     response = follower.client.answer(FETCH, 18)
-    _, out_of_range, _ = follower.fetcher.answer(response, 0)
+    _, out_of_range, _ = follower.fetcher.handle_response(response, 0)
     assert out_of_range == [partition]
 
 
 @pytest.mark.parametrize(("replica", "epoch"), [(FOLLOWER, 3), (-1, 5)])
 def test_an_empty_log_of_the_leader_returns_its_last_epoch(bench: Bench, replica: int, epoch: int) -> None:
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE,), (NODE,), 0, 0)
+    partition.apply_state(NODE, 3, (NODE,), (NODE,), partition_epoch=0, now_ms=0)
     data = batch(b"a", b"b")
-    partition.append([parse_batch(data, 0, len(data))], 1, 0)
+    partition.append(parse_batch(data, 0, len(data)), 1, 0)
     partition.log.advance_start(2)
-    partition.become(NODE, 5, (NODE,), (NODE,), 0, 0)
+    partition.apply_state(NODE, 5, (NODE,), (NODE,), partition_epoch=0, now_ms=0)
     wanted = ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=EARLIEST)
     answer = look_up(partition, wanted, ListOffsetsRequest(replica_id=replica), 9, None)
     assert (answer.offset, answer.leader_epoch) == (2, epoch)
@@ -205,7 +218,7 @@ def test_an_empty_log_of_the_leader_returns_its_last_epoch(bench: Bench, replica
 def test_a_broker_without_a_replica_is_refused_as_a_follower(bench: Bench) -> None:
     follower = Follower(bench)
     follower.start()
-    bench.partition("t", 0).become(NODE, 0, (NODE, 3), (NODE, 3), 1, 0)
+    bench.partition("t", 0).apply_state(NODE, 0, (NODE, 3), (NODE, 3), partition_epoch=1, now_ms=0)
     follower.send_fetch()
     response = follower.client.answer(FETCH, 18)
     codes = {
@@ -238,11 +251,11 @@ def test_a_new_leader_returns_no_log_end_before_its_high_watermark_is_known(
     bench: Bench, version: int, code: ErrorCode
 ) -> None:
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
-    partition.append([built(b"a")], 1, 0)
-    partition.append([built(b"b")], 1, 0)
+    partition.apply_state(NODE, 3, (NODE, FOLLOWER), (NODE,), partition_epoch=0, now_ms=0)
+    partition.append(built(b"a"), 1, 0)
+    partition.append(built(b"b"), 1, 0)
     partition.high_watermark = 1  # the high watermark that it had as a follower
-    partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+    partition.apply_state(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=1, now_ms=0)
 
     def end(replica_id: int = -1) -> int:
         request = ListOffsetsRequest(replica_id=replica_id)
@@ -260,11 +273,11 @@ def test_a_new_leader_returns_no_log_end_before_its_high_watermark_is_known(
 
 def test_consumers_of_a_new_leader_wait_for_its_high_watermark(bench: Bench) -> None:
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
+    partition.apply_state(NODE, 3, (NODE, FOLLOWER), (NODE,), partition_epoch=0, now_ms=0)
     for value in (b"a", b"b"):
-        partition.append([built(value)], 1, 0)
+        partition.append(built(value), 1, 0)
     partition.high_watermark = 1  # the high watermark that it had as a follower
-    partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+    partition.apply_state(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=1, now_ms=0)
     reader = bench.client()
     part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 1})))["t", 0]
     assert (part.error_code, part.high_watermark, part.records or b"") == (0, -1, b"")
@@ -281,12 +294,12 @@ def test_committed_records_are_readable_while_a_new_leader_is_below_min_insync(
     bench: Bench, version: int
 ) -> None:
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
+    partition.apply_state(NODE, 3, (NODE, FOLLOWER), (NODE,), partition_epoch=0, now_ms=0)
     for value in (b"a", b"b"):
-        partition.append([built(value)], 1, 0)
+        partition.append(built(value), 1, 0)
     partition.high_watermark = 1  # the high watermark that it had as a follower
     partition.set_min_insync(2, 0)
-    partition.become(NODE, 4, (NODE, FOLLOWER), (NODE,), 1, 0)
+    partition.apply_state(NODE, 4, (NODE, FOLLOWER), (NODE,), partition_epoch=1, now_ms=0)
     reader = bench.client()
     part = parts_of(reader.ask(FETCH, version, fetch_request(version, {("t", 0): 0})))["t", 0]
     assert (part.error_code, part.high_watermark) == (0, -1)
@@ -314,7 +327,9 @@ def test_delayed_produces_of_one_connection_complete_in_order(
     bench: Bench,
 ) -> None:
     for index in range(2):
-        bench.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+        bench.partition("t", index).apply_state(
+            NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=0, now_ms=0
+        )
     writer, follower = bench.client(), bench.client()
     first, second = bench.partition("t", 0), bench.partition("t", 1)
     # Pipelined: partition 0, partition 1, both, and partition 0 again.
@@ -346,7 +361,9 @@ def test_a_delayed_produce_delays_later_responses_until_its_timeout(
     bench: Bench,
 ) -> None:
     for index in range(2):
-        bench.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+        bench.partition("t", index).apply_state(
+            NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=0, now_ms=0
+        )
     writer, follower = bench.client(), bench.client()
     slow = writer.produce(9, {("t", 0): batch(b"a")}, timeout_ms=200)
     quick = writer.produce(9, {("t", 1): batch(b"b")})
@@ -361,11 +378,18 @@ def test_a_truncated_follower_gets_the_high_watermark(bench: Bench) -> None:
     follower = Follower(bench)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
     for partition in (mine, theirs):
-        partition.become(int(partition.node_id), 1, (NODE, FOLLOWER), (int(partition.node_id),))
-        partition.append([built(b"both")], 1, 0)
-    mine.append([built(b"alone")], 1, 0)
-    theirs.become(NODE, 2, (NODE, FOLLOWER), (NODE,), 1, 0)
-    mine.become(NODE, 2, (NODE, FOLLOWER), (NODE,))
+        partition.apply_state(
+            int(partition.node_id),
+            1,
+            (NODE, FOLLOWER),
+            (int(partition.node_id),),
+            partition_epoch=-1,
+            now_ms=0,
+        )
+        partition.append(built(b"both"), 1, 0)
+    mine.append(built(b"alone"), 1, 0)
+    theirs.apply_state(NODE, 2, (NODE, FOLLOWER), (NODE,), partition_epoch=1, now_ms=0)
+    mine.apply_state(NODE, 2, (NODE, FOLLOWER), (NODE,), partition_epoch=-1, now_ms=0)
     mine.high_watermark = 0
     follower.start()
     follower.round()
@@ -381,14 +405,15 @@ def test_an_unapplied_high_watermark_and_log_start_are_sent_again(
     follower = Follower(bench)
     mine, theirs = follower.partitions[0], bench.partition("t", 0)
     follower.start()
-    theirs.append([built(b"a"), built(b"b")], -1, 0)
+    theirs.append(built(b"a"), -1, 0)
+    theirs.append(built(b"b"), -1, 0)
     follower.round()
     theirs.advance_start(1)
     follower.send_fetch()
     bench.until(lambda: theirs.high_watermark == 2)
     for partition in (theirs, mine):
-        partition.become(NODE, 1, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
-    follower.fetcher.follow(IDS["t"], mine, 0)
+        partition.apply_state(NODE, 1, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=1, now_ms=0)
+    follower.fetcher.add_partition(IDS["t"], mine, 0)
     follower.apply_response()
     assert (mine.high_watermark, mine.log.start_offset) == (0, 0)
     # Without further events the state in that response is the only change.
@@ -398,9 +423,9 @@ def test_an_unapplied_high_watermark_and_log_start_are_sent_again(
 
 def test_a_former_leader_refuses_fetches(bench: Bench) -> None:
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
-    partition.append([built(b"a")], 1, 0)
-    partition.become(-1, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+    partition.apply_state(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=0, now_ms=0)
+    partition.append(built(b"a"), 1, 0)
+    partition.apply_state(-1, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=0, now_ms=0)
     reader = bench.client()
     part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 0})))["t", 0]
     assert part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -1,4 +1,4 @@
-"""Settings of groups: set, reset, checked and applied as Apache Kafka 4.3.1 does, and kept."""
+"""Settings of groups are set, reset, checked, applied and stored as by Apache Kafka 4.3.1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from test_handlers_topics import (
 from tidemill.coordination.cluster_image import GROUP_SETTINGS, ClusterImage
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, ensure_paths
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import ConfigChangeNode, ConfigNode
 from tidemill.model.configs import BrokerConfig, GroupConfig
 from tidemill.model.errors import ErrorCode
@@ -42,7 +42,7 @@ async def altered(broker: SmallBroker, name: str, *changes: tuple[str, int, str 
 
 
 async def described(broker: SmallBroker, name: str, key: str) -> list[tuple[str, str, int]]:
-    """The value that holds, and all of its places."""
+    """Returns the effective value, and all of its sources."""
     (result,) = (await broker.ask(describe(GROUP, name, key, synonyms=True), 4)).results
     (config,) = result.configs
     return [("", config.value, config.config_source)] + [
@@ -56,7 +56,7 @@ async def listed(broker: SmallBroker, *kinds: int, version: int = 1) -> Any:
     return answer.error_code, [(one.resource_type, one.resource_name) for one in answer.config_resources]
 
 
-def test_settings_of_a_group_are_set_told_and_reset(tmp_path: Path) -> None:
+def test_settings_of_a_group_are_set_described_and_reset(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             inherited = ("group.consumer.session.timeout.ms", "45000", 5)
@@ -87,7 +87,7 @@ def test_alter_configs_replaces_all_settings_of_a_group(tmp_path: Path) -> None:
             resource = AlterConfigsResource(resource_type=GROUP, resource_name="g", configs=wanted)
             answer = await broker.ask(AlterConfigsRequest(resources=[resource]), 2)
             assert answer.responses[0].error_code == 0
-            assert broker.metadata.image.group_config("g") == {SESSION: "47000"}
+            assert broker.metadata_cache.image.group_config("g") == {SESSION: "47000"}
 
     asyncio.run(story())
 
@@ -112,7 +112,7 @@ def test_alter_configs_replaces_all_settings_of_a_group(tmp_path: Path) -> None:
         ("g", "streams.num.standby.replicas", "2", 0, ""),
     ],
 )
-def test_a_group_may_have_what_apache_kafka_allows(
+def test_a_group_accepts_the_settings_that_apache_kafka_accepts(
     tmp_path: Path, name: str, key: str, value: str, code: int, text: str
 ) -> None:
     async def story() -> None:
@@ -120,12 +120,12 @@ def test_a_group_may_have_what_apache_kafka_allows(
             found, applied = await altered(broker, name, (key, SET, value))
             assert found == code
             assert text in applied
-            assert bool(broker.metadata.image.group_configs) == (code == 0)
+            assert bool(broker.metadata_cache.image.group_configs) == (code == 0)
 
     asyncio.run(story())
 
 
-def test_a_session_is_longer_than_the_time_between_heartbeats(tmp_path: Path) -> None:
+def test_the_session_timeout_must_exceed_the_heartbeat_interval(tmp_path: Path) -> None:
     async def story() -> None:
         wide = {"group_consumer_max_heartbeat_interval_ms": "90000"}
         async with broker_in(tmp_path, **wide) as broker:
@@ -137,7 +137,7 @@ def test_a_session_is_longer_than_the_time_between_heartbeats(tmp_path: Path) ->
     asyncio.run(story())
 
 
-def test_settings_of_groups_with_strange_names_survive_a_restart(tmp_path: Path) -> None:
+def test_settings_of_groups_with_unusual_names_survive_a_restart(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             for name in STRANGE_NAMES:
@@ -154,7 +154,7 @@ def test_settings_of_groups_with_strange_names_survive_a_restart(tmp_path: Path)
     asyncio.run(story())
 
 
-def test_a_node_without_settings_that_somebody_left_is_written_over(tmp_path: Path) -> None:
+def test_an_existing_node_without_settings_is_overwritten(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             path = ConfigNode.path("groups", "g")
@@ -164,7 +164,7 @@ def test_a_node_without_settings_that_somebody_left_is_written_over(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_settings_of_a_group_that_cannot_be_read_cost_that_group_alone(tmp_path: Path) -> None:
+def test_unreadable_settings_of_a_group_do_not_affect_other_groups(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.store.transact(
@@ -183,7 +183,7 @@ def test_settings_of_a_group_that_cannot_be_read_cost_that_group_alone(tmp_path:
     asyncio.run(story())
 
 
-def test_values_of_a_group_that_make_no_sense_count_as_not_set() -> None:
+def test_invalid_values_of_a_group_are_ignored() -> None:
     config = GroupConfig(BrokerConfig.of(), {SESSION: "soon", HEARTBEAT: "6000", "gone.key": "1"})
     assert (config.int(SESSION), config.int(HEARTBEAT)) == (45_000, 6000)
     assert config.overrides == {HEARTBEAT: "6000"}
@@ -207,7 +207,7 @@ def test_resources_with_settings_are_listed_as_apache_kafka_lists_them(tmp_path:
 
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)
-def test_other_brokers_hear_of_the_settings_of_a_group(tmp_path: Path, name: str) -> None:
+def test_other_brokers_apply_the_settings_of_a_group(tmp_path: Path, name: str) -> None:
     applied = run_with_notifications(
         tmp_path,
         Create(ConfigNode.path("groups", name), ConfigNode.encode({SESSION: "46000"})),
@@ -220,7 +220,7 @@ def test_other_brokers_hear_of_the_settings_of_a_group(tmp_path: Path, name: str
     assert image.with_settings({("groups", name): {}}).group_configs == {}
 
 
-def test_groups_whose_note_was_missed_are_read_from_the_store(tmp_path: Path) -> None:
+def test_settings_with_an_unreadable_notification_are_read_from_the_store(tmp_path: Path) -> None:
     applied = run_with_notifications(
         tmp_path,
         Create(ConfigNode.path("groups", "g"), ConfigNode.encode({SESSION: "46000"})),

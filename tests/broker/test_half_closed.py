@@ -1,4 +1,4 @@
-"""A client that says its last and shuts its side: what it had sent is carried out, and answered."""
+"""Half-closed connections: received requests are handled and answered."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ from tidemill.wire.messages.metadata import MetadataRequest
 
 
 def ended(server: BrokerServer) -> bool:
-    return bool(server.acceptor.connections) and all(one.ended for one in server.acceptor.connections)
+    return bool(server.socket_server.connections) and all(
+        one.ended for one in server.socket_server.connections
+    )
 
 
-async def gone(server: BrokerServer) -> None:
-    await until(lambda: not server.acceptor.connections)
+async def disconnected(server: BrokerServer) -> None:
+    await until(lambda: not server.socket_server.connections)
 
 
-def test_frames_behind_a_costly_one_are_stored_in_order_and_answered_after_the_end(tmp_path: Path) -> None:
+def test_requests_behind_a_slow_request_are_handled_in_order_after_the_end_of_the_stream(
+    tmp_path: Path,
+) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         held = HeldUp(server)
         peer = await Peer.of(server)
@@ -50,15 +54,15 @@ def test_frames_behind_a_costly_one_are_stored_in_order_and_answered_after_the_e
         assert (await peer.produced()).base_offset == 1999
         assert (await peer.produced()).base_offset == 2001 + 1999
         assert (await peer.answer(ApiKey.METADATA, 12)).brokers
-        assert await peer.reader.read() == b""  # The frame that was cut short is none.
-        await gone(server)
+        assert await peer.reader.read() == b""  # The incomplete frame is dropped.
+        await disconnected(server)
         assert partition.log.end_offset == 2001 + 1999 + 1
         await peer.close()
 
     served(test, tmp_path)
 
 
-def test_a_client_that_is_gone_altogether_loses_nothing_that_it_sent(tmp_path: Path) -> None:
+def test_requests_received_before_the_client_closes_are_handled(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         held = HeldUp(server)
         peer = await Peer.of(server)
@@ -68,14 +72,14 @@ def test_a_client_that_is_gone_altogether_loses_nothing_that_it_sent(tmp_path: P
         await peer.close()
         await until(lambda: ended(server))
         held.release.set()
-        await gone(server)
+        await disconnected(server)
         assert partition.log.end_offset == 5 * 1999
         assert server.memory.total == 0
 
     served(test, tmp_path)
 
 
-def test_a_client_that_resets_its_connection_loses_nothing_that_came(tmp_path: Path) -> None:
+def test_requests_received_before_a_connection_reset_are_handled(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         held = HeldUp(server)
         peer = await Peer.of(server)
@@ -87,13 +91,13 @@ def test_a_client_that_resets_its_connection_loses_nothing_that_came(tmp_path: P
         await peer.close()
         await until(lambda: ended(server))
         held.release.set()
-        await gone(server)
+        await disconnected(server)
         assert partition.log.end_offset == 3 * 1999
 
     served(test, tmp_path)
 
 
-def test_a_fetch_that_waits_is_answered_at_once_and_lets_the_next_through(tmp_path: Path) -> None:
+def test_a_delayed_fetch_is_answered_when_the_client_half_closes(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         peer = await Peer.of(server)
         peer.fetch(wait_ms=0x7FFFFFFF)
@@ -104,14 +108,14 @@ def test_a_fetch_that_waits_is_answered_at_once_and_lets_the_next_through(tmp_pa
         assert (await peer.fetched()).records in (None, b"")
         assert (await peer.fetched()).high_watermark == 1
         assert await peer.reader.read() == b""
-        await gone(server)
-        assert server.fetches.waiting == 0
+        await disconnected(server)
+        assert server.fetch_handler.waiting == 0
         await peer.close()
 
     served(test, tmp_path)
 
 
-def test_who_says_its_last_and_reads_nothing_is_let_go_by_the_sweep(tmp_path: Path) -> None:
+def test_a_half_closed_connection_that_reads_nothing_is_closed_when_idle(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -122,12 +126,12 @@ def test_who_says_its_last_and_reads_nothing_is_let_go_by_the_sweep(tmp_path: Pa
         await loop.sock_sendall(raw, frame * 3000)
         raw.shutdown(socket.SHUT_WR)
         await until(lambda: ended(server))
-        (one,) = server.acceptor.connections
+        (one,) = server.socket_server.connections
         assert one.account.unsent_bytes > 0
         sweeps = 0
-        while server.acceptor.connections:
+        while server.socket_server.connections:
             await asyncio.sleep(0.05)
-            server.acceptor.close_idle()
+            server.socket_server.close_idle()
             sweeps += 1
             assert sweeps < 100
         raw.close()

@@ -1,4 +1,4 @@
-"""What handlers share: work that takes longer than its request may, and which handler answers."""
+"""Common parts of handlers: work that outlives its request, and the handler of each API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tidemill.wire.apis import ApiKey, request_class, response_class
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 
 
-def test_a_stop_waits_for_what_outlived_its_request() -> None:
+def test_a_stop_waits_for_work_that_outlived_its_request() -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -47,7 +47,7 @@ def test_a_stop_waits_for_what_outlived_its_request() -> None:
     asyncio.run(story())
 
 
-def test_a_stop_breaks_off_what_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_cancels_work_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     broken_off: list[str] = []
 
     async def work() -> None:
@@ -72,7 +72,9 @@ def test_a_stop_breaks_off_what_does_not_end(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(story())
 
 
-def test_what_outlives_its_request_goes_on_and_its_failure_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_outlives_its_request_continues_and_its_failure_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ended: list[str] = []
 
     async def work(name: str, go: asyncio.Event, problem: Exception | None) -> str:
@@ -110,7 +112,7 @@ def test_what_outlives_its_request_goes_on_and_its_failure_is_told(caplog: pytes
 
 
 CONTEXT: Any = SimpleNamespace()
-"""Of a request whose handler looks at nothing of it."""
+"""The context of a request whose handler does not use it."""
 
 
 def test_every_api_is_answered_by_the_handler_of_its_name() -> None:
@@ -155,11 +157,11 @@ AT_ONCE = {
 }
 
 
-def test_small_requests_that_wait_for_nobody_are_answered_at_once(tmp_path: Path) -> None:
-    """A task for each would take longer than most of the answers."""
+def test_small_requests_without_waits_are_answered_at_once(tmp_path: Path) -> None:
+    """A task for each would take longer than most of the responses."""
 
     async def test(server: BrokerServer, partition: Partition) -> None:
-        client = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        client = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:ANONYMOUS", "127.0.0.1", 1)
         for key in AT_ONCE:
             context = RequestContext(client, "test", key, APIS[key].last, 1)
             answer = APIS[key].handle(server.broker, context, request_class(key)())
@@ -176,7 +178,7 @@ def test_small_requests_that_wait_for_nobody_are_answered_at_once(tmp_path: Path
         ("t", (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1)),
     ],
 )
-def test_a_new_producer_gets_an_id_of_its_own_and_epoch_0(
+def test_a_new_producer_gets_a_new_id_and_epoch_0(
     transactional_id: str | None, outcome: tuple[int, int, int]
 ) -> None:
     async def next_id() -> int:
@@ -188,7 +190,7 @@ def test_a_new_producer_gets_an_id_of_its_own_and_epoch_0(
     assert (answer.error_code, answer.producer_id, answer.producer_epoch) == outcome
 
 
-def test_a_producer_that_no_id_can_be_made_for_is_told_why() -> None:
+def test_the_response_has_the_error_if_no_producer_id_is_available() -> None:
     async def next_id() -> int:
         raise KafkaError("the store is away", ErrorCode.COORDINATOR_NOT_AVAILABLE)
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs when a directory does not answer: an error for that one, and the others all the same."""
+"""DescribeLogDirs with a failed directory: its result is an error, the other results are complete."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def described(broker: Any) -> list[Any]:
     """The results for all directories."""
 
     async def ask() -> list[Any]:
-        context = SimpleNamespace(internal_name=str, external_name=str, slices=RequestSlices())
+        context = SimpleNamespace(slices=RequestSlices())
         results: list[Any] = handle(broker, context, DescribeLogDirsRequest(topics=None)).results
         return results
 
     return asyncio.run(ask())
 
 
-def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
+def test_a_partition_with_an_unavailable_log_is_in_no_directory() -> None:
     def partition(index: int, failed: str) -> Any:
         log = SimpleNamespace(size_bytes=10, end_offset=5)
         return SimpleNamespace(topic="t", index=index, log=log, high_watermark=5, failed=failed)
@@ -40,8 +40,8 @@ def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
     there = data_directory("/there")
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
-        partitions=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
-        logs=SimpleNamespace(
+        replica_manager=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
+        log_manager=SimpleNamespace(
             dirs=SimpleNamespace(all=[there], working=[there], directory_of=lambda log: there)
         ),
     )
@@ -51,7 +51,7 @@ def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
 
 
 class GoneFiles:
-    """A file system of which one mount is gone."""
+    """A file system with one missing mount."""
 
     def total_bytes(self, path: str) -> int:
         if path == "/gone":
@@ -62,14 +62,16 @@ class GoneFiles:
         return 400
 
 
-def test_a_directory_whose_disk_is_gone_costs_the_others_nothing() -> None:
+def test_a_directory_on_a_missing_disk_does_not_hide_the_others() -> None:
     failed = data_directory("/failed")
     failed.failure = "the disk broke"
     directories = [data_directory("/gone"), failed, data_directory("/there")]
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
-        partitions=SimpleNamespace(all=list),
-        logs=SimpleNamespace(dirs=SimpleNamespace(all=directories, working=[directories[0], directories[2]])),
+        replica_manager=SimpleNamespace(all=list),
+        log_manager=SimpleNamespace(
+            dirs=SimpleNamespace(all=directories, working=[directories[0], directories[2]])
+        ),
     )
     gone, broken, there = described(broker)
     assert (gone.log_dir, gone.error_code) == ("/gone", ErrorCode.KAFKA_STORAGE_ERROR)

@@ -1,4 +1,4 @@
-"""The APIs that move replicas and leaderships, over a real controller of several brokers and a real store."""
+"""The APIs for reassignments and elections, with a real controller of several brokers and a real store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_handlers_topics import INSIDE, SmallBroker, broker_in, run
 
 from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.controller import KafkaController
-from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.failover import WantedIsr
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, Delete, SetData, Store
@@ -63,7 +63,7 @@ class Brokers:
         self.asked = asked
         self.store: Store = asked.store
         self.controller: KafkaController = asked.controller
-        self.failover = Failover(asked.controller.context)
+        self.failover = asked.controller.failover
 
     async def come(self, *broker_ids: int, lost_unsynced: bool = False) -> None:
         """Others register."""
@@ -91,7 +91,7 @@ class Brokers:
 
     def partition(self, number: int = 0, name: str = "t") -> PartitionImage:
         """A partition as everybody was told of it."""
-        return self.asked.metadata.image.topics[name].partitions[number]
+        return self.asked.metadata_cache.image.topics[name].partitions[number]
 
     async def in_sync(self, *isr: int, number: int = 0) -> None:
         """The leader asks for this in-sync set."""
@@ -169,10 +169,10 @@ async def brokers_in(directory: Path, **config: Any) -> AsyncIterator[Brokers]:
         brokers = Brokers(asked)
         await brokers.come(1, 2, 3)
         yield brokers
-        asked.controller.context.resign()
+        asked.controller.election.resign()
 
 
-def test_a_broker_that_lost_records_gets_in_sync_once_its_registration_says_that_it_knows(
+def test_a_broker_that_lost_records_joins_the_isr_once_its_registration_reports_no_loss(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
@@ -190,10 +190,10 @@ def test_a_broker_that_lost_records_gets_in_sync_once_its_registration_says_that
     run(story())
 
 
-# Moves
+# Reassignments
 
 
-def test_a_partition_moves(tmp_path: Path) -> None:
+def test_a_partition_is_reassigned(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7, 1], [1, 7])
@@ -216,7 +216,7 @@ def test_a_partition_moves(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_move_is_cancelled(tmp_path: Path) -> None:
+def test_a_reassignment_is_cancelled(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7, 1], [1, 7])
@@ -234,7 +234,7 @@ def test_a_move_is_cancelled(tmp_path: Path) -> None:
     run(story())
 
 
-def test_what_cannot_be_is_told_of_each_partition(tmp_path: Path) -> None:
+def test_invalid_reassignments_are_refused_per_partition(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7], [7], [7])
@@ -251,17 +251,17 @@ def test_what_cannot_be_is_told_of_each_partition(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_move_goes_on_under_the_next_controller(tmp_path: Path) -> None:
+def test_a_reassignment_continues_under_the_next_controller(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7, 1])
             await brokers.alter({0: [2, 1]})
-            # The leader gets the replica in sync just before the controller ends.
+            # The leader adds the replica to the ISR just before the controller ends.
             state = brokers.controller.image.topics["t"].partitions[0]
             path = "/brokers/topics/t/partitions/0/state"
             data = b'{"controller_epoch":1,"leader":7,"version":1,"leader_epoch":1,"isr":[7,1,2]}'
             await brokers.store.transact([SetData(path, data, state.partition_epoch)])
-            brokers.controller.context.resign()
+            brokers.controller.election.resign()
             await brokers.store.transact([Delete("/controller")])
             assert await brokers.controller.context.activate()
             told = brokers.partition()
@@ -272,7 +272,7 @@ def test_a_move_goes_on_under_the_next_controller(tmp_path: Path) -> None:
     run(story())
 
 
-def test_another_writer_of_the_topics_node_does_not_hinder_a_move(tmp_path: Path) -> None:
+def test_another_writer_of_the_topic_node_does_not_prevent_a_reassignment(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7], [7])
@@ -286,11 +286,11 @@ def test_another_writer_of_the_topics_node_does_not_hinder_a_move(tmp_path: Path
     run(story())
 
 
-def test_who_is_not_the_controller_says_so(tmp_path: Path) -> None:
+def test_a_broker_that_is_not_the_controller_returns_not_controller(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7])
-            brokers.controller.context.resign()
+            brokers.controller.election.resign()
             topics = [ReassignableTopic(name="t", partitions=[])]
             asked = brokers.asked
             for request, version in (
@@ -307,10 +307,10 @@ def test_who_is_not_the_controller_says_so(tmp_path: Path) -> None:
     run(story())
 
 
-# What administrators write
+# Nodes that administrators write
 
 
-def test_an_administrators_node_is_carried_out_and_goes_with_the_last_of_it(tmp_path: Path) -> None:
+def test_a_requested_reassignment_node_is_applied_and_deleted_at_its_end(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7], [7], [7], [7])
@@ -322,12 +322,12 @@ def test_an_administrators_node_is_carried_out_and_goes_with_the_last_of_it(tmp_
                 node = await brokers.store.get(ReassignmentNode.path)
                 return None if node is None else {p.partition for p in ReassignmentNode.decode(node.data)}
 
-            for _ in range(2):  # Its own writing of the node is looked at, too.
+            for _ in range(2):  # The node that it wrote itself is read as well.
                 await brokers.controller.reassignments.apply_requested_reassignments()
                 assert await left() == {0, 1}
             await brokers.in_sync(7, 1)
             assert await left() == {1}
-            assert await brokers.alter({1: [3]}) == {1: 0}, "what comes later takes precedence"
+            assert await brokers.alter({1: [3]}) == {1: 0}, "the later request takes precedence"
             assert await left() is None
             assert list(await brokers.moving()) == [("t", 1)]
             await brokers.controller.reassignments.apply_requested_reassignments()
@@ -335,7 +335,7 @@ def test_an_administrators_node_is_carried_out_and_goes_with_the_last_of_it(tmp_
     run(story())
 
 
-def test_what_an_administrator_wrote_stays_until_it_was_looked_at(tmp_path: Path) -> None:
+def test_a_requested_reassignment_node_is_kept_until_it_was_read(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([7], [7], [7])
@@ -356,7 +356,7 @@ def test_what_an_administrator_wrote_stays_until_it_was_looked_at(tmp_path: Path
     run(story())
 
 
-def test_nodes_that_cannot_be_read_stay_for_the_administrator(
+def test_unreadable_nodes_are_kept_for_the_administrator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -375,7 +375,7 @@ def test_nodes_that_cannot_be_read_stay_for_the_administrator(
         assert any(path in record.getMessage() for record in caplog.records)
 
 
-def test_elections_that_an_administrator_asks_for(tmp_path: Path) -> None:
+def test_requested_elections_are_run(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1, 7], [7, 1])
@@ -397,7 +397,7 @@ def test_elections_that_an_administrator_asks_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_preferred_replicas_lead_again(tmp_path: Path, version: int) -> None:
+def test_preferred_replicas_are_elected(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1, 7], [7, 1], [1, 7])
@@ -423,7 +423,7 @@ def test_preferred_replicas_lead_again(tmp_path: Path, version: int) -> None:
     run(story())
 
 
-def test_unclean_elections_and_types_that_there_are_not(tmp_path: Path) -> None:
+def test_unclean_elections_and_unknown_election_types(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1, 2], [7, 3])
@@ -438,7 +438,7 @@ def test_unclean_elections_and_types_that_there_are_not(tmp_path: Path) -> None:
     run(story())
 
 
-def test_leaders_return_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preferred_leaders_are_elected_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.controller.leader_election_requests.REBALANCE_DELAY_S", 0.0)
 
     async def story() -> None:
@@ -452,7 +452,7 @@ def test_leaders_return_by_themselves(tmp_path: Path, monkeypatch: pytest.Monkey
                 if delta.image.topics["t"].partitions[0].leader == 1:
                     returned.set()
 
-            brokers.asked.metadata.on_change(look)
+            brokers.asked.metadata_cache.on_change(look)
             await brokers.in_sync(7, 1)
             async with asyncio.timeout(30):
                 await returned.wait()
@@ -464,7 +464,7 @@ def test_leaders_return_by_themselves(tmp_path: Path, monkeypatch: pytest.Monkey
 # Shutdowns
 
 
-def test_only_brokers_can_say_that_one_is_about_to_stop(tmp_path: Path) -> None:
+def test_controlled_shutdown_is_accepted_only_from_brokers(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1, 7])
@@ -477,7 +477,7 @@ def test_only_brokers_can_say_that_one_is_about_to_stop(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_broker_that_has_registered_anew_changes_no_in_sync_set_by_what_it_asked_before(
+def test_a_request_with_the_epoch_of_an_earlier_registration_changes_no_isr(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
@@ -507,7 +507,7 @@ def test_a_broker_that_has_registered_anew_changes_no_in_sync_set_by_what_it_ask
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_broker_hands_over_before_it_stops(tmp_path: Path, version: int) -> None:
+def test_a_controlled_shutdown_moves_leaderships_to_other_brokers(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:
             await brokers.have([1, 7], [7, 1], [1, 2])
@@ -528,9 +528,9 @@ def test_a_broker_hands_over_before_it_stops(tmp_path: Path, version: int) -> No
             assert [(p.topic_name, p.partition_index) for p in response.remaining_partitions] == [("t", 2)]
             assert (brokers.partition(0).leader, brokers.partition(0).isr) == (7, [7])
             assert (brokers.partition(1).leader, brokers.partition(1).isr) == (7, [7])
-            # It is elected no more, and gets in sync no more, until it has started again.
+            # It is not elected and does not join the ISR until it has started again.
             assert await brokers.elect(2, PREFERRED, [0]) == {0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
-            assert await brokers.alter({1: [1, 2]}) == {1: 0}, "a replica that is there may stay"
+            assert await brokers.alter({1: [1, 2]}) == {1: 0}, "an existing replica may stay"
             await brokers.go(1)
             await brokers.come(1)
             assert not brokers.controller.context.stopping()

@@ -23,17 +23,16 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.metadata_cache import Delta, MetadataCache, effective_config
 from tidemill.broker.request_context import RequestContext
 from tidemill.broker.store_connectivity import StoreConnectivity
-from tidemill.controller.controller import KafkaController
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, ensure_paths, parent_of
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerRegistration, ConfigNode, Endpoint
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
 from tidemill.model.configs.config_def import PASSWORD
 from tidemill.model.configs.source_descriptions import provenance_in
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.net.peer import Listener, Peer
 from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.wire.apis import ApiKey, request_class, response_class
@@ -47,6 +46,7 @@ from tidemill.wire.messages.describe_configs import DescribeConfigsRequest
 from tidemill.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from tidemill.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from tidemill.wire.messages.metadata import MetadataRequest
+from unwatched_controller import new_controller
 
 INSIDE = Endpoint("INSIDE", "PLAINTEXT", "10.0.0.1", 19092)
 OUTSIDE = Endpoint("OUTSIDE", "PLAINTEXT", "broker.example", 9092)
@@ -84,17 +84,17 @@ class SmallBroker:
         self.store = store
         self.clock = StillClock()
         self.store_connectivity = StoreConnectivity(self.clock)
-        self.metadata = MetadataCache()
-        self.controller = KafkaController(
-            store, self.node_id, lambda: self.config, self.metadata.publish, self.clock, Random(1)
+        self.metadata_cache = MetadataCache()
+        self.controller = new_controller(
+            store, self.node_id, lambda: self.config, self.metadata_cache.publish, self.clock, Random(1)
         )
         this: Any = self
         self.leader_and_isr = LeaderAndIsrApplier(this, self.removed)
         self.inter_broker_listener: str | None = OUTSIDE.listener
         self.made: list[str] = []
-        self.partitions: Any = SimpleNamespace(topics=TopicTable())
+        self.replica_manager: Any = SimpleNamespace(topics=TopicTable())
         self.fail_with: KafkaError | None = None
-        self.metadata.on_change(self.apply)
+        self.metadata_cache.on_change(self.apply)
 
     async def removed(self) -> None:
         """There are no logs."""
@@ -115,7 +115,6 @@ class SmallBroker:
         arrived = decode(request_class(key), version, encode(request, version))
         peer = Peer(
             Listener(listener.listener, listener.host, listener.port),
-            "default",
             "User:ANONYMOUS",
             "127.0.0.1",
             1,
@@ -140,7 +139,7 @@ async def broker_in(directory: Path, **config: Any) -> AsyncIterator[SmallBroker
     broker = SmallBroker(store, **config)
     image = await broker.controller.context.load()
     broker.config = effective_config(broker.static_config, image, broker.node_id)
-    await broker.controller.context.register(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
+    await broker.controller.election.register(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
     await broker.controller.context.activate()
     try:
         yield broker
@@ -200,13 +199,13 @@ def test_metadata_names_brokers_controller_and_leaders(tmp_path: Path, version: 
             assert (node.node_id, node.host, node.port) == (7, "broker.example", 9092)
             assert node.rack == ("rack-1" if version >= 1 else None)
             assert answer.controller_id == (7 if version >= 1 else -1)
-            assert answer.cluster_id == (broker.metadata.image.cluster_id if version >= 2 else None)
+            assert answer.cluster_id == (broker.metadata_cache.image.cluster_id if version >= 2 else None)
             topics = {topic.name: topic for topic in answer.topics}
             assert set(topics) == {"t", "__consumer_offsets"}
             assert topics["__consumer_offsets"].is_internal == (version >= 1)
             topic = topics["t"]
             assert topic.error_code == 0
-            known = broker.metadata.topic("t")
+            known = broker.metadata_cache.topic("t")
             assert known is not None
             assert topic.topic_id == (known.topic_id if version >= 10 else bytes(16))
             for number, partition in enumerate(topic.partitions):
@@ -221,16 +220,16 @@ def test_metadata_names_brokers_controller_and_leaders(tmp_path: Path, version: 
     run(story())
 
 
-def test_a_partition_whose_log_failed_has_no_leader_and_an_offline_replica(tmp_path: Path) -> None:
+def test_a_partition_with_a_failed_log_has_no_leader_and_an_offline_replica(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t", count=3), 7)
-            known = broker.metadata.topic("t")
+            known = broker.metadata_cache.topic("t")
             assert known is not None
             entry = TopicEntry("t", known.topic_id, False)
             states: list[Any] = [SimpleNamespace(index=at, failed="it broke" * (at == 1)) for at in range(3)]
             entry.partitions.extend(states)
-            broker.partitions.topics.put(entry)
+            broker.replica_manager.topics.put(entry)
             (topic,) = (await broker.ask(metadata_of("t"), 12)).topics
             pages = await broker.ask(DescribeTopicPartitionsRequest(response_partition_limit=9), 0)
             for partitions in (topic.partitions, pages.topics[0].partitions):
@@ -240,7 +239,7 @@ def test_a_partition_whose_log_failed_has_no_leader_and_an_offline_replica(tmp_p
                     (7, ErrorCode.NONE, []),
                 ]
                 assert partitions[1].replica_nodes == partitions[1].isr_nodes == [7]
-            # Clients before offline_replicas are told by the error.
+            # Versions without offline_replicas have the error instead.
             (old,) = (await broker.ask(metadata_of("t"), 4)).topics
             assert (old.partitions[1].leader_id, old.partitions[1].error_code) == (-1, 5)
 
@@ -251,15 +250,20 @@ def test_a_partition_whose_log_failed_has_no_leader_and_an_offline_replica(tmp_p
     ("version", "error", "nodes"),
     [(0, ErrorCode.REPLICA_NOT_AVAILABLE, [7]), (1, ErrorCode.NONE, [7, 8]), (12, ErrorCode.NONE, [7, 8])],
 )
-def test_the_oldest_clients_are_told_only_of_replicas_whose_brokers_are_there(
+def test_the_oldest_metadata_versions_list_only_replicas_on_live_brokers(
     tmp_path: Path, version: int, error: ErrorCode, nodes: list[int]
 ) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             partitions = (PartitionImage(0, 7, 0, [7, 8], [7, 8]), PartitionImage(1, 7, 0, [7], [7]))
             topic = TopicImage("t", b"t" * 16, partitions, {})
-            broker.metadata.image = ClusterImage(
-                "c", 7, 1, broker.metadata.image.brokers, {"t": topic}, broker.metadata.image.broker_configs
+            broker.metadata_cache.image = ClusterImage(
+                "c",
+                7,
+                1,
+                broker.metadata_cache.image.brokers,
+                {"t": topic},
+                broker.metadata_cache.image.broker_configs,
             )
             request = metadata_of("t")
             request.allow_auto_topic_creation = True  # which versions before 4 always say
@@ -272,7 +276,7 @@ def test_the_oldest_clients_are_told_only_of_replicas_whose_brokers_are_there(
     run(story())
 
 
-def test_metadata_tells_each_listener_its_own_address(tmp_path: Path) -> None:
+def test_metadata_has_the_address_of_the_requested_listener(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             answer = await broker.ask(metadata_of(), 12, INSIDE)
@@ -281,7 +285,7 @@ def test_metadata_tells_each_listener_its_own_address(tmp_path: Path) -> None:
     run(story())
 
 
-def test_metadata_of_a_listener_that_a_broker_has_not(tmp_path: Path) -> None:
+def test_metadata_of_a_listener_that_a_broker_does_not_have(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t"), 7)
@@ -327,7 +331,7 @@ def test_metadata_by_topic_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, 4, 12])
-def test_metadata_makes_a_topic_that_is_asked_for(tmp_path: Path, version: int) -> None:
+def test_metadata_creates_a_requested_topic(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with broker_in(tmp_path, num_partitions=3) as broker:
             answer = await broker.ask(metadata_of("new", "bad name", "new", create=True), version)
@@ -340,7 +344,7 @@ def test_metadata_makes_a_topic_that_is_asked_for(tmp_path: Path, version: int) 
     run(story())
 
 
-def test_metadata_makes_nothing_when_one_side_does_not_want_it(tmp_path: Path) -> None:
+def test_metadata_creates_no_topic_if_client_or_broker_disable_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             answer = await broker.ask(metadata_of("new", create=False), 4)
@@ -355,7 +359,7 @@ def test_metadata_makes_nothing_when_one_side_does_not_want_it(tmp_path: Path) -
     run(story())
 
 
-def test_metadata_says_why_a_topic_could_not_be_made(tmp_path: Path) -> None:
+def test_metadata_has_the_error_of_a_failed_topic_creation(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path, default_replication_factor=3) as broker:
             answer = await broker.ask(metadata_of("new", create=True), 12)
@@ -364,7 +368,7 @@ def test_metadata_says_why_a_topic_could_not_be_made(tmp_path: Path) -> None:
     run(story())
 
 
-def test_metadata_for_one_name_asked_for_by_many_makes_one_topic(tmp_path: Path) -> None:
+def test_concurrent_metadata_requests_for_a_name_create_one_topic(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             answers = await asyncio.gather(
@@ -376,7 +380,7 @@ def test_metadata_for_one_name_asked_for_by_many_makes_one_topic(tmp_path: Path)
     run(story())
 
 
-def test_metadata_lists_what_may_be_done_when_asked(tmp_path: Path) -> None:
+def test_metadata_lists_authorized_operations_on_request(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t"), 7)
@@ -400,14 +404,14 @@ def test_metadata_lists_what_may_be_done_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", range(8))
-def test_a_created_topic_is_described_in_the_answer(tmp_path: Path, version: int) -> None:
+def test_a_created_topic_is_described_in_the_response(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             answer = await broker.ask(new_topics("t", count=3, retention_ms="5"), version)
             (topic,) = answer.topics
             assert (topic.name, topic.error_code) == ("t", 0)
             assert broker.made == ["t"]
-            known = broker.metadata.topic("t")
+            known = broker.metadata_cache.topic("t")
             assert known is not None
             if version >= 7:
                 assert topic.topic_id == known.topic_id
@@ -422,7 +426,7 @@ def test_a_created_topic_is_described_in_the_answer(tmp_path: Path, version: int
     run(story())
 
 
-def test_topics_that_cannot_be_made_are_told_one_by_one(tmp_path: Path) -> None:
+def test_each_topic_that_cannot_be_created_has_its_error(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("old"), 7)
@@ -445,7 +449,7 @@ def test_topics_that_cannot_be_made_are_told_one_by_one(tmp_path: Path) -> None:
     run(story())
 
 
-def test_counts_of_minus_one_are_the_brokers_defaults(tmp_path: Path) -> None:
+def test_counts_of_minus_one_are_the_broker_defaults(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path, num_partitions=4) as broker:
             (topic,) = (await broker.ask(new_topics("t", count=-1, factor=-1), 7)).topics
@@ -454,7 +458,7 @@ def test_counts_of_minus_one_are_the_brokers_defaults(tmp_path: Path) -> None:
     run(story())
 
 
-def test_replicas_may_be_assigned_by_hand(tmp_path: Path) -> None:
+def test_replicas_can_be_assigned_explicitly(tmp_path: Path) -> None:
     async def story() -> None:
         from tidemill.wire.messages.create_topics import CreatableReplicaAssignment
 
@@ -473,18 +477,20 @@ def test_replicas_may_be_assigned_by_hand(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_validated_topic_is_not_made(tmp_path: Path) -> None:
+def test_validate_only_creates_no_topic(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             (topic,) = (await broker.ask(new_topics("t", count=5, validate_only=True), 7)).topics
             assert (topic.error_code, topic.num_partitions, topic.topic_id) == (0, 5, bytes(16))
-            assert broker.metadata.topic("t") is None
+            assert broker.metadata_cache.topic("t") is None
             assert broker.made == []
 
     run(story())
 
 
-def test_a_topic_whose_logs_cannot_be_made_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_topic_without_logs_is_returned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             broker.fail_with = KafkaError("no room", ErrorCode.KAFKA_STORAGE_ERROR)
@@ -495,7 +501,7 @@ def test_a_topic_whose_logs_cannot_be_made_is_told(tmp_path: Path, caplog: pytes
     run(story())
 
 
-def test_a_creation_that_takes_too_long_is_told_and_goes_on(tmp_path: Path) -> None:
+def test_a_creation_continues_after_its_timeout(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             request = new_topics("t")
@@ -524,13 +530,13 @@ def test_topics_are_deleted_by_name(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t", "u"), 7)
-            known = broker.metadata.topic("t")
+            known = broker.metadata_cache.topic("t")
             assert known is not None
             gone, missing = (await broker.ask(delete("t", "missing"), version)).responses
             assert (gone.name, gone.error_code) == ("t", 0)
             assert gone.topic_id == (known.topic_id if version >= 6 else bytes(16))
             assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert list(broker.metadata.topics) == ["u"]
+            assert list(broker.metadata_cache.topics) == ["u"]
 
     run(story())
 
@@ -561,13 +567,13 @@ def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
             ]
             assert (responses[0].name, responses[0].topic_id) == ("t", ids["t"])
             assert responses[1].name is None
-            assert list(broker.metadata.topics) == ["u", "v"]
+            assert list(broker.metadata_cache.topics) == ["u", "v"]
 
     run(story())
 
 
-def test_a_deletion_by_id_leaves_a_topic_that_was_made_under_the_name_meanwhile(tmp_path: Path) -> None:
-    """A client that sends its deletion twice, while the controller is busy."""
+def test_a_deletion_by_id_keeps_a_topic_recreated_under_the_name(tmp_path: Path) -> None:
+    """A client sends its deletion twice while the controller is busy."""
     from tidemill.wire.messages.delete_topics import DeleteTopicState
 
     async def story() -> None:
@@ -577,7 +583,7 @@ def test_a_deletion_by_id_leaves_a_topic_that_was_made_under_the_name_meanwhile(
             deletion = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=5000)
             hasty = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=10)
             asked = []
-            async with broker.controller.context.changing():
+            async with broker.controller.context.change_lock():
                 for request, version in ((deletion, 6), (new_topics("t"), 7), (deletion, 6), (hasty, 6)):
                     asked.append(asyncio.ensure_future(broker.ask(request, version)))
                     await asyncio.wait(asked, timeout=0.05)
@@ -585,16 +591,16 @@ def test_a_deletion_by_id_leaves_a_topic_that_was_made_under_the_name_meanwhile(
             assert gone.responses[0].error_code == 0
             codes = [one.responses[0].error_code for one in late]
             assert codes == [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.REQUEST_TIMED_OUT]
-            async with broker.controller.context.changing():
-                """What was not answered in time has come to its end by now."""
-            known = broker.metadata.topic("t")
+            async with broker.controller.context.change_lock():
+                """The request without a response in time has ended by now."""
+            known = broker.metadata_cache.topic("t")
             assert known is not None
             assert known.topic_id == made.topics[0].topic_id != old_id
 
     run(story())
 
 
-def test_a_deletion_by_name_answers_the_id_of_the_topic_that_it_deleted(tmp_path: Path) -> None:
+def test_a_deletion_by_name_returns_the_id_of_the_deleted_topic(tmp_path: Path) -> None:
     from tidemill.wire.messages.delete_topics import DeleteTopicState
 
     async def story() -> None:
@@ -603,13 +609,13 @@ def test_a_deletion_by_name_answers_the_id_of_the_topic_that_it_deleted(tmp_path
             state = DeleteTopicState(name="t", topic_id=bytes(16))
             deletion = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=5000)
             asked = []
-            async with broker.controller.context.changing():
+            async with broker.controller.context.change_lock():
                 for request, version in ((deletion, 6), (new_topics("t"), 7), (deletion, 6)):
                     asked.append(asyncio.ensure_future(broker.ask(request, version)))
                     await asyncio.wait(asked, timeout=0.05)
             _, made, late = await asyncio.gather(*asked)
             assert late.responses[0].topic_id == made.topics[0].topic_id
-            assert broker.metadata.topic("t") is None
+            assert broker.metadata_cache.topic("t") is None
 
     run(story())
 
@@ -617,14 +623,14 @@ def test_a_deletion_by_name_answers_the_id_of_the_topic_that_it_deleted(tmp_path
 @pytest.mark.parametrize(
     ("version", "code"), [(1, ErrorCode.INVALID_REQUEST), (3, ErrorCode.TOPIC_DELETION_DISABLED)]
 )
-def test_deletion_that_is_switched_off_is_told(tmp_path: Path, version: int, code: ErrorCode) -> None:
+def test_disabled_topic_deletion_is_an_error(tmp_path: Path, version: int, code: ErrorCode) -> None:
     async def story() -> None:
         async with broker_in(tmp_path, delete_topic_enable=False) as broker:
             await broker.ask(new_topics("t"), 7)
             request = DeleteTopicsRequest(topics=[], topic_names=["t"], timeout_ms=5000)
             (response,) = (await broker.ask(request, version)).responses
             assert response.error_code == code
-            assert broker.metadata.topic("t") is not None
+            assert broker.metadata_cache.topic("t") is not None
 
     run(story())
 
@@ -658,7 +664,7 @@ def test_topics_grow(tmp_path: Path, version: int) -> None:
                     "missing": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     "twice": ErrorCode.INVALID_REQUEST,
                 }
-                counts = {name: len(topic.partitions) for name, topic in broker.metadata.topics.items()}
+                counts = {name: len(topic.partitions) for name, topic in broker.metadata_cache.topics.items()}
                 grown = not request.validate_only
                 assert counts == {"t": 3 if grown else 1, "u": 1, "v": 2 if grown else 1}
 
@@ -712,7 +718,7 @@ def test_a_topics_settings_are_described(tmp_path: Path, version: int) -> None:
     run(story())
 
 
-def test_only_the_keys_that_are_asked_for_are_described(tmp_path: Path) -> None:
+def test_only_requested_keys_are_described(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t"), 7)
@@ -740,8 +746,8 @@ def test_a_brokers_settings_are_described(tmp_path: Path) -> None:
     run(story())
 
 
-def test_the_documentation_says_what_the_broker_was_started_with(tmp_path: Path) -> None:
-    """Not where a default holds, or what was set at run time."""
+def test_the_documentation_of_a_config_names_the_source_of_its_static_value(tmp_path: Path) -> None:
+    """Defaults and dynamic values have no source."""
 
     async def story() -> None:
         async with broker_in(tmp_path, num_partitions=3, log_segment_bytes=2_000_000) as broker:
@@ -760,7 +766,7 @@ def test_the_documentation_says_what_the_broker_was_started_with(tmp_path: Path)
     run(story())
 
 
-def test_a_former_name_is_described_of_a_topic_that_set_it(tmp_path: Path) -> None:
+def test_a_deprecated_key_is_described_for_a_topic_that_sets_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             made = await broker.ask(new_topics("t", message_timestamp_difference_max_ms="5"), 7)
@@ -775,7 +781,7 @@ def test_a_former_name_is_described_of_a_topic_that_set_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("include_synonyms", [False, True])
-def test_a_secret_that_is_set_is_told_to_nobody(tmp_path: Path, include_synonyms: bool) -> None:
+def test_a_secret_of_the_configuration_is_not_returned(tmp_path: Path, include_synonyms: bool) -> None:
     async def story() -> None:
         async with broker_in(tmp_path, **SECRETS) as broker:
             request = describe(BROKER, "7", synonyms=include_synonyms)
@@ -793,7 +799,7 @@ def test_a_secret_that_is_set_is_told_to_nobody(tmp_path: Path, include_synonyms
     run(story())
 
 
-def test_a_secret_that_is_set_for_all_brokers_is_told_to_nobody(tmp_path: Path) -> None:
+def test_a_stored_secret_of_all_brokers_is_not_returned(tmp_path: Path) -> None:
     """Other programs may have written it to the store."""
 
     async def story() -> None:
@@ -904,13 +910,13 @@ def test_settings_are_changed_one_by_one(tmp_path: Path, version: int) -> None:
             )
             (checked,) = (await broker.ask(request, version)).responses
             assert (checked.error_code, checked.error_message) == (0, None)
-            topic = broker.metadata.topic("t")
+            topic = broker.metadata_cache.topic("t")
             assert topic is not None
             assert topic.config == {"retention.ms": "5"}
             request.validate_only = False
             (done,) = (await broker.ask(request, version)).responses
             assert (done.error_code, done.resource_type, done.resource_name) == (0, TOPIC, "t")
-            topic = broker.metadata.topic("t")
+            topic = broker.metadata_cache.topic("t")
             assert topic is not None
             assert topic.config == {"segment.bytes": "1048576", "cleanup.policy": "delete,compact"}
             (bad,) = (await broker.ask(change(TOPIC, "t", ("retention.ms", SET, "x")), version)).responses
@@ -983,7 +989,7 @@ def test_settings_are_replaced_as_a_whole(tmp_path: Path, version: int) -> None:
                 ErrorCode.INVALID_REQUEST,
                 ErrorCode.INVALID_REQUEST,
             ]
-            assert {name: topic.config for name, topic in broker.metadata.topics.items()} == {
+            assert {name: topic.config for name, topic in broker.metadata_cache.topics.items()} == {
                 "t": {"segment.bytes": "1048576"},
                 "u": {"retention.ms": "5"},
             }
@@ -1029,7 +1035,7 @@ def test_the_cluster_is_described(tmp_path: Path) -> None:
                 answer = await broker.ask(
                     DescribeClusterRequest(include_cluster_authorized_operations=True), version
                 )
-                assert (answer.error_code, answer.cluster_id) == (0, broker.metadata.image.cluster_id)
+                assert (answer.error_code, answer.cluster_id) == (0, broker.metadata_cache.image.cluster_id)
                 assert answer.controller_id == 7
                 (node,) = answer.brokers
                 assert (node.broker_id, node.host, node.port, node.rack) == (
@@ -1095,7 +1101,7 @@ def test_pages_hold_every_partition_once(tmp_path: Path, limit: int) -> None:
     run(story())
 
 
-def test_a_page_tells_of_topics_that_are_not_there(tmp_path: Path) -> None:
+def test_a_page_has_the_errors_of_missing_topics(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             created = await broker.ask(new_topics("t"), 7)
@@ -1118,7 +1124,7 @@ def test_a_page_tells_of_topics_that_are_not_there(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_cursor_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_cursor_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t", "u"), 7)
@@ -1133,7 +1139,7 @@ def test_a_cursor_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     run(story())
 
 
-def test_the_brokers_limit_of_a_page_holds(tmp_path: Path) -> None:
+def test_the_page_limit_of_the_broker_applies(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path, max_request_partition_size_limit=2) as broker:
             await broker.ask(new_topics("t", count=5), 7)

@@ -75,13 +75,13 @@ class Inside:
         self.open: list[Connection] = []
         server.dispatch.on_crash = lambda connection, problem: self.crashes.append(problem)  # type: ignore[method-assign]
         server.dispatch.on_closed = lambda connection, reason: self.ends.update([reason[:20]])
-        self.peer = Peer(Listener("PLAINTEXT", "localhost", 1), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        self.peer = Peer(Listener("PLAINTEXT", "localhost", 1), "User:ANONYMOUS", "127.0.0.1", 1)
 
     def visit(self, generator: FrameGenerator) -> None:
         """Opens a connection, sends some frames, and closes it, at once or later."""
         wire = Wire(self.null)
-        peer = Peer(self.peer.listener, "default", "User:ANONYMOUS", "127.0.0.1", self.frames)
-        connection = Connection(NoLoop(), wire, self.server.requests, 1 << 20, peer)
+        peer = Peer(self.peer.listener, "User:ANONYMOUS", "127.0.0.1", self.frames)
+        connection = Connection(NoLoop(), wire, self.server.kafka_apis, 1 << 20, peer)
         for _ in range(self.chance.randrange(1, FRAMES_A_CONNECTION_MAX)):
             wire.incoming.append(generator.frame())
             connection.readable()
@@ -135,7 +135,7 @@ def test_random_frames_cause_no_unexpected_error(tmp_path: Path) -> None:
             await server.stop()
             os.close(null)
         assert not inside.crashes
-        assert server.fetches.waiting == 0
+        assert server.fetch_handler.waiting == 0
         print(inside.frames, "frames,", inside.answers, "answers;", inside.ends.most_common(5))
 
     asyncio.run(story(), debug=False)
@@ -152,7 +152,9 @@ async def settle(inside: Inside) -> None:
 
 async def make(server: BrokerServer) -> bytes:
     """Creates the topic for the attackers. Returns its id."""
-    while (topic := server.broker.metadata.topic("victim")) is None:  # A frame may have created it, too.
+    while (
+        topic := server.broker.metadata_cache.topic("victim")
+    ) is None:  # A frame may have created it, too.
         await server.broker.controller.admin_manager.create_topics([NewTopic("victim", 2)])
     return topic.topic_id
 
@@ -164,4 +166,4 @@ async def frame_generator(server: BrokerServer, seed: int) -> FrameGenerator:
 
 async def topic_exists(server: BrokerServer, generator: FrameGenerator) -> bool:
     """Whether the topic exists."""
-    return server.broker.metadata.topic_by_id(generator.topic_id) is not None
+    return server.broker.metadata_cache.topic_by_id(generator.topic_id) is not None

@@ -14,7 +14,7 @@ from test_handlers_topics import broker_in, new_topics, run
 from tidemill.broker.handlers import delete_topics
 from tidemill.broker.handlers.common import SETTINGS_MAX
 from tidemill.controller.alter_partition import IsrChange
-from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.failover import WantedIsr
 from tidemill.controller.leader_election import CHANGES_A_PAUSE
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX
 from tidemill.coordination.topic_image import PartitionImage
@@ -58,9 +58,9 @@ def test_one_request_creates_grows_or_deletes_a_thousand_topics(tmp_path: Path) 
             assert codes.pop(INVALID) == ErrorCode.INVALID_TOPIC_EXCEPTION
             assert codes.pop(TWICE) == ErrorCode.INVALID_REQUEST
             assert codes == dict.fromkeys(GOOD, ErrorCode.NONE)
-            assert sorted(broker.metadata.topics) == sorted(GOOD)
+            assert sorted(broker.metadata_cache.topics) == sorted(GOOD)
             assert all(
-                one.topic_id == broker.metadata.topics[one.name].topic_id
+                one.topic_id == broker.metadata_cache.topics[one.name].topic_id
                 for one in made.topics
                 if one.name in GOOD
             )
@@ -74,7 +74,7 @@ def test_one_request_creates_grows_or_deletes_a_thousand_topics(tmp_path: Path) 
             assert codes.pop(UNKNOWN) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert codes.pop(TWICE) == ErrorCode.INVALID_REQUEST
             assert codes == dict.fromkeys(GOOD, ErrorCode.NONE)
-            assert {len(topic.partitions) for topic in broker.metadata.topics.values()} == {2}
+            assert {len(topic.partitions) for topic in broker.metadata_cache.topics.values()} == {2}
 
             states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in (*names, GOOD[7])]
             gone = await broker.ask(DeleteTopicsRequest(topics=states, timeout_ms=60_000), 6)
@@ -82,7 +82,7 @@ def test_one_request_creates_grows_or_deletes_a_thousand_topics(tmp_path: Path) 
             assert codes.pop(UNKNOWN) == codes.pop(TWICE) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert codes.pop(GOOD[7]) == ErrorCode.INVALID_REQUEST
             assert codes == dict.fromkeys([name for name in GOOD if name != GOOD[7]], ErrorCode.NONE)
-            assert list(broker.metadata.topics) == [GOOD[7]]
+            assert list(broker.metadata_cache.topics) == [GOOD[7]]
 
     run(story())
 
@@ -142,7 +142,7 @@ def test_requests_about_a_thousand_topics_yield_to_the_event_loop() -> None:
         # Settings, states, logs, followers and results.
         assert passes >= 5 * len(GOOD) // STEPS_PER_SLICE
         passes, _ = await passes_beside(side.update_metadata(*((name, id_of(name), [0]) for name in GOOD)))
-        assert sorted(side.broker.metadata.topics) == sorted(GOOD)
+        assert sorted(side.broker.metadata_cache.topics) == sorted(GOOD)
         assert passes >= 2 * len(GOOD) // STEPS_PER_SLICE
 
     run_stage(story)
@@ -201,7 +201,7 @@ def test_requests_about_a_topic_of_thousands_of_partitions_yield_to_the_event_lo
         everything = ("t", id_of("t"), range(PARTITIONS))
         # The states are built and compared.
         passes, _ = await passes_beside(side.update_metadata(everything))
-        assert len(side.broker.metadata.topics["t"].partitions) == PARTITIONS
+        assert len(side.broker.metadata_cache.topics["t"].partitions) == PARTITIONS
         assert passes >= pauses + PARTITIONS // PARTITIONS_A_PAUSE
         # A full request also checks the replicas of this broker, and those that others lead.
         passes, _ = await passes_beside(side.update_metadata(everything, is_full=True))
@@ -209,7 +209,7 @@ def test_requests_about_a_topic_of_thousands_of_partitions_yield_to_the_event_lo
         passes, _ = await passes_beside(side.lead("t", id_of("t"), *range(PARTITIONS), is_full=True))
         # And the states, the logs and the results.
         assert passes >= 2 * pauses + 3 * PARTITIONS // STEPS_PER_SLICE
-        assert all(side.broker.partitions.find("t", number) for number in range(PARTITIONS))
+        assert all(side.broker.replica_manager.find("t", number) for number in range(PARTITIONS))
 
     run_stage(story)
 
@@ -222,7 +222,7 @@ def test_unassigned_replicas_are_stopped_before_the_full_request_ends() -> None:
         # Another request that arrives meanwhile is handled after it.
         after = asyncio.ensure_future(side.lead("t", id_of("t"), 1, leader_epoch=1))
         await asyncio.gather(update, after)
-        found = [number for number in range(PARTITIONS) if side.broker.partitions.find("t", number)]
+        found = [number for number in range(PARTITIONS) if side.broker.replica_manager.find("t", number)]
         assert found == sorted([*kept, 1])
 
     run_stage(story)
@@ -243,7 +243,7 @@ def test_isr_changes_of_thousands_of_partitions_are_written_in_parts(tmp_path: P
                 for number in range(PARTITIONS)
                 for others in ([], [(99, -1)])
             ]
-            passes, results = await passes_beside(Failover(broker.controller.context).alter_isr(wanted))
+            passes, results = await passes_beside(broker.controller.failover.alter_isr(wanted))
             assert passes >= len(wanted) // CHANGES_A_PAUSE
             assert read.times <= 2
             errors = [one for one in results if isinstance(one, KafkaError)]

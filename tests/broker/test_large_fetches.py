@@ -31,7 +31,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A bench on which every fetch is large, and each partition is a slice."""
     monkeypatch.setattr(large_fetches, "PARTITIONS_PER_SLICE", 1)
-    monkeypatch.setattr(large_requests, "SLICE_S", -1.0)
+    monkeypatch.setattr(large_requests, "REQUEST_SLICE_S", -1.0)
     monkeypatch.setattr(large_requests, "CLOCK_READS_MIN", 0)
     with bench_in(tmp_path, in_slices=True) as one:
         yield one
@@ -129,7 +129,7 @@ def test_completing_a_fetch_with_many_changes_does_not_block_the_event_loop(
     sliced.until(lambda: sliced.fetches.waiting == 1)
     data = batch(b"a")
     for index in range(appended):
-        sliced.partition("t", index).append([parse_batch(data, 0, len(data))], 1, 0)
+        sliced.partition("t", index).append(parse_batch(data, 0, len(data)), 1, 0)
     passes = 0
     while not client.has_answer():
         sliced.turn(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.large_requests import SLICE_S, LargeRequestQueue, RequestSlices, in_slices
+from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices, in_slices
 from tidemill.model.errors import ProtocolError
 from tidemill.model.event_loop_slices import AT_ONCE_MAX, slices_by_weight, slices_of
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
@@ -33,7 +33,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     now = 0.0
 
     def time(self) -> float:
-        self.now += SLICE_S / 10
+        self.now += REQUEST_SLICE_S / 10
         return self.now
 
 

@@ -111,9 +111,9 @@ def test_the_controllers_broker_creates_leaders_before_it_publishes_and_new_foll
         there: list[list[int]] = []
 
         def look(_: object) -> None:
-            there.append(sorted(key.partition for key in stage.broker.logs.logs))
+            there.append(sorted(key.partition for key in stage.broker.log_manager.logs))
 
-        stage.broker.metadata.on_change(look)
+        stage.broker.metadata_cache.on_change(look)
         topic = topic_led_by(*[NODE, 2] * 60)
         task = asyncio.get_running_loop().create_task(stage.applier.apply_delta(delta_of(topic), published))
         await published
@@ -122,7 +122,7 @@ def test_the_controllers_broker_creates_leaders_before_it_publishes_and_new_foll
         await task
         look(None)
         assert there[1] == list(range(120))
-        follows = stage.broker.partitions.find("t", 1)
+        follows = stage.broker.replica_manager.find("t", 1)
         assert follows is not None
         assert (follows.leader, follows.is_leader) == (2, False)
 
@@ -139,14 +139,14 @@ def test_a_new_follower_that_cannot_be_created_is_reported(
             failed.extend(partitions)
 
         stage.applier.replicas_failed = note
-        files = stage.broker.logs.files
+        files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
         delta = delta_of(topic_led_by(NODE, 2, 2))
         await stage.applier.apply_delta(delta)
         assert failed == [(FIRST, 1)]
-        assert stage.broker.metadata.topics.keys() == {"t"}
-        led, failing, follows = (stage.broker.partitions.find("t", index) for index in range(3))
+        assert stage.broker.metadata_cache.topics.keys() == {"t"}
+        led, failing, follows = (stage.broker.replica_manager.find("t", index) for index in range(3))
         assert led is not None
         assert not led.failed
         assert failing is not None
@@ -162,11 +162,11 @@ def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> Non
         failed: list[tuple[bytes, int]] = []
 
         def note(partitions: Sequence[tuple[bytes, int]]) -> None:
-            assert "t" in stage.broker.metadata.topics, "the election uses the published image"
+            assert "t" in stage.broker.metadata_cache.topics, "the election uses the published image"
             failed.extend(partitions)
 
         stage.applier.replicas_failed = note
-        files = stage.broker.logs.files
+        files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-0", times=9)
         topic = topic_led_by(NODE, NODE)
@@ -180,7 +180,7 @@ def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reporte
     async def story(stage: BrokerStage) -> None:
         failed: list[tuple[bytes, int]] = []
         stage.applier.replicas_failed = failed.extend
-        files = stage.broker.logs.files
+        files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
         before, grown = topic_led_by(NODE), topic_led_by(NODE, NODE)
@@ -214,16 +214,16 @@ def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_ser
 def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> None:
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
-        broker.logs = LogManager(FaultyFiles(), ["/d", "/e"])
-        broker.logs.dirs.lock()
-        broker.logs.dirs.claim("c" * 22, NODE)
-        broker.logs.load(0, lambda topic: LogConfig())
-        broker.partitions.logs = broker.logs
-        broker.logs.dirs.fail_directory("/d", "its disk broke")
+        broker.log_manager = LogManager(FaultyFiles(), ["/d", "/e"])
+        broker.log_manager.dirs.lock()
+        broker.log_manager.dirs.claim("c" * 22, NODE)
+        broker.log_manager.load(0, lambda topic: LogConfig())
+        broker.replica_manager.logs = broker.log_manager
+        broker.log_manager.dirs.fail_directory("/d", "its disk broke")
         await stage.update_metadata(("t", FIRST, [0, 1]), leader=2)
         # A former replica may be in the failed directory. A replica marked as new is not.
         await stage.lead("t", FIRST, 0, leader=2, fails=True)
         await stage.lead("t", FIRST, 1, leader=2, is_new=True)
-        assert list(broker.logs.logs) == [TopicPartition("t", 1)]
+        assert list(broker.log_manager.logs) == [TopicPartition("t", 1)]
 
     run_stage(story)

@@ -39,7 +39,7 @@ ADVICE = (
 )
 
 
-def test_partitions_that_wait_for_a_dead_broker_are_one_warning_and_one_line_when_they_are_led_again(
+def test_partitions_without_a_leader_are_one_warning_and_their_election_is_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -62,7 +62,7 @@ def test_partitions_that_wait_for_a_dead_broker_are_one_warning_and_one_line_whe
     run(story())
 
 
-def test_partitions_that_were_made_or_deleted_are_no_lines(
+def test_created_and_deleted_partitions_are_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -74,7 +74,7 @@ def test_partitions_that_were_made_or_deleted_are_no_lines(
     run(story())
 
 
-def test_a_new_controller_says_which_partitions_have_no_leader(
+def test_a_new_controller_logs_the_partitions_without_a_leader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -82,7 +82,7 @@ def test_a_new_controller_says_which_partitions_have_no_leader(
             await brokers.have([1])
             await brokers.go(1)
             lines(caplog)
-            brokers.controller.context.resign()
+            brokers.controller.election.resign()
             await brokers.controller.context.activate(dead=7)
             await asyncio.sleep(0.05)
             assert lines(caplog) == [
@@ -106,8 +106,9 @@ def test_partitions_of_a_cluster_that_starts_are_left_time_before_they_are_a_war
             await brokers.have([1], [2])
             await brokers.go(1, 2)
             lines(caplog)
-            brokers.controller.context.resign()
-            brokers.controller.context.view = ClusterImage  # As in a process that was started just now.
+            brokers.controller.election.resign()
+            # As in a process that was started just now.
+            brokers.controller.context.known_image = ClusterImage
             await brokers.controller.context.activate(dead=7)
             await asyncio.sleep(0.05)
             assert lines(caplog) == []
@@ -138,7 +139,7 @@ def test_10000_partitions_without_a_leader_are_one_line_and_do_not_hold_the_loop
         began = time.perf_counter()
 
     began = time.perf_counter()
-    asyncio.run(with_pauses(report.recording(delta), pause))
+    asyncio.run(with_pauses(report.record_in_slices(delta), pause))
     ((level, text),) = lines(caplog)
     assert level == "WARNING"
     assert "10000 partitions have no leader" in text

@@ -26,7 +26,6 @@ from tidemill.broker.log_cleaner import PROCESS_EXITS_MAX, LogCleaner
 from tidemill.log.clean_batch import BatchCleaner
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_messages import DAMAGED, CleanCounts, CleanedGroup, CleanJob, Failure
-from tidemill.log.files import SystemFiles
 from tidemill.log.future_log import FutureLog, begin_move, interrupted_moves
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
@@ -34,6 +33,7 @@ from tidemill.log.log_manager import LogManager
 from tidemill.log.log_segment import Slice
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.log.offset_map import OffsetMap
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
@@ -130,7 +130,7 @@ class Stage:
     def write(self, log: Log, count: int = 40, padding: bytes = b"") -> None:
         for number in range(count):
             data = build_batch([(NOW, b"k%d" % (number % 3), b"v%d" % number + padding, None)])
-            log.append([parse_batch(data, 0, len(data))], 0, NOW)
+            log.append(parse_batch(data, 0, len(data)), 0, NOW)
             if number % 10 == 9:
                 log.roll(NOW)
         log.flush(NOW)
@@ -211,7 +211,7 @@ def test_a_deleted_key_stays_deleted_after_an_interrupted_move(tmp_path: Path, i
 
     def write(key: bytes, value: bytes | None) -> None:
         data = build_batch([(NOW, key, value, None)])
-        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.append(parse_batch(data, 0, len(data)), 0, NOW)
         log.roll(NOW)
         log.flush(NOW)
 
@@ -261,7 +261,7 @@ def test_a_deleted_key_stays_deleted_after_a_move_from_an_offline_directory(tmp_
 
     def write(key: bytes, value: bytes | None) -> None:
         data = build_batch([(NOW, key, value, None)])
-        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.append(parse_batch(data, 0, len(data)), 0, NOW)
         log.roll(NOW)
         log.flush(NOW)
 
@@ -527,7 +527,7 @@ def test_a_recreated_topic_is_compacted_although_the_former_was_uncleanable(stag
 def test_a_log_is_retried_with_more_memory(stage: Stage) -> None:
     log = stage.logs.create(TopicPartition("t", 0), bytes(16), SETTINGS, NOW)
     data = build_batch([(NOW, b"%d" % number, b"v", None) for number in range(2000)])
-    log.append([parse_batch(data, 0, len(data))], 0, NOW)
+    log.append(parse_batch(data, 0, len(data)), 0, NOW)
     log.roll(NOW)
     log.flush(NOW)
     stage.compaction.config = lambda: BrokerConfig.of(log_cleaner_dedupe_buffer_size="1")

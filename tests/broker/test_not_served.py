@@ -66,7 +66,7 @@ REFUSED = [
 async def refusal(key: int, version: int, request: Struct) -> Any:
     broker: Any = SimpleNamespace(apis=APIS)
     listener = connections.Listener("PLAINTEXT", "127.0.0.1", 9092)
-    client = connections.Peer(listener, "default", "User:ANONYMOUS", "127.0.0.1", 1)
+    client = connections.Peer(listener, "User:ANONYMOUS", "127.0.0.1", 1)
     context = RequestContext(client, "test", key, version, 1)
     answer = not_served.handle(broker, context, request)
     return await answer if asyncio.iscoroutine(answer) else answer

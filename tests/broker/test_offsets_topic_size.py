@@ -25,7 +25,7 @@ class Cluster:
     def __init__(self) -> None:
         self.metadata = MetadataCache()
         config = BrokerConfig.of({"offsets.topic.num.partitions": str(CONFIGURED)})
-        broker: Any = SimpleNamespace(metadata=self.metadata, config=config)
+        broker: Any = SimpleNamespace(metadata_cache=self.metadata, config=config)
         self.topic = ClusterOffsetsTopic(broker)
 
     def publish(self, partition_count: int, topic_id: bytes = FIRST) -> None:

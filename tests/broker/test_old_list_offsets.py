@@ -1,4 +1,4 @@
-"""ListOffsets 0: where segments begin, of those last written at or before a time."""
+"""ListOffsets 0: the first offsets of segments that were last written at or before a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW = 4000
 
 
 class HeldLog:
-    """Three segments, the last of them written to."""
+    """A log of three segments, of which the last is active."""
 
     start_offset = 0
 
@@ -24,7 +24,7 @@ class HeldLog:
 
 
 class HeldPartition:
-    """A partition of which a part may be committed."""
+    """A partition with a committed part."""
 
     def __init__(self, committed: int) -> None:
         self.log = HeldLog()
@@ -65,17 +65,17 @@ def ask(timestamp: int, count: int, committed: int = 25, replica: int = -1) -> l
         (-1, -1, []),
     ],
 )
-def test_starts_are_told_newest_first(timestamp: int, count: int, offsets: list[int]) -> None:
+def test_segment_offsets_are_returned_newest_first(timestamp: int, count: int, offsets: list[int]) -> None:
     assert ask(timestamp, count) == offsets
 
 
-def test_a_consumer_is_told_of_nothing_that_is_not_committed() -> None:
+def test_a_consumer_gets_no_uncommitted_offset() -> None:
     assert ask(-1, 10, committed=15) == [15, 10, 0]
     assert ask(-1, 1, committed=15) == [15]
     assert ask(2000, 10, committed=15) == [10, 0]
     assert ask(-1, 10, committed=15, replica=2) == [25, 20, 10, 0]
 
 
-def test_another_broker_leads() -> None:
+def test_a_broker_that_does_not_lead_returns_an_error() -> None:
     with pytest.raises(KafkaError, match="elsewhere"):
         ask(-1, 1, committed=-1)

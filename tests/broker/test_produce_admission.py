@@ -64,7 +64,7 @@ def name_internal_topic(sent: Sent) -> None:
 
 def lead_elsewhere(sent: Sent) -> None:
     for name in ("t", OFFSETS):
-        sent.bench.partition(name).become(2, 5, (1, 2), (1, 2))
+        sent.bench.partition(name).apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
 
 
 def pack_with_zstd(sent: Sent) -> None:

@@ -45,7 +45,7 @@ def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
             one.broker.controller = controller
             tasks = BackgroundTasks()
             RefusedDeletions(one.broker, one.applier, tasks)
-            files = one.broker.logs.files
+            files = one.broker.log_manager.files
             assert isinstance(files, FaultyFiles)
             files.fail("rename", "/d/t-0", errno.ENOSPC, times=3)
             delta = Delta(ClusterImage(topics={"t": topic}), deleting, deleted=[topic])
@@ -54,7 +54,7 @@ def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
             await one.applier.apply_delta(Delta(deleting, deleting, deleted=[topic]))
             assert "t" in delta.failures
             assert await asyncio.wait_for(confirmed.get(), 10) == (NODE, [("t", b"1" * 16)])
-            assert not one.broker.logs.logs
+            assert not one.broker.log_manager.logs
             while tasks.running:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.001)
             assert confirmed.empty()
@@ -80,7 +80,7 @@ def test_a_failed_replica_deletion_on_the_controllers_broker_is_retried(
             RefusedDeletions(one.broker, one.applier, tasks)
             here, away, back = image(NODE, 2, epoch=1), image(2, 3, epoch=2), image(2, NODE, epoch=3)
             await one.applier.apply_delta(Delta.between(ClusterImage(), here))
-            files = one.broker.logs.files
+            files = one.broker.log_manager.files
             assert isinstance(files, FaultyFiles)
             files.fail("rename", "/d/t-0", errno.ENOSPC, times=1 if comes_back else 3)
             await one.applier.apply_delta(Delta.between(here, away))
@@ -91,7 +91,7 @@ def test_a_failed_replica_deletion_on_the_controllers_broker_is_retried(
             async with asyncio.timeout(10):
                 while tasks.running:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.001)
-            assert bool(one.broker.logs.logs) == bool(comes_back)
-            assert (one.broker.partitions.find("t", 0) is not None) == bool(comes_back)
+            assert bool(one.broker.log_manager.logs) == bool(comes_back)
+            assert (one.broker.replica_manager.find("t", 0) is not None) == bool(comes_back)
 
     asyncio.run(story())

@@ -33,7 +33,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     """A leader with a follower outside of the ISR."""
     with bench_in(tmp_path) as one:
         for index in range(3):
-            one.partition("t", index).become(NODE, 3, (NODE, FOLLOWER), (NODE,), 5, one.clock.now_ms)
+            one.partition("t", index).apply_state(
+                NODE, 3, (NODE, FOLLOWER), (NODE,), partition_epoch=5, now_ms=one.clock.now_ms
+            )
         one.manager.change_isr = lambda *change: None
         yield one
 
@@ -42,7 +44,7 @@ def write(bench: Bench, *values: bytes, index: int = 0) -> None:
     """Appends as the leader."""
     for value in values:
         data = batch(value)
-        bench.partition("t", index).append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+        bench.partition("t", index).append(parse_batch(data, 0, len(data)), 1, bench.clock.now_ms)
 
 
 def known(bench: Bench, index: int = 0) -> Follower:
@@ -112,7 +114,9 @@ def test_a_fetch_with_an_epoch_before_the_known_registration_is_refused(bench: B
 def test_a_new_broker_epoch_applies_to_all_partitions_of_the_session(bench: Bench) -> None:
     for index in range(3):
         partition = bench.partition("t", index)
-        partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 6, bench.clock.now_ms)
+        partition.apply_state(
+            NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=6, now_ms=bench.clock.now_ms
+        )
     client = bench.client()
     all_parts = {("t", index): 0 for index in range(3)}
     session = fetched(client, 18, FORMER, all_parts, session_epoch=0).session_id
@@ -124,7 +128,9 @@ def test_a_new_broker_epoch_applies_to_all_partitions_of_the_session(bench: Benc
 
 def test_the_end_of_a_former_session_changes_no_follower_state(bench: Bench) -> None:
     partition = bench.partition()
-    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 6, bench.clock.now_ms)
+    partition.apply_state(
+        NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), partition_epoch=6, now_ms=bench.clock.now_ms
+    )
     before, now = bench.client(), bench.client()
     session = fetched(before, 18, FORMER, {("t", 0): 0}, session_epoch=0).session_id
     fetched(before, 18, FORMER, {}, session_id=session, session_epoch=1)
@@ -172,8 +178,8 @@ def test_another_codec_reads_the_request_of_a_follower(version: int) -> None:
     fetcher = ReplicaFetcher(FOLLOWER, NOW, FetchLimits())
     broker = Broker(FOLLOWER)
     broker.become(NODE, 3)
-    fetcher.follow(IDS["t"], broker.partitions[0], 0, 0)
-    body = fetcher.request(0, version)
+    fetcher.add_partition(IDS["t"], broker.partitions[0], 0, 0)
+    body = fetcher.build_request(0, version)
     assert body is not None
     theirs, size = entity_reader(load_request_schema(FETCH, version))(body, 0)
     assert size == len(body)

@@ -88,9 +88,9 @@ def test_the_first_batches_of_an_epoch_stay_in_order(bench: Bench) -> None:
 @pytest.mark.parametrize("version", [3, 9, 13])
 def test_a_new_leader_rejects_batches_behind_a_rejected_one(bench: Bench, version: int) -> None:
     client = bench.client()
-    bench.partition().become(2, 5, (1, 2), (1, 2))
+    bench.partition().apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     assert write(client, 0, version=version) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
-    bench.partition().become(1, 6, (1,), (1,))
+    bench.partition().apply_state(1, 6, (1,), (1,), partition_epoch=-1, now_ms=0)
     assert write(client, 1, version=version) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
     assert [write(client, sequence, version=version) for sequence in (0, 1)] == [(0, 0), (0, 1)]
 
@@ -126,7 +126,7 @@ def test_a_gap_without_a_rejection_is_out_of_order(bench: Bench) -> None:
     bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     # Another leader has stored it: its former rejection does not apply any more.
     other = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
-    bench.partition().append([parse_batch(other, 0, len(other))], 1, 0)
+    bench.partition().append(parse_batch(other, 0, len(other)), 1, 0)
     assert write(client, 3) == OUT_OF_ORDER
     assert write(client, 2) == (0, 2)
 
@@ -134,11 +134,11 @@ def test_a_gap_without_a_rejection_is_out_of_order(bench: Bench) -> None:
 def test_a_rejected_batch_that_another_leader_stored_is_ignored(bench: Bench) -> None:
     client = bench.client()
     assert write(client, 0) == (0, 0)
-    bench.partition().become(2, 5, (1, 2), (1, 2))
+    bench.partition().apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     assert write(client, 1) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
-    bench.partition().become(1, 6, (1, 2), (1,))
+    bench.partition().apply_state(1, 6, (1, 2), (1,), partition_epoch=-1, now_ms=0)
     other = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
-    bench.partition().append([parse_batch(other, 0, len(other))], 1, 0)
+    bench.partition().append(parse_batch(other, 0, len(other)), 1, 0)
     bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, 2) == NOT_ENOUGH
     bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
@@ -201,12 +201,12 @@ def test_recorded_rejections_are_limited_to_retriable_errors() -> None:
 def test_nothing_is_committed_below_min_insync_replicas(bench: Bench) -> None:
     bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     partition = bench.partition()
-    partition.become(1, 1, (1, 2), (1, 2), 1)
+    partition.apply_state(1, 1, (1, 2), (1, 2), partition_epoch=1, now_ms=0)
     timed_out, waiting, leader_only, reader = (bench.client() for _ in range(4))
     timed_out.produce(VERSION, {("t", 0): batch(b"a")}, timeout_ms=50)
     waits = waiting.produce(VERSION, {("t", 0): batch(b"b")})
     bench.until(lambda: partition.log.end_offset == 2)
-    partition.become(1, 1, (1, 2), (1,), 2)
+    partition.apply_state(1, 1, (1, 2), (1,), partition_epoch=2, now_ms=0)
     leader_only.produce(VERSION, {("t", 0): batch(b"c")}, acks=1)
     assert leader_only.produced(VERSION)[0].error_code == 0
     assert timed_out.produced(VERSION)[0].error_code == ErrorCode.REQUEST_TIMED_OUT

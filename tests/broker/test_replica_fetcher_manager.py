@@ -23,13 +23,13 @@ from tidemill.broker.replica_fetcher_manager import (
 from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.net.connection import Connection
-from tidemill.net.link import Link, LinkRefused, Poster
+from tidemill.net.link import Link, LinkRefused, ResponseHandler
 from tidemill.net.peer import Listener, Peer
 from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher import TRANSIENT, FetchLimits, Trouble
+from tidemill.replication.replica_fetcher import TRANSIENT, FetchLimits, PartitionFailure
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.codec import encode
 from tidemill.wire.messages.fetch import FetchResponse
@@ -59,15 +59,15 @@ class Stage:
             FOLLOWER, 1, limits, self.connect, SystemClock(), self.storage_failed
         )
         for index, partition in enumerate(self.partitions):
-            bench.partition("t", index).become(NODE, 0, REPLICAS, REPLICAS, 0, 0)
-            partition.become(NODE, 0, REPLICAS, REPLICAS)
+            bench.partition("t", index).apply_state(NODE, 0, REPLICAS, REPLICAS, partition_epoch=0, now_ms=0)
+            partition.apply_state(NODE, 0, REPLICAS, REPLICAS, partition_epoch=-1, now_ms=0)
             partition.log.topic_id = bench.partition("t", index).log.topic_id
 
     async def connect(self, leader: int) -> Link:
         assert leader == NODE
         if self.refuse:
             self.refused += 1
-            raise LinkRefused("nobody is there")
+            raise LinkRefused("connection refused")
         if self.fault is not None:
             fault, self.fault = self.fault, None
             raise fault
@@ -77,7 +77,7 @@ class Stage:
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setblocking(False)
-        peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:ANONYMOUS", "127.0.0.1", 1)
         Connection(self.bench.loop, theirs, self.bench.requests, 100 << 20, peer).start()
         link = Link("the leader", ours, "follower")
         link.versions = {ApiKey.FETCH: (4, 18)}
@@ -112,7 +112,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def follow_all(stage: Stage) -> None:
     for partition in stage.partitions:
-        stage.following.follow(partition)
+        stage.following.add_partition(partition)
 
 
 def test_appended_records_are_replicated_and_committed(stage: Stage) -> None:
@@ -126,13 +126,13 @@ def test_appended_records_are_replicated_and_committed(stage: Stage) -> None:
 
 
 def test_the_fetch_timeout_is_request_timeout_plus_max_wait(stage: Stage) -> None:
-    limits = FetchLimits(wait_ms=500, patience_ms=30_000)
+    limits = FetchLimits(wait_ms=500, socket_timeout_ms=30_000)
     timeouts: list[float] = []
     link: Any = SimpleNamespace(
         version_of=lambda key, first, last: last,
-        post=lambda key, version, body, poster, patience_s: timeouts.append(patience_s),
+        send=lambda key, version, body, handler, timeout_s: timeouts.append(timeout_s),
     )
-    fetcher: Any = SimpleNamespace(limits=limits, request=lambda now_ms, version: b"")
+    fetcher: Any = SimpleNamespace(limits=limits, build_request=lambda now_ms, version: b"")
     assert LeaderEndPoint(link, fetcher, SystemClock()).send_fetch()
     assert timeouts == [30.5]
 
@@ -158,7 +158,7 @@ def test_a_partition_is_fetched_again_after_its_flush(stage: Stage) -> None:
     )
     partition = stage.partitions[0]
     partition.log.set_config(LogConfig(flush_messages=1))
-    stage.run(lambda: stage.following.follow(partition))
+    stage.run(lambda: stage.following.add_partition(partition))
     client = stage.bench.client()
     client.produce(9, {("t", 0): batch(b"a")}, timeout_ms=PATIENCE_MS)
     stage.bench.until(lambda: len(stage.logs.events.flushes) == 1)
@@ -174,12 +174,12 @@ def test_new_partitions_complete_a_delayed_fetch(stage: Stage) -> None:
     stage.following = ReplicaFetcherManager(
         FOLLOWER, 1, limits, stage.connect, SystemClock(), stage.storage_failed
     )
-    stage.run(lambda: stage.following.follow(stage.partitions[0]))
+    stage.run(lambda: stage.following.add_partition(stage.partitions[0]))
     client = stage.bench.client()
     client.append(b"a")
     for index in (1, 2):
         stage.bench.until(lambda: stage.bench.fetches.waiting == 1)
-        stage.run(lambda number=index: stage.following.follow(stage.partitions[number]))
+        stage.run(lambda number=index: stage.following.add_partition(stage.partitions[number]))
         client.append(b"b", index=index)
         client.append(b"c")
         stage.bench.until(stage.same)
@@ -191,13 +191,13 @@ def test_truncated_segments_of_a_follower_stay_for_file_delete_delay_ms(stage: S
     clock = SystemClock()
     mine = stage.partitions[0]
     a, b, c = (parse_batch(one, 0, len(one)) for one in (batch(b"a"), batch(b"b"), batch(b"c")))
-    stage.bench.partition("t", 0).append([a], 1, clock.wall_ms())
+    stage.bench.partition("t", 0).append(a, 1, clock.wall_ms())
     for one in (a, b, c):
-        mine.log.append([one], 0, clock.wall_ms())
+        mine.log.append(one, 0, clock.wall_ms())
         mine.log.roll(clock.wall_ms())
-    stage.bench.partition("t", 0).become(NODE, 1, REPLICAS, REPLICAS, 1, 0)
-    mine.become(NODE, 1, REPLICAS, REPLICAS)
-    stage.run(lambda: stage.following.follow(mine))
+    stage.bench.partition("t", 0).apply_state(NODE, 1, REPLICAS, REPLICAS, partition_epoch=1, now_ms=0)
+    mine.apply_state(NODE, 1, REPLICAS, REPLICAS, partition_epoch=-1, now_ms=0)
+    stage.run(lambda: stage.following.add_partition(mine))
     stage.bench.until(lambda: mine.log.end_offset == 1)
     assert stage.logs.logs.due_removals(clock.wall_ms()) == []
     assert stage.logs.logs.due_removals(clock.wall_ms() + stage.logs.config.file_delete_delay_ms)
@@ -221,13 +221,13 @@ def test_removed_partitions_are_not_fetched_and_a_fetcher_without_partitions_end
     stage.run(lambda: follow_all(stage))
     client = stage.bench.client()
     client.append(b"a", index=1)
-    stage.run(lambda: stage.following.leave(stage.partitions[0]))
+    stage.run(lambda: stage.following.remove_partition(stage.partitions[0]))
     client.produce(9, {("t", 0): batch(b"b")}, acks=1)
     client.produced(9)
     client.append(b"c", index=1)
     assert stage.partitions[0].log.end_offset == 0
-    stage.run(lambda: [stage.following.leave(one) for one in stage.partitions])
-    stage.bench.until(lambda: bool(stage.links[0].closed))
+    stage.run(lambda: [stage.following.remove_partition(one) for one in stage.partitions])
+    stage.bench.until(lambda: bool(stage.links[0].is_closed))
 
 
 def test_a_failed_write_is_logged_and_retried_without_effect_on_other_partitions(
@@ -262,10 +262,10 @@ class Refusing:
     def version_of(self, *versions: int) -> int:
         return 18
 
-    def post(self, key: int, version: int, body: bytes, poster: Poster, timeout_s: float) -> None:
+    def send(self, key: int, version: int, body: bytes, handler: ResponseHandler, timeout_s: float) -> None:
         self.requests += 1
         answer = encode(FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED), version)
-        asyncio.get_running_loop().call_soon(poster.on_answer, answer, 0, len(answer))
+        asyncio.get_running_loop().call_soon(handler.on_response, answer, 0, len(answer))
 
     def close(self, reason: str) -> None:
         self.closed = reason
@@ -279,7 +279,7 @@ def test_error_responses_are_followed_by_a_backoff(stage: Stage, caplog: pytest.
     assert stage.same()
     assert [one.requests for one in refusing] == [1, 1, 1]
     assert all(one.closed for one in refusing)
-    assert caplog.text.count("it returned error 31 to a fetch") == 1
+    assert caplog.text.count("it returned CLUSTER_AUTHORIZATION_FAILED to a fetch") == 1
 
 
 def test_missing_offsets_of_the_leader_are_requested_again(
@@ -299,7 +299,7 @@ def test_missing_offsets_of_the_leader_are_requested_again(
     leader = stage.bench.partition("t", 0)
     for value in (b"a", b"b"):
         data = batch(value)
-        leader.append([parse_batch(data, 0, len(data))], 1, 0)
+        leader.append(parse_batch(data, 0, len(data)), 1, 0)
     leader.log.advance_start(1)
     stage.run(lambda: follow_all(stage))
     stage.bench.until(lambda: stage.partitions[0].log.end_offset == 2)
@@ -314,24 +314,24 @@ def test_a_log_that_cannot_be_truncated_is_not_fetched_and_others_are(
 ) -> None:
     broken, other = stage.partitions[:2]
 
-    begin = ReplicaFetcherTask.follow
+    begin = ReplicaFetcherTask.add_partition
 
     def follow(loop: ReplicaFetcherTask, partition: Partition) -> None:
         if partition is broken:
             raise StorageError("the disk is full")
         begin(loop, partition)
 
-    monkeypatch.setattr(ReplicaFetcherTask, "follow", follow)
+    monkeypatch.setattr(ReplicaFetcherTask, "add_partition", follow)
 
     def come_and_go() -> None:
         with pytest.raises(StorageError, match="the disk is full"):
-            stage.following.follow(broken)
-        stage.following.follow(other)
-        stage.following.leave(other)
-        stage.following.leave(broken)
+            stage.following.add_partition(broken)
+        stage.following.add_partition(other)
+        stage.following.remove_partition(other)
+        stage.following.remove_partition(broken)
 
     stage.run(come_and_go)
-    stage.run(lambda: stage.following.follow(other))
+    stage.run(lambda: stage.following.add_partition(other))
     stage.bench.client().append(b"a", index=1)
     stage.bench.until(lambda: other.high_watermark == 1)
 
@@ -346,20 +346,22 @@ def test_transient_errors_cause_a_warning_only_if_they_last(
     stage.following = ReplicaFetcherManager(
         FOLLOWER, 1, FetchLimits(), stage.connect, clock, stage.storage_failed
     )
-    stage.run(lambda: stage.following.follow(stage.partitions[0]))
+    stage.run(lambda: stage.following.add_partition(stage.partitions[0]))
     loop: ReplicaFetcherTask = next(iter(stage.following._fetcher_tasks.values()))
-    trouble = Trouble(stage.partitions[0], f"the leader answers {code.name}", None, code in TRANSIENT)
+    failure = PartitionFailure(
+        stage.partitions[0], f"the leader returned {code.name}", None, code in TRANSIENT
+    )
     for _ in range(3):
-        loop._handle_error(trouble)
+        loop._handle_error(failure)
         clock.now += 1.0
     assert "fetching t-0 failed" not in caplog.text
     clock.now += 60.0
-    loop._handle_error(trouble)
+    loop._handle_error(failure)
     assert "fetching t-0 failed" not in caplog.text, "that is another change"
     for _ in range(6):
         clock.now += 1.0
-        loop._handle_error(trouble)
-    assert caplog.text.count(f"fetching t-0 failed and is retried: the leader answers {code.name}") == 1
+        loop._handle_error(failure)
+    assert caplog.text.count(f"fetching t-0 failed and is retried: the leader returned {code.name}") == 1
     stage.run(stage.following.stop)
 
 
@@ -373,9 +375,11 @@ def test_transient_errors_of_successive_epochs_cause_no_warning(
     )
     partition = stage.partitions[0]
     for _ in range(10):
-        stage.run(lambda: stage.following.follow(partition))
+        stage.run(lambda: stage.following.add_partition(partition))
         (loop,) = stage.following._fetcher_tasks.values()
-        loop._handle_error(Trouble(partition, "the leader answers UNKNOWN_LEADER_EPOCH", None, True))
+        loop._handle_error(
+            PartitionFailure(partition, "the leader returned UNKNOWN_LEADER_EPOCH", None, True)
+        )
         clock.now += 1.5
     assert caplog.text == ""
     stage.run(stage.following.stop)

@@ -41,8 +41,8 @@ class Peer:
     def version_of(self, api: int, oldest: int, newest: int) -> int:
         return newest
 
-    async def ask(
-        self, api: int, version: int, request: ListOffsetsRequest, patience_s: float
+    async def request(
+        self, api: int, version: int, request: ListOffsetsRequest, response_type: type, patience_s: float
     ) -> ListOffsetsResponse:
         if self.broker == SILENT:
             await asyncio.sleep(patience_s)
@@ -92,7 +92,7 @@ def log_ends(network: Network, wanted: dict[int, list[TopicPartition]], here: di
     broker: Any = SimpleNamespace(
         node_id=HERE,
         config=BrokerConfig.of(),
-        partitions=SimpleNamespace(find=lambda topic, index: here.get(index)),
+        replica_manager=SimpleNamespace(find=lambda topic, index: here.get(index)),
     )
     links: Any = network
     requests = LogEndRequests(broker, links)

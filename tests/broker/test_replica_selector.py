@@ -31,7 +31,7 @@ RACKS = {NODE: "near-leader", 2: "two", 3: "two"}
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """The leader of three replicas with the rack-aware selector."""
     with bench_in(tmp_path) as one:
-        one.partition().become(NODE, 0, REPLICAS, REPLICAS, 0, NOW)
+        one.partition().apply_state(NODE, 0, REPLICAS, REPLICAS, partition_epoch=0, now_ms=NOW)
         select(one, rack_aware)
         yield one
 
@@ -49,7 +49,7 @@ def select(bench: Bench, selector: Selector) -> None:
 def write(bench: Bench, count: int = 1) -> None:
     for _ in range(count):
         data = batch(b"a")
-        bench.partition().append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+        bench.partition().append(parse_batch(data, 0, len(data)), 1, bench.clock.now_ms)
 
 
 def followed(bench: Bench, **ends: int) -> None:
@@ -92,10 +92,10 @@ def test_the_in_sync_replica_with_the_highest_log_end_is_selected(bench: Bench) 
     assert read(client, "two").preferred_read_replica == 2
     # The replica must have the fetch offset.
     assert read(client, "two", 2).preferred_read_replica == 2
-    bench.partition().become(NODE, 0, REPLICAS, (NODE, 3), 1, NOW)
+    bench.partition().apply_state(NODE, 0, REPLICAS, (NODE, 3), partition_epoch=1, now_ms=NOW)
     assert read(client, "two").preferred_read_replica == 3
     assert read(client, "two", 2).preferred_read_replica == -1
-    bench.partition().become(NODE, 0, REPLICAS, (NODE,), 2, NOW)
+    bench.partition().apply_state(NODE, 0, REPLICAS, (NODE,), partition_epoch=2, now_ms=NOW)
     assert read(client, "two").preferred_read_replica == -1
 
 
@@ -187,7 +187,7 @@ def test_delayed_follower_fetches_complete_with_each_high_watermark(bench: Bench
 
 def test_a_follower_serves_consumers_up_to_its_high_watermark(bench: Bench) -> None:
     partition = bench.partition()
-    partition.become(2, 1, REPLICAS, REPLICAS, 1, NOW)
+    partition.apply_state(2, 1, REPLICAS, REPLICAS, partition_epoch=1, now_ms=NOW)
     one, two = (batch(value, base_offset=at, leader_epoch=1) for at, value in enumerate((b"a", b"b")))
     partition.append_from_leader(one, 0, 0, NOW)
     consumer = bench.client()
@@ -213,7 +213,7 @@ def test_a_consumer_keeps_its_offset_at_a_former_leader_with_an_empty_disk(
 ) -> None:
     """The consumer may have old metadata, and librdkafka would reset its offset to the log start."""
     partition = bench.partition()
-    partition.become(2, 1, REPLICAS, REPLICAS, 1, NOW)
+    partition.apply_state(2, 1, REPLICAS, REPLICAS, partition_epoch=1, now_ms=NOW)
     partition.restart_at(300, NOW)
     consumer = bench.client()
     for position in (7, 3242):
@@ -222,6 +222,6 @@ def test_a_consumer_keeps_its_offset_at_a_former_leader_with_an_empty_disk(
         )
         consumer.fetch(11, {("t", 0): requested})
         assert parts_of(consumer.fetched(11))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partition.become(NODE, 2, REPLICAS, REPLICAS, 2, NOW)
+    partition.apply_state(NODE, 2, REPLICAS, REPLICAS, partition_epoch=2, now_ms=NOW)
     consumer.fetch(11, {("t", 0): 3242})
     assert parts_of(consumer.fetched(11))["t", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE

@@ -62,7 +62,7 @@ def test_a_new_leader_returns_no_log_end_to_the_oldest_clients(tmp_path: Path) -
         bench.client().append(b"a", b"b")
         partition = bench.partition()
         partition.high_watermark = 1  # the high watermark that it had as a follower
-        partition.become(NODE, 4, (NODE, OTHER), (NODE, OTHER), 1, 0)
+        partition.apply_state(NODE, 4, (NODE, OTHER), (NODE, OTHER), partition_epoch=1, now_ms=0)
         wanted = ListOffsetsPartition(timestamp=LATEST, max_num_offsets=1)
         with pytest.raises(KafkaError) as refused:
             look_up_segments(partition, wanted, -1, 0)

@@ -22,7 +22,7 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 def test_some_produces_and_fetches_are_timed(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
-        requests = server.requests
+        requests = server.kafka_apis
         peer = await Peer.of(server)
         for _ in range(TIMED_EVERY + 1):
             peer.produce(SMALL)
@@ -79,8 +79,8 @@ def test_the_time_of_a_request_includes_its_delay(tmp_path: Path) -> None:
         peer = await Peer.of(server)
         peer.fetch(wait_ms=150)
         await peer.fetched()
-        assert server.requests.total_times[FETCH].sum >= 0.149
-        assert server.requests.local_times[FETCH].sum < 0.149
+        assert server.kafka_apis.total_times[FETCH].sum >= 0.149
+        assert server.kafka_apis.local_times[FETCH].sum < 0.149
         await peer.close()
 
     served(test, tmp_path)
@@ -88,7 +88,7 @@ def test_the_time_of_a_request_includes_its_delay(tmp_path: Path) -> None:
 
 def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
-        entry = server.broker.partitions.topics.by_name[partition.topic.encode()]
+        entry = server.broker.replica_manager.topics.by_name[partition.topic.encode()]
         before = sum(one is None for one in families(server))
         entry.partitions.extend([partition] * (3 * PARTITIONS_A_TURN))
         try:
@@ -98,7 +98,7 @@ def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_path: Pat
         assert found.count(None) - before == 3
         (partitions,) = [one for one in found if one is not None and one.name == "tidemill_partitions"]
         ((_, count),) = partitions.samples
-        assert count == sum(1 for _ in server.broker.partitions.all()) + 3 * PARTITIONS_A_TURN
+        assert count == sum(1 for _ in server.broker.replica_manager.all()) + 3 * PARTITIONS_A_TURN
 
     served(test, tmp_path)
 
@@ -116,13 +116,13 @@ def test_the_counters_of_a_topic_do_not_decrease_with_a_moved_partition(tmp_path
         await server.broker.controller.admin_manager.create_topics([NewTopic("pair", 2, 1)])
         batch = parse_batch(SMALL, 0, len(SMALL))
         for index in range(2):
-            server.broker.partition("pair", index).append([batch], 1, 0)
+            server.broker.partition("pair", index).append(batch, 1, 0)
         assert samples(server, "tidemill_topic_messages_in")["pair"] == 2
-        server.broker.partitions.stop_replica("pair", 0, delete=True)
+        server.broker.replica_manager.stop_replica("pair", 0, delete=True)
         assert samples(server, "tidemill_topic_messages_in")["pair"] == 2
         assert samples(server, "tidemill_topic_bytes_in")["pair"] == 2 * len(SMALL)
         assert samples(server, "tidemill_topic_log_size_bytes")["pair"] == len(SMALL)
-        server.broker.partitions.stop_replica("pair", 1, delete=True)
+        server.broker.replica_manager.stop_replica("pair", 1, delete=True)
         assert "pair" not in samples(server, "tidemill_topic_messages_in"), "no series is left behind"
 
     served(test, tmp_path)
@@ -130,7 +130,7 @@ def test_the_counters_of_a_topic_do_not_decrease_with_a_moved_partition(tmp_path
 
 def test_a_partition_without_leader_or_disk_counts_once_as_offline(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
-        metadata = server.broker.metadata
+        metadata = server.broker.metadata_cache
         assert samples(server, "tidemill_offline_partitions") == {"": 0}
         partition.fail("its disk is broken")
         assert samples(server, "tidemill_offline_partitions") == {"": 1}

@@ -98,7 +98,7 @@ def served(
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - what is waited for is state, and tells nobody
+        while not true():  # noqa: ASYNC110 - the condition is a state without an event
             await asyncio.sleep(0.005)
 
 
@@ -152,7 +152,7 @@ def test_a_costly_batch_with_acks_0_is_stored_after_the_connection_is_closed(tmp
         peer.produce(COSTLY, acks=0)
         await until(lambda: len(server.produce_validation.tasks) == 1)
         await peer.close()
-        await until(lambda: all(one.ended for one in server.acceptor.connections))
+        await until(lambda: all(one.ended for one in server.socket_server.connections))
         held.release.set()
         await until(lambda: partition.log.end_offset > 0 and not server.produce_validation.tasks)
         assert (partition.log.end_offset, partition.high_watermark) == (1999, 1999)
@@ -206,8 +206,8 @@ def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: 
         await until(lambda: len(partition.delayed.fetches) == 2)
         (first,) = [
             connection
-            for connection in server.acceptor.connections
-            if connection.context.port == peers[0].writer.get_extra_info("sockname")[1]
+            for connection in server.socket_server.connections
+            if connection.peer.port == peers[0].writer.get_extra_info("sockname")[1]
         ]
         break_fetch(first)
         peers[2].produce(SMALL)

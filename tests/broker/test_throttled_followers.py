@@ -37,7 +37,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     with bench_in(tmp_path) as one:
         for index in range(2):
             in_sync = (NODE, FOLLOWER) if index else (NODE,)
-            one.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), in_sync, 0, one.clock.now_ms)
+            one.partition("t", index).apply_state(
+                NODE, 0, (NODE, FOLLOWER), in_sync, partition_epoch=0, now_ms=one.clock.now_ms
+            )
         one.manager.change_isr = lambda *change: None
         yield one
 
@@ -53,7 +55,7 @@ def write(bench: Bench, index: int = 0, count: int = 1) -> None:
     """Writes batches; a fetch returns one of them."""
     for _ in range(count):
         data = batch(b"v" * SIZE)
-        bench.partition("t", index).append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+        bench.partition("t", index).append(parse_batch(data, 0, len(data)), 1, bench.clock.now_ms)
 
 
 class Follower:
@@ -187,7 +189,9 @@ def test_the_quota_of_another_broker_or_topic_does_not_apply(bench: Bench) -> No
 
 def test_a_follower_about_to_join_the_isr_is_not_throttled(bench: Bench) -> None:
     partition = bench.partition()
-    partition.become(NODE, 1, (NODE, FOLLOWER, 3), (NODE, 3), 1, bench.clock.now_ms)
+    partition.apply_state(
+        NODE, 1, (NODE, FOLLOWER, 3), (NODE, 3), partition_epoch=1, now_ms=bench.clock.now_ms
+    )
     throttled(bench, 0)
     follower = Follower(bench)
     write(bench)
@@ -228,7 +232,7 @@ def test_quotas_follow_the_settings_of_topics_and_of_the_broker() -> None:
 
     metadata = MetadataCache(image_of(topic("0:1,1:2", "2:1")))
     settings = {"leader.replication.throttled.rate": 1000, "follower.replication.throttled.rate": 2000}
-    broker: Any = SimpleNamespace(node_id=1, metadata=metadata, config=BrokerConfig.of(settings))
+    broker: Any = SimpleNamespace(node_id=1, metadata_cache=metadata, config=BrokerConfig.of(settings))
     throttling = ReplicationQuotas(broker)
     assert covered() == [[0], [2]]
     limits = [side.limit.bytes_per_second for side in (throttling.leader, throttling.follower)]

@@ -19,7 +19,7 @@ from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, Delta, Par
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import parse_batch
+from tidemill.records.batch import Batch, parse_batch
 from tidemill.replication.delayed_operations import CommitCallback
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
@@ -42,7 +42,7 @@ class Zombie(BrokerStage):
 
     async def begin(self) -> Partition:
         await self.apply_full_state(image(LED))
-        found = self.broker.partitions.find("t", 0)
+        found = self.broker.replica_manager.find("t", 0)
         assert found is not None
         assert found.is_leader
         return found
@@ -63,11 +63,16 @@ class Zombie(BrokerStage):
                 assert (await self.requests.update_metadata(request)).error_code == 0
 
 
+def a_batch() -> Batch:
+    """A batch with one record."""
+    data = build_batch([(1_700_000_000_000, b"k", b"v", None)])
+    return parse_batch(data, 0, len(data))
+
+
 def produce(partition: Partition) -> asyncio.Future[KafkaError | None]:
     """Produces with ``acks=all``. The future has the error of the response."""
     future: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
-    data = build_batch([(1_700_000_000_000, b"k", b"v", None)])
-    result = partition.append([parse_batch(data, 0, len(data))], -1, 0)
+    result = partition.append(a_batch(), -1, 0)
     partition.delayed.wait_committed(result.last_offset + 1, CommitCallback(future.set_result))
     return future
 
@@ -95,10 +100,10 @@ def test_a_leader_of_a_reassigned_partition_stops_at_the_full_request_of_a_new_c
         waiting = produce(partition)
         await zombie.apply_full_state(image(MOVED, epoch=2), [key])
         assert is_refused_with_not_leader(waiting)
-        assert zombie.broker.partitions.find("t", 0) is None
+        assert zombie.broker.replica_manager.find("t", 0) is None
         with pytest.raises(KafkaError):
-            partition.append([], 1, 0)
-        log = zombie.broker.logs.get(TopicPartition("t", 0))
+            partition.append(a_batch(), 1, 0)
+        log = zombie.broker.log_manager.get(TopicPartition("t", 0))
         assert log is not None
         assert log.end_offset == 1, "no data is deleted"
 
@@ -111,7 +116,7 @@ def test_a_leader_of_a_deleted_topic_stops_at_the_full_request_of_a_new_controll
         waiting = produce(await zombie.begin())
         await zombie.apply_full_state(image(epoch=2))
         assert is_refused_with_not_leader(waiting)
-        assert zombie.broker.logs.get(TopicPartition("t", 0)) is not None
+        assert zombie.broker.log_manager.get(TopicPartition("t", 0)) is not None
 
     run_zombie(story)
 
@@ -121,8 +126,8 @@ def test_a_leader_that_becomes_the_controller_stops_leading_reassigned_partition
         waiting = produce(await zombie.begin())
         await zombie.applier.apply_delta(Delta(ClusterImage(), image(MOVED, epoch=2)))
         assert is_refused_with_not_leader(waiting)
-        assert zombie.broker.partitions.find("t", 0) is None
-        assert zombie.broker.logs.get(TopicPartition("t", 0)) is not None
+        assert zombie.broker.replica_manager.find("t", 0) is None
+        assert zombie.broker.log_manager.get(TopicPartition("t", 0)) is not None
 
     run_zombie(story)
 
@@ -153,7 +158,7 @@ def test_a_leader_stops_when_metadata_has_another_leader_in_a_later_epoch() -> N
         waiting = produce(partition)
         await zombie.apply_full_state(image(later, epoch=2), [ApiKey.UPDATE_METADATA])
         assert is_refused_with_not_leader(waiting)
-        assert zombie.broker.partitions.find("t", 0) is partition, "it becomes a follower"
+        assert zombie.broker.replica_manager.find("t", 0) is partition, "it becomes a follower"
         await zombie.apply_full_state(image(later, epoch=2))
         assert (partition.leader, partition.leader_epoch) == (OTHER, 4)
 
@@ -167,7 +172,7 @@ def test_a_full_request_does_not_interrupt_assigned_leaders() -> None:
         await zombie.apply_full_state(image(LED, epoch=2))
         assert not waiting.done()
         assert partition.is_leader
-        assert zombie.broker.partitions.find("t", 0) is partition
+        assert zombie.broker.replica_manager.find("t", 0) is partition
         partition.fetched_by(OTHER, 1, 0, 1)
         assert waiting.result() is None
 
@@ -182,7 +187,7 @@ def test_a_partition_that_is_assigned_again_keeps_its_log_and_high_watermark() -
         assert partition.high_watermark == 1
         await zombie.apply_full_state(image(epoch=2))
         await zombie.apply_full_state(image(PartitionImage(0, OTHER, 6, [OTHER, NODE], [OTHER], 11), epoch=3))
-        back = zombie.broker.partitions.find("t", 0)
+        back = zombie.broker.replica_manager.find("t", 0)
         assert back is not None
         assert (back.leader, back.high_watermark, back.log.end_offset) == (OTHER, 1, 1)
 
@@ -194,10 +199,12 @@ def start_alter_partition_manager(zombie: Zombie, *answers: Any) -> AlterPartiti
     link: Any = Controller(*answers)
     failover: Any = None
     parts: Any = SimpleNamespace(
-        controller=SimpleNamespace(is_active=False), partitions=zombie.broker.partitions, node_id=NODE
+        controller=SimpleNamespace(is_active=False),
+        replica_manager=zombie.broker.replica_manager,
+        node_id=NODE,
     )
     manager = AlterPartitionManager(parts, link, failover, lambda: 10)
-    zombie.broker.partitions.change_isr = manager.submit
+    zombie.broker.replica_manager.change_isr = manager.submit
     return manager
 
 
@@ -211,8 +218,8 @@ def test_a_leader_stops_when_its_isr_is_refused_with_a_fenced_epoch(error: Error
         async with asyncio.timeout(10):
             await waiting
         assert is_refused_with_not_leader(waiting)
-        with pytest.raises(KafkaError, match="is led by broker -1") as refused:
-            partition.append([], 1, 0)
+        with pytest.raises(KafkaError, match="t-0 has no leader") as refused:
+            partition.append(a_batch(), 1, 0)
         assert refused.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert partition.log.end_offset == 1
         manager.stop()

@@ -69,13 +69,13 @@ def test_a_setting_is_shown_with_its_exact_source(tmp_path: Path, cli: Run) -> N
         (listener,) = json.loads(told.read_text())["listeners"]
         where = ("-b", f"127.0.0.1:{listener['port']}")
         found = described(cli, "1", *where)[1]
-        for key, wait_for_line in (
+        for key, message in (
             ("num.partitions", f"{file}:1"),
             ("log.retention.hours", f"{file}:2"),
             ("message.max.bytes", "--set message.max.bytes"),
             ("log.segment.bytes", "environment TIDEMILL_LOG_SEGMENT_BYTES"),
         ):
-            assert found[key]["set_by"] == wait_for_line
+            assert found[key]["set_by"] == message
         assert found["listeners"]["set_by"].startswith(("--port", "-p"))
         assert "message.max.bytes\t2000000\t--set message.max.bytes\t" in cli(
             "broker", "describe", "1", *where
@@ -136,7 +136,7 @@ def test_a_dry_run_changes_nothing(cli: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "wait_for_line"),
+    ("line", "code", "message"),
     [
         ("alter 1", 2, "nothing to change: give --set or --unset"),
         ("alter one --set a=b", 2, "'one' is not a broker: give a broker id, or default for all brokers"),
@@ -153,9 +153,9 @@ def test_a_dry_run_changes_nothing(cli: Run) -> None:
     ],
 )
 def test_unalterable_settings_are_refused_with_the_reason(
-    cli: Run, line: str, code: int, wait_for_line: str
+    cli: Run, line: str, code: int, message: str
 ) -> None:
-    assert wait_for_line in cli("broker", *line.split(), code=code)
+    assert message in cli("broker", *line.split(), code=code)
 
 
 def test_a_shell_completes_brokers_and_run_time_settings(broker: Broker) -> None:
@@ -183,12 +183,11 @@ def test_settings_of_a_topic_are_printed_for_programs(cli: Run) -> None:
 def test_every_partition_of_a_new_topic_without_a_log_is_named(own: Broker, to_own: Run) -> None:
     for number in (1, 3):
         (Path(own.data_dir) / f"blocked-{number}").touch()
-    wait_for_line = to_own("topic", "create", "blocked", "-p", "5", code=1)
+    message = to_own("topic", "create", "blocked", "-p", "5", code=1)
     assert (
-        "the topic was created, but partitions 1, 3 of blocked have no log here; 1: cannot create"
-        in wait_for_line
+        "the topic was created, but partitions 1, 3 of blocked have no log here; 1: cannot create" in message
     )
-    assert "blocked-1: Not a directory; a file exists in place of a directory" in wait_for_line
+    assert "blocked-1: Not a directory; a file exists in place of a directory" in message
     assert "already exists" in to_own("topic", "create", "blocked", code=1)
 
 

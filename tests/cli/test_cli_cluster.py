@@ -121,9 +121,9 @@ def test_the_status_reports_a_stopped_zookeeper_and_its_check_fails(up: Call) ->
     up("topic", "create", "hello", *bootstrap)
     status(up, "--check")
     up("cluster", "kill", "zookeeper")
-    wait_for_line = up("cluster", "status", "--check", code=1)
-    assert "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it" in wait_for_line
-    assert "brokers 1, 2, 3 without the coordination store" in wait_for_line
+    message = up("cluster", "status", "--check", code=1)
+    assert "ZooKeeper is down: 'tidemill cluster start zookeeper' starts it" in message
+    assert "brokers 1, 2, 3 without the coordination store" in message
     found = status(up)
     assert [one["broker"] for one in found["without_store"]] == [1, 2, 3]
     assert found["zookeeper"]["pid"] is None
@@ -156,14 +156,12 @@ def test_a_topic_deleted_without_a_broker_can_be_recreated_after_its_removal(
     up("cluster", "kill", str(removed))
     up("topic", "delete", "gone", "--yes", *bootstrap)
     for option in ((), ("--if-not-exists",)):
-        wait_for_line = up(
-            "topic", "create", "gone", "--replication-factor", "1", *option, *bootstrap, code=1
-        )
-        assert f"waits for brokers [{removed}]: start them" in wait_for_line
-        assert f"'tidemill broker unregister {removed}'" in wait_for_line
+        message = up("topic", "create", "gone", "--replication-factor", "1", *option, *bootstrap, code=1)
+        assert f"waits for brokers [{removed}]: start them" in message
+        assert f"'tidemill broker unregister {removed}'" in message
     assert up("cluster", "remove", str(removed)) == f"removed broker {removed}\n"
-    wait_for_line = up("topic", "create", "gone", "--replication-factor", "1", *bootstrap)
-    assert wait_for_line.startswith("created gone")
+    message = up("topic", "create", "gone", "--replication-factor", "1", *bootstrap)
+    assert message.startswith("created gone")
 
 
 def test_deleting_a_cluster_keeps_other_files(call: Call) -> None:
@@ -171,10 +169,8 @@ def test_deleting_a_cluster_keeps_other_files(call: Call) -> None:
     local = LocalCluster(".", "127.0.0.1:9/tidemill-cluster", None, {})
     with local.locked():
         local.add_brokers(2, 0, {})
-    wait_for_line = call("cluster", "down", "-d", ".", "--delete")
-    assert (
-        wait_for_line.splitlines()[-1] == "deleted the cluster; mine.txt in . kept: not part of the cluster"
-    )
+    message = call("cluster", "down", "-d", ".", "--delete")
+    assert message.splitlines()[-1] == "deleted the cluster; mine.txt in . kept: not part of the cluster"
     assert [one.name for one in Path().iterdir()] == ["mine.txt"]
 
 
@@ -184,15 +180,15 @@ def test_errors_of_missing_prerequisites_have_the_next_step(
     assert "'tidemill cluster up' creates one" in call("cluster", "kill", "1", code=1)
     assert "there is no cluster in other" in call("cluster", "status", "-d", "other", code=1)
     monkeypatch.setenv("PATH", "")
-    wait_for_line = call("cluster", "up", "--port", "0", code=1)
-    assert "install a Java runtime" in wait_for_line
-    assert "--zookeeper HOST:PORT" in wait_for_line
-    wait_for_line = call("cluster", "up", "-z", f"127.0.0.1:{free_port()}", "--port", "0", code=1)
-    assert "no ZooKeeper can be reached" in wait_for_line
+    message = call("cluster", "up", "--port", "0", code=1)
+    assert "install a Java runtime" in message
+    assert "--zookeeper HOST:PORT" in message
+    message = call("cluster", "up", "-z", f"127.0.0.1:{free_port()}", "--port", "0", code=1)
+    assert "no ZooKeeper can be reached" in message
     assert "is not HOST:PORT" in call("cluster", "up", "-z", "nowhere", "--port", "0", code=2)
     assert not Path("tidemill-cluster").exists()
-    wait_for_line = call("cluster", "up", "--set", "num.partition=3", code=2)
-    assert "num.partition is not a broker key (--set); did you mean num.partitions?" in wait_for_line
+    message = call("cluster", "up", "--set", "num.partition=3", code=2)
+    assert "num.partition is not a broker key (--set); did you mean num.partitions?" in message
     assert "its own" in call("cluster", "up", "--set", "node.id=3", code=2)
     assert "0 is out of range" in call("cluster", "up", "--brokers", "0", code=2)
 
@@ -208,12 +204,9 @@ def test_an_existing_cluster_keeps_its_zookeeper_and_its_brokers(call: Call) -> 
     assert "is on ZooKeeper at" in call("cluster", "up", "-z", "127.0.0.1:10", code=1)
     assert "decommission" in call("cluster", "up", "--brokers", "2", code=1)
     assert "server.properties" in call("cluster", "up", "--set", "num.partitions=1", code=1)
-    wait_for_line = call("cluster", "up", "--port", "1", code=1)
-    assert (
-        f"--port is for new brokers; those in tidemill-cluster keep theirs ({local.bootstrap})"
-        in wait_for_line
-    )
-    assert "--brokers 4, or name another directory with -d" in wait_for_line
+    message = call("cluster", "up", "--port", "1", code=1)
+    assert f"--port is for new brokers; those in tidemill-cluster keep theirs ({local.bootstrap})" in message
+    assert "--brokers 4, or name another directory with -d" in message
     # The requested brokers are the existing ones: ZooKeeper is not reachable, which is checked next.
     first = min(local.ports.values())
     assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", str(first), code=1)
@@ -227,8 +220,8 @@ def test_an_existing_cluster_keeps_its_zookeeper_and_its_brokers(call: Call) -> 
 
 def test_invalid_values_are_refused_before_any_write(call: Call) -> None:
     for key, value in (("num.partitions", "0"), ("min.insync.replicas", "x")):
-        wait_for_line = call("cluster", "up", "--port", "0", "--set", f"{key}={value}", code=1)
-        assert f"{key}={value}: allowed is" in wait_for_line
+        message = call("cluster", "up", "--port", "0", "--set", f"{key}={value}", code=1)
+        assert f"{key}={value}: allowed is" in message
     with socket.create_server(("127.0.0.1", 0)) as listens:
         where = f"127.0.0.1:{listens.getsockname()[1]}/x/../y"
         assert "'/x/../y' is not a node path" in call("cluster", "up", "-z", where, "--port", "0", code=1)
@@ -285,8 +278,8 @@ def test_a_full_disk_is_reported(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(LocalCluster, "save", full)
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-        wait_for_line = call("cluster", "up", "--port", "0", code=1)
-    assert wait_for_line == "tidemill: there is no space left in tidemill-cluster: free some\n"
+        message = call("cluster", "up", "--port", "0", code=1)
+    assert message == "tidemill: there is no space left in tidemill-cluster: free some\n"
 
 
 def test_a_process_of_another_user_is_named(
@@ -303,9 +296,9 @@ def test_a_process_of_another_user_is_named(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", refused)
-            wait_for_line = f"ZooKeeper (process {pid}) belongs to another user: run the command as that user"
-            assert wait_for_line in call("cluster", "kill", "zookeeper", code=1)
-            assert wait_for_line in call("cluster", "stop", "zookeeper", code=1)
+            message = f"ZooKeeper (process {pid}) belongs to another user: run the command as that user"
+            assert message in call("cluster", "kill", "zookeeper", code=1)
+            assert message in call("cluster", "stop", "zookeeper", code=1)
     finally:
         os.kill(pid, signal.SIGKILL)
     assert local.process("zookeeper").wait_end(10)
@@ -327,10 +320,8 @@ def test_a_port_of_another_broker_of_the_cluster_is_refused(call: Call) -> None:
         local.add_brokers(1, port, {})
     with pytest.raises(click.ClickException) as refused:
         local.add_brokers(1, port, {}, is_exact=True)
-    wait_for_line = (
-        f"port {port} belongs to broker 1 of this cluster: give another port, or leave --port out for "
-    )
-    assert refused.value.message == f"{wait_for_line}{port + 1}"
+    message = f"port {port} belongs to broker 1 of this cluster: give another port, or leave --port out for "
+    assert refused.value.message == f"{message}{port + 1}"
     assert list(LocalCluster.existing("tidemill-cluster").ports) == [1]
 
 
@@ -346,8 +337,8 @@ def test_a_port_in_use_is_named(call: Call) -> None:
 def test_ports_in_use_are_named_before_anything_is_started_or_written(call: Call) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        wait_for_line = call("cluster", "up", "--brokers", "2", "--port", str(port), code=1)
-        assert f"port {port} is in use by process {os.getpid()} (" in wait_for_line
+        message = call("cluster", "up", "--brokers", "2", "--port", str(port), code=1)
+        assert f"port {port} is in use by process {os.getpid()} (" in message
         assert LocalCluster.load("tidemill-cluster") is None
         assert [path.name for path in Path("tidemill-cluster").iterdir()] == ["lock"]
         # Of existing brokers as well, including the last: the others are not started.
@@ -399,10 +390,10 @@ def test_a_suspended_process_is_not_waited_for(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         while not process.is_suspended:
             os.sched_yield()
-        wait_for_line = (
+        message = (
             rf"'kill -CONT {pid}' resumes it, 'tidemill cluster kill zookeeper -d '/.*/of mine'' kills it"
         )
-        with pytest.raises(Exception, match=wait_for_line):
+        with pytest.raises(Exception, match=message):
             local.stop("zookeeper")
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -439,11 +430,11 @@ def test_the_port_in_the_file_of_a_broker_is_used(tmp_path: Path) -> None:
     pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
     try:
         ready = first.with_name("ready.json")
-        for wait_for_line, port in (
+        for message, port in (
             (f'{{"pid": {pid}, "listeners": [{{"port": 77}}]}}', 77),
             ('{"pid": 1}', 2999),
         ):
-            ready.write_text(wait_for_line)
+            ready.write_text(message)
             found = LocalCluster.load(str(tmp_path))
             assert found is not None
             assert found.ports[1] == port

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_process import commands
 
 from tidemill.cli import perf
 from tidemill.cli import topic as topics
@@ -115,11 +116,11 @@ def test_produce_accepts_the_json_of_consume(cli: Run, topic: str, tmp_path: Pat
 
 
 def test_an_invalid_line_is_named(cli: Run, topic: str, tmp_path: Path) -> None:
-    wait_for_line = send(cli, topic, '{"value": 1}\nno\n{"value": 2}\n', tmp_path, "--json", code=1)
-    assert "line 2: not JSON" in wait_for_line
-    assert "(1 message before it sent, nothing after it)" in wait_for_line
-    wait_for_line = send(cli, topic, '{"value": 1, "headers": [1]}\n', tmp_path, "--json", code=1)
-    assert "headers are a list" in wait_for_line
+    message = send(cli, topic, '{"value": 1}\nno\n{"value": 2}\n', tmp_path, "--json", code=1)
+    assert "line 2: not JSON" in message
+    assert "(1 message before it sent, nothing after it)" in message
+    message = send(cli, topic, '{"value": 1, "headers": [1]}\n', tmp_path, "--json", code=1)
+    assert "headers are a list" in message
     assert "line 2: it has no ':'" in send(cli, topic, "k:v\nplain\n", tmp_path, "-K", ":", code=1)
     placed = '{"value": 1, "partition": 0}\n{"value": 1}\n'
     assert "line 2: some lines have" in send(cli, topic, placed, tmp_path, "--json", "--keep-place", code=1)
@@ -129,17 +130,17 @@ def test_an_invalid_line_is_named(cli: Run, topic: str, tmp_path: Path) -> None:
 
 def test_too_few_messages_are_reported_with_exit_code_1(cli: Run, topic: str, tmp_path: Path) -> None:
     send(cli, topic, "one\n", tmp_path)
-    wait_for_line = cli("consume", topic, "--from-beginning", "-n", "2", "--timeout", "100ms", code=1)
-    assert wait_for_line == "one\ntidemill: 1 of 2 messages came, and then none within 0.1 s\n"
+    message = cli("consume", topic, "--from-beginning", "-n", "2", "--timeout", "100ms", code=1)
+    assert message == "one\ntidemill: 1 of 2 messages came, and then none within 0.1 s\n"
     assert "and the end was reached" in cli("consume", topic, "-n", "2", "-e", code=1)
     assert "1 of 5 messages came, there are 1" in cli("perf", "consume", topic, "-n", "5", code=1)
     assert "there is 0 to 2" in cli("consume", topic, "-p", "9", code=1)
 
 
 def test_a_too_large_message_is_refused_with_the_next_step(cli: Run, topic: str, tmp_path: Path) -> None:
-    wait_for_line = send(cli, topic, b"a\n" + b"x" * 2_000_000, tmp_path, code=1)
-    assert "line 2: a message of about 2000024 bytes" in wait_for_line
-    assert "max.request.size" in wait_for_line
+    message = send(cli, topic, b"a\n" + b"x" * 2_000_000, tmp_path, code=1)
+    assert "line 2: a message of about 2000024 bytes" in message
+    assert "max.request.size" in message
     raised = ("-X", "max.request.size=3000000")
     assert "MESSAGE_TOO_LARGE" in send(cli, topic, b"x" * 2_000_000, tmp_path, *raised, code=1)
 
@@ -202,8 +203,8 @@ def test_perf_fails_when_a_timed_message_is_refused(cli: Run) -> None:
 
 def test_perf_reports_a_message_that_is_not_read_back(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perf, "READ_BACK_S", 0.0)
-    wait_for_line = cli("perf", "latency", "perf-latency-late", "-n", "1", code=1)
-    assert "message 0 of perf-latency-late-0 was acknowledged, and not read within 0 s" in wait_for_line
+    message = cli("perf", "latency", "perf-latency-late", "-n", "1", code=1)
+    assert "message 0 of perf-latency-late-0 was acknowledged, and not read within 0 s" in message
 
 
 def test_log_dump_shows_a_partitions_files(cli: Run, broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -280,6 +281,27 @@ def test_wrong_usage_ends_with_exit_code_2(cli: Run, arguments: tuple[str, ...])
     cli(*arguments, code=2)
 
 
+def test_the_error_of_an_unknown_key_suggests_a_similar_key(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.cli.config.on_terminal", lambda: True)
+    assert "'retentoin.ms' in its name; did you mean retention.ms?" in cli("config", "keys", "retentoin.ms")
+
+
+def test_an_offset_out_of_range_is_reported(broker: Broker, cli: Run) -> None:
+    cli("topic", "create", "short", "-p", "3")
+    arguments = ["consume", "short", "--offset", "5", "--timeout", "1s", "-b", broker.bootstrap]
+    with commands(arguments, [*arguments, "-p", "2"]) as (all_of_them, one):
+        assert (all_of_them.wait(), one.wait()) == (0, 0)
+        assert all_of_them.errors() == [
+            "tidemill: offset 5 is out of range in short-0, which has 0 to 0: reading starts at 0; 2 other "
+            "partitions too"
+        ]
+        assert one.errors() == [
+            "tidemill: offset 5 is out of range in short-2, which has 0 to 0: reading starts at 0"
+        ]
+
+
 def test_the_error_of_an_unknown_client_key_suggests_the_closest_key(cli: Run, topic: str) -> None:
     assert "linger.ms" in cli("produce", topic, "-f", os.devnull, "-X", "linger.m=1", code=2)
     assert "linger.ms=x: allowed is a whole number" in cli("topic", "list", "-X", "linger.ms=x", code=2)
@@ -350,9 +372,9 @@ def test_an_unreadable_partition_does_not_prevent_the_counts(
 
 
 def test_internal_topics_are_not_deleted_without_force(cli: Run, topic: str) -> None:
-    wait_for_line = cli("topic", "delete", "--yes", topic, "__consumer_offsets", code=1)
-    assert "committed offsets of every group" in wait_for_line
-    assert "--force" in wait_for_line
+    message = cli("topic", "delete", "--yes", topic, "__consumer_offsets", code=1)
+    assert "committed offsets of every group" in message
+    assert "--force" in message
     assert topic in cli("topic", "list")
 
 
@@ -363,8 +385,8 @@ def test_a_full_device_is_reported_in_one_line(broker: Broker, topic: str) -> No
             stdout=full,
             stderr=subprocess.PIPE,
         )
-    wait_for_line = b"tidemill: standard output cannot be written: No space left on device\n"
-    assert (outcome.returncode, outcome.stderr) == (1, wait_for_line)
+    message = b"tidemill: standard output cannot be written: No space left on device\n"
+    assert (outcome.returncode, outcome.stderr) == (1, message)
 
 
 def test_a_closed_standard_stream_is_reported_in_one_line(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -378,8 +400,8 @@ def test_a_closed_standard_stream_is_reported_in_one_line(broker: Broker, topic:
     assert outcome("topic list", ">&-") == (1, lost)
     assert outcome(f"produce {topic} -f {tmp_path}/lines", ">&-") == (0, "")
     assert outcome(f"consume {topic} --from-beginning -e", ">&-") == (1, lost)
-    code, wait_for_line = outcome(f"produce {topic}", "<&-")
-    assert (code, "bad file descriptor" in wait_for_line, len(wait_for_line.splitlines())) == (1, True, 1)
+    code, message = outcome(f"produce {topic}", "<&-")
+    assert (code, "bad file descriptor" in message, len(message.splitlines())) == (1, True, 1)
     assert outcome(f"topic describe {topic}-none", "2>&-") == (1, "")
 
 
@@ -427,9 +449,9 @@ def test_a_port_without_a_broker_is_reported(cli: Run) -> None:
 
         threading.Thread(target=hang_up, daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        wait_for_line = cli("topic", "list", "-b", address, "-X", "default.api.timeout.ms=200", code=1)
+        message = cli("topic", "list", "-b", address, "-X", "default.api.timeout.ms=200", code=1)
         listener.shutdown(socket.SHUT_RDWR)
-    assert "is it the port of a Kafka broker" in wait_for_line
+    assert "is it the port of a Kafka broker" in message
 
 
 def test_the_jq_examples_of_the_help_work(cli: Run, topic: str, broker: Broker, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wait_for_line"),
+    ("arguments", "message"),
     [
         (("serve", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
         (("config", "check", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
@@ -196,10 +196,10 @@ def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
         (("serve", "--ready-file", "/"), "/ is a directory"),
     ],
 )
-def test_serve_refuses_wrong_usage_before_it_starts(arguments: tuple[str, ...], wait_for_line: str) -> None:
+def test_serve_refuses_wrong_usage_before_it_starts(arguments: tuple[str, ...], message: str) -> None:
     outcome = invoke(*arguments)
     assert outcome.exit_code == 2
-    assert wait_for_line in " ".join(outcome.output.split())
+    assert message in " ".join(outcome.output.split())
 
 
 def test_a_descriptor_opened_for_reading_is_refused(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_descriptor_opened_for_reading_is_refused(tmp_path: Path) -> None:
     assert "open for reading only" in outcome.output
 
 
-def test_the_ready_file_of_an_earlier_start_goes_even_when_the_start_fails(tmp_path: Path) -> None:
+def test_the_ready_file_of_an_earlier_start_is_removed_even_when_the_start_fails(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     ready.write_text("{}")
     outcome = subprocess.run(
@@ -378,7 +378,7 @@ def test_the_status_of_a_cluster_fits_a_terminal_of_80_columns(
 
 
 @pytest.mark.parametrize(
-    ("line", "wait_for_line"),
+    ("line", "message"),
     [
         ("topic create t --config retention.ms=1", "Use --set KEY=VALUE."),
         ("topic alter t --add-config a=b", "Use --set KEY=VALUE."),
@@ -395,10 +395,10 @@ def test_the_status_of_a_cluster_fits_a_terminal_of_80_columns(
     ],
 )
 def test_the_error_of_an_option_of_kafkas_tools_has_the_equivalent(
-    line: str, wait_for_line: str, capsys: pytest.CaptureFixture[str]
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(line.split()) == 2
-    assert wait_for_line in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_every_equivalent_of_an_option_of_kafka_exists() -> None:
@@ -422,3 +422,8 @@ def test_public_names_are_listed_for_completion(name: str) -> None:
     code = f"import {name} as m; print([n for n in dir(m) if not n.startswith('__')] == sorted(m.__all__))"
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert outcome.stdout == "True\n"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 batches"), (1, "1 batch"), (2000, "2,000 batches")])
+def test_an_irregular_plural(number: int, text: str) -> None:
+    assert output.counted(number, "batch", "batches") == text

@@ -111,10 +111,10 @@ def test_the_descriptions_of_all_keys(capsys: pytest.CaptureFixture[str]) -> Non
     for key in BROKER_KEYS.values():
         config._print_key(key, WIDTH)
         lines = check(capsys.readouterr().out)
-        wait_for_line = " ".join(line.strip() for line in lines)
-        assert " ".join(key.doc.split()) in wait_for_line
+        message = " ".join(line.strip() for line in lines)
+        assert " ".join(key.doc.split()) in message
         if not key.takes_effect:
-            assert " ".join(key.effect.split()) in wait_for_line
+            assert " ".join(key.effect.split()) in message
 
 
 @pytest.mark.usefixtures("terminal")

@@ -16,7 +16,7 @@ from tidemill.coordination.cluster_image import BrokerImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 from tidemill.model.types import TopicPartition
 from unpaused import requests_in
 
@@ -25,7 +25,7 @@ BAD = TopicPartition("t", 1)
 
 def test_the_wait_for_an_end_is_one_minute_at_most() -> None:
     found: dict[TopicPartition, tuple[str, float]] = {}
-    consumer: Any = SimpleNamespace(troubles=lambda: found)
+    consumer: Any = SimpleNamespace(partition_errors=lambda: found)
     assert not check_readable(consumer)
     found[BAD] = ("LEADER_NOT_AVAILABLE", 2.0)
     assert check_readable(consumer)
@@ -49,18 +49,18 @@ def test_a_consumer_reports_its_unreadable_partitions() -> None:
             end=0,
         )
         fetcher._handle_partition(BAD, position, 0, response)
-        ((item, (error, seconds)),) = consumer.troubles().items()
+        ((item, (error, seconds)),) = consumer.partition_errors().items()
         assert (item, error) == (BAD, "KAFKA_STORAGE_ERROR")
         assert seconds >= 0
         response.error = ErrorCode.NONE
         fetcher._handle_partition(BAD, position, 0, response)
-        assert consumer.troubles() == {}
+        assert consumer.partition_errors() == {}
         # The metadata has the error as well; positions are not looked up there, so that the others do not
         # wait.
         parts: Any = [SimpleNamespace(leader=1), SimpleNamespace(leader=-1)]
         topic: Any = SimpleNamespace(partitions=parts)
         consumer._cluster.topics["t"] = topic
-        assert {item: error for item, (error, _) in consumer.troubles().items()} == {
+        assert {item: error for item, (error, _) in consumer.partition_errors().items()} == {
             BAD: "LEADER_NOT_AVAILABLE"
         }
 
@@ -75,6 +75,6 @@ def test_all_brokers_learn_the_offline_replicas() -> None:
     ((_, request),) = requests_in(command, living[1], "PLAINTEXT")
     (topic,) = request.topic_states
     assert topic.partition_states[0].offline_replicas == [1, 3]
-    (known,) = in_one_go(_partitions_after(None, topic, {1, 2}))
+    (known,) = run_without_pauses(_partitions_after(None, topic, {1, 2}))
     assert known.offline == {1}  # The list of brokers shows the live brokers.
     assert (known.leader, known.replicas) == (-1, [1, 2, 3])

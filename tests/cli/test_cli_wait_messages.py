@@ -225,9 +225,9 @@ def test_a_long_wait_is_printed_once_a_minute_and_its_end_once() -> None:
 
     def look(second: float, *found: Wait) -> list[str]:
         watch.update(found, 100 + second)
-        wait_for_line = lines[:]
+        message = lines[:]
         lines.clear()
-        return wait_for_line
+        return message
 
     def waits(*partitions: int, reason: str = "no leader") -> list[Wait]:
         return [Wait(Kind.READ, f"t-{one}", reason, 100.0) for one in partitions]

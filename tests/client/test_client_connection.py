@@ -334,7 +334,7 @@ def test_a_silent_broker_is_disconnected_after_the_timeout(serve: Callable[..., 
     connection = serve(after_versions(lambda peer, frame: None), request_timeout_ms=300)
     connection.open()
     began = time.monotonic()
-    with pytest.raises(RequestTimeout, match=r"has not answered Metadata in time"):
+    with pytest.raises(RequestTimeout, match=r"has not answered Metadata within \d+\.\d s; is it overloaded"):
         ask(connection)
     assert time.monotonic() - began < 5
     assert connection.closed

@@ -468,7 +468,7 @@ def test_unsent_messages_have_the_error_of_their_topic(code: ErrorCode | None, c
         cluster.errors["t"] = int(code)
     outcomes = BatchResults(cluster, found)
     deliveries = [found.append(topic, 0, 1, None, b"x", None, None, time.monotonic()) for _ in range(count)]
-    assert outcomes.trouble() is None
+    assert outcomes.pending_error() is None
     assert outcomes.expire(time.monotonic() + 1000)
     more = f" (the topic: {code.name})" if code is not None else ""
     assert {str(one.exception(0)) for one in deliveries} == {
@@ -483,7 +483,7 @@ def test_expired_messages_have_the_error_of_the_producer_id() -> None:
     outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
     outcomes.id_problem = error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "get a producer id", step="wait")
     delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
-    assert outcomes.trouble() is outcomes.id_problem
+    assert outcomes.pending_error() is outcomes.id_problem
     assert outcomes.expire(time.monotonic() + 1000)
     assert str(delivery.exception(0)) == (
         "1 message for t-0 waited longer than delivery.timeout.ms: cannot get a producer id: "

@@ -25,7 +25,7 @@ def test_the_partition_is_the_hash_without_its_sign() -> None:
     assert murmur2_partition(b"21", 7) == (-973932308 % 2**31) % 7
 
 
-def test_the_empty_key_has_a_partition_too() -> None:
+def test_the_empty_key_has_a_partition() -> None:
     assert 0 <= murmur2_partition(b"", 5) < 5
 
 

@@ -39,7 +39,7 @@ def read_all(consumer: Consumer, count: int) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_librdkafka_reads_what_we_write(
+def test_librdkafka_reads_records_of_tidemill(
     broker_address: str, new_topic: Callable[..., str], codec: str, group: str
 ) -> None:
     topic = new_topic(1)
@@ -59,7 +59,7 @@ def test_librdkafka_reads_what_we_write(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_we_read_what_librdkafka_writes(
+def test_tidemill_reads_records_of_librdkafka(
     broker_address: str, new_topic: Callable[..., str], codec: str
 ) -> None:
     topic = new_topic(1)
@@ -426,7 +426,7 @@ def test_a_leaderless_partition_does_not_delay_others(
         began = time.monotonic()
         assert [record.partition for record in consumer.poll(20)] == [0]
         assert time.monotonic() - began < 15
-        assert consumer.troubles()[TopicPartition(topic, 1)][0] == "LEADER_NOT_AVAILABLE"
+        assert consumer.partition_errors()[TopicPartition(topic, 1)][0] == "LEADER_NOT_AVAILABLE"
         lost.clear()
         assert [record.partition for record in consumer.poll(20)] == [1]
 

@@ -15,7 +15,7 @@ SETTLE_S = 25.0
 POLL_S = 0.05
 JOIN_MS = 500
 SESSION_MS = 20_000
-"""More than a broker takes to come back on a busy machine: librdkafka joins anew when its session ran out,
+"""More than a broker needs to restart on a busy machine: librdkafka rejoins when its session has expired,
 and a static member gets another id then."""
 
 

@@ -109,7 +109,7 @@ def test_moves_and_elections(cluster: Brokers, classes: Desk) -> None:
         until(lambda: client.exists("/admin/preferred_replica_election") is None, "the wish is taken away")
 
 
-def test_kafka_reads_what_our_brokers_wrote(cluster: Brokers, classes: Desk) -> None:
+def test_kafka_reads_the_nodes_of_tidemill_brokers(cluster: Brokers, classes: Desk) -> None:
     with cluster.admin() as admin:
         admin.create_topic("seen", assignments={0: [2, 3], 1: [3, 1]}, configs={"retention.ms": "73000"})
     states, brokers, controller = (

@@ -13,11 +13,12 @@ from faulty_files import FaultyFiles
 from kafka_desk import compiled
 from kafka_peer import java
 
+from partition_events import IgnoredEvents
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch_validation import Limits
-from tidemill.replication.partition import Partition, PartitionEvents
+from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 from tidemill.wire.codec import encode
 from tidemill.wire.fetch_layout import read_request
@@ -42,8 +43,8 @@ def followed() -> Partition:
     logs.dirs.claim("c" * 22, FOLLOWER)
     logs.load(0, lambda topic: LogConfig())
     log = logs.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), 0)
-    partition = Partition("t", 0, log, Limits(), FOLLOWER, PartitionEvents())
-    partition.become(LEADER, 3, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
+    partition = Partition("t", 0, log, Limits(), FOLLOWER, IgnoredEvents())
+    partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER, FOLLOWER), partition_epoch=-1, now_ms=0)
     return partition
 
 
@@ -51,8 +52,8 @@ def fetch(version: int) -> bytes:
     """Returns the fetch of a follower."""
     fetcher = ReplicaFetcher(FOLLOWER, EPOCH, FetchLimits())
     partition = followed()
-    fetcher.follow(TOPIC_ID, partition, 0, 0)
-    body = fetcher.request(0, version)
+    fetcher.add_partition(TOPIC_ID, partition, 0, 0)
+    body = fetcher.build_request(0, version)
     assert body is not None
     return body
 

@@ -262,7 +262,7 @@ def test_a_stream_that_lost_records_stops(spark: ConnectorSpark, topics: Topics,
     assert spark.ask("places", output=where["output"]) == wanted
 
 
-def test_offsets_are_found_with_a_consumer_group_too(
+def test_offsets_are_also_found_with_a_consumer_group(
     spark: ConnectorSpark, topics: Topics, values: Callable[..., list[str]]
 ) -> None:
     """With a consumer of the driver, not the admin client: the default of the connector up to Spark 3.0."""

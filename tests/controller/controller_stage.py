@@ -13,8 +13,6 @@ import pytest
 
 from tidemill.controller.admin_manager import ConfigCommand
 from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
-from tidemill.controller.controller import KafkaController
-from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import (
@@ -25,7 +23,7 @@ from tidemill.coordination.coordination_store import (
     SetData,
     StoreUnavailable,
 )
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     BrokerNode,
@@ -39,7 +37,8 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
+from unwatched_controller import new_controller
 
 Outcome = TypeVar("Outcome")
 REGISTRATION = BrokerRegistration(0, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092),))
@@ -61,7 +60,7 @@ class Setting:
         self.config = BrokerConfig.of(**config)
         self.deltas: list[Delta] = []
         self.fails: dict[str, KafkaError] = {}
-        self.controller = KafkaController(
+        self.controller = new_controller(
             store, broker_id, lambda: self.config, self.publish, FixedClock(), Random(1)
         )
 
@@ -79,7 +78,7 @@ async def started(directory: Path, **config: int | bool) -> AsyncIterator[Settin
     store = EmbeddedStore.open(str(directory / "coordination.db"))
     setting = Setting(store, **config)
     await setting.controller.context.load()
-    await setting.controller.context.register(REGISTRATION)
+    await setting.controller.election.register(REGISTRATION)
     await setting.controller.context.activate()
     setting.deltas.clear()
     try:
@@ -190,7 +189,7 @@ class Brokers:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.controller = setting.controller
-        self.failover = Failover(setting.controller.context)
+        self.failover = setting.controller.failover
 
     async def start(self, broker: int, **lost: Any) -> None:
         """Registers the broker, which reports these losses; ends an earlier registration first."""

@@ -27,7 +27,7 @@ from controller_stage import (
 from tidemill.controller.admin_manager import ConfigCommand, generate_broker_id
 from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
-from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.failover import WantedIsr
 from tidemill.controller.producer_id_blocks import claim_block
 from tidemill.controller.topics import Growth, NewTopic, Plan
 from tidemill.coordination.cluster_image import ClusterImage
@@ -40,7 +40,7 @@ from tidemill.coordination.coordination_store import (
     StoreUnavailable,
     subtree,
 )
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
@@ -113,7 +113,7 @@ def test_a_registration_whose_response_was_lost_is_found(tmp_path: Path) -> None
         controller = setting.controller
         before = await setting.store.get("/brokers/ids/0")
         assert before is not None
-        assert await controller.context.register(REGISTRATION._replace(rack="r")) == before.creation_id
+        assert await controller.election.register(REGISTRATION._replace(rack="r")) == before.creation_id
         node = await setting.store.get("/brokers/ids/0")
         assert node is not None
         assert json.loads(node.data)["rack"] == "r"
@@ -126,7 +126,7 @@ def test_a_broker_with_an_id_in_use_is_rejected(tmp_path: Path) -> None:
         other = Setting(setting.store.join())
         await other.controller.context.load()
         with pytest.raises(KafkaError, match="/brokers/ids/0") as caught:
-            await other.controller.context.register(REGISTRATION)
+            await other.controller.election.register(REGISTRATION)
         assert not await other.controller.context.activate()
         assert caught.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
         assert not other.controller.is_active
@@ -157,7 +157,7 @@ def test_a_topic_created_while_the_cluster_is_read_again_is_known(
             assert await create(setting, "t") is None
 
         monkeypatch.setattr("tidemill.controller.controller_context.load_image", load_slowly)
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         loading = asyncio.create_task(setting.controller.context.load())
         await was_read.wait()
         making = asyncio.create_task(make())
@@ -296,7 +296,7 @@ def test_an_interrupted_deletion_continues_at_the_next_start(tmp_path: Path) -> 
         image = await setting.controller.context.load()
         assert list(image.topics) == ["u"]
         assert list(image.deleting) == ["t"]
-        await setting.controller.context.register(REGISTRATION)
+        await setting.controller.election.register(REGISTRATION)
         await setting.controller.context.activate()
         deleted = [topic for delta in setting.deltas for topic in delta.deleted]
         assert [(topic.name, len(topic.partitions)) for topic in deleted] == [("t", 2)]
@@ -416,7 +416,7 @@ def test_a_start_after_lost_writes_assigns_new_leader_epochs(tmp_path: Path) -> 
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         setting = Setting(store)
         await setting.controller.context.load()
-        await setting.controller.context.register(REGISTRATION._replace(lost=LostReplicas(unsynced=True)))
+        await setting.controller.election.register(REGISTRATION._replace(lost=LostReplicas(unsynced=True)))
         await setting.controller.context.activate()
         topic = setting.controller.image.topics["t"]
         assert [partition.leader_epoch for partition in topic.partitions] == [1, 1, 1]
@@ -547,7 +547,6 @@ def test_a_broker_that_reports_losses_before_a_preferred_election_is_not_elected
         await place(setting, TopicAssignment(None, {0: [1, 0]}), PartitionState(0, 1, [0, 1], 1))
         other = await next_controller(setting)
         assert other.controller.image.topics["t"].partitions[0].isr == [0, 1]
-        Failover(other.controller.context)
         # No watch has notified the controller of it yet.
         await restart(setting, 1, missing=True)
         if is_asked_for:
@@ -576,7 +575,6 @@ def test_a_broker_that_reports_losses_during_a_failover_does_not_stay_leader(
         )
         other = Setting(setting.store)
         await other.controller.context.load()
-        Failover(other.controller.context)
         write = other.controller.context.write
 
         async def restart_before(plans: Iterable[Plan]) -> None:
@@ -607,7 +605,7 @@ def test_a_broker_that_reports_losses_before_a_reassignment_completes_does_not_s
         other = await next_controller(setting)
         image = other.controller.image
         known, epoch = image.topics["t"], image.brokers[1].epoch
-        failover = Failover(other.controller.context)
+        failover = other.controller.failover
         # No watch has notified the controller of it yet.
         await restart(setting, 1, missing=True)
         if is_wished:

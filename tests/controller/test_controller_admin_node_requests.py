@@ -13,11 +13,10 @@ from controller_stage import Setting, create, delete, epoch, lose_answer, restar
 
 from tidemill.controller import admin_node_requests
 from tidemill.controller.admin_node_requests import DELAYS_MAX, AdminNodeRequests
-from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, Node, NoNode, SetData, StoreUnavailable
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.nodes import (
     DELETE_TOPICS,
@@ -136,7 +135,7 @@ def test_a_recreated_topic_survives_the_deletion_mark_of_its_predecessor(
         await AdminNodeRequests(controller, lambda path: None).deletion_marks_changed()
         for (outcome,) in await asyncio.gather(*queued):
             assert outcome.error is None
-        async with controller.context.changing():
+        async with controller.context.change_lock():
             assert controller.image.topics["t"].topic_id != old_id
         # The records of the new topic were not deleted either.
         assert {topic.topic_id for delta in setting.deltas for topic in delta.deleted} == {old_id}
@@ -163,11 +162,11 @@ def test_a_partition_assigned_to_a_dead_broker_gets_a_leader_when_it_registers(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover, controller = Failover(setting.controller.context), setting.controller
+        failover, controller = setting.controller.failover, setting.controller
         assert await create(setting, "a") is None
         assignment = TopicAssignment(controller.image.topics["a"].topic_id, {0: [0], 1: [1, 2]})
         await setting.store.transact([SetData(TopicNode.path("a"), TopicNode.encode(assignment))])
-        controller.context.resign()
+        controller.election.resign()
         assert await controller.context.activate()
         assert controller.image.topics["a"].partitions[1].leader == -1
         await restart(setting, 2, missing=True)
@@ -188,7 +187,7 @@ def test_offline_replicas_stay_offline_when_an_administrator_adds_partitions(
     """Otherwise such a replica could be elected, or block a recovery from other replicas."""
 
     async def story(setting: Setting) -> None:
-        failover, controller = Failover(setting.controller.context), setting.controller
+        failover, controller = setting.controller.failover, setting.controller
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "a", [0, 1]) is None
@@ -278,10 +277,11 @@ def test_a_deletion_mark_has_no_effect_while_topic_deletion_is_disabled(
             lose_answer(setting, monkeypatch)
             with pytest.raises(StoreUnavailable):
                 await controller.context.write_operations([])
-            await Failover(controller.context).brokers_changed()
+            await controller.failover.brokers_changed()
         else:
-            controller.context.resign()
-            controller.context.view = lambda: known if found_by == "the next controller" else ClusterImage()
+            controller.election.resign()
+            found = known if found_by == "the next controller" else ClusterImage()
+            controller.context.known_image = lambda: found
             assert await controller.context.activate()
         assert list(controller.image.topics) == ["t"]
         assert not controller.image.deleting
@@ -302,7 +302,7 @@ def test_a_deletion_in_progress_completes_after_topic_deletion_is_disabled(
     monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
 
     async def story(setting: Setting) -> None:
-        controller, failover = setting.controller, Failover(setting.controller.context)
+        controller, failover = setting.controller, setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         await controller.admin_manager.create_topics([NewTopic("t", -1, -1, assignments={0: [0, 1]})])
@@ -316,8 +316,8 @@ def test_a_deletion_in_progress_completes_after_topic_deletion_is_disabled(
                 await controller.context.write_operations([])
             await failover.brokers_changed()
         else:
-            controller.context.resign()
-            controller.context.view = lambda: known
+            controller.election.resign()
+            controller.context.known_image = lambda: known
             assert await controller.context.activate()
         assert list(controller.image.deleting) == ["t"]
         await controller.admin_manager.replicas_deleted(1, [("t", known.deleting["t"].topic_id)])

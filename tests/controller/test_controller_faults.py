@@ -62,7 +62,7 @@ def test_a_write_without_response_schedules_a_read_of_the_registrations(
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
         assert requested == ["refresh"]
-        await Failover(setting.controller.context).brokers_changed()
+        await setting.controller.failover.brokers_changed()
         assert created(setting.deltas) == ["a", "b"]
 
     with_controller(tmp_path, story)
@@ -285,7 +285,7 @@ def test_a_change_fails_with_the_error_of_the_earlier_incomplete_change(
 
 def test_a_change_fails_with_not_controller_after_a_new_election(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "a", [1, 0]) is None
@@ -302,7 +302,7 @@ def test_a_failover_that_loses_against_another_controller_returns_false(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         transact = setting.store.transact
 
         async def overtaken(operations: Sequence[Operation]) -> list[Result]:
@@ -327,7 +327,7 @@ def test_offline_replicas_stay_offline_when_the_store_is_read_again(
         assert await create(setting, "a") is None
         controller = setting.controller
         topic_id = controller.image.topics["a"].topic_id
-        await Failover(controller.context).replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
+        await controller.failover.replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
         assert controller.image.topics["a"].partitions[0].leader == -1
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
@@ -354,7 +354,7 @@ def test_a_restarted_broker_with_losses_is_not_elected_after_a_disk_failure_of_t
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         topic_id = await led_by_0(setting, failover)
         await failover.replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
         partition = only_partition(setting, "a")
@@ -368,7 +368,7 @@ def test_a_restarted_broker_with_losses_is_not_elected_in_a_controlled_shutdown(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         await led_by_0(setting, failover)
         remaining = await setting.controller.leader_elections.handle_controlled_shutdown(0)
         partition = only_partition(setting, "a")
@@ -404,7 +404,7 @@ def test_replica_reports_count_for_the_registration_of_their_broker(
     """Broker 1 has registered again. The controller reads that at the step "refresh"."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         topic_id = await led_by_0(setting, failover)
         before = epoch(setting, 1)
         reports = {"failed": failover.replicas_failed, "served": failover.replicas_served}
@@ -424,7 +424,7 @@ def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         for broker in (1, 2):
             await restart(setting, broker)
         await failover.brokers_changed()
@@ -456,7 +456,7 @@ def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
 def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_again: bool) -> None:
     async def story(setting: Setting) -> None:
         controller = setting.controller
-        failover = Failover(controller.context)
+        failover = controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         failover.mark_dead(1, epoch(setting, 1))
@@ -465,7 +465,7 @@ def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_
         if is_registered_again:
             await restart(setting, 1)
         else:
-            controller.context.resign()
+            controller.election.resign()
             assert await controller.context.activate()
         await failover.brokers_changed()
         assert list(controller.image.brokers) == [0, 1]
@@ -478,14 +478,14 @@ def test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controlle
 ) -> None:
     async def story(setting: Setting) -> None:
         controller = setting.controller
-        failover = Failover(controller.context)
+        failover = controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "a", [1]) is None
         await controller.leader_elections.handle_controlled_shutdown(1)
         failover.mark_dead(1, epoch(setting, 1))
         await failover.brokers_changed()
-        controller.context.resign()
+        controller.election.resign()
         assert await controller.context.activate()
         partition = only_partition(setting, "a")
         assert (partition.leader, list(partition.elr)) == (-1, [1])
@@ -530,14 +530,14 @@ def test_a_controller_replaced_while_it_reads_the_store_announces_nothing(
     """
 
     async def story(setting: Setting) -> None:
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         changes: list[bool] = []
-        setting.controller.context.controller_change_listeners.append(changes.append)
+        setting.controller.election.controller_change_listeners.append(changes.append)
         get_many = setting.store.get_many
 
         async def expire(paths: Sequence[str]) -> list[Node | None]:
             if setting.controller.is_active:
-                setting.controller.context.resign()
+                setting.controller.election.resign()
             return await get_many(paths)
 
         monkeypatch.setattr(setting.store, "get_many", expire)

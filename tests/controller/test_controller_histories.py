@@ -9,7 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tidemill.controller.alter_partition import IsrChange, plan_isr_change
 from tidemill.controller.election_report import may_lack_records
-from tidemill.controller.leader_election import ElectionPolicy, LogEnd, plan_policy_change, plan_takeover
+from tidemill.controller.leader_election import (
+    ElectionPolicy,
+    LogEnd,
+    plan_policy_change,
+    plan_topic_elections,
+)
 from tidemill.controller.preferred_leader_election import ElectionType, plan_elections
 from tidemill.controller.reassignment import plan_completions, plan_reassignment
 from tidemill.controller.topics import Plan
@@ -100,7 +105,9 @@ class History(RuleBasedStateMachine):
             for one, log in self.logs.items()
             if one in self.image.brokers
         }
-        self.apply_plans(plan_takeover(self.image, {}, self.policy, self.stopping, ends={THE_ONE: ends}))
+        self.apply_plans(
+            plan_topic_elections(self.image, {}, self.policy, self.stopping, ends={THE_ONE: ends})
+        )
 
     # Actions of clients and replicas
 

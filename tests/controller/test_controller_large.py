@@ -72,7 +72,7 @@ def test_a_controller_replaced_amid_a_large_change_stops_writing(
             nonlocal pieces
             pieces += 1
             results = await write(operations)
-            setting.controller.context.resign()
+            setting.controller.election.resign()
             return results
 
         monkeypatch.setattr(setting.store, "transact", expires_with_the_first)

@@ -20,8 +20,8 @@ from tidemill.controller.leader_election import (
     elect,
     next_state,
     plan_policy_change,
-    plan_takeover,
-    planning_served_replicas,
+    plan_served_replicas_in_slices,
+    plan_topic_elections,
     recovery_candidates,
 )
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
@@ -30,7 +30,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 from unpaused import plan_broker_change, plan_failed_replicas
 
 UNSYNCED = LostReplicas(unsynced=True)
@@ -423,7 +423,7 @@ def test_an_elected_replica_is_available(
 
 @given(clusters(), st.integers(0, 6))
 def test_a_broker_change_equals_a_takeover_of_its_partitions(image: ClusterImage, broker: int) -> None:
-    settled = image.with_topics(plan.topic for plan in plan_takeover(image))
+    settled = image.with_topics(plan.topic for plan in plan_topic_elections(image))
     brokers = {one: found for one, found in image.brokers.items() if one != broker}
     came = broker not in image.brokers
     if came:
@@ -431,7 +431,7 @@ def test_a_broker_change_equals_a_takeover_of_its_partitions(image: ClusterImage
     after = ClusterImage("cluster", 1, 5, brokers, settled.topics)
     changed = plan_broker_change(after, gone=[] if came else [broker], came=[broker] if came else [])
     assert [(p.topic.name, p.operations) for p in changed] == [
-        (p.topic.name, p.operations) for p in plan_takeover(after)
+        (p.topic.name, p.operations) for p in plan_topic_elections(after)
     ]
 
 
@@ -477,10 +477,10 @@ def test_a_replica_that_is_served_again_is_online_and_can_be_elected() -> None:
     (plan,) = plan_failed_replicas(image, 1, {topic_id: [0, 1]})
     failed = image.with_topics([plan.topic])
     served = {topic_id: [0, 1, 2, 7], b"?" * 16: [0]}
-    (back,) = in_one_go(planning_served_replicas(failed, 1, served))
+    (back,) = run_without_pauses(plan_served_replicas_in_slices(failed, 1, served))
     assert [(p.leader, p.offline) for p in back.topic.partitions] == [
         (2, frozenset()),
         (1, frozenset()),
         (2, frozenset()),
     ]
-    assert in_one_go(planning_served_replicas(image, 1, served)) == []
+    assert run_without_pauses(plan_served_replicas_in_slices(image, 1, served)) == []

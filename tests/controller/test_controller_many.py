@@ -203,7 +203,7 @@ def test_results_before_a_controller_change_are_returned(tmp_path: Path) -> None
         async def replaced(delta: Delta) -> None:
             await publish(delta)
             if len(setting.deltas) == 2:
-                controller.context.resign()
+                controller.election.resign()
 
         controller.context._announce = replaced
         outcomes = await controller.admin_manager.create_topics([NewTopic(name, 1, 1) for name in names])

@@ -98,7 +98,7 @@ def test_a_reassignment_completes_whichever_store_call_fails(
 
     async def story(setting: Setting, call: int) -> bool:
         controller = setting.controller
-        failover = Failover(controller.context)
+        failover = controller.failover
         assert await create(setting, "t", [0]) is None
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -135,7 +135,7 @@ def test_a_returning_broker_receives_deletions_whichever_store_call_fails(
 
     async def story(setting: Setting, call: int) -> bool:
         controller = setting.controller
-        failover = Failover(controller.context)
+        failover = controller.failover
         await restart(setting, 1)
         await restart(setting, 2)
         await failover.brokers_changed()
@@ -222,7 +222,7 @@ def test_brokers_receive_the_stored_state_whichever_store_call_fails(
 ) -> None:
     async def story(setting: Setting, call: int) -> bool:
         controller = setting.controller
-        failover = Failover(controller.context)
+        failover = controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         await controller.admin_manager.create_topics([NewTopic("t", assignments={0: [0, 1], 1: [1, 0]})])

@@ -17,7 +17,7 @@ from tidemill.controller.failover import WantedIsr
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, Delete, SetData, StoreUnavailable
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode
 
 BROKERS = (1, 2, 3)
@@ -128,7 +128,7 @@ def test_a_new_controller_applies_a_minimum_written_while_it_read_the_store(tmp_
     async def story(setting: Setting) -> None:
         brokers = Replicas(setting)
         await brokers.make_eligible(is_default=False)
-        brokers.controller.context.resign()
+        brokers.controller.election.resign()
         read = brokers.controller.context._read
 
         async def read_slowly() -> ClusterImage:

@@ -21,7 +21,7 @@ SHARED = {0: [0, 1, 2], 1: [1, 2, 0]}
 
 async def with_dead_brokers(setting: Setting, assignments: dict[int, list[int]]) -> Failover:
     """Topic ``t`` with replicas on dead brokers is deleted. The controller is broker 0."""
-    failover = Failover(setting.controller.context)
+    failover = setting.controller.failover
     dead = sorted({broker for replicas in assignments.values() for broker in replicas} - {0})
     for one in dead:
         await restart(setting, one)
@@ -104,7 +104,7 @@ def test_the_next_controller_does_not_wait_for_a_broker_that_was_unregistered(
     async def story(setting: Setting) -> None:
         await with_dead_brokers(setting, assignments)
         await setting.controller.admin_manager.unregister_broker(1)
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         await setting.controller.context.activate(dead=0)
         assert "waits for brokers [2]: start them" in str(await creation_error(setting))
         await setting.controller.admin_manager.unregister_broker(2)
@@ -127,7 +127,7 @@ def test_a_broker_marked_dead_cannot_be_unregistered_before_its_session_expires(
     """It may only have stopped serving. Otherwise the logs of deleted topics would remain there."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "t", [1]) is None

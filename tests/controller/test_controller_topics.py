@@ -10,7 +10,7 @@ from controller_images import cluster, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.leader_election import plan_takeover
+from tidemill.controller.leader_election import plan_topic_elections
 from tidemill.controller.replica_placement import alternate_racks, place_replicas
 from tidemill.controller.topic_names import UsedTopicNames
 from tidemill.controller.topics import (
@@ -287,12 +287,12 @@ def test_growth_with_explicit_assignments() -> None:
 
 
 def test_a_takeover_does_not_change_healthy_topics() -> None:
-    assert plan_takeover(cluster((0,), topic("t", partition([0])))) == []
+    assert plan_topic_elections(cluster((0,), topic("t", partition([0])))) == []
 
 
 def test_a_takeover_completes_topics_written_by_an_administrator() -> None:
     bare = TopicImage("t", ZERO_ID, (PartitionImage(0, -1, 0, [0], [], -1),), {}, 4)
-    (plan,) = plan_takeover(cluster((0,), bare))
+    (plan,) = plan_topic_elections(cluster((0,), bare))
     assert plan.topic.topic_id != ZERO_ID
     assert plan.topic.partitions[0].leader == 0
     assert [type(operation) for operation in plan.operations] == [Create, SetData]

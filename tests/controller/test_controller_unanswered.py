@@ -55,7 +55,7 @@ async def moving(setting: Setting, failover: Failover) -> WantedIsr:
 
 async def led_by_broker_1(setting: Setting) -> Failover:
     """Topic ``a`` has one partition with its only replica on broker 1."""
-    failover = Failover(setting.controller.context)
+    failover = setting.controller.failover
     await restart(setting, 1)
     await failover.brokers_changed()
     assert await create(setting, "a", [1]) is None
@@ -86,7 +86,7 @@ def test_a_reassignment_completes_after_a_store_outage_at_its_end(
     """Its leader has the requested set and does not repeat the request."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         wanted = await moving(setting, failover)
         asked = record_refreshes(setting)
         if lost == "the write":
@@ -110,7 +110,7 @@ def test_a_cancelled_reassignment_leaves_the_administrators_node_after_a_store_o
     """Otherwise the next controller, which executes the administrator's node, starts it again."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         await moving(setting, failover)
         asked = record_refreshes(setting)
         break_reading(setting, monkeypatch, "get")
@@ -128,9 +128,9 @@ def test_a_cancelled_reassignment_is_not_restarted_by_an_earlier_read(
     tmp_path: Path,
 ) -> None:
     async def story(setting: Setting) -> None:
-        await moving(setting, Failover(setting.controller.context))
+        await moving(setting, setting.controller.failover)
         moves = setting.controller.reassignments
-        async with setting.controller.context.changing():
+        async with setting.controller.context.change_lock():
             waiting = []
             for change in (moves.alter({MOVED: None}), moves.apply_requested_reassignments()):
                 waiting.append(asyncio.create_task(change))
@@ -147,7 +147,7 @@ def test_a_deletion_continues_for_a_returning_broker_although_a_reassignment_fai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         wanted = await moving(setting, failover)
         await restart(setting, 2)
         await failover.brokers_changed()
@@ -221,11 +221,11 @@ def test_a_controller_replaced_while_it_reloads_plans_nothing(
 
         async def and_lose_the_office() -> None:
             await finish()
-            setting.controller.context.resign()
+            setting.controller.election.resign()
 
         monkeypatch.setattr(setting.controller.context, "finish_deletions", and_lose_the_office)
         with pytest.raises(KafkaError) as refused:
-            async with setting.controller.context.changing():
+            async with setting.controller.context.change_lock():
                 pytest.fail("a change was begun")
         assert refused.value.code == ErrorCode.NOT_CONTROLLER
 
@@ -238,7 +238,7 @@ def test_reports_of_a_former_registration_are_ignored_when_a_reassignment_comple
     """Its replicas would not get in sync before its next start."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         wanted = await moving(setting, failover)
         await restart(setting, 2)
         await failover.brokers_changed()
@@ -265,7 +265,7 @@ def test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_read(
     """The broker restarted with another disk. The leader still counts the fetches of the former process."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "a", [0, 1]) is None
@@ -299,7 +299,7 @@ def test_an_unclean_election_without_store_response_is_counted(
         await restart(setting, 1, unsynced=True)
         await failover.brokers_changed()
         assert only_partition(setting, "a").leader == -1
-        report = setting.controller.context.report
+        report = setting.controller.context.election_report
         assert report.unclean_elections == 0
         cleared = BrokerNode.encode(registration(1))
         await setting.store.transact([SetData(BrokerNode.path(1), cleared)])
@@ -323,7 +323,7 @@ def test_unclean_election_settings_read_after_a_lost_response_apply(
     """The notification of these settings arrives later and changes nothing."""
 
     async def story(setting: Setting) -> None:
-        failover, controller = Failover(setting.controller.context), setting.controller
+        failover, controller = setting.controller.failover, setting.controller
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "a", [0, 1]) is None
@@ -335,7 +335,7 @@ def test_unclean_election_settings_read_after_a_lost_response_apply(
                 SetData(PartitionStateNode.path("a", 0), waiting),
             ]
         )
-        controller.context.resign()
+        controller.election.resign()
         assert await controller.context.activate()
         await asyncio.sleep(0.01)
         assert only_partition(setting, "a").leader == -1
@@ -391,7 +391,7 @@ def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outag
     """All replicas may lack records. The controller knows only one of two live brokers."""
 
     async def story(setting: Setting) -> None:
-        failover = Failover(setting.controller.context)
+        failover = setting.controller.failover
         await restart(setting, 1)
         await restart(setting, 2)
         await failover.brokers_changed()
@@ -416,7 +416,7 @@ def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outag
 
         recovery = UncleanRecovery(setting.controller.context)
         recovery.request_log_ends = ask
-        setting.controller.context.refresh_brokers = failover.refresh_brokers
+        setting.controller.context.on_leaderless = recovery.begin
         await failover.brokers_changed()
         async with asyncio.timeout(10):
             while only_partition(setting, "a").leader < 0:

@@ -110,7 +110,7 @@ def test_a_handled_loss_does_not_affect_the_leader_elected_after_it(tmp_path: Pa
             await brokers.clear_loss(broker)
         assert await brokers.led() == 1
         before = brokers.state
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         await setting.controller.context.activate()
         after = brokers.state
         assert (after.leader, after.leader_epoch, after.isr) == (1, before.leader_epoch, before.isr)
@@ -131,7 +131,7 @@ def test_a_loss_report_does_not_apply_to_topics_created_later(tmp_path: Path) ->
             await setting.store.transact([Delete(BrokerNode.path(broker))])
         await brokers.failover.brokers_changed()
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         await setting.controller.context.activate()
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
 
@@ -169,7 +169,7 @@ def test_a_repeated_loss_report_does_not_apply_to_topics_created_after_the_first
         assert await create(setting, "t", [1]) is None
         await brokers.start(1, missing=True, first_epoch=first)
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
-        setting.controller.context.resign()
+        setting.controller.election.resign()
         await setting.controller.context.activate()
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
         await brokers.start(1, missing=True)

@@ -12,8 +12,6 @@ from controller_stage import registration
 
 from tidemill.controller.admin_node_requests import AdminNodeRequests
 from tidemill.controller.broker_registrations import BrokerRegistrationWatch
-from tidemill.controller.controller import KafkaController
-from tidemill.controller.failover import Failover
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage, Delta
@@ -31,11 +29,12 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode
+from unwatched_controller import new_controller
 
 Settings = Callable[..., ZooKeeperSettings]
 WAIT_S = 30.0
@@ -49,12 +48,12 @@ class Setting:
         self.store = store
         self.deltas: list[Delta] = []
         self.announced = asyncio.Event()
-        self.controller = KafkaController(store, 1, BrokerConfig.of, self.publish, SystemClock(), Random(1))
+        self.controller = new_controller(store, 1, BrokerConfig.of, self.publish, SystemClock(), Random(1))
         self.administering = AdminNodeRequests(self.controller, lambda path: self.watching.schedule([path]))
         self.registrations = BrokerRegistrationWatch(
             store,
             lambda path: self.watching.schedule([path]),
-            Failover(self.controller.context).brokers_changed,
+            self.controller.failover.brokers_changed,
         )
         self.watching = NodeChangeHandlers(
             store,
@@ -92,8 +91,8 @@ async def setting(settings: ZooKeeperSettings, *, watches: bool = True) -> Async
     one = Setting(store)
     try:
         await one.controller.context.load()
-        await one.controller.context.register(registration(1))
-        await one.controller.context.register(registration(2))
+        await one.controller.election.register(registration(1))
+        await one.controller.election.register(registration(2))
         await one.controller.context.activate()
         await one.controller.admin_manager.create_topics([NewTopic(name, 2, 2) for name in ("bad", "good")])
         if watches:
@@ -111,7 +110,7 @@ async def begins_anew(one: Setting) -> None:
     await one.watching.stopped()
     one.administering.stop()
     one.registrations.stop()
-    one.controller.context.resign()
+    one.controller.election.resign()
     assert await one.controller.context.activate()
 
 

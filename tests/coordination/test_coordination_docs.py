@@ -11,7 +11,7 @@ import pytest
 
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, ensure_paths, parent_of
-from tidemill.coordination.embedded import APPLICATION_ID, LAYOUT_VERSION, EmbeddedStore
+from tidemill.coordination.embedded_store import APPLICATION_ID, LAYOUT_VERSION, EmbeddedStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "coordination-store.md"
 

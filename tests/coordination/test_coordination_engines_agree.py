@@ -21,9 +21,9 @@ from tidemill.coordination.coordination_store import (
     Store,
     subtree,
 )
-from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.testing import StoreServer
 
 PATHS = ("/a", "/b", "/a/x", "/a/y", "/b/x", "/a/x/deep")

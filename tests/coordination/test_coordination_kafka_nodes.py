@@ -21,8 +21,8 @@ from tidemill.coordination.nodes import (
     ProducerIdBlockNode,
     TopicNode,
 )
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 
 RECORDED = Path(__file__).parents[1] / "interchange" / "recorded" / "zookeeper" / "nodes.json"
 

@@ -54,7 +54,7 @@ def test_encodes_a_topic_like_kafka() -> None:
 def test_encoding_a_large_topic_in_parts_yields_the_same_bytes(count: int) -> None:
     replicas = {number: [number % 3, 7] for number in range(count)}
     assignment = TopicAssignment(TOPIC_ID, replicas, {0: [7]}, {1: [3, 2]})
-    assert len(list(TopicNode.encoding(assignment))) == count // ITEMS_A_PAUSE
+    assert len(list(TopicNode.encode_in_slices(assignment))) == count // ITEMS_A_PAUSE
     assert TopicNode.encode(assignment) == write_json(
         {
             "removing_replicas": {"1": [3, 2]},

@@ -28,8 +28,8 @@ from tidemill.coordination.coordination_store import (
     StoreUnavailable,
     ensure_paths,
 )
-from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.embedded_store import EmbeddedStore
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 
 Sessions = Callable[[], AbstractAsyncContextManager[tuple[Store, Store]]]
 

@@ -18,7 +18,7 @@ from tidemill.coordination.coordination_store import (
     SetData,
     parent_of,
 )
-from tidemill.coordination.tree import Row, Tree
+from tidemill.coordination.embedded_store_tree import Row, Tree
 
 PATHS = ["/a", "/b", "/a/a", "/a/b", "/b/a", "/a/a/a"]
 VERSIONS = st.sampled_from([-1, 0, 1])

@@ -20,8 +20,8 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 
 TOPIC, STATE = "/brokers/topics/bad", "/brokers/topics/bad/partitions/1/state"
 TOPIC_CONFIG, BROKER_CONFIG, BROKER = "/config/topics/bad", "/config/brokers/7", "/brokers/ids/7"

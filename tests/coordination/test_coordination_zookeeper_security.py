@@ -20,8 +20,8 @@ from tidemill.coordination.coordination_store import (
     StoreError,
     StoreUnavailable,
 )
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import Sasl, Tls, ZooKeeperSettings, parse_connect, settings_of
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ConfigError
 from tidemill.testing.zookeeper import ZooKeeper
@@ -144,7 +144,7 @@ def test_reports_a_rejected_authentication_at_once(secure: tuple[ZooKeeper, int,
     asyncio.run(story())
 
 
-def test_a_server_that_serves_only_who_logs_in_says_so() -> None:
+def test_reports_a_server_that_requires_authentication() -> None:
     async def story(address: str) -> None:
         settings = ZooKeeperSettings(address, connection_timeout_ms=CONNECT_MS)
         with pytest.raises(StoreError, match="requires a login"):

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from tidemill.coordination.coordination_store import Event, EventKind, SessionState, StoreUnavailable
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 
 Settings = Callable[..., ZooKeeperSettings]
 WAIT_S = 50

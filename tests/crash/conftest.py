@@ -1,4 +1,4 @@
-"""Brokers in this process, for tests of what a disk may do to them."""
+"""Brokers in this process for tests of disk failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faulty_files import FaultyFiles
 
 @pytest.fixture
 def new_machine(tmp_path: Path) -> Iterator[NewMachine]:
-    """``new_machine(files, log_dirs=...)`` is a broker over these files, cleared away at the end."""
+    """``new_machine(files, log_dirs=...)`` creates a broker with these files; it is closed at the end."""
     made: list[Machine] = []
 
     def make(files: FaultyFiles, **config: str) -> Machine:

@@ -1,4 +1,4 @@
-"""Load of real clients on a broker that comes and goes, and the accounts by which it is checked later."""
+"""Load of real clients on a broker that stops and restarts, and the checks of their messages and commits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ QUIET = {
     "retry.backoff.ms": 20,
     "socket.connection.setup.timeout.ms": 2000,
 }
-"""Clients that come back soon and do not tell of it."""
+"""Settings of clients that reconnect soon and log nothing."""
 
 PATIENCE_S = 30.0
 UNDERWAY_MAX = 1000
-"""Messages of a writer that wait for their acknowledgement: the load goes on, and does not pile up."""
+"""The maximum of unacknowledged messages of a writer."""
 
 
 class Style(NamedTuple):
-    """How a writer writes."""
+    """The configuration of a writer."""
 
     name: str
     config: dict[str, Any]
@@ -44,7 +44,7 @@ STYLES = (
 
 
 class Writer(threading.Thread):
-    """Writes numbered messages to all partitions in turn, and notes which were acknowledged."""
+    """Writes numbered messages to all partitions in turn, and records the acknowledged ones."""
 
     def __init__(self, broker: Broker, topic: str, partitions: int, style: Style) -> None:
         super().__init__(name=style.name, daemon=True)
@@ -74,7 +74,7 @@ class Writer(threading.Thread):
             self.failures.append(f"{left} messages were not delivered in {PATIENCE_S:g} s")
 
     def write(self, partition: int) -> None:
-        """One message."""
+        """Sends one message."""
         number = self.written[partition]
         value = f"{self.style.name} {number} ".encode().ljust(300, b".")
 
@@ -93,11 +93,11 @@ class Writer(threading.Thread):
 
     @property
     def count(self) -> int:
-        """How many messages were acknowledged."""
+        """Returns the number of acknowledged messages."""
         return sum(map(len, self.acknowledged))
 
     def end(self) -> None:
-        """Stops writing, and waits until everything is acknowledged."""
+        """Stops writing, and waits until all messages are acknowledged."""
         self.ending.set()
         self.join(PATIENCE_S + 10)
         assert not self.is_alive()
@@ -105,7 +105,7 @@ class Writer(threading.Thread):
 
 
 def wait_for_progress(writers: list[Writer]) -> None:
-    """Waits until each writer was acknowledged something more."""
+    """Waits until each writer has a further acknowledgement."""
     deadline = time.monotonic() + PATIENCE_S
     before = [writer.count for writer in writers]
     while any(writer.count == count for writer, count in zip(writers, before, strict=True)):
@@ -114,7 +114,7 @@ def wait_for_progress(writers: list[Writer]) -> None:
 
 
 class Committer(threading.Thread):
-    """Commits rising offsets of a group, and notes the last one that was acknowledged."""
+    """Commits increasing offsets of a group, and records the last acknowledged one."""
 
     def __init__(self, broker: Broker, topic: str, partitions: int, group: str) -> None:
         super().__init__(name="committer", daemon=True)
@@ -137,7 +137,7 @@ class Committer(threading.Thread):
         while not self.ending.is_set():
             self.tried += 1
             try:
-                results = self.consumer.commit(offsets=self.asked(self.tried), asynchronous=False)
+                results = self.consumer.commit(offsets=self.partitions_at(self.tried), asynchronous=False)
             except Exception:  # noqa: BLE001 - the broker may be gone: what counts is what was acknowledged
                 time.sleep(0.02)
                 continue
@@ -145,20 +145,20 @@ class Committer(threading.Thread):
                 self.committed = self.tried
             time.sleep(0.005)
 
-    def asked(self, offset: int) -> list[TopicPartition]:
-        """The group's partitions, at one offset."""
+    def partitions_at(self, offset: int) -> list[TopicPartition]:
+        """Returns the partitions of the group, all at one offset."""
         return [TopicPartition(self.topic, partition, offset) for partition in range(self.partitions)]
 
     def check(self) -> None:
-        """Fails when a commit that was acknowledged is not there any more."""
+        """Fails if an acknowledged commit is lost."""
         acknowledged = self.committed
-        found = self.consumer.committed(self.asked(-1), timeout=PATIENCE_S)
+        found = self.consumer.committed(self.partitions_at(-1), timeout=PATIENCE_S)
         for one in found:
             assert one.error is None, one.error
             assert acknowledged <= one.offset <= self.tried, (one, acknowledged, self.tried)
 
     def end(self) -> None:
-        """Stops, and looks a last time."""
+        """Stops, and checks the commits a last time."""
         self.ending.set()
         self.join(PATIENCE_S)
         assert not self.is_alive()
@@ -167,14 +167,14 @@ class Committer(threading.Thread):
 
 
 def make_topic(broker: Broker, name: str, partitions: int, **config: str) -> None:
-    """A new topic."""
+    """Creates a topic."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
     settings = {key.replace("_", "."): value for key, value in config.items()}
     admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(PATIENCE_S)
 
 
 def read_all(broker: Broker, topic: str, partitions: int) -> list[list[tuple[int, bytes]]]:
-    """(offset, value) of every message, by partition, checksums checked."""
+    """Returns offset and value of every message, by partition, and checks the checksums."""
     config = {"bootstrap.servers": broker.bootstrap, "group.id": "check", "check.crcs": True}
     consumer = Consumer({**config, "enable.auto.commit": False, "error_cb": lambda error: None, **QUIET})
     ends = []
@@ -195,9 +195,9 @@ def read_all(broker: Broker, topic: str, partitions: int) -> list[list[tuple[int
 
 
 def check_accounts(stored: list[list[tuple[int, bytes]]], writers: list[Writer]) -> int:
-    """Fails when an acknowledged message is missing, one came twice that may not, or the order is broken.
+    """Fails if an acknowledged message is missing, an idempotent one is repeated, or the order is wrong.
 
-    The number of messages that came more than once, of the writers that may.
+    Returns the number of repeated messages of writers without idempotence.
     """
     twice = 0
     by_name = {writer.style.name: writer for writer in writers}

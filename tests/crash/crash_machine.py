@@ -1,4 +1,4 @@
-"""A whole broker in this process, on a file system that can be told to lose what was not synced."""
+"""A whole broker in this process, on a file system that can lose unsynced data on request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE_S = 20.0
 
 
 class Machine:
-    """Runs a :class:`BrokerServer` over ``files`` in a thread; the store lies in ``directory``."""
+    """Runs a :class:`BrokerServer` over ``files`` in a thread; the store is in ``directory``."""
 
     def __init__(self, directory: Path, files: FaultyFiles, **config: str) -> None:
         self.files = files
@@ -54,7 +54,7 @@ class Machine:
         directory.mkdir(exist_ok=True)
         self.address = ("", 0)
         self.running = False
-        self.askers: list[Asker] = []
+        self.clients: list[Client] = []
 
     def start(self) -> Machine:
         """Starts the broker; returns when it listens."""
@@ -69,20 +69,20 @@ class Machine:
         self.running = True
         return self
 
-    def asker(self) -> Asker:
-        """A connection of a client."""
-        self.askers.append(Asker(self.address))
-        return self.askers[-1]
+    def client(self) -> Client:
+        """Opens a connection of a client."""
+        self.clients.append(Client(self.address))
+        return self.clients[-1]
 
     def close(self) -> None:
-        """Leaves nothing behind, whatever went wrong."""
+        """Stops the broker and closes all connections, after a failure as well."""
         if self.running:
             self.power_cut(None)
-        for asker in self.askers:
-            asker.close()
+        for client in self.clients:
+            client.close()
 
     def inside(self, do: Callable[[], Any]) -> Any:
-        """Does something in the broker's thread."""
+        """Calls ``do`` in the thread of the broker; returns its result."""
 
         async def call() -> Any:
             return do()
@@ -90,11 +90,11 @@ class Machine:
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(PATIENCE_S)
 
     def power_cut(self, luck: Random | None) -> None:
-        """Ends everything where it is; the files keep what was synced, and of the rest what luck has it."""
+        """Stops everything at once; the files keep synced data, and a random part of the rest."""
 
         def cut() -> None:
             self.files.power_cut(luck)
-            self.server.acceptor.close()
+            self.server.socket_server.close()
             self.loop.stop()
 
         self.loop.call_soon_threadsafe(cut)
@@ -102,14 +102,14 @@ class Machine:
         self._clear_away()
 
     def stop(self) -> None:
-        """Stops in order."""
+        """Stops the broker cleanly."""
         asyncio.run_coroutine_threadsafe(self.server.stop(), self.loop).result(PATIENCE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(PATIENCE_S)
         self._clear_away()
 
     def _clear_away(self) -> None:
-        """What the end of a process does: tasks, threads and sockets are gone."""
+        """Removes tasks, threads and sockets, as the end of a process does."""
         self.running = False
 
         async def end_tasks() -> None:
@@ -126,26 +126,26 @@ class Machine:
         self.loop.close()
 
 
-class Asker:
-    """A connection that asks one thing after the other."""
+class Client:
+    """A connection that sends one request after the other."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, timeout=PATIENCE_S)
         self.correlation_id = 0
 
     def send(self, key: int, version: int, request: Any) -> int:
-        """Sends a request; its number."""
+        """Sends a request; returns its correlation id."""
         self.correlation_id += 1
-        self.socket.sendall(encode_request(key, version, self.correlation_id, "asker", request))
+        self.socket.sendall(encode_request(key, version, self.correlation_id, "client", request))
         return self.correlation_id
 
     def answer(self, key: int, version: int) -> Any:
-        """The next answer. ConnectionError when the machine is gone."""
+        """Returns the next response. Raises ConnectionError if the broker has stopped."""
         (size,) = struct.unpack(">i", self._exactly(4))
         return decode_response(key, version, self._exactly(size))[1]
 
     def ask(self, key: int, version: int, request: Any) -> Any:
-        """Asks one thing."""
+        """Sends a request; returns its response."""
         self.send(key, version, request)
         return self.answer(key, version)
 
@@ -154,18 +154,18 @@ class Asker:
         while len(data) < size:
             piece = self.socket.recv(size - len(data))
             if not piece:
-                raise ConnectionError("the broker is gone")
+                raise ConnectionError("the broker has closed the connection")
             data += piece
         return data
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.socket.close()
 
-    # What is asked
+    # Requests
 
     def make_topic(self, name: str, partitions: int = 1, **config: str) -> int:
-        """Makes a topic; the error code."""
+        """Creates a topic; returns the error code."""
         configs = [
             CreatableTopicConfig(name=key.replace("_", "."), value=text) for key, text in config.items()
         ]
@@ -177,19 +177,19 @@ class Asker:
         return code
 
     def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> None:
-        """Sends a batch; :meth:`produced` is its answer."""
+        """Sends a batch; :meth:`produced` returns its result."""
         part = PartitionProduceData(index=partition, records=batch)
         data = TopicProduceData(name=topic, partition_data=[part])
         request = ProduceRequest(transactional_id=None, acks=acks, timeout_ms=10_000, topic_data=[data])
         self.send(ApiKey.PRODUCE, 9, request)
 
     def produced(self) -> tuple[int, int]:
-        """(error code, base offset) of the next produce."""
+        """Returns error code and base offset of the next response to Produce."""
         part = self.answer(ApiKey.PRODUCE, 9).responses[0].partition_responses[0]
         return part.error_code, part.base_offset
 
     def producer_id(self) -> int:
-        """A new producer's id."""
+        """Returns a new producer id."""
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
         answer = self.ask(ApiKey.INIT_PRODUCER_ID, 2, request)
         assert answer.error_code == 0
@@ -197,7 +197,7 @@ class Asker:
         return number
 
     def read(self, topic: str, partition: int) -> list[bytes]:
-        """All values of a partition, checksums checked."""
+        """Returns all values of a partition, and checks the checksums."""
         values: list[bytes] = []
         offset = 0
         while True:
@@ -220,17 +220,17 @@ class Asker:
                 return values
 
     def has_topic(self, topic: str) -> bool:
-        """Whether a topic is there."""
+        """Returns whether a topic exists."""
         asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
         return bool(self.ask(ApiKey.METADATA, 8, asked).topics[0].error_code == 0)
 
     def coordinator(self, group: str) -> int:
-        """Asks who coordinates a group, which makes the topic for offsets; the error code."""
+        """Looks up the coordinator of a group, which creates the offsets topic; returns the error code."""
         code: int = self.ask(ApiKey.FIND_COORDINATOR, 2, FindCoordinatorRequest(key=group)).error_code
         return code
 
     def commit(self, group: str, topic: str, offset: int) -> int:
-        """Commits an offset of partition 0; the error code."""
+        """Commits an offset of partition 0; returns the error code."""
         part = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
         asked = OffsetCommitRequestTopic(name=topic, partitions=[part])
         answer = self.ask(ApiKey.OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=group, topics=[asked]))
@@ -238,7 +238,7 @@ class Asker:
         return code
 
     def committed(self, group: str, topic: str) -> tuple[int, int]:
-        """(error code, committed offset of partition 0)."""
+        """Returns error code and committed offset of partition 0."""
         asked = OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
         answer = self.ask(ApiKey.OFFSET_FETCH, 7, OffsetFetchRequest(group_id=group, topics=[asked]))
         if answer.error_code:
@@ -248,7 +248,7 @@ class Asker:
 
 
 def batch_of(*values: bytes, codec: int = 0, producer_id: int = -1, sequence: int = -1) -> bytes:
-    """A batch of messages without keys."""
+    """Returns a batch of messages without keys."""
     builder = BatchBuilder(codec)
     for value in values:
         builder.append(NOW, None, value)

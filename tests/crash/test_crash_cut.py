@@ -1,4 +1,4 @@
-"""A log that ends in the middle of a batch, as a real client sees it after the start."""
+"""A log that ends in the middle of a batch, read by a real client after the start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from crash_load import QUIET, make_topic, read_all
 from tidemill.testing import Broker
 
 MESSAGES = 12
-"""Each in a batch of its own."""
+"""The number of messages, each in its own batch."""
 
 
 def write(broker: Broker, count: int, codec: str = "none") -> list[bytes]:
-    """Messages one by one; their values."""
+    """Writes messages one by one; returns their values."""
     config = {"bootstrap.servers": broker.bootstrap, "compression.type": codec, "enable.idempotence": True}
     producer = Producer({**config, **QUIET})
     values = []
@@ -28,7 +28,7 @@ def write(broker: Broker, count: int, codec: str = "none") -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_log_cut_within_its_last_two_batches_serves_what_is_whole(tmp_path: Path, codec: str) -> None:
+def test_a_log_cut_within_its_last_two_batches_serves_complete_batches(tmp_path: Path, codec: str) -> None:
     with Broker(data_dir=tmp_path / "data") as broker:
         make_topic(broker, "t", 1)
         values = write(broker, MESSAGES, codec)
@@ -76,12 +76,12 @@ def test_a_damaged_byte_ends_the_log_before_its_batch(tmp_path: Path) -> None:
         broker.start()
         assert [value for _, value in read_all(broker, "t", 1)[0]] == values[:-2]
         log = broker.log
-    assert "t-0" in log  # The operator is told what was cut.
+    assert "t-0" in log  # The log reports the truncation.
     assert "Traceback" not in log, log
 
 
 def batch_ends(data: bytes) -> list[int]:
-    """Where each batch ends."""
+    """Returns the end position of each batch."""
     ends = []
     position = 0
     while position < len(data):

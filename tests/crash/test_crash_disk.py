@@ -1,4 +1,4 @@
-"""A disk without room: writers are told, readers go on, and writing resumes when there is room again."""
+"""A full disk: writes return an error, reads continue, and writes succeed again once there is space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from crash_machine import NOW, PATIENCE_S, Asker, NewMachine, batch_of
+from crash_machine import NOW, PATIENCE_S, Client, NewMachine, batch_of
 from faulty_files import FaultyFiles
 
 from tidemill.model.errors import ErrorCode
@@ -47,16 +47,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def value(number: int) -> bytes:
-    """A message's value."""
+    """Returns the value of a message."""
     return b"%06d " % number + bytes(VALUE_BYTES)
 
 
-def fill(asker: Asker, first: int, topic: str = "t") -> list[bytes]:
-    """Writes until the disk is full; what was acknowledged."""
+def fill(client: Client, first: int, topic: str = "t") -> list[bytes]:
+    """Writes until the disk is full; returns the acknowledged messages."""
     written: list[bytes] = []
     for number in range(first, first + 2000):
-        asker.produce(topic, 0, batch_of(value(number)))
-        code, offset = asker.produced()
+        client.produce(topic, 0, batch_of(value(number)))
+        code, offset = client.produced()
         if code:
             assert (code, offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
             return written
@@ -66,15 +66,15 @@ def fill(asker: Asker, first: int, topic: str = "t") -> list[bytes]:
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Waits until something is so."""
+    """Waits until the condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def take_all_room(directory: Path) -> None:
-    """Not a byte is left."""
+def fill_file_system(directory: Path) -> None:
+    """Fills the file system to the last byte."""
     with contextlib.suppress(OSError), open(directory / "filler", "ab", buffering=0) as file:
         for size in (65536, 4096, 1):
             with contextlib.suppress(OSError):
@@ -82,39 +82,39 @@ def take_all_room(directory: Path) -> None:
                     pass
 
 
-def offset_at(asker: Asker, timestamp: int) -> int:
-    """The first offset at or after a time."""
+def offset_at(client: Client, timestamp: int) -> int:
+    """Returns the first offset at or after a time."""
     part = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
     asked = ListOffsetsTopic(name="t", partitions=[part])
-    answer = asker.ask(ApiKey.LIST_OFFSETS, 5, ListOffsetsRequest(replica_id=-1, topics=[asked]))
+    answer = client.ask(ApiKey.LIST_OFFSETS, 5, ListOffsetsRequest(replica_id=-1, topics=[asked]))
     found: int = answer.topics[0].partitions[0].offset
     return found
 
 
-def test_a_full_file_system_refuses_writers_only_and_goes_on_with_room(small_disk: Path) -> None:
+def test_a_full_file_system_refuses_only_writes_until_there_is_space(small_disk: Path) -> None:
     with Broker(data_dir=small_disk / "data") as broker:
         address = (broker.host, broker.port)
-        asker = Asker(address)
-        with contextlib.closing(asker):
-            assert asker.make_topic("t") == 0
-            wait_until(lambda: asker.coordinator("group") == 0)
-            wait_until(lambda: asker.commit("group", "t", 1) == 0)
+        client = Client(address)
+        with contextlib.closing(client):
+            assert client.make_topic("t") == 0
+            wait_until(lambda: client.coordinator("group") == 0)
+            wait_until(lambda: client.commit("group", "t", 1) == 0)
             (small_disk / "filler").write_bytes(bytes(3_000_000))
-            written = fill(asker, 0)
+            written = fill(client, 0)
             assert len(written) > 50
-            take_all_room(small_disk)
-            assert asker.read("t", 0) == written
-            refuse_all(asker)
+            fill_file_system(small_disk)
+            assert client.read("t", 0) == written
+            refuse_all(client)
             assert broker.running
             (small_disk / "filler").unlink()
-            asker.produce("t", 0, batch_of(value(len(written))))
-            assert asker.produced() == (0, len(written))
+            client.produce("t", 0, batch_of(value(len(written))))
+            assert client.produced() == (0, len(written))
             written.append(value(len(written)))
-            wait_until(lambda: asker.commit("group", "t", 1000) == 0)
-            assert asker.committed("group", "t") == (0, 1000)
-            assert asker.make_topic("other") == 0
-            assert asker.read("t", 0) == written
-            written += fill(asker, len(written))
+            wait_until(lambda: client.commit("group", "t", 1000) == 0)
+            assert client.committed("group", "t") == (0, 1000)
+            assert client.make_topic("other") == 0
+            assert client.read("t", 0) == written
+            written += fill(client, len(written))
         log = broker.log
         assert "Traceback" not in log, log
         broker.kill()
@@ -127,42 +127,42 @@ def test_a_full_file_system_refuses_writers_only_and_goes_on_with_room(small_dis
         assert "Traceback" not in broker.log, broker.log
 
 
-def refuse_all(asker: Asker) -> None:
-    """With no room at all everything that writes is refused, by an error that its client knows."""
-    asker.produce("t", 0, batch_of(value(0)))
-    assert asker.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-    codes = {asker.commit("group", "t", 2 + number) for number in range(300)}
+def refuse_all(client: Client) -> None:
+    """Without any space, every write is refused with an error that its client knows."""
+    client.produce("t", 0, batch_of(value(0)))
+    assert client.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    codes = {client.commit("group", "t", 2 + number) for number in range(300)}
     codes.discard(0)  # As long as there is room in the last page.
     assert codes <= {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}, codes
     assert codes
-    code = asker.make_topic("other")
+    code = client.make_topic("other")
     assert code in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.UNKNOWN_SERVER_ERROR), code
 
 
 def make_room(directory: Path) -> None:
-    """The operator makes the file system larger."""
+    """Enlarges the file system, as an operator does."""
     larger = f"remount,size={2 * DISK_BYTES}"
     subprocess.run(["mount", "-o", larger, str(directory)], check=True, capture_output=True)
 
 
 def check_after_restart(broker: Broker, written: list[bytes]) -> None:
-    """Everything is there, and can be found."""
-    with contextlib.closing(Asker((broker.host, broker.port))) as asker:
-        assert asker.read("t", 0) == written
-        assert offset_at(asker, NOW) == 0
-        assert offset_at(asker, NOW + 1) == -1
-        code, offset = asker.committed("group", "t")
-        wait_until(lambda: asker.committed("group", "t")[0] == 0)
-        assert asker.committed("group", "t") == (0, 1000), (code, offset)
+    """Checks that all messages exist and are found."""
+    with contextlib.closing(Client((broker.host, broker.port))) as client:
+        assert client.read("t", 0) == written
+        assert offset_at(client, NOW) == 0
+        assert offset_at(client, NOW + 1) == -1
+        code, offset = client.committed("group", "t")
+        wait_until(lambda: client.committed("group", "t")[0] == 0)
+        assert client.committed("group", "t") == (0, 1000), (code, offset)
 
 
-def test_a_broker_that_cannot_start_on_a_full_disk_says_so_in_one_line(small_disk: Path) -> None:
+def test_a_broker_that_cannot_start_on_a_full_disk_prints_one_line(small_disk: Path) -> None:
     (small_disk / "reserve").write_bytes(bytes(256 * 1024))
     with Broker(data_dir=small_disk / "data") as broker:
-        with contextlib.closing(Asker((broker.host, broker.port))) as asker:
-            assert asker.make_topic("t") == 0
-            written = fill(asker, 0)
-        take_all_room(small_disk)
+        with contextlib.closing(Client((broker.host, broker.port))) as client:
+            assert client.make_topic("t") == 0
+            written = fill(client, 0)
+        fill_file_system(small_disk)
         code = broker.stop()
         assert code in (0, 1)
         assert "Traceback" not in broker.log, broker.log
@@ -182,49 +182,49 @@ def test_a_broker_that_cannot_start_on_a_full_disk_says_so_in_one_line(small_dis
         for name in ("reserve", "filler", "data.log"):
             (small_disk / name).unlink(missing_ok=True)
         broker.start()
-        with contextlib.closing(Asker((broker.host, broker.port))) as asker:
-            assert asker.read("t", 0) == written
+        with contextlib.closing(Client((broker.host, broker.port))) as client:
+            assert client.read("t", 0) == written
         assert "Traceback" not in broker.log[before:], broker.log
 
 
 def test_files_that_run_out_of_space_refuse_writers_and_serve_readers(new_machine: NewMachine) -> None:
     files = FaultyFiles(FILES_BYTES)
     machine = new_machine(files).start()
-    asker = machine.asker()
-    assert asker.make_topic("t") == 0
-    wait_until(lambda: asker.coordinator("group") == 0)
-    wait_until(lambda: asker.commit("group", "t", 1) == 0)
-    written = fill(asker, 0)
+    client = machine.client()
+    assert client.make_topic("t") == 0
+    wait_until(lambda: client.coordinator("group") == 0)
+    wait_until(lambda: client.commit("group", "t", 1) == 0)
+    written = fill(client, 0)
     assert len(written) > 20
-    assert asker.read("t", 0) == written
+    assert client.read("t", 0) == written
     machine.inside(lambda: setattr(files, "space_bytes", 2 * FILES_BYTES))
-    written += fill(asker, len(written))
-    assert asker.read("t", 0) == written
+    written += fill(client, len(written))
+    assert client.read("t", 0) == written
     machine.inside(lambda: setattr(files, "space_bytes", 3 * FILES_BYTES))
-    wait_until(lambda: asker.commit("group", "t", 7) == 0)
+    wait_until(lambda: client.commit("group", "t", 7) == 0)
     machine.stop()
     machine.start()
-    asker = machine.asker()
-    assert asker.read("t", 0) == written
-    wait_until(lambda: asker.committed("group", "t")[0] == 0)
-    assert asker.committed("group", "t") == (0, 7)
+    client = machine.client()
+    assert client.read("t", 0) == written
+    wait_until(lambda: client.committed("group", "t")[0] == 0)
+    assert client.committed("group", "t") == (0, 7)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_write_that_fails_once_leaves_no_gap_and_no_trace(new_machine: NewMachine, number: int) -> None:
+def test_a_failed_write_leaves_no_gap_and_no_data(new_machine: NewMachine, number: int) -> None:
     files = FaultyFiles()
     machine = new_machine(files).start()
-    asker = machine.asker()
-    producer_id = asker.producer_id()
-    assert asker.make_topic("t") == 0
+    client = machine.client()
+    producer_id = client.producer_id()
+    assert client.make_topic("t") == 0
     written = []
     for sequence in range(30):
         if sequence % 3 == 1:
             machine.inside(lambda: files.fail("append", "t-0/", number))
-            asker.produce("t", 0, batch_of(value(sequence), producer_id=producer_id, sequence=sequence))
-            assert asker.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-        asker.produce("t", 0, batch_of(value(sequence), producer_id=producer_id, sequence=sequence))
-        assert asker.produced() == (0, sequence)
+            client.produce("t", 0, batch_of(value(sequence), producer_id=producer_id, sequence=sequence))
+            assert client.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        client.produce("t", 0, batch_of(value(sequence), producer_id=producer_id, sequence=sequence))
+        assert client.produced() == (0, sequence)
         written.append(value(sequence))
-    assert asker.read("t", 0) == written
+    assert client.read("t", 0) == written
     machine.power_cut(None)

@@ -1,4 +1,4 @@
-"""kill -9 of the broker, again and again, under the load of real clients."""
+"""Repeated kills (SIGKILL) of the broker under the load of real clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USED_S_MAX = 1.0
 
 
 @pytest.mark.slow
-def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_twenty_kills_lose_no_acknowledged_record(tmp_path: Path) -> None:
     seed = time.time_ns() % 1_000_000
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -54,6 +54,6 @@ def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None
 
 
 def processor_s(pid: int) -> float:
-    """Processor time that a process has used."""
+    """Returns the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Partitions move between data directories while clients write and read, and through kills; disks break."""
+"""Moves of partitions between data directories under load, with kills and failing disks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 from crash_load import QUIET, make_topic, read_all
-from crash_machine import Asker, NewMachine, batch_of
+from crash_machine import Client, NewMachine, batch_of
 from faulty_files import FaultyFiles
 
 from tidemill.model.errors import ErrorCode
@@ -30,8 +30,8 @@ MEGABYTES = 8
 PATIENCE_S = 60.0
 
 
-class Told(NamedTuple):
-    """What DescribeLogDirs tells of ``t-0``: where it lies, and to where it is moving."""
+class ReplicaDirs(NamedTuple):
+    """The directory of ``t-0``, and the directory and lag of its future log, by DescribeLogDirs."""
 
     current: str
     future: str
@@ -39,14 +39,14 @@ class Told(NamedTuple):
 
 
 class Site:
-    """A broker of two data directories, and what a client does with it."""
+    """A broker with two data directories, and the operations of a client."""
 
     def __init__(self, broker: Broker, paths: list[Path]) -> None:
         self.broker = broker
         self.paths = paths
         self.acknowledged: list[bytes] = []
 
-    def describe(self) -> Told:
+    def describe(self) -> ReplicaDirs:
         (answer,) = self.admin(lambda admin: admin.describe_log_dirs({"t": [0]}))
         current, future, lag = "", "", 0
         for directory in answer["log_dirs"]:
@@ -55,7 +55,7 @@ class Site:
                     future, lag = directory["log_dir"], part["offset_lag"]
                 else:
                     current = directory["log_dir"]
-        return Told(current, future, lag)
+        return ReplicaDirs(current, future, lag)
 
     def admin(self, do: Any) -> Any:
         from kafka.admin import KafkaAdminClient
@@ -74,7 +74,7 @@ class Site:
         assert code is None or code.errno == 0, code
 
     def write(self, count: int) -> None:
-        """Writes numbered messages, each acknowledged or retried."""
+        """Writes numbered messages, and retries each until it is acknowledged."""
         producer = Producer(
             {"bootstrap.servers": self.broker.bootstrap, "enable.idempotence": True, "linger.ms": 5, **QUIET}
         )
@@ -82,11 +82,11 @@ class Site:
         taken: dict[int, bytes] = {}
 
         def done(number: int, value: bytes) -> Any:
-            def told(error: Any, _: Any) -> None:
+            def on_delivery(error: Any, _: Any) -> None:
                 assert error is None, error
                 taken[number] = value
 
-            return told
+            return on_delivery
 
         for number in range(count):
             value = b"%08d" % (first + number) + VALUE
@@ -100,8 +100,8 @@ class Site:
 
     def wait_until_moved(self, path: Path) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while (told := self.describe()) != Told(str(path), "", 0):
-            assert time.monotonic() < deadline, told
+        while (found := self.describe()) != ReplicaDirs(str(path), "", 0):
+            assert time.monotonic() < deadline, found
             self.write(20)
 
 
@@ -123,13 +123,13 @@ def elsewhere(site: Site) -> Path:
 
 
 @pytest.mark.slow
-def test_a_move_is_seen_survives_kills_and_loses_nothing(site: Site) -> None:
+def test_a_move_is_reported_survives_kills_and_loses_no_record(site: Site) -> None:
     site.write(MEGABYTES * 1000)
     target = elsewhere(site)
     site.move(target)
-    told = site.describe()
-    assert told.future == str(target), told
-    assert told.lag > 0
+    found = site.describe()
+    assert found.future == str(target), found
+    assert found.lag > 0
     site.write(100)
     for _ in range(3):
         site.broker.kill()
@@ -146,50 +146,50 @@ def test_a_move_is_seen_survives_kills_and_loses_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize("operation", ["append", "open", "sync"])
-def test_a_disk_that_breaks_takes_its_own_partitions_offline(
+def test_a_failed_disk_takes_only_its_partitions_offline(
     tmp_path: Path, new_machine: NewMachine, operation: str
 ) -> None:
     files = FaultyFiles()
     paths = [str(tmp_path / "data"), str(tmp_path / "more")]
     machine = new_machine(files, log_dirs=",".join(paths)).start()
-    asker = machine.asker()
+    client = machine.client()
     flush = {"flush_messages": "1"} if operation == "sync" else {}
-    assert asker.make_topic("t", 4, **flush) == 0
+    assert client.make_topic("t", 4, **flush) == 0
     for partition in range(4):
-        asker.produce("t", partition, batch_of(b"before"))
-        assert asker.produced() == (0, 0)
+        client.produce("t", partition, batch_of(b"before"))
+        assert client.produced() == (0, 0)
     broken = {partition for partition in range(4) if files.exists(f"{paths[1]}/t-{partition}")}
     assert len(broken) == 2
-    assert described(asker) == {paths[0]: 0, paths[1]: 0}
+    assert described(client) == {paths[0]: 0, paths[1]: 0}
     first = min(broken)
     machine.inside(lambda: files.fail(operation, f"{paths[1]}/t-{first}/", times=1))
-    machine.inside(lambda: machine.server.broker.partitions.find("t", first).log.release())
+    machine.inside(lambda: machine.server.broker.replica_manager.find("t", first).log.release())
     if operation == "open":
-        assert fetched(asker, first) == ErrorCode.KAFKA_STORAGE_ERROR
+        assert fetched(client, first) == ErrorCode.KAFKA_STORAGE_ERROR
     else:
-        asker.produce("t", first, batch_of(b"lost"))
-        assert asker.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        client.produce("t", first, batch_of(b"lost"))
+        assert client.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     for partition in range(4):
-        asker.produce("t", partition, batch_of(b"after"))
-        code = asker.produced()[0]
+        client.produce("t", partition, batch_of(b"after"))
+        code = client.produced()[0]
         assert code == (ErrorCode.KAFKA_STORAGE_ERROR if partition in broken else 0)
-        assert fetched(asker, partition) == code
-    assert described(asker) == {paths[0]: 0, paths[1]: int(ErrorCode.KAFKA_STORAGE_ERROR)}
+        assert fetched(client, partition) == code
+    assert described(client) == {paths[0]: 0, paths[1]: int(ErrorCode.KAFKA_STORAGE_ERROR)}
     machine.power_cut(None)
     machine.start()
-    assert described(machine.asker()) == {paths[0]: 0, paths[1]: 0}
+    assert described(machine.client()) == {paths[0]: 0, paths[1]: 0}
     machine.stop()
 
 
-def fetched(asker: Asker, partition: int) -> int:
-    """The error of a fetch from the first offset."""
+def fetched(client: Client, partition: int) -> int:
+    """Returns the error of a fetch from the first offset."""
     part = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)
     topics = [FetchTopic(topic="t", partitions=[part])]
     request = FetchRequest(session_epoch=-1, max_wait_ms=0, min_bytes=0, max_bytes=1 << 24, topics=topics)
-    return int(asker.ask(ApiKey.FETCH, 11, request).responses[0].partitions[0].error_code)
+    return int(client.ask(ApiKey.FETCH, 11, request).responses[0].partitions[0].error_code)
 
 
-def described(asker: Asker) -> dict[str, int]:
-    """The error of each data directory, by DescribeLogDirs."""
-    answer = asker.ask(ApiKey.DESCRIBE_LOG_DIRS, 2, DescribeLogDirsRequest(topics=None))
+def described(client: Client) -> dict[str, int]:
+    """Returns the error of each data directory, by DescribeLogDirs."""
+    answer = client.ask(ApiKey.DESCRIBE_LOG_DIRS, 2, DescribeLogDirsRequest(topics=None))
     return {one.log_dir: int(one.error_code) for one in answer.results}

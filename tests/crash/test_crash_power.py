@@ -1,4 +1,4 @@
-"""The power goes: what was acknowledged under ``flush.messages=1`` is there."""
+"""Power cuts: with ``flush.messages=1``, no acknowledged record is lost."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ RETRIED = (
 
 
 class Pipeliner(threading.Thread):
-    """Writes to one partition with several requests under way, until the machine is gone."""
+    """Writes to one partition with several requests in flight until the machine stops."""
 
     def __init__(self, machine: Machine, partition: int, acks: int, codec: int, idempotent: bool) -> None:
         super().__init__(daemon=True)
-        self.asker = machine.asker()
+        self.client = machine.client()
         self.partition = partition
         self.acks = acks
         self.codec = codec
-        self.producer_id = self.asker.producer_id() if idempotent else -1
+        self.producer_id = self.client.producer_id() if idempotent else -1
         self.name_bytes = f"{next(names)} {partition} {acks} {codec}".encode()
         self.sent = 0
         self.acknowledged = 0
@@ -43,26 +43,26 @@ class Pipeliner(threading.Thread):
             while True:
                 while self.sent - self.acknowledged < 4:
                     self.send()
-                code, _ = self.asker.produced()
+                code, _ = self.client.produced()
                 assert code == 0, code
                 self.acknowledged += 1
         except (ConnectionError, BrokenPipeError):
             pass
-        except BaseException as problem:  # noqa: BLE001 - told by the test
+        except BaseException as problem:  # noqa: BLE001 - raised by the test
             self.problem = problem
         finally:
-            self.asker.close()
+            self.client.close()
 
     def send(self) -> None:
-        """One batch of two messages."""
+        """Sends one batch of two messages."""
         values = [b"%b: %d" % (self.name_bytes, 2 * self.sent + place) for place in range(2)]
         sequence = 2 * self.sent if self.producer_id >= 0 else -1
         batch = batch_of(*values, codec=self.codec, producer_id=self.producer_id, sequence=sequence)
-        self.asker.produce("t", self.partition, batch, self.acks)
+        self.client.produce("t", self.partition, batch, self.acks)
         self.sent += 1
 
     def check(self, stored: list[bytes]) -> int:
-        """How many acknowledged messages are not in ``stored``, which holds them from the first on."""
+        """Returns the number of acknowledged messages that are not in ``stored``."""
         mine = [
             int(value.rpartition(b" ")[2]) for value in stored if value.startswith(self.name_bytes + b":")
         ]
@@ -71,20 +71,20 @@ class Pipeliner(threading.Thread):
 
 
 class Committing(threading.Thread):
-    """Commits rising offsets, until the machine is gone."""
+    """Commits increasing offsets until the machine stops."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(daemon=True)
-        self.asker = machine.asker()
+        self.client = machine.client()
         self.committed = -1
         self.problem: BaseException | None = None
 
     def run(self) -> None:
         try:
             offset = 0
-            assert self.asker.coordinator("group") == 0
+            assert self.client.coordinator("group") == 0
             while True:
-                code = self.asker.commit("group", "t", offset)
+                code = self.client.commit("group", "t", offset)
                 assert code in (0, *RETRIED), code
                 if code == 0:
                     self.committed = offset
@@ -93,10 +93,10 @@ class Committing(threading.Thread):
                     time.sleep(0.01)
         except (ConnectionError, BrokenPipeError):
             pass
-        except BaseException as problem:  # noqa: BLE001 - told by the test
+        except BaseException as problem:  # noqa: BLE001 - raised by the test
             self.problem = problem
         finally:
-            self.asker.close()
+            self.client.close()
 
 
 def run_and_cut(machine: Machine, chance: Random, luck: Random | None) -> tuple[list[Pipeliner], Committing]:
@@ -127,38 +127,38 @@ def run_and_cut(machine: Machine, chance: Random, luck: Random | None) -> tuple[
 
 
 def after(machine: Machine, writers: list[Pipeliner], committing: Committing) -> tuple[int, int]:
-    """(acknowledged messages that are lost, commits that are lost) as a client finds it."""
+    """Returns the numbers of lost acknowledged messages and of lost commits, as seen by a client."""
     machine.start()
-    asker = machine.asker()
-    assert asker.has_topic("t")
-    stored = [asker.read("t", partition) for partition in range(PARTITIONS)]
+    client = machine.client()
+    assert client.has_topic("t")
+    stored = [client.read("t", partition) for partition in range(PARTITIONS)]
     lost = sum(writer.check(stored[writer.partition]) for writer in writers)
-    code, offset = asker.committed("group", "t")
+    code, offset = client.committed("group", "t")
     deadline = time.monotonic() + PATIENCE_S
     while code in RETRIED and time.monotonic() < deadline:
         time.sleep(0.01)
-        code, offset = asker.committed("group", "t")
+        code, offset = client.committed("group", "t")
     assert code == 0, code
     return lost, max(0, committing.committed - offset)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nothing_acknowledged_is_lost_with_flush_messages_1(new_machine: NewMachine, seed: int) -> None:
+def test_no_acknowledged_record_is_lost_with_flush_messages_1(new_machine: NewMachine, seed: int) -> None:
     chance = Random(seed)
     luck = Random(seed) if seed % 2 else None
     machine = new_machine(FaultyFiles(), log_flush_interval_messages="1").start()
-    asker = machine.asker()
-    assert asker.make_topic("t", PARTITIONS, segment_bytes="1048576") == 0
+    client = machine.client()
+    assert client.make_topic("t", PARTITIONS, segment_bytes="1048576") == 0
     for _ in range(2):
         accounts = run_and_cut(machine, chance, luck)
         assert after(machine, *accounts) == (0, 0)
     machine.stop()
 
 
-def test_without_it_the_same_cut_loses_what_was_acknowledged(new_machine: NewMachine) -> None:
+def test_acknowledged_records_are_lost_without_flush_messages_1(new_machine: NewMachine) -> None:
     machine = new_machine(FaultyFiles()).start()
-    asker = machine.asker()
-    assert asker.make_topic("t", PARTITIONS) == 0
+    client = machine.client()
+    assert client.make_topic("t", PARTITIONS) == 0
     accounts = run_and_cut(machine, Random(1), None)
     lost, commits_lost = after(machine, *accounts)
     assert lost > 0
@@ -166,30 +166,30 @@ def test_without_it_the_same_cut_loses_what_was_acknowledged(new_machine: NewMac
     machine.stop()
 
 
-def test_a_sync_that_fails_is_an_error_for_who_waits_and_never_an_acknowledgement(
+def test_a_failed_sync_is_an_error_and_takes_its_directory_offline(
     tmp_path: Path, new_machine: NewMachine
 ) -> None:
     files = FaultyFiles()
     directories = f"{tmp_path / 'data'},{tmp_path / 'more'}"
     machine = new_machine(files, log_flush_interval_messages="1", log_dirs=directories).start()
-    asker = machine.asker()
-    assert asker.make_topic("t", 2) == 0
-    asker.produce("t", 0, batch_of(b"before"))
-    assert asker.produced() == (0, 0)
+    client = machine.client()
+    assert client.make_topic("t", 2) == 0
+    client.produce("t", 0, batch_of(b"before"))
+    assert client.produced() == (0, 0)
     machine.inside(lambda: files.fail("sync", "t-0/", times=1))
-    asker.produce("t", 0, batch_of(b"lost"))
-    code, offset = asker.produced()
+    client.produce("t", 0, batch_of(b"lost"))
+    code, offset = client.produced()
     assert (code, offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-    # What that disk has is not known any more: it stays out until the next start, the other one goes on.
-    asker.produce("t", 0, batch_of(b"after"))
-    assert asker.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-    asker.produce("t", 1, batch_of(b"beside"))
-    assert asker.produced() == (0, 0)
+    # The content of that disk is unknown: it stays offline until the next start, the other stays online.
+    client.produce("t", 0, batch_of(b"after"))
+    assert client.produced() == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    client.produce("t", 1, batch_of(b"beside"))
+    assert client.produced() == (0, 0)
     machine.power_cut(None)
     machine.start()
-    asker = machine.asker()
-    assert asker.read("t", 0)[:1] == [b"before"]
-    assert asker.read("t", 1) == [b"beside"]
-    asker.produce("t", 0, batch_of(b"again"))
-    assert asker.produced()[0] == 0
+    client = machine.client()
+    assert client.read("t", 0)[:1] == [b"before"]
+    assert client.read("t", 1) == [b"beside"]
+    client.produce("t", 0, batch_of(b"again"))
+    assert client.produced()[0] == 0
     machine.stop()

@@ -1,4 +1,4 @@
-"""Stops in order: under load, and while the broker is still busy with what a crash left."""
+"""Clean stops: under load, and during the recovery after a crash."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PARTITIONS = 3
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERED = "after an unclean shutdown"
 BATCHES = 300_000
-"""Of one message: some seconds of recovery as plain Python."""
+"""The number of batches of one message; their recovery takes some seconds in plain Python."""
 
 
-def test_restarts_in_order_under_load_lose_nothing_and_recover_nothing(tmp_path: Path) -> None:
+def test_clean_restarts_under_load_lose_no_record_and_need_no_recovery(tmp_path: Path) -> None:
     with Broker(data_dir=tmp_path / "data") as broker:
         make_topic(broker, "t", PARTITIONS)
         writers = [Writer(broker, "t", PARTITIONS, style) for style in STYLES[1:4]]
@@ -45,7 +45,7 @@ def test_restarts_in_order_under_load_lose_nothing_and_recover_nothing(tmp_path:
 
 
 def long_recovery(tmp_path: Path) -> str:
-    """A data directory whose recovery takes a while; its path."""
+    """Returns the path of a data directory whose recovery takes long."""
     with Broker(data_dir=tmp_path / "data") as broker:
         make_topic(broker, "t", 1)
     builder = BatchBuilder()
@@ -58,13 +58,13 @@ def long_recovery(tmp_path: Path) -> str:
     return str(tmp_path / "data")
 
 
-def test_a_signal_during_recovery_stops_soon_and_the_next_start_finds_everything(tmp_path: Path) -> None:
+def test_a_signal_stops_a_recovery_and_the_next_start_has_every_record(tmp_path: Path) -> None:
     directory = long_recovery(tmp_path)
     command = [sys.executable, "-m", "tidemill", "serve", "-d", directory]
     with subprocess.Popen(
         [*command, "--set", "listeners=PLAINTEXT://127.0.0.1:0"], stderr=subprocess.PIPE, text=True
     ) as process:
-        # The index is made anew from the first batches on.
+        # The index is rebuilt from the first batch on.
         index = Path(directory) / "t-0" / (20 * "0" + ".index")
         before = index.stat().st_mtime_ns
         deadline = time.monotonic() + 20

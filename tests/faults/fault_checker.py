@@ -51,7 +51,7 @@ class Clients(NamedTuple):
     group: frozenset[str] = frozenset()
     """Members of the group."""
     patient: frozenset[str] = frozenset()
-    """Readers that begin anew when what they have read is gone."""
+    """Readers that restart if the records that they have read were lost."""
 
 
 class Ack(NamedTuple):

@@ -25,7 +25,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from tidemill.client import Admin, ClientError
 from tidemill.coordination.nodes import ControllerNode, PartitionState, PartitionStateNode
-from tidemill.log.files import BOOT_ID_PATH
+from tidemill.log.system_files import BOOT_ID_PATH
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper

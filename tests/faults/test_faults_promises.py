@@ -77,7 +77,7 @@ def settle(place: Stage, clients: Load) -> None:
         time.sleep(0.02)
 
 
-def test_a_broker_whose_session_expired_registers_again_and_loses_nothing(
+def test_a_broker_with_an_expired_session_registers_again_and_loses_no_record(
     cluster: Stage, tmp_path: Path
 ) -> None:
     with load(cluster, tmp_path, f"expired-{time.monotonic_ns()}") as clients:

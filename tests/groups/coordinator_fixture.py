@@ -10,15 +10,15 @@ from typing import Any
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     JoinRequest,
+    MemberProtocol,
     OffsetToCommit,
-    Protocol,
     SyncRequest,
 )
+from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
+from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_coordinator import GroupCoordinator
-from tidemill.groups.interfaces import CoordinatorEndpoint
 from tidemill.groups.offset_records import OffsetsRecord, decode_record
-from tidemill.groups.rebalance import GroupConfig
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.records.record_reader import iter_records
 
 PARTITIONS = 4
@@ -133,7 +133,7 @@ class MemoryTopic:
     def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
         if self.leads is None:
             return None
-        return CoordinatorEndpoint(self.leads, f"host-of-{listener}", 9092 + partition)
+        return CoordinatorEndpoint(node_id=self.leads, host=f"host-of-{listener}", port=9092 + partition)
 
     async def ensure(self) -> None:
         self.ensured += 1
@@ -187,7 +187,12 @@ class CoordinatorFixture:
         await self.time.advance(10)
         joined = await joining
         syncing = self.service.sync(
-            SyncRequest(group, joined.member_id, joined.generation, assignments=((joined.member_id, b"x"),))
+            SyncRequest(
+                group_id=group,
+                member_id=joined.member_id,
+                generation=joined.generation,
+                assignments=((joined.member_id, b"x"),),
+            )
         )
         assert (await syncing).assignment == b"x"
         return joined.member_id
@@ -200,7 +205,7 @@ def join(group: str = "g", member_id: str = "", **given: Any) -> JoinRequest:
         "member_id": member_id,
         "new_member_id": "",
         "protocol_type": "consumer",
-        "protocols": (Protocol("range", b"s"),),
+        "protocols": (MemberProtocol(name="range", metadata=b"s"),),
         "session_timeout_ms": 10_000,
         "rebalance_timeout_ms": 30_000,
         "client_id": "app",
@@ -210,4 +215,6 @@ def join(group: str = "g", member_id: str = "", **given: Any) -> JoinRequest:
 
 def commit(group: str = "g", offset: int = 5, topic: str = "t", **given: Any) -> CommitRequest:
     """The OffsetCommit of a consumer without a group membership, for one partition."""
-    return CommitRequest(group, (OffsetToCommit(topic, 0, offset),), **given)
+    return CommitRequest(
+        group_id=group, offsets=(OffsetToCommit(topic=topic, partition=0, offset=offset),), **given
+    )

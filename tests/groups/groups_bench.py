@@ -37,9 +37,9 @@ from tidemill.groups.coordinator_effects import (
     JoinResult,
     LeaveResult,
     LeavingMember,
+    MemberProtocol,
     Now,
     OffsetToCommit,
-    Protocol,
     Reply,
     SetTimer,
     StateChanged,
@@ -48,9 +48,9 @@ from tidemill.groups.coordinator_effects import (
     TimerKey,
     Waiter,
 )
+from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import GroupRecord, OffsetsRecord, decode_record
-from tidemill.groups.rebalance import GroupConfig
 from tidemill.model.errors import ErrorCode
 
 WALL_MS = 1_700_000_000_000
@@ -62,7 +62,7 @@ class Bench:
 
     def __init__(self, **config: int) -> None:
         self.config = GroupConfig(**{"initial_rebalance_delay_ms": 3_000, **config})
-        self.core = GroupMetadataManager(self.config)
+        self.state_machine = GroupMetadataManager(self.config)
         self.steady_ms = 0
         self.timers: dict[TimerKey, tuple[int, int]] = {}
         self.timers_set = 0
@@ -75,12 +75,12 @@ class Bench:
 
     @property
     def now(self) -> Now:
-        return Now(self.steady_ms, WALL_MS + self.steady_ms)
+        return Now(steady_ms=self.steady_ms, wall_ms=WALL_MS + self.steady_ms)
 
     def run_effects(self) -> None:
         """Executes effects until there are none."""
-        while self.core.has_effects:
-            for effect in self.core.take_effects():
+        while self.state_machine.has_effects:
+            for effect in self.state_machine.take_effects():
                 self.perform(effect)
 
     def perform(self, effect: Effect) -> None:
@@ -106,14 +106,14 @@ class Bench:
         for record in append.records:
             self.log.append((record.key_bytes(), record.value_bytes()))
             if append.replay:
-                self.core.replay(record, self.now)
-        self.core.appended(append.then, ErrorCode.NONE, self.now)
+                self.state_machine.replay(record, self.now)
+        self.state_machine.appended(append.then, ErrorCode.NONE, self.now)
         self.run_effects()
 
     def fail(self, error: ErrorCode) -> None:
         """Fails the oldest append."""
         append = self.appends.pop(0)
-        self.core.appended(append.then, error, self.now)
+        self.state_machine.appended(append.then, error, self.now)
         self.run_effects()
 
     def wait(self, duration_ms: int) -> None:
@@ -126,7 +126,7 @@ class Bench:
             del self.timers[key]
             self.steady_ms = max(self.steady_ms, deadline_ms)
             before = len(self.lines)
-            self.core.timer_fired(key, self.now)
+            self.state_machine.timer_fired(key, self.now)
             self.run_effects()
             if len(self.lines) > before:
                 self.lines.insert(before, f"  at {self.steady_ms}")
@@ -134,17 +134,17 @@ class Bench:
 
     def reload(self) -> None:
         """Replaces the state by that of another coordinator that loads the log."""
-        self.core.unload(self.now)
+        self.state_machine.unload(self.now)
         self.run_effects()
         self.timers.clear()
         self.appends.clear()
-        self.core = GroupMetadataManager(self.config)
+        self.state_machine = GroupMetadataManager(self.config)
         for key, value in self.log:
             record = decode_record(key, value)
             assert record is not None
-            self.core.replay(record, self.now)
-        self.core.take_effects()
-        self.core.loaded(self.now)
+            self.state_machine.replay(record, self.now)
+        self.state_machine.take_effects()
+        self.state_machine.loaded(self.now)
         self.run_effects()
 
     def join(self, waiter: str, **given: Any) -> None:
@@ -152,13 +152,15 @@ class Bench:
         version = int(given.get("v", 3))
         timeout_ms = int(given.get("session", 10_000))
         protocols = [one.partition(":") for one in given.get("protocols", "range").split("/") if one]
-        self.core.join(
+        self.state_machine.join(
             JoinRequest(
                 group_id=given.get("group", GROUP),
                 member_id=given.get("id", ""),
                 new_member_id=f"m{self.ids}",
                 protocol_type=given.get("type", "consumer"),
-                protocols=tuple(Protocol(name, metadata.encode()) for name, _, metadata in protocols),
+                protocols=tuple(
+                    MemberProtocol(name=name, metadata=metadata.encode()) for name, _, metadata in protocols
+                ),
                 session_timeout_ms=timeout_ms,
                 rebalance_timeout_ms=int(given.get("rebalance", 60_000)),
                 instance_id=given.get("static"),
@@ -173,7 +175,7 @@ class Bench:
 
     def sync(self, waiter: str, **given: Any) -> None:
         pairs = [one.partition(":") for one in given.get("assign", "").split(",") if one]
-        self.core.sync(
+        self.state_machine.sync(
             SyncRequest(
                 group_id=GROUP,
                 member_id=given["id"],
@@ -188,25 +190,31 @@ class Bench:
         )
 
     def beat(self, **given: Any) -> None:
-        error = self.core.heartbeat(GROUP, given["id"], int(given["gen"]), given.get("static"), self.now)
+        error = self.state_machine.heartbeat(
+            GROUP, given["id"], int(given["gen"]), given.get("static"), self.now
+        )
         self.lines.append(f"    {error.name}")
 
     def leave(self, waiter: str, **given: Any) -> None:
         ids = given["ids"].split(",")
         statics = given.get("statics", ",".join("-" for _ in ids)).split(",")
         members = tuple(
-            LeavingMember("" if one == "-" else one, None if static == "-" else static)
+            LeavingMember(member_id="" if one == "-" else one, instance_id=None if static == "-" else static)
             for one, static in zip(ids, statics, strict=True)
         )
-        self.core.leave(GROUP, members, Waiter(waiter), self.now)
+        self.state_machine.leave(GROUP, members, Waiter(waiter), self.now)
 
     def commit(self, waiter: str, *words: str, **given: Any) -> None:
         offsets = []
         for word in words:
             name, _, offset = word.partition("=")
             topic, _, partition = name.rpartition("-")
-            offsets.append(OffsetToCommit(topic, int(partition), int(offset), metadata=given.get("meta", "")))
-        self.core.commit(
+            offsets.append(
+                OffsetToCommit(
+                    topic=topic, partition=int(partition), offset=int(offset), metadata=given.get("meta", "")
+                )
+            )
+        self.state_machine.commit(
             CommitRequest(
                 group_id=GROUP,
                 offsets=tuple(offsets),
@@ -223,7 +231,7 @@ class Bench:
     def forget(self, waiter: str, *words: str) -> None:
         names = [word.rpartition("-") for word in words]
         partitions = tuple((topic, int(partition)) for topic, _, partition in names)
-        self.core.delete_offsets(GROUP, partitions, Waiter(waiter), self.now)
+        self.state_machine.delete_offsets(GROUP, partitions, Waiter(waiter), self.now)
 
     def play(self, line: str) -> None:
         """Executes one event of a transcript."""
@@ -237,9 +245,9 @@ class Bench:
         elif verb == "fail":
             self.fail(ErrorCode[rest[0]])
         elif verb == "delete":
-            self.core.delete_groups((GROUP,), Waiter(rest[0]), self.now)
+            self.state_machine.delete_groups((GROUP,), Waiter(rest[0]), self.now)
         elif verb == "expire":
-            self.core.expire(list(self.core.groups), self.now)
+            self.state_machine.expire(list(self.state_machine.groups), self.now)
         else:
             getattr(self, verb)(*rest, **given)
         self.run_effects()

@@ -16,7 +16,9 @@ OLD, NEW = b"o" * 16, b"n" * 16
 
 async def commit(fixture: CoordinatorFixture, topic: str, topic_id: bytes, offset: int = 7) -> None:
     """Group g commits an offset in partition 0."""
-    request = CommitRequest("g", (OffsetToCommit(topic, 0, offset, topic_id=topic_id),))
+    request = CommitRequest(
+        group_id="g", offsets=(OffsetToCommit(topic=topic, partition=0, offset=offset, topic_id=topic_id),)
+    )
     assert (await fixture.service.commit(request)).errors == (ErrorCode.NONE,)
 
 
@@ -26,7 +28,7 @@ async def topics_of(fixture: CoordinatorFixture) -> set[str]:
 
 
 @with_coordinator
-async def test_a_position_in_a_new_topic_stays_when_its_predecessors_end_is_heard_of_late() -> None:
+async def test_an_offset_of_a_recreated_topic_survives_a_late_deletion_of_the_earlier_topic() -> None:
     """The broker becomes the coordinator after the deletions, of which it was not notified."""
     log = MemoryLog()
     async with CoordinatorFixture(log) as before:
@@ -40,7 +42,7 @@ async def test_a_position_in_a_new_topic_stays_when_its_predecessors_end_is_hear
 
 
 @with_coordinator
-async def test_a_topic_that_is_deleted_while_groups_are_loaded_takes_its_positions_along() -> None:
+async def test_removes_offsets_of_a_topic_deleted_during_the_load() -> None:
     log = MemoryLog()
     async with CoordinatorFixture(log) as before:
         await commit(before, "made-anew", NEW)
@@ -58,7 +60,7 @@ async def test_a_topic_that_is_deleted_while_groups_are_loaded_takes_its_positio
 
 
 @with_coordinator
-async def test_a_position_on_its_way_in_a_new_topic_outlives_the_end_of_its_predecessor() -> None:
+async def test_a_pending_commit_to_a_recreated_topic_survives_the_deletion_of_the_earlier_topic() -> None:
     """The broker serves the new topic while it still applies the change."""
     log = MemoryLog()
     async with CoordinatorFixture(log) as fixture:

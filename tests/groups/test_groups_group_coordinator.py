@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from coordinator_fixture import PARTITIONS, CoordinatorFixture, MemoryLog, commit, join, turns
 
-from record_builders import build_batch
+from record_builders import build_batch, parse_batches
 from tidemill.groups.coordinator_effects import CommitRequest, LeavingMember, OffsetToCommit
 from tidemill.groups.group_metadata_manager import PENDING_JOINS_MAX
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
-from tidemill.records.batch import parse_batches
 from tidemill.records.builder import BatchBuilder, build_end_marker
 
 Story = Callable[[], Coroutine[Any, Any, None]]
@@ -33,7 +32,7 @@ def with_coordinator(story: Story) -> Callable[[], None]:
 
 
 @with_coordinator
-async def test_a_group_forms_commits_and_is_reloaded_by_its_next_coordinator() -> None:
+async def test_the_next_coordinator_loads_members_and_offsets() -> None:
     log = MemoryLog()
     async with CoordinatorFixture(log) as fixture:
         member = await fixture.stable()
@@ -58,7 +57,7 @@ async def test_a_group_forms_commits_and_is_reloaded_by_its_next_coordinator() -
 
 
 @with_coordinator
-async def test_nothing_is_answered_before_it_is_committed() -> None:
+async def test_responds_only_after_the_commit() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.log.gate.clear()
         committing = asyncio.ensure_future(fixture.service.commit(commit()))
@@ -92,10 +91,12 @@ async def test_requests_of_one_turn_share_a_batch() -> None:
 
 
 @with_coordinator
-async def test_a_commit_too_big_for_one_batch_is_written_in_several() -> None:
+async def test_splits_a_large_commit_into_batches() -> None:
     async with CoordinatorFixture() as fixture:
-        offsets = tuple(OffsetToCommit("t", n, n, metadata="m" * 4_000) for n in range(300))
-        result = await fixture.service.commit(CommitRequest("g", offsets))
+        offsets = tuple(
+            OffsetToCommit(topic="t", partition=n, offset=n, metadata="m" * 4_000) for n in range(300)
+        )
+        result = await fixture.service.commit(CommitRequest(group_id="g", offsets=offsets))
         assert set(result.errors) == {ErrorCode.NONE}
         batches = fixture.log.batches[fixture.partition()]
         assert len(batches) == 3
@@ -104,11 +105,13 @@ async def test_a_commit_too_big_for_one_batch_is_written_in_several() -> None:
 
 
 @with_coordinator
-async def test_when_one_of_its_batches_fails_a_commit_has_failed() -> None:
+async def test_a_commit_fails_when_one_of_its_batches_fails() -> None:
     async with CoordinatorFixture() as fixture:
-        offsets = tuple(OffsetToCommit("t", n, n, metadata="m" * 4_000) for n in range(300))
+        offsets = tuple(
+            OffsetToCommit(topic="t", partition=n, offset=n, metadata="m" * 4_000) for n in range(300)
+        )
         fixture.log.errors.append(KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS))
-        result = await fixture.service.commit(CommitRequest("g", offsets))
+        result = await fixture.service.commit(CommitRequest(group_id="g", offsets=offsets))
         assert set(result.errors) == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
         held = (await fixture.service.fetch("g"))[1]["t"]
         assert set(held) == {record.partition for record in fixture.log.records(fixture.partition())}
@@ -138,19 +141,26 @@ def test_maps_append_errors_to_coordinator_errors(error: ErrorCode, told: ErrorC
 
 
 @with_coordinator
-async def test_an_append_that_breaks_is_an_error_of_ours() -> None:
+async def test_an_unexpected_append_error_is_unknown_server_error() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.log.errors.append(RuntimeError("bug"))
         assert (await fixture.service.commit(commit())).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,)
 
 
 @with_coordinator
-async def test_a_commit_that_cannot_be_written_down_costs_the_others_of_its_turn_nothing() -> None:
+async def test_an_unencodable_commit_does_not_fail_the_other_commits_of_its_turn() -> None:
     async with CoordinatorFixture() as fixture:
-        offsets = (OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 2**63))
+        offsets = (
+            OffsetToCommit(topic="t", partition=0, offset=1),
+            OffsetToCommit(topic="t", partition=1, offset=2**63),
+        )
         before, broken, after = (
             asyncio.ensure_future(fixture.service.commit(request))
-            for request in (commit(topic="a"), CommitRequest("g", offsets), commit(topic="b"))
+            for request in (
+                commit(topic="a"),
+                CommitRequest(group_id="g", offsets=offsets),
+                commit(topic="b"),
+            )
         )
         assert (await before).errors == (await after).errors == (ErrorCode.NONE,)
         assert (await broken).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,) * 2
@@ -159,7 +169,7 @@ async def test_a_commit_that_cannot_be_written_down_costs_the_others_of_its_turn
 
 
 @with_coordinator
-async def test_a_commit_that_takes_too_long_is_answered_and_may_still_count() -> None:
+async def test_a_commit_that_timed_out_may_still_be_written() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.log.gate.clear()
         committing = asyncio.ensure_future(fixture.service.commit(commit()))
@@ -173,7 +183,7 @@ async def test_a_commit_that_takes_too_long_is_answered_and_may_still_count() ->
 
 
 @with_coordinator
-async def test_a_failed_assignment_sends_members_back_to_join() -> None:
+async def test_members_rejoin_when_the_assignment_cannot_be_written() -> None:
     async with CoordinatorFixture() as fixture:
         joining = asyncio.ensure_future(fixture.service.join(join()))
         await fixture.time.advance(10)
@@ -181,7 +191,9 @@ async def test_a_failed_assignment_sends_members_back_to_join() -> None:
         fixture.log.errors.append(KafkaError("gone", ErrorCode.NOT_ENOUGH_REPLICAS))
         from tidemill.groups.coordinator_effects import SyncRequest
 
-        synced = await fixture.service.sync(SyncRequest("g", joined.member_id, 1))
+        synced = await fixture.service.sync(
+            SyncRequest(group_id="g", member_id=joined.member_id, generation=1)
+        )
         assert synced.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert fixture.service.heartbeat("g", joined.member_id, 1, None) is ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -190,7 +202,7 @@ async def test_a_failed_assignment_sends_members_back_to_join() -> None:
 
 
 @with_coordinator
-async def test_groups_of_other_coordinators_are_sent_there() -> None:
+async def test_requests_for_groups_of_other_coordinators_fail_with_not_coordinator() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         service = fixture.service
         assert (await service.join(join())).error is ErrorCode.NOT_COORDINATOR
@@ -203,7 +215,7 @@ async def test_groups_of_other_coordinators_are_sent_there() -> None:
 
 
 @with_coordinator
-async def test_while_groups_are_loaded_clients_are_asked_to_wait() -> None:
+async def test_requests_fail_with_load_in_progress_during_the_load() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         service = fixture.service
         fixture.log.reading.clear()
@@ -219,7 +231,7 @@ async def test_while_groups_are_loaded_clients_are_asked_to_wait() -> None:
 
 
 @with_coordinator
-async def test_a_log_that_cannot_be_read_is_tried_again() -> None:
+async def test_retries_a_failed_load() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         fixture.log.read_errors = [OSError("disk")]
         fixture.service.become_leader(fixture.partition(), 1)
@@ -230,7 +242,7 @@ async def test_a_log_that_cannot_be_read_is_tried_again() -> None:
 
 
 @with_coordinator
-async def test_a_broker_that_stops_leaves_the_question_for_positions_of_a_moved_group_unanswered() -> None:
+async def test_a_stopping_broker_delays_offset_fetch_for_a_moved_group() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())
         fixture.service.begin_stop()
@@ -245,7 +257,7 @@ async def test_a_broker_that_stops_leaves_the_question_for_positions_of_a_moved_
 
 
 @with_coordinator
-async def test_a_broker_that_takes_long_to_stop_answers_the_question_for_positions() -> None:
+async def test_a_broker_that_stops_slowly_responds_to_offset_fetch() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.service.begin_stop()
         fixture.service.resign(fixture.partition())
@@ -257,7 +269,7 @@ async def test_a_broker_that_takes_long_to_stop_answers_the_question_for_positio
 
 
 @with_coordinator
-async def test_who_waits_is_sent_away_when_the_partition_moves() -> None:
+async def test_waiting_requests_fail_when_the_partition_moves() -> None:
     async with CoordinatorFixture(initial_rebalance_delay_ms=3_000) as fixture:
         partition = fixture.partition()
         fixture.log.gate.clear()
@@ -279,7 +291,7 @@ async def test_who_waits_is_sent_away_when_the_partition_moves() -> None:
 
 
 @with_coordinator
-async def test_a_commit_decided_before_the_partition_moved_is_not_written() -> None:
+async def test_an_unflushed_commit_fails_when_the_partition_moves() -> None:
     async with CoordinatorFixture() as fixture:
         committing = asyncio.ensure_future(fixture.service.commit(commit()))
         await asyncio.sleep(0)
@@ -290,7 +302,7 @@ async def test_a_commit_decided_before_the_partition_moved_is_not_written() -> N
 
 
 @with_coordinator
-async def test_news_of_an_older_epoch_are_ignored() -> None:
+async def test_ignores_a_resignation_of_an_older_epoch() -> None:
     async with CoordinatorFixture() as fixture:
         partition = fixture.partition()
         await fixture.service.commit(commit())
@@ -333,7 +345,7 @@ async def offsets_after(*batches: bytes, **config: int) -> dict[str, int]:
 
 
 @with_coordinator
-async def test_the_last_record_of_a_key_counts() -> None:
+async def test_the_last_record_of_a_key_wins() -> None:
     batches = [
         build_batch([offset_record("t", 5), offset_record("u", 1)]),
         build_batch([offset_record("t", 7), offset_record("u", None)], base_offset=2),
@@ -358,7 +370,7 @@ async def test_a_batch_above_the_unpack_limit_of_the_broker_is_skipped() -> None
 
 
 @with_coordinator
-async def test_what_cannot_be_read_costs_no_more_than_itself() -> None:
+async def test_skips_only_unreadable_records() -> None:
     strange = (0, b"\x00\x09other", b"\x00\x00", None)
     broken = (0, offset_record("t", 5)[1], b"\x00\x63", None)
     corrupt = bytearray(build_batch([offset_record("v", 5)]))
@@ -372,7 +384,7 @@ async def test_what_cannot_be_read_costs_no_more_than_itself() -> None:
 
 
 @with_coordinator
-async def test_offsets_of_a_transaction_count_when_it_is_committed() -> None:
+async def test_transactional_offsets_take_effect_at_the_commit_marker() -> None:
     def of_producer(producer_id: int, topic: str) -> bytes:
         return build_batch(
             [offset_record(topic, 5)],
@@ -393,7 +405,7 @@ async def test_offsets_of_a_transaction_count_when_it_is_committed() -> None:
 
 
 @with_coordinator
-async def test_the_later_record_counts_where_a_transaction_ends_after_it() -> None:
+async def test_a_later_record_wins_over_a_transaction_that_ends_after_it() -> None:
     def committed(at: int, value: int, producer_id: int = -1) -> bytes:
         options: dict[str, int] = {}
         if producer_id >= 0:
@@ -412,7 +424,7 @@ async def test_the_later_record_counts_where_a_transaction_ends_after_it() -> No
 
 
 @with_coordinator
-async def test_loading_shares_the_loop() -> None:
+async def test_loading_yields_to_other_tasks() -> None:
     log = MemoryLog()
     builder = BatchBuilder()
     for number in range(5_000):
@@ -432,7 +444,7 @@ async def test_loading_shares_the_loop() -> None:
 
 
 @with_coordinator
-async def test_the_topic_is_created_once_for_all_who_ask() -> None:
+async def test_concurrent_requests_create_the_topic_once() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.topic.leads = None
         found = await asyncio.gather(*(fixture.service.find_coordinator("g", "EXTERNAL") for _ in range(20)))
@@ -442,7 +454,7 @@ async def test_the_topic_is_created_once_for_all_who_ask() -> None:
 
 
 @with_coordinator
-async def test_a_topic_that_cannot_be_created_is_no_coordinator_yet() -> None:
+async def test_find_coordinator_fails_when_the_topic_cannot_be_created() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.topic.leads = None
         fixture.topic.error = KafkaError("no brokers", ErrorCode.INVALID_REPLICATION_FACTOR)
@@ -457,7 +469,7 @@ async def test_a_topic_that_cannot_be_created_is_no_coordinator_yet() -> None:
 
 
 @with_coordinator
-async def test_expired_offsets_leave_the_log_by_tombstones() -> None:
+async def test_writes_tombstones_for_expired_offsets() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.service.start()
         await fixture.service.commit(commit())
@@ -477,10 +489,10 @@ def test_logs_and_retries_a_failed_expiry(caplog: pytest.LogCaptureFixture) -> N
             fixture.service.start()
             await fixture.service.commit(commit())
             shard = fixture.service._shards[fixture.partition()]
-            plain = shard.core.expire
-            shard.core.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
+            plain = shard._state_machine.expire
+            shard._state_machine.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
             await fixture.time.advance(70_000)
-            shard.core.expire = plain  # type: ignore[method-assign]
+            shard._state_machine.expire = plain  # type: ignore[method-assign]
             assert (await fixture.service.fetch("g"))[1] != {}
             await fixture.time.advance(10_001)
             assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
@@ -491,7 +503,7 @@ def test_logs_and_retries_a_failed_expiry(caplog: pytest.LogCaptureFixture) -> N
 
 
 @with_coordinator
-async def test_groups_are_deleted_wherever_they_are() -> None:
+async def test_deletes_groups_of_several_partitions() -> None:
     async with CoordinatorFixture() as fixture:
         await asyncio.gather(*(fixture.service.commit(commit(f"g{n}")) for n in range(10)))
         member = await fixture.stable("busy")
@@ -506,12 +518,12 @@ async def test_groups_are_deleted_wherever_they_are() -> None:
         assert set(errors[4:]) == {ErrorCode.NONE}
         assert [group.group_id for group in fixture.service.list_groups()[1]] == ["busy"]
         assert fixture.service.group_count() == 1
-        left = await fixture.service.leave("busy", (LeavingMember(member),))
+        left = await fixture.service.leave("busy", (LeavingMember(member_id=member),))
         assert left.members[0][1] is ErrorCode.NONE
 
 
 @with_coordinator
-async def test_deleted_topics_take_their_offsets_along() -> None:
+async def test_removes_the_offsets_of_deleted_topics() -> None:
     async with CoordinatorFixture() as fixture:
         await asyncio.gather(*(fixture.service.commit(commit(f"g{n}", topic=f"t{n % 2}")) for n in range(10)))
         fixture.service.topics_deleted({"t0": ZERO_ID})
@@ -522,7 +534,7 @@ async def test_deleted_topics_take_their_offsets_along() -> None:
 
 
 @with_coordinator
-async def test_ids_and_timeouts_are_checked_at_the_door() -> None:
+async def test_rejects_invalid_group_ids_and_session_timeouts() -> None:
     async with CoordinatorFixture() as fixture:
         service = fixture.service
         assert (await service.join(join(""))).error is ErrorCode.INVALID_GROUP_ID
@@ -536,7 +548,7 @@ async def test_ids_and_timeouts_are_checked_at_the_door() -> None:
 
 
 @with_coordinator
-async def test_a_client_that_hangs_up_leaves_no_trace_in_the_loop() -> None:
+async def test_a_cancelled_join_raises_no_error_and_its_member_expires() -> None:
     async with CoordinatorFixture(initial_rebalance_delay_ms=1_000) as fixture:
         joining = asyncio.ensure_future(fixture.service.join(join()))
         await turns()
@@ -552,7 +564,7 @@ async def test_a_client_that_hangs_up_leaves_no_trace_in_the_loop() -> None:
 
 
 @with_coordinator
-async def test_ids_that_nobody_joins_with_take_a_bounded_room() -> None:
+async def test_limits_the_number_of_unused_member_ids() -> None:
     async with CoordinatorFixture() as fixture:
         service = fixture.service
         other = next(
@@ -573,7 +585,7 @@ async def test_ids_that_nobody_joins_with_take_a_bounded_room() -> None:
 
 
 @with_coordinator
-async def test_a_thousand_idle_groups_hold_one_timer_of_the_loop() -> None:
+async def test_idle_groups_share_one_timer_of_the_event_loop() -> None:
     async with CoordinatorFixture() as fixture:
         members = [await fixture.stable(f"g{n}", session_timeout_ms=60_000) for n in range(1_000)]
         assert fixture.time.armed == 1
@@ -587,7 +599,7 @@ async def test_a_thousand_idle_groups_hold_one_timer_of_the_loop() -> None:
 
 
 @with_coordinator
-async def test_batches_bear_the_wall_clock() -> None:
+async def test_batches_have_the_wall_clock_time() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())
         data = fixture.log.batches[fixture.partition()][0]

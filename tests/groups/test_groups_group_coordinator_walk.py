@@ -103,8 +103,18 @@ class Walk:
 
     async def commit_as_member(self, group: str) -> None:
         for name, member_id, generation, instance_id in self.members[-1:]:
-            offsets = (OffsetToCommit("t", 0, self.steps),)
-            self.spawn(self.service.commit(CommitRequest(name, offsets, generation, member_id, instance_id)))
+            offsets = (OffsetToCommit(topic="t", partition=0, offset=self.steps),)
+            self.spawn(
+                self.service.commit(
+                    CommitRequest(
+                        group_id=name,
+                        offsets=offsets,
+                        generation=generation,
+                        member_id=member_id,
+                        instance_id=instance_id,
+                    )
+                )
+            )
 
     async def delete_group(self, group: str) -> None:
         async def delete(step: int) -> None:
@@ -142,13 +152,21 @@ class Walk:
             self.members.append((group, joined.member_id, joined.generation, instance_id))
             shares = tuple((member.member_id, b"x") for member in joined.members)
             await self.service.sync(
-                SyncRequest(group, joined.member_id, joined.generation, instance_id, assignments=shares)
+                SyncRequest(
+                    group_id=group,
+                    member_id=joined.member_id,
+                    generation=joined.generation,
+                    instance_id=instance_id,
+                    assignments=shares,
+                )
             )
 
     async def leave(self, group: str) -> None:
         if self.members:
             name, member_id, _, instance_id = self.members.pop()
-            self.spawn(self.service.leave(name, (LeavingMember(member_id, instance_id),)))
+            self.spawn(
+                self.service.leave(name, (LeavingMember(member_id=member_id, instance_id=instance_id),))
+            )
 
     async def hold(self, group: str) -> None:
         self.log.holds = True
@@ -178,7 +196,7 @@ def groups_of(fixture: CoordinatorFixture) -> Iterator[GroupMetadata]:
     """All groups in memory."""
     for shard in fixture.service._shards.values():
         assert shard.state is ShardState.ACTIVE
-        yield from shard.core.groups.values()
+        yield from shard._state_machine.groups.values()
 
 
 def positions_of(fixture: CoordinatorFixture) -> Positions:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from groups_bench import Bench, run
 
-from tidemill.groups.coordinator_effects import Now
+from tidemill.groups.coordinator_effects import Now, TimerKind
+from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_metadata import (
     TRANSITIONS,
     GroupInvariantError,
@@ -13,7 +14,6 @@ from tidemill.groups.group_metadata import (
     GroupState,
     subscription_topics,
 )
-from tidemill.groups.rebalance import GroupConfig
 from tidemill.model.configs import BrokerConfig
 
 FORM_OF_TWO = """
@@ -93,7 +93,7 @@ def test_an_unused_member_id_expires_with_its_group() -> None:
             A join UNKNOWN_MEMBER_ID m1
         """
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
     assert bench.timers == {}
     assert bench.log == []
 
@@ -450,7 +450,7 @@ def test_an_unknown_group_has_no_members() -> None:
             A join UNKNOWN_MEMBER_ID m1
         """
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_rejects_inconsistent_protocols() -> None:
@@ -476,7 +476,7 @@ def test_rejects_inconsistent_protocols() -> None:
 @pytest.mark.parametrize("line", ["join A protocols=", "join A type="])
 def test_a_member_without_protocols_or_type_creates_no_group(line: str) -> None:
     bench = run(f"{line}\n    A join INCONSISTENT_GROUP_PROTOCOL")
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_selects_the_most_preferred_protocol_that_all_support() -> None:
@@ -552,7 +552,7 @@ def test_a_pending_member_may_leave() -> None:
             A left NONE NONE
         """
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
     assert bench.timers == {}
 
 
@@ -1087,15 +1087,15 @@ def test_parses_subscriptions_of_all_versions(data: bytes, topics: list[str] | N
 
 def test_describe_groups_has_metadata_only_of_a_stable_group() -> None:
     bench = run(STATIC_OF_TWO)
-    view = bench.core.describe("g")
+    view = bench.state_machine.describe("g")
     assert (view.state, view.protocol_type, view.protocol_name) == ("Stable", "consumer", "range")
     shown = [(one.member_id, one.instance_id, one.metadata, one.assignment) for one in view.members]
     assert shown == [("m1", "ia", b"a", b"x"), ("m2", "ib", b"b", b"y")]
     bench.play("join C")
-    view = bench.core.describe("g")
+    view = bench.state_machine.describe("g")
     assert (view.state, view.protocol_name) == ("PreparingRebalance", "")
     assert {one.metadata for one in view.members} == {b""}
-    unknown = bench.core.describe("other")
+    unknown = bench.state_machine.describe("other")
     assert (unknown.state, unknown.known) == ("Dead", False)
 
 
@@ -1105,7 +1105,7 @@ def test_idle_members_have_one_timer_each() -> None:
         bench.join(f"w{number}", group=f"g{number}")
     bench.run_effects()
     bench.wait(1)
-    assert len(bench.core.groups) == 1_000
-    members = [key for key in bench.timers if key.kind == "member"]
+    assert len(bench.state_machine.groups) == 1_000
+    members = [key for key in bench.timers if key.kind is TimerKind.MEMBER]
     assert len(members) == 1_000
-    assert bench.now == Now(1, 1_700_000_000_001)
+    assert bench.now == Now(steady_ms=1, wall_ms=1_700_000_000_001)

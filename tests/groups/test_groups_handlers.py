@@ -13,9 +13,9 @@ from coordinator_fixture import CoordinatorFixture, commit
 
 from tidemill.broker.api_registry import APIS
 from tidemill.broker.metadata_cache import MetadataCache
-from tidemill.broker.request_context import ANONYMOUS, DEFAULT_TENANT, RequestContext
+from tidemill.broker.request_context import ANONYMOUS, RequestContext
 from tidemill.coordination.cluster_image import ClusterImage
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.peer import Listener, Peer
@@ -76,11 +76,14 @@ class HandlerFixture(CoordinatorFixture):
 
     def start(self, key: ApiKey, version: int, request: Struct) -> Any:
         """Calls the handler with the encoded and decoded request."""
-        peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
+        peer = Peer(Listener("L", "h", 1), ANONYMOUS, "10.0.0.9", 5)
         context = RequestContext(peer, "app", key, version, 1)
         asked = decode(request_class(key), version, encode(request, version))
         broker = SimpleNamespace(
-            groups=self.service, metadata=self.metadata, store=self.store, delayed_metadata=None
+            group_coordinator=self.service,
+            metadata_cache=self.metadata,
+            store=self.store,
+            delayed_metadata=None,
         )
         return APIS[key].handle(broker, context, asked)
 
@@ -210,7 +213,7 @@ def test_join_group(version: int) -> None:
             assert not isinstance(view, ErrorCode)
             assert (view.members[0].client_id, view.members[0].client_host) == ("app", "/10.0.0.9")
             shard = fixture.service._shards[fixture.partition()]
-            member = shard.core.groups["g"].members[response.member_id]
+            member = shard._state_machine.groups["g"].members[response.member_id]
             assert member.rebalance_timeout_ms == (30_000 if version else 10_000)
 
     asyncio.run(story())

@@ -12,11 +12,11 @@ import pytest
 from test_groups_handlers import TOPIC_ID, HandlerFixture, topic
 
 from tidemill.broker.api_registry import APIS
-from tidemill.broker.large_requests import SLICE_S, LargeRequestQueue
+from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue
 from tidemill.broker.metadata_cache import MetadataCache
-from tidemill.broker.request_context import ANONYMOUS, DEFAULT_TENANT, RequestContext
+from tidemill.broker.request_context import ANONYMOUS, RequestContext
 from tidemill.coordination.cluster_image import ClusterImage
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.model.errors import ErrorCode
 from tidemill.net.peer import Listener, Peer
 from tidemill.wire.apis import ApiKey
@@ -46,7 +46,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     now = 0.0
 
     def time(self) -> float:
-        self.now += SLICE_S / 10
+        self.now += REQUEST_SLICE_S / 10
         return self.now
 
 
@@ -97,11 +97,14 @@ CASES: list[tuple[ApiKey, int, Any]] = [
 
 async def answered(fixture: HandlerFixture, key: ApiKey, version: int, request: Struct) -> tuple[Any, int]:
     """The response, and the number of turns of the event loop before it."""
-    peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
+    peer = Peer(Listener("L", "h", 1), ANONYMOUS, "10.0.0.9", 5)
     context = RequestContext(peer, "app", key, version, 1)
     context.queue = LargeRequestQueue()
     broker = SimpleNamespace(
-        groups=fixture.service, metadata=fixture.metadata, store=fixture.store, delayed_metadata=None
+        group_coordinator=fixture.service,
+        metadata_cache=fixture.metadata,
+        store=fixture.store,
+        delayed_metadata=None,
     )
     outcome = APIS[key].handle(broker, context, request)
     assert inspect.isawaitable(outcome), "all was done at once"

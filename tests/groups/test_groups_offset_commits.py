@@ -35,7 +35,7 @@ STABLE = """
 
 def committed(bench: Bench) -> dict[str, dict[int, int]]:
     """The offsets of the group by topic and partition."""
-    offsets = bench.core.offsets("g")
+    offsets = bench.state_machine.offsets("g")
     return {topic: {index: one.offset for index, one in of.items()} for topic, of in offsets.items()}
 
 
@@ -54,7 +54,7 @@ def test_a_member_commits() -> None:
     """
     )
     assert committed(bench) == {"t": {0: 6, 1: 7}, "u": {0: 1}}
-    assert bench.core.offsets("g")["t"][1] == CommittedOffset(7, -1, "note", WALL_MS + 3_000)
+    assert bench.state_machine.offsets("g")["t"][1] == CommittedOffset(7, -1, "note", WALL_MS + 3_000)
 
 
 def test_a_commit_is_visible_after_its_write() -> None:
@@ -81,7 +81,7 @@ def test_a_failed_commit_changes_nothing() -> None:
             A committed COORDINATOR_NOT_AVAILABLE
         """
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_rejects_long_metadata_only_for_its_partition() -> None:
@@ -148,7 +148,7 @@ def test_a_commit_keeps_the_session_alive() -> None:
 @pytest.mark.parametrize(("version", "error"), [(8, "ILLEGAL_GENERATION"), (9, "GROUP_ID_NOT_FOUND")])
 def test_a_member_of_an_unknown_group_cannot_commit(version: int, error: str) -> None:
     bench = run(f"commit A t-0=5 id=m1 gen=1 v={version}\n    A committed {error}")
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_a_commit_without_membership_creates_a_group_without_protocol() -> None:
@@ -159,7 +159,7 @@ def test_a_commit_without_membership_creates_a_group_without_protocol() -> None:
             A committed NONE
         """
     )
-    view = bench.core.describe("g")
+    view = bench.state_machine.describe("g")
     assert (view.state, view.protocol_type, view.members) == ("Empty", "", ())
 
 
@@ -216,7 +216,7 @@ def test_deletes_a_pending_commit() -> None:
             X forgot NONE NONE
         """
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_a_group_is_deleted_with_its_offsets() -> None:
@@ -243,9 +243,9 @@ def test_a_group_is_deleted_with_its_offsets() -> None:
         X deleted GROUP_ID_NOT_FOUND
     """
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
     bench.reload()
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_rejects_joins_while_a_group_is_being_deleted() -> None:
@@ -293,7 +293,7 @@ def test_a_failed_deletion_keeps_the_group() -> None:
 
 def test_deletes_the_offsets_of_deleted_topics() -> None:
     bench = run("commit A t-0=5 u-0=7\n    log t-0=5\n    log u-0=7\n    A committed NONE NONE")
-    bench.core.topics_deleted({"t": ZERO_ID}, bench.now)
+    bench.state_machine.topics_deleted({"t": ZERO_ID}, bench.now)
     bench.run_effects()
     assert bench.lines[-1] == "    log t-0 gone"
     assert committed(bench) == {"u": {0: 7}}
@@ -324,7 +324,7 @@ def test_offsets_without_membership_expire_after_their_commit() -> None:
         """,
         offsets_retention_ms=RETENTION_MS,
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_members_offsets_expire_after_the_group_became_empty() -> None:
@@ -354,7 +354,7 @@ def test_members_offsets_expire_after_the_group_became_empty() -> None:
     """,
         offsets_retention_ms=RETENTION_MS,
     )
-    assert bench.core.groups == {}
+    assert bench.state_machine.groups == {}
 
 
 def test_offsets_of_subscribed_topics_do_not_expire() -> None:
@@ -416,7 +416,7 @@ def test_limits_an_expiry_to_the_range_of_the_record() -> None:
             A committed NONE
         """
     )
-    offset = bench.core.offsets("g")["t"][0]
+    offset = bench.state_machine.offsets("g")["t"][0]
     assert offset.expire_timestamp_ms == 2**63 - 1
     assert OffsetRecord("g", "t", 0, offset).value_bytes() is not None
 
@@ -443,10 +443,12 @@ def test_an_offset_committed_again_during_the_expiry_stays() -> None:
 def test_a_group_without_a_state_timestamp_expires_by_its_commits() -> None:
     bench = Bench(offsets_retention_ms=RETENTION_MS)
     value = GroupMetadataValue(protocol_type="consumer", generation=3)
-    bench.core.replay(GroupRecord("g", value), bench.now)
+    bench.state_machine.replay(GroupRecord("g", value), bench.now)
     offset = CommittedOffset(5, commit_timestamp_ms=WALL_MS - RETENTION_MS)
-    bench.core.replay(OffsetRecord("g", "t", 0, offset), bench.now)
-    bench.core.replay(OffsetRecord("g", "t", 1, offset._replace(commit_timestamp_ms=WALL_MS)), bench.now)
+    bench.state_machine.replay(OffsetRecord("g", "t", 0, offset), bench.now)
+    bench.state_machine.replay(
+        OffsetRecord("g", "t", 1, offset._replace(commit_timestamp_ms=WALL_MS)), bench.now
+    )
     bench.play("expire")
     assert bench.lines == ["    log t-0 gone"]
 
@@ -456,17 +458,17 @@ def test_a_group_without_a_state_timestamp_expires_by_its_commits() -> None:
 
 def test_offsets_stay_when_a_groups_record_is_replayed() -> None:
     bench = Bench()
-    now = Now(0, WALL_MS)
-    bench.core.replay(OffsetRecord("g", "t", 0, CommittedOffset(5)), now)
+    now = Now(steady_ms=0, wall_ms=WALL_MS)
+    bench.state_machine.replay(OffsetRecord("g", "t", 0, CommittedOffset(5)), now)
     member = MemberMetadata(member_id="m1", session_timeout=10_000)
     value = GroupMetadataValue(
         protocol_type="consumer", generation=3, protocol="r", leader="m1", members=[member]
     )
-    bench.core.replay(GroupRecord("g", value), now)
+    bench.state_machine.replay(GroupRecord("g", value), now)
     assert committed(bench) == {"t": {0: 5}}
-    assert bench.core.describe("g").state == "Stable"
-    bench.core.replay(GroupRecord("g", None), now)
+    assert bench.state_machine.describe("g").state == "Stable"
+    bench.state_machine.replay(GroupRecord("g", None), now)
     assert committed(bench) == {"t": {0: 5}}
-    assert bench.core.describe("g").state == "Empty"
-    bench.core.replay(OffsetRecord("g", "t", 0, None), now)
-    assert bench.core.groups == {}
+    assert bench.state_machine.describe("g").state == "Empty"
+    bench.state_machine.replay(OffsetRecord("g", "t", 0, None), now)
+    assert bench.state_machine.groups == {}

@@ -22,7 +22,7 @@ async def commit_overdue(fixture: CoordinatorFixture, offset: int = 5) -> None:
 
 
 @with_coordinator
-async def test_a_deleted_group_has_no_position_although_a_commit_before_it_came_late() -> None:
+async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_group() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit(topic="u"))
         await commit_overdue(fixture)
@@ -34,7 +34,7 @@ async def test_a_deleted_group_has_no_position_although_a_commit_before_it_came_
 
 
 @with_coordinator
-async def test_a_deleted_topic_has_no_position_although_a_commit_before_it_came_late() -> None:
+async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_topic() -> None:
     async with CoordinatorFixture() as fixture:
         await commit_overdue(fixture)
         fixture.service.topics_deleted({"t": ZERO_ID})
@@ -56,7 +56,7 @@ class LateFailures(MemoryLog):
 
 
 @with_coordinator
-async def test_a_late_commit_that_is_never_written_leaves_no_group() -> None:
+async def test_a_late_commit_that_fails_leaves_no_group() -> None:
     async with CoordinatorFixture(LateFailures()) as fixture:
         await commit_overdue(fixture)
         assert fixture.service.group_count() == 1
@@ -66,7 +66,7 @@ async def test_a_late_commit_that_is_never_written_leaves_no_group() -> None:
 
 
 @with_coordinator
-async def test_an_overdue_deletion_takes_no_member_that_joined_since() -> None:
+async def test_a_late_deletion_does_not_remove_members_that_joined_since() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())
         fixture.log.gate.clear()
@@ -82,7 +82,7 @@ async def test_an_overdue_deletion_takes_no_member_that_joined_since() -> None:
 
 
 @with_coordinator
-async def test_a_group_whose_overdue_deletion_is_never_written_takes_commits_again() -> None:
+async def test_a_group_accepts_commits_after_its_late_deletion_failed() -> None:
     log = LateFailures()
     async with CoordinatorFixture(log) as fixture:
         log.fails = False
@@ -117,7 +117,7 @@ def member_ids(fixture: CoordinatorFixture) -> list[str]:
 
 
 @with_coordinator
-async def test_the_next_coordinator_knows_a_static_member_whose_write_was_overdue_by_the_same_id() -> None:
+async def test_the_next_coordinator_has_the_new_id_of_a_static_member_after_a_late_write() -> None:
     log = MemoryLog()
     async with CoordinatorFixture(log) as fixture:
         await come_back_overdue(fixture)
@@ -129,7 +129,7 @@ async def test_the_next_coordinator_knows_a_static_member_whose_write_was_overdu
 
 
 @with_coordinator
-async def test_a_static_member_whose_overdue_write_fails_has_its_old_id() -> None:
+async def test_a_static_member_keeps_its_old_id_when_its_late_write_fails() -> None:
     log = LateFailures()
     log.fails = False
     async with CoordinatorFixture(log) as fixture:
@@ -141,7 +141,7 @@ async def test_a_static_member_whose_overdue_write_fails_has_its_old_id() -> Non
 
 
 @with_coordinator
-async def test_a_static_member_comes_back_at_its_second_try_when_the_first_was_overdue() -> None:
+async def test_a_static_member_rejoins_after_a_late_write() -> None:
     async with CoordinatorFixture() as fixture:
         await come_back_overdue(fixture)
         joining = asyncio.ensure_future(

@@ -19,7 +19,7 @@ class Fired:
     def __init__(self) -> None:
         self.time = ManualTime()
         self.keys: list[tuple[Hashable, int]] = []
-        self.timers = Timers(self.time, lambda key: self.keys.append((key, self.time.now_ms)))
+        self.timers = Timers[Hashable](self.time, lambda key: self.keys.append((key, self.time.now_ms)))
 
     def advance(self, duration_ms: int) -> None:
         asyncio.run(self.time.advance(duration_ms))

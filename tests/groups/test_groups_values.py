@@ -16,11 +16,11 @@ class Nothing(Value):
     pass
 
 
-def test_fields_are_positional_or_keyword_and_have_defaults() -> None:
-    assert (Point(1).x, Point(1).y) == (1, 7)
-    assert Point(1, 2) == Point(y=2, x=1)
-    assert Point(1) != Point(2)
-    assert Point(1) != (1, 7)
+def test_fields_are_keywords_and_have_defaults() -> None:
+    assert (Point(x=1).x, Point(x=1).y) == (1, 7)
+    assert Point(x=1, y=2) == Point(y=2, x=1)
+    assert Point(x=1) != Point(x=2)
+    assert Point(x=1) != (1, 7)
     assert Nothing() == Nothing()
 
 
@@ -28,14 +28,21 @@ def test_rejects_wrong_fields() -> None:
     with pytest.raises(TypeError):
         Point()  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        Point(1, z=2)  # type: ignore[call-arg]
+        Point(x=1, z=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Point(1)  # type: ignore[call-arg]
+
+
+def test_a_value_has_no_other_attribute() -> None:
+    with pytest.raises(AttributeError):
+        Point(x=1).z = 2  # type: ignore[attr-defined]
 
 
 def test_a_changed_copy_does_not_change_the_value() -> None:
-    point = Point(1)
-    assert point.replace(y=9) == Point(1, 9)
-    assert point == Point(1, 7)
+    point = Point(x=1)
+    assert point.replace(y=9) == Point(x=1, y=9)
+    assert point == Point(x=1, y=7)
 
 
 def test_repr_shows_the_fields() -> None:
-    assert repr(Point(1)) == "Point(x=1, y=7)"
+    assert repr(Point(x=1)) == "Point(x=1, y=7)"

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidemill.groups.coordinator_effects import JoinResult, Reply
+from tidemill.groups.coordinator_effects import JoinResult, Reply, TimerKey, TimerKind
 from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.model.errors import ErrorCode
 
@@ -185,9 +185,9 @@ class Walk(RuleBasedStateMachine):
         while self.bench.appends:
             self.bench.fail(ErrorCode.NOT_COORDINATOR)
         self.process_responses()
-        before = dict(self.bench.core.groups)
+        before = dict(self.bench.state_machine.groups)
         self.bench.reload()
-        after = self.bench.core.groups
+        after = self.bench.state_machine.groups
         assert set(after) <= set(before), "the log has a group that memory had forgotten"
         assert {name: one.offsets for name, one in after.items() if one.offsets} == {
             name: one.offsets for name, one in before.items() if one.offsets
@@ -203,19 +203,19 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def requests_without_a_response_are_pending(self) -> None:
         waited = set()
-        for group in self.bench.core.groups.values():
+        for group in self.bench.state_machine.groups.values():
             for member in group.members.values():
                 waited.update({member.joining, member.syncing})
         for append in self.bench.appends:
             waited.add(getattr(append.then, "waiter", None))
-        for effect in self.bench.core.take_effects():
+        for effect in self.bench.state_machine.take_effects():
             assert not isinstance(effect, Reply), "an effect was left behind"
         unanswered = {name for name in self.asked if name not in self.bench.replies}
         assert unanswered == {name for name in waited if name is not None}
 
     @invariant()
     def the_group_is_consistent(self) -> None:
-        for group in self.bench.core.groups.values():
+        for group in self.bench.state_machine.groups.values():
             check(group)
             if group is self.group:
                 assert group.generation >= self.generation
@@ -223,15 +223,15 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def members_have_a_session_timer(self) -> None:
-        for group in self.bench.core.groups.values():
+        for group in self.bench.state_machine.groups.values():
             for member in group.members.values():
                 if not member.awaits_response:
-                    key = ("member", group.group_id, member.member_id)
-                    assert key in self.bench.timers, f"{member.member_id} would live for ever"
+                    key = TimerKey(TimerKind.MEMBER, group.group_id, member.member_id)
+                    assert key in self.bench.timers, f"{member.member_id} has no session timer"
             for member_id in group.pending_joins:
-                assert ("member", group.group_id, member_id) in self.bench.timers
+                assert TimerKey(TimerKind.MEMBER, group.group_id, member_id) in self.bench.timers
             if group.state is GroupState.PREPARING_REBALANCE:
-                assert ("join", group.group_id, "") in self.bench.timers
+                assert TimerKey(TimerKind.JOIN, group.group_id) in self.bench.timers
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -241,15 +241,15 @@ class Walk(RuleBasedStateMachine):
         self.bench.manual = False
         self.bench.wait(10_000_000)
         self.bench.run_effects()
-        for group in self.bench.core.groups.values():
-            assert group.state is GroupState.EMPTY, "clients are gone, and the group lives on"
-        assert not [key for key in self.bench.timers if key.kind == "member"]
+        for group in self.bench.state_machine.groups.values():
+            assert group.state is GroupState.EMPTY, "the group still has members after all clients left"
+        assert not [key for key in self.bench.timers if key.kind is TimerKind.MEMBER]
 
 
 def check(group: GroupMetadata) -> None:
     """Checks the invariants of a group."""
     members = group.members
-    assert group.awaiting == sum(one.joining is not None for one in members.values())
+    assert group.awaiting_join == sum(one.joining is not None for one in members.values())
     assert group.static_members == {
         one.instance_id: member_id for member_id, one in members.items() if one.instance_id is not None
     }

@@ -20,15 +20,15 @@ from tidemill.coordination.coordination_store import (
     ensure_paths,
     subtree,
 )
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import PERSISTENT_PATHS
-from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.groups.zookeeper_offsets import NO_OFFSET, PartitionOffset, StoredOffset, ZooKeeperOffsets
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
 Story = Callable[[Store], Awaitable[None]]
-UNKNOWN = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+UNKNOWN = StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -54,7 +54,9 @@ def run_scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[St
 def test_stores_offsets_in_the_nodes_of_kafka_082(run_scenario: Callable[[Story], None]) -> None:
     async def story(store: Store) -> None:
         kept = ZooKeeperOffsets(store)
-        assert await kept.commit("g", [PartitionOffset(T0, 5), PartitionOffset(T1, 2**40)]) == [0, 0]
+        assert await kept.commit(
+            "g", [PartitionOffset(partition=T0, offset=5), PartitionOffset(partition=T1, offset=2**40)]
+        ) == [0, 0]
         assert await subtree(store, "/consumers") == [
             "/consumers",
             "/consumers/g",
@@ -65,9 +67,9 @@ def test_stores_offsets_in_the_nodes_of_kafka_082(run_scenario: Callable[[Story]
         ]
         nodes = await store.get_many(["/consumers/g/offsets/t/0", "/consumers/g/offsets/t/1"])
         assert [(node.data, node.owner) for node in nodes if node] == [(b"5", 0), (b"1099511627776", 0)]
-        assert await kept.commit("g", [PartitionOffset(T0, 4)]) == [0]
+        assert await kept.commit("g", [PartitionOffset(partition=T0, offset=4)]) == [0]
         found = await kept.fetch("g", [T1, T0, TopicPartition("other", 0)])
-        assert found == [StoredOffset(2**40), StoredOffset(4), UNKNOWN]
+        assert found == [StoredOffset(offset=2**40), StoredOffset(offset=4), UNKNOWN]
         assert await kept.fetch("another", [T0]) == [UNKNOWN]
 
     run_scenario(story)
@@ -79,8 +81,8 @@ def test_returns_offsets_written_by_consumers(run_scenario: Callable[[Story], No
         written = {0: b"7", 1: b"-1", 2: b"", 3: b"seven", 4: b"9223372036854775808", 5: b" 7"}
         await store.transact([Create(f"/consumers/g/offsets/t/{n}", data) for n, data in written.items()])
         found = await ZooKeeperOffsets(store).fetch("g", [TopicPartition("t", n) for n in written])
-        broken = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_SERVER_ERROR)
-        assert found == [StoredOffset(7), StoredOffset(-1), broken, broken, broken, broken]
+        broken = StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_SERVER_ERROR)
+        assert found == [StoredOffset(offset=7), StoredOffset(offset=-1), broken, broken, broken, broken]
 
     run_scenario(story)
 
@@ -89,8 +91,8 @@ def test_stores_many_offsets_in_few_transactions_and_the_last_of_each_partition(
     run_scenario: Callable[[Story], None],
 ) -> None:
     async def story(store: Store) -> None:
-        offsets = [PartitionOffset(TopicPartition("many", n), n) for n in range(2_500)]
-        twice = [*offsets[:10], PartitionOffset(TopicPartition("many", 3), 77)]
+        offsets = [PartitionOffset(partition=TopicPartition("many", n), offset=n) for n in range(2_500)]
+        twice = [*offsets[:10], PartitionOffset(partition=TopicPartition("many", 3), offset=77)]
         kept = ZooKeeperOffsets(store)
         assert set(await kept.commit("g", offsets)) == {0}
         transactions: list[Sequence[Operation]] = []
@@ -105,7 +107,7 @@ def test_stores_many_offsets_in_few_transactions_and_the_last_of_each_partition(
         assert len(transactions) == 5
         assert set(await kept.commit("fresh", twice)) == {0}
         found = await kept.fetch("fresh", [TopicPartition("many", n) for n in (3, 9)])
-        assert found == [StoredOffset(77), StoredOffset(9)]
+        assert found == [StoredOffset(offset=77), StoredOffset(offset=9)]
 
     run_scenario(story)
 
@@ -129,17 +131,19 @@ def test_a_commit_succeeds_while_a_consumer_creates_or_deletes_the_nodes(
             return await transact(operations)
 
         store.transact = beside  # type: ignore[method-assign]
-        assert await kept.commit("g", [PartitionOffset(T0, 5)]) == [0]
-        assert await kept.fetch("g", [T0]) == [StoredOffset(5)]
-        assert await kept.commit("g", [PartitionOffset(T0, 6)]) == [0]
-        assert await kept.fetch("g", [T0]) == [StoredOffset(6)]
+        assert await kept.commit("g", [PartitionOffset(partition=T0, offset=5)]) == [0]
+        assert await kept.fetch("g", [T0]) == [StoredOffset(offset=5)]
+        assert await kept.commit("g", [PartitionOffset(partition=T0, offset=6)]) == [0]
+        assert await kept.fetch("g", [T0]) == [StoredOffset(offset=6)]
         assert raced == ["made", "deleted"]
 
         async def in_vain(operations: Sequence[Operation]) -> list[Result]:
             raise NodeExists(path)
 
         store.transact = in_vain  # type: ignore[method-assign]
-        assert await kept.commit("g", [PartitionOffset(T0, 7)]) == [ErrorCode.UNKNOWN_SERVER_ERROR]
+        assert await kept.commit("g", [PartitionOffset(partition=T0, offset=7)]) == [
+            ErrorCode.UNKNOWN_SERVER_ERROR
+        ]
 
     run_scenario(story)
 
@@ -150,8 +154,12 @@ def test_rejects_group_names_that_are_not_valid_nodes(
 ) -> None:
     async def story(store: Store) -> None:
         kept = ZooKeeperOffsets(store)
-        assert await kept.commit(group, [PartitionOffset(T0, 5)]) == [ErrorCode.INVALID_GROUP_ID]
-        assert await kept.fetch(group, [T0]) == [StoredOffset(NO_OFFSET, ErrorCode.INVALID_GROUP_ID)]
+        assert await kept.commit(group, [PartitionOffset(partition=T0, offset=5)]) == [
+            ErrorCode.INVALID_GROUP_ID
+        ]
+        assert await kept.fetch(group, [T0]) == [
+            StoredOffset(offset=NO_OFFSET, error=ErrorCode.INVALID_GROUP_ID)
+        ]
         assert await store.children("/consumers") == []
 
     run_scenario(story)
@@ -162,8 +170,10 @@ def test_an_unavailable_store_is_an_error_of_each_offset(run_scenario: Callable[
         await store.close()
         kept = ZooKeeperOffsets(store)
         gone = ErrorCode.KAFKA_STORAGE_ERROR
-        assert await kept.commit("g", [PartitionOffset(T0, 5), PartitionOffset(T1, 5)]) == [gone, gone]
-        assert await kept.fetch("g", [T0]) == [StoredOffset(NO_OFFSET, gone)]
+        assert await kept.commit(
+            "g", [PartitionOffset(partition=T0, offset=5), PartitionOffset(partition=T1, offset=5)]
+        ) == [gone, gone]
+        assert await kept.fetch("g", [T0]) == [StoredOffset(offset=NO_OFFSET, error=gone)]
 
     run_scenario(story)
 

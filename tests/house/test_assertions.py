@@ -1,4 +1,4 @@
-"""Every test states a fact that can fail: it asserts, or calls a helper that does."""
+"""Every test has an assertion, or calls a helper that has one."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ TESTS = Path(__file__).parents[1]
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 CHECKS = {"assert_outcomes", "pytest.fail", "pytest.raises", "pytest.warns", "run_state_machine_as_test"}
-"""Functions of pytest and Hypothesis that fail where a fact does not hold."""
+"""Functions of pytest and Hypothesis that fail if a condition is false."""
 
 FAILURES = {"AssertionError", "Violation"}
-"""What a helper raises where a fact does not hold; the second is a broken promise of the simulator."""
+"""Exceptions of helpers for a false condition; the second is a broken promise of the simulator."""
 
-RUNS_OTHERS = {"test_the_simulated_store_does_what_every_engine_does"}
-"""Tests that run tests of another file, which are looked at there."""
+RUNS_OTHERS = {"test_the_simulated_store_passes_the_store_tests"}
+"""Tests that run tests of another file, which are checked there."""
 
 
 class Module(NamedTuple):
-    """What a file of tests defines, and where the rest of its names come from."""
+    """The definitions and imports of a file of tests."""
 
     functions: dict[str, Function]
     methods: dict[str, list[Function]]
     imported: dict[str, tuple[Path, str]]
-    """(file, name there) of what comes from another file of tests."""
+    """File and original name of each name imported from another file of tests."""
     files: set[Path]
-    """Itself, the files of tests that it imports from, and those of its fixtures."""
+    """The file itself, the files of tests that it imports, and the files of its fixtures."""
 
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    """The syntax trees of all tests and of what helps them."""
+    """Returns the syntax trees of all tests and their helpers."""
     return {path: ast.parse(path.read_text("utf-8")) for path in sorted(TESTS.rglob("*.py"))}
 
 
 @cache
 def module(path: Path) -> Module:
-    """What is defined and imported in a file."""
+    """Returns the definitions and imports of a file."""
     found = Module({}, {}, {}, {path})
     for node in trees()[path].body:
         if isinstance(node, Function):
@@ -61,13 +61,13 @@ def module(path: Path) -> Module:
 
 
 def helper(path: Path, name: str | None) -> Path | None:
-    """The file of a module that is imported in ``path``; None for one that is not of the tests."""
+    """Returns the file of a module imported in ``path``; None for a module outside the tests."""
     homes = [one for one in trees() if one.stem == name]
     return next((one for one in homes if one.parent == path.parent), homes[0] if homes else None)
 
 
 def states_itself(function: Function) -> bool:
-    """Whether there is an assertion in the function, or in one inside of it."""
+    """Returns whether the function or a nested one has an assertion."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assert):
             return True
@@ -87,7 +87,7 @@ def states_itself(function: Function) -> bool:
 
 @cache
 def states(path: Path, function: Function, depth: int = 5) -> bool:
-    """Whether the function asserts something, by itself or by what it calls."""
+    """Returns whether the function or a function that it calls has an assertion."""
     if states_itself(function):
         return True
     called = {node.func for node in ast.walk(function) if isinstance(node, ast.Call)}
@@ -95,7 +95,7 @@ def states(path: Path, function: Function, depth: int = 5) -> bool:
 
 
 def defined(path: Path, called: ast.expr) -> Iterator[tuple[Path, Function]]:
-    """The functions of the tests that a call in ``path`` may mean."""
+    """Returns the functions of the tests that a call in ``path`` may refer to."""
     here = module(path)
     if isinstance(called, ast.Name):
         home, name = here.imported.get(called.id, (path, called.id))
@@ -128,7 +128,7 @@ def test_every_test_states_a_fact_that_can_fail() -> None:
     assert silent == []
 
 
-def test_a_test_without_an_assertion_is_noticed() -> None:
+def test_a_test_without_an_assertion_is_found() -> None:
     def told(source: str) -> bool:
         (function,) = ast.parse(source).body
         assert isinstance(function, Function)

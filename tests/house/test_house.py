@@ -1,4 +1,4 @@
-"""Keeps the house tidy: what a reviewer would say about a file's form, said by a test."""
+"""Checks repository conventions."""
 
 from __future__ import annotations
 
@@ -22,24 +22,21 @@ FUNCTION_LINES_MAX = 70
 LONG_FILE_LINES = 550
 """A longer file is listed with a reason in the section "Long files" of docs/architecture.md. No limit."""
 
-PAGES_ON_THE_SOURCE = ("architecture.md", "glossary.md")
-"""Pages of docs that explain the source, and name modules by their paths below ``src/tidemill``."""
-
 PRINTING = {
-    "tidemill/server/startup_report.py": "the line that says that the broker listens",
+    "tidemill/server/startup_report.py": "the line that reports the listening broker",
     "tidemill/server/process.py": "errors before there is a log",
     "tidemill/pipeline/java.py": "a command of its own",
 }
 """Modules outside ``cli`` that write to the terminal, with the reason."""
 
 HOSTS = {"adoptium.net", "example.org", "keepachangelog.com", "semver.org", "www.apache.org"}
-"""The only hosts that the repository names: where a user can read on."""
+"""The only hosts that the repository names: sources of further documentation."""
 
 MACHINE_PATH = re.compile(r"(?<![\w.{}/-])/(?:work|root|Users|mnt|home/(?!linuxbrew/))[/\w]")
-"""A path that is there on somebody's machine, and not on the user's."""
+"""A path of a developer's machine."""
 
 PLAIN_BASES = {"object", "Protocol", "NamedTuple", "Generic", "IntEnum", "Enum"}
-"""Bases that tell nothing of a class's methods."""
+"""Bases that document no methods of a class."""
 
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|HACK)\b")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -47,11 +44,12 @@ MODULE = re.compile(r"`(\w+/[\w/]+\.py)`")
 LONG_FILE = re.compile(r"^\| `([\w/]+\.py)` \| (\S.*) \|$", re.M)
 PAGE = re.compile(r"\bdocs/[\w./-]+\.md\b")
 FORMAT_EXAMPLE = re.compile(r"\bexample_bytes\(\"([\w-]+\.md)\"\)")
+TABLE_RULE = re.compile(r"=+(?: +=+)+")
 REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data):`~?(tidemill[\w.]*)`")
 PASSED_OVER = re.compile(r"\.|__pycache__$|node_modules$|.*\.egg-info$")
 TEXT_SUFFIXES = {"", ".cfg", ".css", ".html", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yml"}
 MADE_HERE = {"build", "dist", "demo", "metastore_db", "spark-warehouse", "tidemill-data"}
-"""Folders of the root that work leaves behind."""
+"""Folders of the root that builds and runs create."""
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Definition: TypeAlias = Function | ast.ClassDef
@@ -59,7 +57,7 @@ Definition: TypeAlias = Function | ast.ClassDef
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """The syntax trees of all modules, by their paths below ``src``."""
+    """Returns the syntax trees of all modules, by their paths below ``src``."""
     return {
         path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(), str(path))
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -68,7 +66,7 @@ def sources() -> dict[str, ast.Module]:
 
 @cache
 def texts() -> dict[str, str]:
-    """All text files of the repository, by their paths in it."""
+    """Returns all text files of the repository, by their paths."""
     found = {}
     for folder, folders, files in os.walk(ROOT):
         made = MADE_HERE if Path(folder) == ROOT else set()
@@ -81,7 +79,7 @@ def texts() -> dict[str, str]:
 
 
 def lines_like(pattern: re.Pattern[str], keep: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """``path:line: text`` of every line in which ``pattern`` is found."""
+    """Returns ``path:line: text`` of every line that matches ``pattern``."""
     return [
         f"{name}:{number}: {line.strip()}"
         for name, text in texts().items()
@@ -92,14 +90,14 @@ def lines_like(pattern: re.Pattern[str], keep: Callable[[str], bool] = lambda na
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    """All functions, methods and functions inside of them."""
+    """Returns all functions and methods, with nested functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def public(body: list[ast.stmt]) -> Iterator[Definition]:
-    """The functions and classes of a module's or class's body whose names are for others."""
+    """Returns the public functions and classes of the body of a module or class."""
     for node in body:
         if isinstance(
             node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -108,7 +106,7 @@ def public(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def class_of(path: str, base: ast.expr) -> tuple[str, ast.ClassDef] | None:
-    """The module and definition of a base class; None for one that is not ours."""
+    """Returns the module and definition of a base class; None for a class of another package."""
     plain = base.value if isinstance(base, ast.Subscript) else base
     if not isinstance(plain, ast.Name):
         return None
@@ -123,8 +121,8 @@ def class_of(path: str, base: ast.expr) -> tuple[str, ast.ClassDef] | None:
     return None
 
 
-def is_told_by_a_base(path: str, node: ast.ClassDef, method: str) -> bool:
-    """Whether a method overrides one that has its docstring, or may override one that is not ours."""
+def inherits_docstring(path: str, node: ast.ClassDef, method: str) -> bool:
+    """Returns whether the method overrides a documented method, or may override one of another package."""
     for base in node.bases:
         found = class_of(path, base)
         if found is None:
@@ -134,13 +132,13 @@ def is_told_by_a_base(path: str, node: ast.ClassDef, method: str) -> bool:
         home, parent = found
         if any(member.name == method and ast.get_docstring(member) for member in public(parent.body)):
             return True
-        if is_told_by_a_base(home, parent, method):
+        if inherits_docstring(home, parent, method):
             return True
     return False
 
 
 def is_overload(node: Definition) -> bool:
-    """Whether it is a setter or another signature of what is told elsewhere."""
+    """Returns whether it is a setter or an overload of a documented function."""
     names = [ast.unparse(decorator) for decorator in node.decorator_list]
     return any(name.endswith((".setter", "overload")) for name in names)
 
@@ -182,10 +180,51 @@ def test_files_hold_one_concept() -> None:
     assert short == []
 
 
-def test_the_pages_on_the_source_name_modules_that_exist() -> None:
-    named = {(page, path) for page in PAGES_ON_THE_SOURCE for path in MODULE.findall(texts()[f"docs/{page}"])}
-    assert {page for page, _ in named} == set(PAGES_ON_THE_SOURCE)
-    assert sorted(one for one in named if f"tidemill/{one[1]}" not in sources()) == []
+def test_the_documents_name_modules_that_exist() -> None:
+    named = {
+        (page, path)
+        for page, text in texts().items()
+        if page.endswith(".md") and page != "CHANGELOG.md"
+        for path in MODULE.findall(text)
+    }
+    assert len({page for page, _ in named}) > 1
+    assert (
+        sorted(one for one in named if f"tidemill/{one[1]}" not in sources() and one[1] not in texts()) == []
+    )
+
+
+def broken_rows(docstring: str) -> list[str]:
+    """Lists the rows of tables in a docstring whose cells reach into the margin of a column."""
+    broken = []
+    rule = ""
+    for line in docstring.splitlines():
+        if not line:
+            rule = ""
+        elif not rule:
+            rule = line if TABLE_RULE.fullmatch(line) else ""
+        elif TABLE_RULE.fullmatch(line):
+            broken += [line] if line != rule else []
+        else:
+            margins = (match.span() for match in re.finditer(" +", rule))
+            broken += [line for start, end in margins if line[start:end].strip()]
+    return broken
+
+
+def test_the_columns_of_tables_are_as_wide_as_their_cells() -> None:
+    broken = [
+        f"{path}: {row}"
+        for path, tree in sources().items()
+        for node in [
+            tree,
+            *(
+                node
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            ),
+        ]
+        for row in broken_rows(ast.get_docstring(node) or "")
+    ]
+    assert broken == []
 
 
 def test_invariants_are_checks_that_raise_in_production() -> None:
@@ -208,7 +247,7 @@ def test_only_commands_print() -> None:
     assert {path for path in printing if not path.startswith("tidemill/cli/")} == set(PRINTING)
 
 
-def test_nothing_is_left_for_later() -> None:
+def test_no_unfinished_work_is_marked() -> None:
     assert lines_like(UNFINISHED, lambda name: not name.startswith("tests/house/")) == []
 
 
@@ -216,7 +255,7 @@ def test_no_path_of_one_machine() -> None:
     assert lines_like(MACHINE_PATH, lambda name: not name.startswith("tests/house/")) == []
 
 
-def test_the_repository_names_no_hosts_but_those_to_read_on() -> None:
+def test_the_repository_names_only_allowed_hosts() -> None:
     hosts = {
         urlsplit(address).hostname or ""
         for text in texts().values()
@@ -226,11 +265,11 @@ def test_the_repository_names_no_hosts_but_those_to_read_on() -> None:
     assert {host for host in named if host not in HOSTS and not host.endswith(".example.org")} == set()
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [path for path, tree in sources().items() if not ast.get_docstring(tree)] == []
 
 
-def test_everything_public_says_what_it_does() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     silent = []
     for path, tree in sources().items():
         if path.rpartition("/")[2].startswith("_") and not path.endswith("__init__.py"):
@@ -245,12 +284,12 @@ def test_everything_public_says_what_it_does() -> None:
                 for member in public(node.body)
                 if not ast.get_docstring(member)
                 and not is_overload(member)
-                and not is_told_by_a_base(path, node, member.name)
+                and not inherits_docstring(path, node, member.name)
             ]
     assert silent == []
 
 
-def test_compiled_modules_are_there() -> None:
+def test_compiled_modules_exist() -> None:
     lines = (ROOT / "compiled_modules.txt").read_text().splitlines()
     named = [line for line in lines if line and not line.startswith("#")]
     assert [name for name in named if not (ROOT / name).is_file()] == []
@@ -265,8 +304,8 @@ def is_acyclic(node: ast.ClassDef) -> bool:
     return any("acyclic=True" in ast.unparse(one) for one in node.decorator_list)
 
 
-def test_compiled_classes_that_the_collector_does_not_see_refer_to_values_only() -> None:
-    """What else they referred to would never be let go of, once that refers back."""
+def test_acyclic_compiled_classes_refer_to_values_only() -> None:
+    """A reference to any other object could form a cycle, which would never be freed."""
     found = [
         (path, node)
         for path, tree in sources().items()
@@ -285,7 +324,7 @@ def test_compiled_classes_that_the_collector_does_not_see_refer_to_values_only()
     assert wrong == []
 
 
-def test_what_make_is_said_to_do_it_does() -> None:
+def test_named_make_targets_exist() -> None:
     lines = (ROOT / "Makefile").read_text().splitlines()
     announced = next(line for line in lines if line.startswith(".PHONY:")).split()[1:]
     rules = [line.partition(":")[0] for line in lines if re.match(r"[a-z]+:", line)]
@@ -294,7 +333,7 @@ def test_what_make_is_said_to_do_it_does() -> None:
     assert asked - set(rules) == set()
 
 
-def test_pages_that_the_code_names_are_there() -> None:
+def test_pages_that_the_code_names_exist() -> None:
     missing = []
     for name, text in texts().items():
         pages = PAGE.findall(text) + [f"docs/formats/{page}" for page in FORMAT_EXAMPLE.findall(text)]
@@ -302,7 +341,7 @@ def test_pages_that_the_code_names_are_there() -> None:
     assert missing == []
 
 
-def test_modules_that_the_architecture_names_are_there() -> None:
+def test_modules_that_the_architecture_names_exist() -> None:
     text = texts()["docs/architecture.md"]
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
     assert len(named) > 30
@@ -310,7 +349,7 @@ def test_modules_that_the_architecture_names_are_there() -> None:
 
 
 def heading_ids(text: str) -> set[str]:
-    """The anchors that a page's headings make."""
+    """Returns the anchors of the headings of a page."""
     headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -330,7 +369,7 @@ def test_links_between_pages_resolve(name: str) -> None:
 
 
 def names_of(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """What a body defines: names, with the bodies of classes."""
+    """Returns the names that a body defines, with the bodies of classes."""
     found: dict[str, list[ast.stmt]] = {}
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -347,7 +386,7 @@ def names_of(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
 
 
 def is_there(reference: str) -> bool:
-    """Whether a dotted name is a module of the package, or something that a module or class defines."""
+    """Returns whether a dotted name is a module of the package, or a definition of a module or class."""
     parts = reference.split(".")
     for count in range(len(parts), 0, -1):
         inside = "/".join(parts[:count])
@@ -375,6 +414,6 @@ def test_references_in_docstrings_resolve() -> None:
     assert broken == []
 
 
-def test_test_files_have_names_of_their_own() -> None:
+def test_names_of_test_files_are_unique() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

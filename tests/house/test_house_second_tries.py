@@ -1,4 +1,4 @@
-"""Second tries: of named tests only, each with a reason, and told at the end of a run."""
+"""Second tries: only of named tests with a reason, and listed at the end of a run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_run_ends_by_listing_the_tests_that_needed_a_second_try(tmp_path: Path
     assert any(line.startswith("FAILED test_story.py::test_not_named") for line in lines)
 
 
-def test_a_run_without_second_tries_says_so(tmp_path: Path) -> None:
+def test_a_run_without_second_tries_reports_none(tmp_path: Path) -> None:
     assert run(tmp_path, "def test_good():\n    pass\n")[-1] == "No test needed a second try."
 
 
@@ -95,7 +95,7 @@ def test_names_of_second_tries_are_tests_and_have_reasons() -> None:
     assert [name for name, reason in second_tries.SECOND_TRIES.items() if len(reason.split()) < 5] == []
 
 
-def test_nothing_else_asks_for_second_tries() -> None:
+def test_second_tries_are_requested_in_one_place() -> None:
     marked = [
         path.name
         for path in TESTS.rglob("*.py")

@@ -1,4 +1,4 @@
-"""What pip makes of the sources: a compiled wheel, or an error that says what to do next."""
+"""Wheels that pip builds from the sources: compiled, or an error with the next step."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def only(folder: Path, pattern: str) -> Path:
 def test_wheel_built_in_isolation_is_compiled_and_loads_its_compiled_modules(
     tree: Path, tmp_path: Path
 ) -> None:
-    """As in a clean container: a Python that has nothing but pip, which brings what pyproject.toml names."""
+    """In an environment with pip only, which installs the build requirements of pyproject.toml."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TIDEMILL_BUILD")
@@ -130,7 +130,7 @@ def test_wheel_built_in_isolation_is_compiled_and_loads_its_compiled_modules(
     assert "compiled" in run("tidemill", "--version")
 
 
-def test_build_without_compiler_names_its_package_and_the_way_without(setup: Setup, tree: Path) -> None:
+def test_build_without_compiler_names_the_package_and_the_alternative(setup: Setup, tree: Path) -> None:
     done = setup("bdist_wheel")
     assert done.returncode == 1
     assert "there is no C compiler" in done.stderr
@@ -140,7 +140,7 @@ def test_build_without_compiler_names_its_package_and_the_way_without(setup: Set
     assert not (tree / "dist").exists()
 
 
-def test_build_without_headers_of_python_says_so(setup: Setup) -> None:
+def test_build_without_headers_of_python_is_reported(setup: Setup) -> None:
     done = setup("bdist_wheel", PATH=os.environ["PATH"], CC="cc -nostdinc")
     assert done.returncode == 1
     assert "'cc' does not compile Python's headers" in done.stderr
@@ -159,7 +159,7 @@ def test_source_that_does_not_compile_is_an_error(setup: Setup, tree: Path) -> N
     assert not (tree / "dist").exists()
 
 
-def test_plain_wheel_where_plain_is_asked_for(setup: Setup, tree: Path) -> None:
+def test_plain_wheel_on_request(setup: Setup, tree: Path) -> None:
     """Also beside a compiled build, of which nothing comes into the wheel."""
     (tree / "src/tidemill/_built.json").write_text("{}")
     done = setup("bdist_wheel", TIDEMILL_BUILD="plain")
@@ -172,7 +172,7 @@ def test_plain_wheel_where_plain_is_asked_for(setup: Setup, tree: Path) -> None:
 
 
 def test_build_beside_the_sources_and_back_to_plain(setup: Setup, tree: Path) -> None:
-    """As ``make build`` does it, of one module."""
+    """Builds one module as ``make build`` does."""
     (tree / "compiled_modules.txt").write_text(COMPILED[0])
     built = tree / "src/tidemill/_built.json"
     done = setup("build_ext", "--inplace", PATH=os.environ["PATH"])
@@ -185,13 +185,13 @@ def test_build_beside_the_sources_and_back_to_plain(setup: Setup, tree: Path) ->
     assert list((tree / "src").rglob("*.so")) == []
 
 
-def test_build_asked_for_in_words_that_mean_nothing_is_refused(setup: Setup) -> None:
+def test_an_unknown_build_mode_is_refused(setup: Setup) -> None:
     done = setup("bdist_wheel", TIDEMILL_BUILD="fast")
     assert done.returncode == 1
     assert "TIDEMILL_BUILD=fast is none of compiled, plain" in done.stderr
 
 
-def test_source_archive_has_all_that_a_build_needs(setup: Setup, tree: Path) -> None:
+def test_source_archive_is_complete_for_a_build(setup: Setup, tree: Path) -> None:
     """Without a compiler: making the archive compiles nothing."""
     done = setup("sdist")
     assert done.returncode == 0, done.stderr

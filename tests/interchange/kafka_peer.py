@@ -232,7 +232,7 @@ def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]], isr: list[int] | N
     admin = AdminClient({"bootstrap.servers": bootstrap})
     left = set(keys)
     while left:
-        assert time.monotonic() < deadline, f"nobody leads {left}"
+        assert time.monotonic() < deadline, f"{left} have no leader"
         topics = admin.list_topics(timeout=10).topics
         for name, topic in topics.items():
             left -= {

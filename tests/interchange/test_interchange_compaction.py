@@ -20,10 +20,10 @@ from kafka_record import set_config
 
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.cleaner import Cleaner
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.record_reader import iter_stored, read_stored

@@ -19,7 +19,7 @@ from test_interchange_import import CONFIG, STORE, called, contents, copied, ser
 
 from tidemill.cli.main import command, run
 from tidemill.coordination.coordination_store import SetData
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import ConfigNode, PartitionStateNode, TopicNode
 from tidemill.interchange.kafka_export import shell_script
 from tidemill.testing import Broker
@@ -258,7 +258,7 @@ def test_an_interrupted_copy_is_reported(
     assert (data / STORE).exists()
 
 
-def test_what_is_missing_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_options_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     assert "--to NEW for a copy, or --in-place" in failed(capsys, 2, data, "--nodes", nodes)
     assert "give a target for the nodes" in failed(capsys, 2, data, "--in-place")
@@ -326,7 +326,7 @@ def test_a_repeated_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{data} is given twice, as {link} and as {data}" in capsys.readouterr().err
 
 
-def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_that_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, nodes = copied("kraft", tmp_path), tmp_path / "nodes.json"
     assert f"{data} has no coordination.db" in failed(capsys, 1, data, "--in-place", "--nodes", nodes)
     called(data)

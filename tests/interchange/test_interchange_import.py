@@ -23,14 +23,14 @@ from record_builders import build_batch
 from tidemill.cli.main import command, run
 from tidemill.client import Admin, ConfigResource, ResourceType
 from tidemill.coordination.coordination_store import subtree
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.interchange import zookeeper_nodes
 from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.wire.codec import encode

@@ -34,7 +34,7 @@ from kafka_peer import (
 from kafka_record import commit, produce, set_config
 
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_zookeeper, to_nodes
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.dump import DumpOptions, lines
 from tidemill.testing import Broker
 

@@ -20,7 +20,7 @@ from tidemill.interchange.kraft_metadata_reader import read_kraft, snapshot_offs
 from tidemill.interchange.metadata_records import decode_metadata
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_file, to_nodes, write_file
 from tidemill.log.batch_scan import BatchScan
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ProtocolError, StorageError
 from tidemill.wire.schema import Struct
 

@@ -1,4 +1,4 @@
-"""One tree in ZooKeeper for Apache Kafka 3.9.2 and Tidemill: each reads what the other wrote."""
+"""One tree in ZooKeeper for Apache Kafka 3.9.2 and Tidemill: each reads the nodes of the other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tidemill.coordination.nodes import (
     ControllerNode,
     TopicNode,
 )
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.testing import Broker
 
 pytestmark = [

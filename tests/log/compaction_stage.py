@@ -17,7 +17,7 @@ from tidemill.log.log import Log
 from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.builder import build_end_marker

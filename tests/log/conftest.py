@@ -11,10 +11,10 @@ from log_stage import MakeBatch, MakeLog
 
 from log_start import NOW
 from record_builders import build_batch
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 

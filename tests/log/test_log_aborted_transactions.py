@@ -9,11 +9,11 @@ from log_stage import NOW, MakeBatch
 
 from tidemill.log.aborted_transactions import UNFILTERED_MAX, AbortedTransactions
 from tidemill.log.file_names import TRANSACTION_INDEX, offset_name
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
 from tidemill.log.log_segment import Slice
+from tidemill.log.system_files import SystemFiles
 from tidemill.log.transaction_index import ABORTED_ENTRY
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
@@ -28,7 +28,7 @@ def log(tmp_path: Path, batch: MakeBatch) -> Log:
     """Several segments of batches of two records each."""
     one = open_log(FILES, str(tmp_path), TopicPartition("t", 0), CONFIG, now_ms=NOW)
     for _ in range(COUNT):
-        one.append([batch(2)], 0, NOW)
+        one.append(batch(2), 0, NOW)
     assert len(one.segments) > 3
     return one
 

@@ -9,17 +9,17 @@ import pytest
 from faulty_files import FaultyFiles
 from log_stage import NOW, MakeBatch, MakeLog
 
-from record_builders import build_message_set
+from record_builders import build_message_set, parse_batches
 from tidemill.log.batch_scan import WINDOW_BYTES
 from tidemill.log.errors import OffsetOutOfRange
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
 from tidemill.log.log_segment import RECENT
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import RECORDS, Batch, parse_batches
+from tidemill.records.batch import RECORDS, Batch
 
 
 def stored(log: Log, offset: int, bytes_max: int = 1 << 20, limit: int | None = None) -> list[Batch]:
@@ -32,8 +32,8 @@ def stored(log: Log, offset: int, bytes_max: int = 1 << 20, limit: int | None = 
 
 def test_offsets_are_assigned_in_order(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    first = log.append([batch(3)], 7, NOW)
-    second = log.append([batch(2)], 7, NOW)
+    first = log.append(batch(3), 7, NOW)
+    second = log.append(batch(2), 7, NOW)
     assert (first.base_offset, first.last_offset, second.base_offset, second.last_offset) == (0, 2, 3, 4)
     assert (log.start_offset, log.end_offset) == (0, 5)
     assert [(b.base_offset, b.leader_epoch, b.record_count) for b in stored(log, 0)] == [(0, 7, 3), (3, 7, 2)]
@@ -42,7 +42,7 @@ def test_offsets_are_assigned_in_order(log_of: MakeLog, batch: MakeBatch) -> Non
 def test_a_read_starts_at_the_batch_that_contains_the_offset(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for _ in range(4):
-        log.append([batch(10)], 0, NOW)
+        log.append(batch(10), 0, NOW)
     assert [b.base_offset for b in stored(log, 25)] == [20, 30]
     assert [b.base_offset for b in stored(log, 30)] == [30]
 
@@ -51,7 +51,7 @@ def test_a_read_at_the_end_is_empty_and_a_read_beyond_it_raises_an_error(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
-    log.append([batch(2)], 0, NOW)
+    log.append(batch(2), 0, NOW)
     assert log.read(2, 100, 2, True) is None
     with pytest.raises(OffsetOutOfRange, match="holds offsets 0 to 2, not 3") as caught:
         log.read(3, 100, 2, True)
@@ -61,7 +61,7 @@ def test_a_read_at_the_end_is_empty_and_a_read_beyond_it_raises_an_error(
 def test_a_read_stops_before_the_limit(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for _ in range(5):
-        log.append([batch(2)], 0, NOW)
+        log.append(batch(2), 0, NOW)
     for _ in range(2):
         assert [b.base_offset for b in stored(log, 0, limit=6)] == [0, 2, 4]
     assert stored(log, 6, limit=6) == []
@@ -72,10 +72,10 @@ def test_the_same_limit_applies_to_the_active_and_to_older_segments(
 ) -> None:
     log = log_of()
     for _ in range(5):
-        log.append([batch(2)], 0, NOW)
+        log.append(batch(2), 0, NOW)
     log.roll(NOW)
     for _ in range(3):
-        log.append([batch(2)], 0, NOW)
+        log.append(batch(2), 0, NOW)
     for offset, limit, expected in (
         (10, 12, [10]),
         (0, 12, [0, 2, 4, 6, 8]),
@@ -90,10 +90,10 @@ def test_the_same_limit_applies_to_the_active_and_to_older_segments(
 
 def test_a_read_reports_whether_its_bytes_were_written_recently(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([batch(2)], 0, NOW)
+    log.append(batch(2), 0, NOW)
     log.roll(NOW)
     for _ in range(RECENT + 1):
-        log.append([batch(2)], 0, NOW)
+        log.append(batch(2), 0, NOW)
 
     def is_recent(offset: int) -> bool:
         part = log.read(offset, 1 << 20, log.end_offset, True)
@@ -115,7 +115,7 @@ def test_a_limit_in_a_later_segment_reads_no_files(batch: MakeBatch) -> None:
     config = LogConfig(segment_bytes=1000, index_interval_bytes=100, segment_index_bytes=400)
     log = open_log(files, "/t-0", TopicPartition("t", 0), config, now_ms=NOW)
     for _ in range(60):
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
     assert len(log.segments) > 4
     for limit in (60, 59, 55):
         for offset in (0, 13, 2, 25):
@@ -136,7 +136,7 @@ def test_a_lookup_among_large_batches_reads_headers_only(batch: MakeBatch) -> No
     places = []
     for size in [10_000] * 70 + [1, 1, 10_000]:
         places.append(int(log.active.size))
-        log.append([batch(1, value=bytes(size))], 0, NOW)
+        log.append(batch(1, value=bytes(size)), 0, NOW)
     counts: list[int] = []
     file = log.active.file()
     read_at = file.read_at
@@ -156,8 +156,8 @@ def test_the_first_batch_may_exceed_the_requested_size_only_if_allowed(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
-    log.append([batch(1, value=bytes(5000))], 0, NOW)
-    log.append([batch(1)], 0, NOW)
+    log.append(batch(1, value=bytes(5000)), 0, NOW)
+    log.append(batch(1), 0, NOW)
     whole = log.read(0, 100, 2, True)
     part = log.read(0, 100, 2, False)
     assert whole is not None
@@ -168,7 +168,7 @@ def test_the_first_batch_may_exceed_the_requested_size_only_if_allowed(
 def test_a_read_ends_at_a_batch_boundary(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for _ in range(200):
-        log.append([batch(1, value=bytes(1000))], 0, NOW)
+        log.append(batch(1, value=bytes(1000)), 0, NOW)
     offset = 0
     while offset < 200:
         read = stored(log, offset, 50_000)
@@ -180,7 +180,7 @@ def test_a_read_ends_at_a_batch_boundary(log_of: MakeLog, batch: MakeBatch) -> N
 def test_every_offset_is_found_across_segments(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 20_000, "index_interval_bytes": 1000})
     for _ in range(300):
-        log.append([batch(3, value=bytes(100))], 0, NOW)
+        log.append(batch(3, value=bytes(100)), 0, NOW)
     assert len(log.segments) > 5
     for reader in (log, None):
         if reader is None:
@@ -197,13 +197,13 @@ def test_a_segment_is_filled_to_its_size_and_rolls_before_exceeding_it(
     size = batch(1).size
     log = log_of({"segment_bytes": 3 * size})
     for _ in range(3):
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
     assert [(int(one.base_offset), int(one.size)) for one in log.segments] == [(0, 3 * size)]
     for _ in range(2):
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
     longer = batch(1, value=b"v" * 21)
     assert longer.size == size + 1
-    log.append([longer], 0, NOW)
+    log.append(longer, 0, NOW)
     assert [(int(one.base_offset), int(one.size)) for one in log.segments] == [
         (0, 3 * size),
         (3, 2 * size),
@@ -214,23 +214,23 @@ def test_a_segment_is_filled_to_its_size_and_rolls_before_exceeding_it(
 def test_a_batch_of_exactly_the_size_of_a_segment_is_stored(log_of: MakeLog, batch: MakeBatch) -> None:
     made = batch(1, value=bytes(2000))
     log = log_of({"segment_bytes": made.size})
-    assert log.append([batch(1)], 0, NOW).base_offset == 0
-    assert log.append([made], 0, NOW).base_offset == 1
+    assert log.append(batch(1), 0, NOW).base_offset == 0
+    assert log.append(made, 0, NOW).base_offset == 1
     assert [int(one.base_offset) for one in log.segments] == [0, 1]
     with pytest.raises(KafkaError, match="exceeds the segment size"):
-        log.append([batch(1, value=bytes(2001))], 0, NOW)
+        log.append(batch(1, value=bytes(2001)), 0, NOW)
 
 
 def test_a_segment_rolls_when_it_is_too_old_or_its_index_is_full(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_ms": 1000, "segment_index_bytes": 36, "index_interval_bytes": 0})
-    log.append([batch(1)], 0, NOW)
-    log.append([batch(1, timestamp=NOW + 1000)], 0, NOW)
+    log.append(batch(1), 0, NOW)
+    log.append(batch(1, timestamp=NOW + 1000), 0, NOW)
     assert len(log.segments) == 1
-    log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
+    log.append(batch(1, timestamp=NOW + 1001), 0, NOW)
     assert [s.base_offset for s in log.segments] == [0, 2]
     # The first batch of a segment is not indexed. The next four fill the offset index.
     for _ in range(5):
-        log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
+        log.append(batch(1, timestamp=NOW + 1001), 0, NOW)
     assert [s.base_offset for s in log.segments] == [0, 2, 7]
 
 
@@ -247,7 +247,7 @@ def test_jitter_spreads_segment_rolls_and_never_delays_a_roll(tmp_path: Path, ba
                 # A restart does not change this.
                 log.close(NOW)
                 log = open_log(SystemFiles(), str(directory), key, config, now_ms=NOW + after, clean=True)
-            log.append([batch(1, timestamp=NOW + after)], 0, NOW + after)
+            log.append(batch(1, timestamp=NOW + after), 0, NOW + after)
             if len(log.segments) == 2:
                 rolled[partition] = after
                 break
@@ -263,18 +263,18 @@ def test_a_jitter_above_segment_ms_is_limited_to_segment_ms(tmp_path: Path, batc
         directory.mkdir()
         log = open_log(SystemFiles(), str(directory), TopicPartition("t", partition), config, now_ms=NOW)
         for _ in range(3):
-            log.append([batch(1)], 0, NOW)
+            log.append(batch(1), 0, NOW)
         assert len(log.segments) == 1, "no negative wait"
-        log.append([batch(1, timestamp=NOW + 1001)], 0, NOW + 1001)
+        log.append(batch(1, timestamp=NOW + 1001), 0, NOW + 1001)
         assert len(log.segments) == 2
 
 
 def test_a_batch_larger_than_a_segment_is_rejected(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 1000})
     with pytest.raises(KafkaError, match=r"exceeds the segment size \(segment.bytes=1000\)") as caught:
-        log.append([batch(1, value=bytes(2000))], 0, NOW)
+        log.append(batch(1, value=bytes(2000)), 0, NOW)
     assert caught.value.code == ErrorCode.RECORD_LIST_TOO_LARGE
-    assert log.append([batch(1)], 0, NOW).base_offset == 0
+    assert log.append(batch(1), 0, NOW).base_offset == 0
 
 
 def test_a_follower_stores_batches_larger_than_a_reduced_segment_size(
@@ -310,14 +310,14 @@ def test_a_follower_stores_batches_larger_than_a_reduced_segment_size(
         18,
     ]
     with pytest.raises(KafkaError, match="exceeds the segment size"):
-        log.append([batch(1, value=large)], 0, NOW)
+        log.append(batch(1, value=large), 0, NOW)
 
 
 def test_log_append_time_is_set_and_the_checksum_is_updated(log_of: MakeLog, batch: MakeBatch) -> None:
     from tidemill.records.batch import check_crc
 
     log = log_of({"message_timestamp_type": "LogAppendTime"})
-    result = log.append([batch(2, timestamp=5)], 0, NOW)
+    result = log.append(batch(2, timestamp=5), 0, NOW)
     assert result.append_time_ms == NOW
     (read,) = stored(log, 0)
     check_crc(read)
@@ -432,7 +432,7 @@ def test_a_follower_rolls_a_segment_after_a_fully_compacted_offset_range(
 ) -> None:
     log = log_of({"index_interval_bytes": 0})
     for _ in range(before):
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
     for at in range(3):
         made = batch(2, base_offset=FAR + 2 * at, leader_epoch=0, timestamp=NOW + at)
         assert log.append_as_follower(made.to_bytes(), NOW) == FAR + 2 * at + 2
@@ -465,10 +465,10 @@ def test_a_log_truncated_within_a_batch_ends_at_the_start_of_the_batch(
 ) -> None:
     log = log_of()
     for _ in range(2):
-        log.append([batch(3)], 0, NOW)
+        log.append(batch(3), 0, NOW)
     assert log.truncate_to(offset, NOW)
     assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (3, [0])
-    log.append([batch(2)], 0, NOW)
+    log.append(batch(2), 0, NOW)
     assert [(b.base_offset, b.last_offset) for b in stored(log, 0)] == [(0, 2), (3, 4)]
 
 
@@ -492,7 +492,7 @@ def test_a_failed_roll_over_a_gap_leaves_the_log_unchanged(batch: MakeBatch) -> 
     files = FaultyFiles()
     files.make_directory("/var/t-0")
     log = open_log(files, "/var/t-0", TopicPartition("t", 0), LogConfig(), now_ms=NOW)
-    log.append([batch(1)], 0, NOW)
+    log.append(batch(1), 0, NOW)
     far = batch(1, base_offset=FAR, leader_epoch=0).to_bytes()
     files.fail("open", f"{FAR:020d}.index", errno.ENOSPC)
     with pytest.raises(StorageError):
@@ -522,13 +522,13 @@ def test_unsynced_bytes_are_counted_exactly(log_of: MakeLog, batch: MakeBatch) -
     log = log_of({"segment_bytes": 3 * size})
     assert log.unsynced_bytes == 0
     for count in range(1, 6):
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
         assert log.unsynced_bytes == count * size
     sync(log)
     assert log.unsynced_bytes == 0
-    log.append([batch(1)], 0, NOW)
+    log.append(batch(1), 0, NOW)
     assert log.unsynced_bytes == size
-    log.append([batch(1)], 0, NOW)
+    log.append(batch(1), 0, NOW)
     assert log.unsynced_bytes == 2 * size
     log.truncate_to(6, NOW)
     assert log.unsynced_bytes == size
@@ -540,12 +540,12 @@ def test_a_start_counts_bytes_of_unknown_state_as_unsynced(
 ) -> None:
     log = log_of()
     for _ in range(3):
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
     size = int(log.active.size) // 3
     log.release()
     again = log_of(recovery_point=recovery_point)
     assert again.unsynced_bytes == unsynced * size
-    again.append([batch(1)], 0, NOW)
+    again.append(batch(1), 0, NOW)
     assert again.unsynced_bytes == (unsynced + 1) * size
     sync(again)
     assert again.unsynced_bytes == 0

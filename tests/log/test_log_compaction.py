@@ -27,10 +27,10 @@ from log_stage import batches, flip, stored
 
 from record_builders import build_batch
 from tidemill.log.clean_batch import BatchCleaner
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, choose
 from tidemill.log.offset_map import OffsetMap
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import ATTRIBUTES, CRC, parse_batch

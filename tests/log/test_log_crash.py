@@ -55,7 +55,7 @@ def all_batches(log: Log) -> Iterator[Batch]:
 
 def append(log: Log, batch: MakeBatch, number: int, epoch: int = 3, **options: object) -> bytes:
     value = b"%08d" % number
-    log.append([batch(1, value=value, timestamp=NOW + number, **options)], epoch, NOW)
+    log.append(batch(1, value=value, timestamp=NOW + number, **options), epoch, NOW)
     return value
 
 
@@ -530,7 +530,7 @@ def test_a_failed_write_leaves_no_trace_in_the_producer_state(batch: MakeBatch) 
     files.fail("append", ".log")
     with pytest.raises(StorageError, match=r"cannot append to /var/data/t-0/0+\.log: Input/output error"):
         append(log, batch, 2, producer_id=4, producer_epoch=0, base_sequence=1)
-    result = log.append([batch(1, producer_id=4, producer_epoch=0, base_sequence=1)], 3, NOW)
+    result = log.append(batch(1, producer_id=4, producer_epoch=0, base_sequence=1), 3, NOW)
     assert (result.duplicate, result.base_offset) == (False, 1)
 
 

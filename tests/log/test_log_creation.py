@@ -13,12 +13,12 @@ from log_stage import MakeBatch
 
 from log_start import NOW, start_logs
 from tidemill.log.checkpoint_files import read_partition_metadata
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.open_files import OPEN_FILES
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 KEY = TopicPartition("t", 0)
@@ -52,7 +52,7 @@ def test_a_created_log_equals_an_opened_log(tmp_path: Path, batch: MakeBatch) ->
             -1,
             -1,
         )
-        assert log.append([batch(3)], 4, NOW).last_offset == 2
+        assert log.append(batch(3), 4, NOW).last_offset == 2
 
 
 def test_indexes_of_a_new_log_are_preallocated_at_their_first_entry(tmp_path: Path, batch: MakeBatch) -> None:
@@ -62,7 +62,7 @@ def test_indexes_of_a_new_log_are_preallocated_at_their_first_entry(tmp_path: Pa
     sizes = [tmp_path / "t-0" / name for name in (NAMES[0], NAMES[2])]
     assert [path.stat().st_size for path in sizes] == [0, 0]
     for _ in range(3):
-        log.append([batch(2)], 4, NOW)
+        log.append(batch(2), 4, NOW)
     assert [path.stat().st_size for path in sizes] == [1200, 1200]
     assert log.active.index.entries == 2
     again = manager_of_copy(tmp_path)
@@ -105,7 +105,7 @@ def test_a_partition_can_be_created_after_an_interrupted_creation(
     log = again.create(KEY, TOPIC_ID, LogConfig(), NOW)
     if log.topic_id != TOPIC_ID:
         again.assign_topic_id(log, TOPIC_ID)
-    assert log.append([batch(3)], 4, NOW).last_offset == 2
+    assert log.append(batch(3), 4, NOW).last_offset == 2
     log.flush(NOW)
     files.power_cut()
     last = manager_of(files)
@@ -121,7 +121,7 @@ def test_a_failed_creation_succeeds_on_a_retry(batch: MakeBatch) -> None:
         manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
     assert manager.get(KEY) is None
     log = manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
-    assert log.append([batch(1)], 4, NOW).last_offset == 0
+    assert log.append(batch(1), 4, NOW).last_offset == 0
 
 
 @pytest.mark.parametrize("metadata", [None, b"", b"no metadata"])
@@ -130,7 +130,7 @@ def test_a_directory_without_a_topic_id_is_used_by_the_partition(
 ) -> None:
     files = FaultyFiles()
     manager = manager_of(files)
-    manager.create(KEY, TOPIC_ID, LogConfig(), NOW).append([batch(1)], 4, NOW)
+    manager.create(KEY, TOPIC_ID, LogConfig(), NOW).append(batch(1), 4, NOW)
     files.rename("/data/t-0", "/kept")
     manager.delete(KEY, NOW)
     files.rename("/kept", "/data/t-0")

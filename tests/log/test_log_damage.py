@@ -64,7 +64,7 @@ def append(log: Log, name: str, number: int) -> None:
         data = build_batch(
             records, codec=codec, producer_id=5, producer_epoch=0, base_sequence=log.end_offset
         )
-        log.append([parse_batch(data, 0, len(data))], 3, NOW)
+        log.append(parse_batch(data, 0, len(data)), 3, NOW)
         return
     old = [(time, key, value) for time, key, value, _ in records]
     log.append_as_follower(build_message_set(int(magic[1]), old, codec, None, log.end_offset), NOW)

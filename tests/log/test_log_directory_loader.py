@@ -56,7 +56,7 @@ def filled(batch: MakeBatch) -> Callable[..., Watched]:
         manager = started(files, paths, 1)
         for at in range(partitions):
             log = manager.create(TopicPartition("t", at), bytes(16), LogConfig(), NOW)
-            log.append([batch(1)], 0, NOW)
+            log.append(batch(1), 0, NOW)
         files.kill()
         return files
 
@@ -222,7 +222,7 @@ def test_a_restored_disk_does_not_take_a_recreated_topic_offline(failed: str, ba
     key, other = TopicPartition("t", 0), TopicPartition("other", 0)
     manager.dirs.mark_losses_handled()
     manager.prefer(key, failed)
-    manager.create(key, b"f" * 16, LogConfig(), NOW).append([batch(1)], 0, NOW)
+    manager.create(key, b"f" * 16, LogConfig(), NOW).append(batch(1), 0, NOW)
     manager.prefer(other, kept)
     manager.create(other, b"o" * 16, LogConfig(), NOW)
     directory = manager.dirs.at_path(failed)
@@ -230,7 +230,9 @@ def test_a_restored_disk_does_not_take_a_recreated_topic_offline(failed: str, ba
     manager.dirs.fail_directory(failed, "a sync failed")
     assert manager.dirs.mark_sync_failed(directory) == []
     manager.delete(key, NOW)
-    manager.create(key, b"n" * 16, LogConfig(), NOW).append([batch(1), batch(1)], 0, NOW)
+    recreated = manager.create(key, b"n" * 16, LogConfig(), NOW)
+    for _ in range(2):
+        recreated.append(batch(1), 0, NOW)
     assert manager.close(NOW, {}) == []
     again = started(files, ("/a", "/b"), 1)
     assert [one.failure for one in again.dirs.all] == ["", ""]
@@ -260,7 +262,7 @@ def test_a_remounted_disk_that_fails_takes_no_replica_on_another_disk_offline(
     (kept,) = {"/a", "/b"} - {former}
     manager = started(files, ("/a", "/b"), 1)
     for path, count in ((former, 3), (kept, 1)):
-        manager.make_log(f"{path}/{key}", key, b"t" * 16, LogConfig(), NOW).append([batch(count)], 0, NOW)
+        manager.make_log(f"{path}/{key}", key, b"t" * 16, LogConfig(), NOW).append(batch(count), 0, NOW)
     files.kill()
     files.refused, files.code = f"{former}/", code
     manager = mounted_again(files, former)

@@ -10,7 +10,7 @@ import pytest
 from log_stage import MakeBatch, MakeLog
 
 from record_builders import build_batch
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.dump import DumpOptions, entries, lines
 from tidemill.model.errors import ConfigError
 from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS
@@ -92,7 +92,7 @@ def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatc
     log = log_of({"index_interval_bytes": 200})
     for number in range(6):
         log.append(
-            [batch(1, timestamp=TIME + number, producer_id=7, producer_epoch=0, base_sequence=number)],
+            batch(1, timestamp=TIME + number, producer_id=7, producer_epoch=0, base_sequence=number),
             4,
             TIME,
         )
@@ -111,7 +111,7 @@ def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatc
 def test_a_wrong_index_entry_is_reported(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"index_interval_bytes": 0})
     for _ in range(3):
-        log.append([batch(1)], 0, TIME)
+        log.append(batch(1), 0, TIME)
     log.close(TIME)
     path = Path(log.active.index.path)
     data = bytearray(path.read_bytes())
@@ -140,7 +140,7 @@ def test_time_index_entries_are_checked_from_the_position_in_the_offset_index(
 ) -> None:
     log = log_of({"index_interval_bytes": 0})
     for number in range(20):
-        log.append([batch(2, timestamp=TIME + number)], 0, TIME)
+        log.append(batch(2, timestamp=TIME + number), 0, TIME)
     log.close(TIME)
     path = Path(log.active.time_index.path)
     found = list(entries(FILES, str(path)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.log.files import CACHE_PROBE_STRIDE, SystemFiles
+from tidemill.log.system_files import CACHE_PROBE_STRIDE, SystemFiles
 
 FILES = SystemFiles()
 

@@ -132,7 +132,7 @@ class FormatsMachine(RuleBasedStateMachine):
         )
         base = int(self.log.end_offset)
         if isinstance(made, Batch):
-            result = self.log.append([made], 0, self.clock)
+            result = self.log.append(made, 0, self.clock)
         else:
             result = self.log.append_messages(made, 0, self.clock)
         assert (result.base_offset, result.last_offset) == (base, base + len(records) - 1)

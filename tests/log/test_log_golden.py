@@ -40,7 +40,7 @@ def test_a_v2_log_stores_the_76_byte_batch_with_the_fields_of_its_leader(
     log_of: MakeLog, directory: str
 ) -> None:
     produced = build_batch([(TIME_MS, b"key", b"value", None)], base_offset=99)
-    log_of().append([parse_batch(produced, 0, len(produced))], 0, NOW)
+    log_of().append(parse_batch(produced, 0, len(produced)), 0, NOW)
     data = Path(directory, "00000000000000000000.log").read_bytes()
     assert data == build_batch([(TIME_MS, b"key", b"value", None)], leader_epoch=0)
     assert (len(data), parse_batch(data, 0, 76).crc) == (76, 2857248333)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.files import SystemFiles
 from tidemill.log.offset_index import OffsetIndex
+from tidemill.log.system_files import SystemFiles
 from tidemill.log.time_index import TimeIndex
 
 BASE = 1000
@@ -217,7 +217,7 @@ def test_a_clean_restart_keeps_the_index_interval(log_of: MakeLog, batch: MakeBa
         log = log_of(settings, directory=str(directory))
         entries = []
         for _ in range(30):
-            log.append([batch(1, value=bytes(150))], 0, NOW)
+            log.append(batch(1, value=bytes(150)), 0, NOW)
             if restarts:
                 log.close(NOW)
                 log = log_of(settings, directory=str(directory), clean=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from log_stage import NOW, MakeBatch
 
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.dump import DumpOptions, lines
 from tidemill.model.types import TopicPartition
 from tidemill.records.record_reader import iter_records
@@ -79,11 +79,11 @@ def test_kafka_and_tidemill_dump_the_same_text(tmp_path: Path, batch: MakeBatch)
     for number in range(90):
         sequence = {"producer_id": 7, "producer_epoch": 1, "base_sequence": number * 2} if number % 2 else {}
         log.append(
-            [batch(2, timestamp=NOW + number, step_ms=1, codec=number % 5, **sequence)], number // 30, NOW
+            batch(2, timestamp=NOW + number, step_ms=1, codec=number % 5, **sequence), number // 30, NOW
         )
         if sequence:
             log.append(
-                [batch(2, producer_id=7, producer_epoch=1, base_sequence=number * 2 + 2)], number // 30, NOW
+                batch(2, producer_id=7, producer_epoch=1, base_sequence=number * 2 + 2), number // 30, NOW
             )
     assert manager.close(NOW, {}) == []
     paths = sorted(path for path in (tmp_path / "t-0").iterdir() if path.name[:20].isdigit())
@@ -183,7 +183,7 @@ def with_offsets_topic_opens(
     marked = manager.logs[TopicPartition("t-transaction", 0)]
     (entry,) = marked.producers()
     assert (marked.end_offset, entry.coordinator_epoch, entry.transaction_first_offset) == (2, 0, -1)
-    marked.append([batch(1)], 9, NOW)
+    marked.append(batch(1), 9, NOW)
     assert manager.close(NOW, {}) == []
     logs = sorted(path for path in data.glob("t-*/*") if path.name[:20].isdigit())
     logs = [path for path in logs if path.suffix != ".txnindex"][:12]

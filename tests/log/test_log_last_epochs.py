@@ -15,18 +15,18 @@ from log_stage import NOW, MakeBatch, MakeLog
 
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.file_names import LEADER_EPOCHS, LOG
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import LogLoader
 from tidemill.log.retention import expired_segments
+from tidemill.log.system_files import SystemFiles
 
 
 def emptied(log_of: MakeLog, batch: MakeBatch, **settings: Any) -> Log:
     """A log of six records in two epochs, all deleted by request."""
     log = log_of({"segment_ms": 1, "file_delete_delay_ms": 0, **settings})
-    log.append([batch(2)], 1, NOW)
-    log.append([batch(4)], 3, NOW + 10)
+    log.append(batch(2), 1, NOW)
+    log.append(batch(4), 3, NOW + 10)
     assert log.advance_start(6)
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 20), NOW + 20)
     for path in log.segment_list.removals.pop_due(NOW + 1000):
@@ -56,8 +56,8 @@ def test_an_emptied_log_keeps_its_last_epoch_after_each_start(
 
 def test_an_expired_log_keeps_its_last_epoch_after_a_start(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"retention_ms": 1000})
-    log.append([batch(2)], 1, NOW)
-    log.append([batch(4)], 3, NOW)
+    log.append(batch(2), 1, NOW)
+    log.append(batch(4), 3, NOW)
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
     log.close(NOW)
     assert state(log_of(clean=True)) == (6, 6, 3)
@@ -104,7 +104,7 @@ def test_a_log_emptied_by_kafka_has_its_last_epoch(log_of: MakeLog, batch: MakeB
 def emptied_after_a_kill(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> Log:
     """The process that wrote the records was killed before a sync. The next process deleted the records."""
     log = log_of(files=files, directory="/data")
-    log.append([batch(6)], 3, NOW)
+    log.append(batch(6), 3, NOW)
     files.kill()
     log = log_of({"retention_ms": 1000}, files=files, directory="/data", clean=False)
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
@@ -114,7 +114,7 @@ def emptied_after_a_kill(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) 
 def emptied_by_kafka(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> Log:
     """The start writes the file again."""
     log = log_of({"retention_ms": 1000}, files=files, directory="/data")
-    log.append([batch(6)], 3, NOW)
+    log.append(batch(6), 3, NOW)
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
     log.close(NOW)
     files.replace(f"/data/{LEADER_EPOCHS}", b"0\n1\n3 6\n")
@@ -144,8 +144,8 @@ def test_a_log_without_records_ever_has_no_last_epoch(log_of: MakeLog, directory
 
 def test_a_log_truncated_to_its_start_keeps_its_last_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([batch(2)], 1, NOW)
-    log.append([batch(2)], 1, NOW)
+    log.append(batch(2), 1, NOW)
+    log.append(batch(2), 1, NOW)
     log.advance_start(2)
     log.truncate_to(2, NOW)
     assert state(log) == (2, 2, 1)
@@ -153,9 +153,9 @@ def test_a_log_truncated_to_its_start_keeps_its_last_epoch(log_of: MakeLog, batc
 
 def test_an_emptied_log_continues_in_its_last_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = emptied(log_of, batch)
-    assert log.append([batch(1)], 3, NOW).base_offset == 6
+    assert log.append(batch(1), 3, NOW).base_offset == 6
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3], [5])
-    assert log.append([batch(1)], 4, NOW).base_offset == 7
+    assert log.append(batch(1), 4, NOW).base_offset == 7
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3, 4], [5, 7])
 
 

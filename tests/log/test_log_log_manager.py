@@ -16,7 +16,6 @@ from record_builders import build_batch
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.delayed_file_removal import DelayedFileRemoval, remove_path
 from tidemill.log.file_names import CLEAN_SHUTDOWN
-from tidemill.log.files import SystemFiles
 from tidemill.log.flush_job import FlushJob
 from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
@@ -24,6 +23,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.log.open_files import OPEN_FILES
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 
@@ -38,7 +38,7 @@ def test_logs_survive_a_clean_shutdown_without_recovery(tmp_path: Path, batch: M
     manager = opened(tmp_path / "data")
     for partition in range(3):
         log = manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
-        log.append([batch(partition + 1)], 4, NOW)
+        log.append(batch(partition + 1), 4, NOW)
     assert manager.close(NOW, {TopicPartition("t", 2): 2}) == []
     assert (tmp_path / "data/.kafka_cleanshutdown").exists()
     again = opened(tmp_path / "data")
@@ -55,10 +55,10 @@ def test_an_unused_log_is_not_synced_at_shutdown(batch: MakeBatch) -> None:
 
     manager = start_logs(files, ["/data"])
     for partition in range(3):
-        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW).append(batch(), 0, NOW)
     assert manager.close(NOW, {}) == []
     manager = start_logs(files, ["/data"])
-    manager.logs[TopicPartition("t", 1)].append([batch()], 0, NOW)
+    manager.logs[TopicPartition("t", 1)].append(batch(), 0, NOW)
     files.operations.clear()
     assert manager.close(NOW, {}) == []
     synced = [path for operation, path in files.operations if operation in ("sync", "sync_directory")]
@@ -74,7 +74,7 @@ def test_logs_survive_a_kill(tmp_path: Path, batch: MakeBatch) -> None:
     manager = opened(tmp_path)
     log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(segment_bytes=10_000), NOW)
     for _ in range(100):
-        log.append([batch(3, value=bytes(100))], 0, NOW)
+        log.append(batch(3, value=bytes(100)), 0, NOW)
     manager.dirs.unlock()
     again = opened(tmp_path)
     found = again.logs[TopicPartition("t", 0)]
@@ -139,7 +139,7 @@ def test_a_cordoned_directory_gets_no_new_partition(tmp_path: Path) -> None:
 def test_a_deleted_partition_is_renamed_at_once_and_removed_later(tmp_path: Path, batch: MakeBatch) -> None:
     manager = opened(tmp_path)
     key = TopicPartition("t", 0)
-    manager.create(key, TOPIC_ID, LogConfig(file_delete_delay_ms=500), NOW).append([batch()], 0, NOW)
+    manager.create(key, TOPIC_ID, LogConfig(file_delete_delay_ms=500), NOW).append(batch(), 0, NOW)
     assert manager.delete(key, NOW)
     assert manager.get(key) is None
     (renamed,) = tmp_path.glob("t-0.*-delete")
@@ -163,7 +163,7 @@ def open_names() -> list[str]:
 def test_a_failed_directory_takes_only_its_partitions_offline(tmp_path: Path, batch: MakeBatch) -> None:
     manager = opened(tmp_path / "a", tmp_path / "b")
     for partition in range(4):
-        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW).append(batch(), 0, NOW)
     lost = list(manager.dirs.all[0].logs.values())
     held = len(OPEN_FILES)
     gone = manager.dirs.fail_directory(str(tmp_path / "a"), "Input/output error")
@@ -185,7 +185,7 @@ def test_a_start_after_a_clean_shutdown_recovers_and_syncs_no_log(
     manager = started(files)
     for partition in range(100):
         log = manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
-        log.append([batch(1)], 0, NOW)
+        log.append(batch(1), 0, NOW)
     assert manager.close(NOW, {}) == []
     files.operations.clear()
     again = started(files)
@@ -217,13 +217,13 @@ def test_startup_fails_when_no_directory_is_usable(tmp_path: Path) -> None:
 def test_syncs_at_shutdown_run_in_parallel(monkeypatch: pytest.MonkeyPatch, batch: MakeBatch) -> None:
     manager = start_logs(FaultyFiles(), ["/a", "/b"])
     for at in range(16):
-        manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+        manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW).append(batch(), 0, NOW)
     together = threading.Barrier(16, timeout=10)
     run = FlushJob.run
 
-    def meet(job: FlushJob) -> None:
+    def meet(job: FlushJob, *, with_parent: bool) -> None:
         together.wait()
-        run(job)
+        run(job, with_parent=with_parent)
 
     monkeypatch.setattr(FlushJob, "run", meet)
     assert manager.close(NOW, {}) == []
@@ -235,7 +235,7 @@ def test_a_failed_sync_at_shutdown_leaves_no_clean_shutdown_marker(
     files = FaultyFiles()
     manager = start_logs(files, ["/a", "/b"])
     for at in range(4):
-        manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+        manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW).append(batch(), 0, NOW)
     files.fail("sync", "/a/t-2", errno.EIO)
     (problem,) = manager.close(NOW, {})
     assert "/a/t-2" in problem
@@ -280,7 +280,7 @@ def test_an_error_names_the_missing_file_of_a_read(tmp_path: Path, batch: MakeBa
     manager, key = opened(tmp_path / "data"), TopicPartition("t", 0)
     log = manager.create(key, TOPIC_ID, LogConfig(segment_bytes=100), NOW)
     for _ in range(3):
-        log.append([batch()], 0, NOW)
+        log.append(batch(), 0, NOW)
     assert manager.close(NOW, {}) == []
     log = opened(tmp_path / "data").logs[key]
     gone = tmp_path / f"data/t-0/{1:020}.log"
@@ -314,14 +314,14 @@ def test_a_dangling_link_affects_only_its_partition(tmp_path: Path) -> None:
     assert key in opened(data).logs
 
 
-def test_an_added_directory_is_signed_when_no_directory_is_missing(tmp_path: Path) -> None:
+def test_an_added_directory_gets_meta_properties_when_no_directory_is_missing(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     manager = opened(a)
     manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
     assert manager.close(NOW, {}) == []
     manager = opened(a, b)
     manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW, is_new=False)
-    manager.dirs.sign_new()
+    manager.dirs.write_new_meta_properties()
     assert (b / "meta.properties").exists()
     log = manager.create(TopicPartition("t", 1), TOPIC_ID, LogConfig(), NOW)
     assert log.directory == str(b / "t-1")
@@ -338,7 +338,7 @@ def test_a_kill_is_distinguished_from_a_power_cut(batch: MakeBatch) -> None:
     assert manager.dirs.is_blank  # the loss was not handled yet
     manager.dirs.mark_losses_handled()
     assert not manager.dirs.is_blank
-    manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+    manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW).append(batch(), 0, NOW)
     files.kill()
     manager = start_logs(files, ["/data"])
     assert not manager.dirs.all[0].may_have_lost
@@ -375,7 +375,7 @@ def test_deleted_records_stay_deleted_after_a_power_cut_before_file_removal(
     manager = start_logs(files, ["/data"])
     log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
     for _ in range(3):
-        log.append([batch()], 0, NOW)
+        log.append(batch(), 0, NOW)
     log.flush(NOW)
     deleted_to = log.end_offset
     log.advance_start(deleted_to)
@@ -391,9 +391,9 @@ def half_synced(manager: LogManager, batch: MakeBatch) -> list[Log]:
     manager.dirs.mark_losses_handled()
     logs = [manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW) for at in range(2)]
     for log in logs:
-        log.append([batch()], 0, NOW)
+        log.append(batch(), 0, NOW)
         log.flush(NOW)
-        log.append([batch(2)], 0, NOW)
+        log.append(batch(2), 0, NOW)
     manager.checkpoint_recovery_points()
     return logs
 
@@ -425,7 +425,7 @@ def test_the_next_start_does_not_trust_the_page_cache_after_a_failed_sync(
     assert any("a sync failed before the last shutdown" in warning for warning in again.dirs.warnings)
     assert again.logs[TopicPartition("t", 0)].end_offset == 1, "the disk has no more"
     assert again.logs[TopicPartition("t", 1)].end_offset == 3
-    again.logs[TopicPartition("t", 0)].append([batch(4)], 0, NOW)
+    again.logs[TopicPartition("t", 0)].append(batch(4), 0, NOW)
     files.kill()
     again = start_logs(files, paths)
     assert again.dirs.all[0].may_have_lost, "the loss was not handled yet"
@@ -466,7 +466,7 @@ def test_a_broker_that_cannot_store_its_marker_is_reported_by_the_log_manager(
     manager = start_logs(files, paths)
     manager.dirs.mark_losses_handled()
     log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
-    log.append([batch()], 0, NOW)
+    log.append(batch(), 0, NOW)
     manager.checkpoint_recovery_points()
     for operation in ("sync", "replace", "remove"):
         files.fail(operation, "/a/", errno.EIO, times=100)
@@ -495,7 +495,7 @@ def test_a_truncation_at_startup_is_not_treated_as_synced_by_the_next_start(
     manager = start_logs(files, ["/data"])
     log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
     for _ in range(5):
-        log.append([batch()], 0, NOW)
+        log.append(batch(), 0, NOW)
     log.flush(NOW)
     manager.checkpoint_recovery_points()
     files.open(log.active.path).truncate(log.active.size - 10)
@@ -519,7 +519,7 @@ def test_a_future_log_that_cannot_be_truncated_at_startup_affects_its_directory_
     key = TopicPartition("t", 0)
     source = manager.create(key, TOPIC_ID, LogConfig(), NOW)
     for _ in range(5):
-        source.append([batch(1)], 0, NOW)
+        source.append(batch(1), 0, NOW)
     move = begin_move(manager, key, "/b", NOW)
     assert move is not None
     copy_all(move)
@@ -558,7 +558,7 @@ def started(files: FaultyFiles) -> LogManager:
 def with_60_records(manager: LogManager, key: TopicPartition, batch: MakeBatch) -> Log:
     log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
     for _ in range(20):
-        log.append([batch(3)], 0, NOW)
+        log.append(batch(3), 0, NOW)
     return log
 
 
@@ -580,7 +580,7 @@ def test_records_appended_after_a_truncation_are_not_counted_as_compacted(
         checkpoint.write()
     assert not directory.overstates_clean_end(log)
     for _ in range(10):
-        log.append([batch(3)], 1, NOW)
+        log.append(batch(3), 1, NOW)
     files.kill()
     (again,) = started(files).dirs.all
     assert again.cleaner_offsets.load() == {key: 30}
@@ -604,7 +604,7 @@ def test_a_lowered_log_start_offset_limits_the_cleaner_checkpoint_before_any_app
         checkpoint.write()
     assert not directory.overstates(log)
     for _ in range(5):
-        log.append([batch(3)], 1, NOW)
+        log.append(batch(3), 1, NOW)
     files.kill()
     again = started(files).logs[key]
     assert (again.start_offset, again.end_offset) == (0, 15)
@@ -621,7 +621,7 @@ def test_a_log_with_missing_files_restarts_at_its_first_offset(batch: MakeBatch)
     remove_path(files, "/data/t-0")
     manager = started(files)
     recreated = manager.create(key, TOPIC_ID, LogConfig(), NOW)
-    recreated.append([batch(3)], 1, NOW)
+    recreated.append(batch(3), 1, NOW)
     files.kill()
     again = started(files).logs[key]
     assert (again.start_offset, again.end_offset) == (0, 3)

@@ -74,7 +74,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5), size=st.integers(0, 60), codec=st.sampled_from([0, 0, 3]))
     def append(self, count: int, size: int, codec: int) -> None:
         batch, values = self.batch(count, size, codec=codec)
-        result = self.log.append([batch], self.epoch, NOW)
+        result = self.log.append(batch, self.epoch, NOW)
         assert (result.base_offset, result.last_offset) == (self.end, self.end + count - 1)
         self.records += [(self.end + at, value, self.epoch) for at, value in enumerate(values)]
         self.end += count

@@ -19,7 +19,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, in_one_go
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, run_without_pauses
 from tidemill.model.types import TopicPartition
 
 TOPIC_ID = bytes(range(16))
@@ -33,7 +33,7 @@ Append = Callable[[Log], None]
 @pytest.fixture
 def append(batch: MakeBatch) -> Append:
     """Appends three records."""
-    return lambda log: void(log.append([batch(3)], 0, NOW))
+    return lambda log: void(log.append(batch(3), 0, NOW))
 
 
 def void(result: object) -> None:
@@ -268,10 +268,10 @@ def test_a_directory_that_fails_during_a_checkpoint_keeps_its_last_checkpoint(
     log = filled(manager, 0, append, 2)
     write(manager)
     log.advance_start(3)
-    taking = manager.collecting_log_checkpoints(manager.dirs.all)
+    taking = manager.log_checkpoints_in_slices(manager.dirs.all)
     next(taking)
     manager.dirs.fail_directory("/data", "the disk broke")
-    assert write_checkpoints(in_one_go(taking)) == []
+    assert write_checkpoints(run_without_pauses(taking)) == []
     assert said(files, STARTS) == {"t-0": 2}
     assert said(files, RECOVERY_POINTS) == said(files, WATERMARKS) == {"t-0": 3}
 
@@ -385,7 +385,7 @@ def test_offsets_of_thousands_of_logs_are_collected_in_parts_without_loss() -> N
     first = TopicPartition("t", 0)
     for key in offsets:
         checkpoint.mark_changed(key)
-    taking = checkpoint.collecting()
+    taking = checkpoint.collect_in_slices()
     next(taking)
     # A collected one changes meanwhile, and so does a later one.
     for key in (first, TopicPartition("t", 3 * ITEMS_A_PAUSE - 1)):

@@ -12,10 +12,10 @@ import pytest
 from log_stage import NOW, MakeBatch, MakeLog
 
 from tidemill.log import log_segment, sparse_index
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.open_files import OpenFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 
 
@@ -77,7 +77,7 @@ def test_writing_and_reading_many_partitions_uses_few_descriptors(
     logs = [manager.create(TopicPartition("t", at), b"t" * 16, config, NOW) for at in range(40)]
     for turn in range(6):
         for log in logs:
-            log.append([batch(1, timestamp=NOW + turn)], 0, NOW)
+            log.append(batch(1, timestamp=NOW + turn), 0, NOW)
             assert descriptors_under(tmp_path) <= 16
     for offset in range(6):
         for log in logs:
@@ -92,22 +92,22 @@ def test_writing_and_reading_many_partitions_uses_few_descriptors(
 
 def test_a_range_in_transmission_survives_closing_its_segment(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([batch()], 0, NOW)
+    log.append(batch(), 0, NOW)
     piece = log.read(0, 1000, 1, True)
     assert piece is not None
     log.release()
-    log.append([batch()], 0, NOW)
+    log.append(batch(), 0, NOW)
     assert piece.read()[:8] == bytes(8)
     assert log.read(1, 1000, 2, True) is not None
 
 
 def test_a_failed_append_is_truncated_after_the_file_was_closed(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([batch()], 0, NOW)
+    log.append(batch(), 0, NOW)
     log.release()
     with open(log.active.path, "ab") as file:
         file.write(b"torn off")
-    log.append([batch()], 0, NOW)
+    log.append(batch(), 0, NOW)
     piece = log.read(1, 1000, 2, True)
     assert piece is not None
     assert piece.read()[:8] == (1).to_bytes(8, "big")
@@ -117,7 +117,7 @@ SMALL = """
     import resource, sys
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     from tidemill.log.log_config import LogConfig
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
     from tidemill.log.log_manager import LogManager
     from tidemill.model.types import TopicPartition
     from tidemill.records.batch import parse_batch
@@ -133,8 +133,8 @@ SMALL = """
         manager.load(0, lambda topic: LogConfig())
         for at in range(300):
             log = manager.create(TopicPartition("t", at), b"t" * 16, LogConfig(index_interval_bytes=0), 0)
-            assert log.append([batch], 0, 0).base_offset == 2 * life, at
-            assert log.append([batch], 0, 0).base_offset == 2 * life + 1, at
+            assert log.append(batch, 0, 0).base_offset == 2 * life, at
+            assert log.append(batch, 0, 0).base_offset == 2 * life + 1, at
         for log in manager.logs.values():
             assert log.read(0, 1000, log.end_offset, True).read()
         assert manager.close(0, {}) == []

@@ -53,7 +53,7 @@ class History:
         sequence = 0 if before is None or before.epoch != epoch else before.sequence + before.count
         count = self.random.randint(1, 4)
         made = self.made(Held(producer, epoch, sequence, count, 0))
-        result = self.log.append([made], 1, NOW)
+        result = self.log.append(made, 1, NOW)
         assert not result.duplicate
         self.held.append(Held(producer, epoch, sequence, count, int(result.base_offset)))
 
@@ -123,10 +123,10 @@ class History:
             recent = [one for one in mine if one.epoch == last.epoch][-BATCHES_KEPT:]
             for one in recent:
                 if one.offset >= self.log.start_offset:
-                    result = self.log.append([self.made(one)], 1, NOW)
+                    result = self.log.append(self.made(one), 1, NOW)
                     assert (result.duplicate, result.base_offset) == (True, one.offset)
             with pytest.raises(KafkaError) as caught:
-                self.log.append([self.made(last._replace(sequence=last.sequence + last.count + 1))], 1, NOW)
+                self.log.append(self.made(last._replace(sequence=last.sequence + last.count + 1)), 1, NOW)
             assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 

@@ -27,9 +27,9 @@ def produced(
 def test_a_retried_batch_gets_its_original_offset(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     for number in range(5):
-        log.append([produced(batch, number * 3, 3)], 0, NOW)
+        log.append(produced(batch, number * 3, 3), 0, NOW)
     for number in range(5):
-        result = log.append([produced(batch, number * 3, 3)], 0, NOW)
+        result = log.append(produced(batch, number * 3, 3), 0, NOW)
         assert (result.duplicate, result.base_offset, result.last_offset) == (
             True,
             number * 3,
@@ -61,55 +61,55 @@ def test_a_batch_is_out_of_order(
 ) -> None:
     log = log_of()
     for sequence, count in kept:
-        log.append([produced(batch, sequence, count)], 0, NOW)
+        log.append(produced(batch, sequence, count), 0, NOW)
     end = int(log.end_offset)
     with pytest.raises(KafkaError, match=text) as caught:
-        log.append([produced(batch, *rejected)], 0, NOW)
+        log.append(produced(batch, *rejected), 0, NOW)
     assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert log.end_offset == end
-    assert log.append([produced(batch, end)], 0, NOW).base_offset == end
+    assert log.append(produced(batch, end), 0, NOW).base_offset == end
 
 
 def test_sequences_wrap_after_int32(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([produced(batch, 0x7FFFFFFE, 4)], 0, NOW)
+    log.append(produced(batch, 0x7FFFFFFE, 4), 0, NOW)
     (kept,) = log.producer_state.entries[42].batches
     assert (kept.first_sequence, kept.last_sequence) == (0x7FFFFFFE, 1)
-    assert log.append([produced(batch, 0x7FFFFFFE, 4)], 0, NOW).duplicate
-    assert log.append([produced(batch, 2)], 0, NOW).base_offset == 4
-    log.append([produced(batch, 0x7FFFFFFF, producer=43)], 0, NOW)
-    assert log.append([produced(batch, 0, producer=43)], 0, NOW).base_offset == 6
+    assert log.append(produced(batch, 0x7FFFFFFE, 4), 0, NOW).duplicate
+    assert log.append(produced(batch, 2), 0, NOW).base_offset == 4
+    log.append(produced(batch, 0x7FFFFFFF, producer=43), 0, NOW)
+    assert log.append(produced(batch, 0, producer=43), 0, NOW).base_offset == 6
 
 
 def test_an_unknown_producer_may_start_at_any_sequence(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    assert log.append([produced(batch, 17)], 0, NOW).base_offset == 0
-    assert log.append([produced(batch, 18)], 0, NOW).base_offset == 1
+    assert log.append(produced(batch, 17), 0, NOW).base_offset == 0
+    assert log.append(produced(batch, 18), 0, NOW).base_offset == 1
 
 
 def test_an_old_producer_epoch_is_fenced_and_a_new_one_starts_at_sequence_0(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
-    log.append([produced(batch, 0, epoch=1)], 0, NOW)
+    log.append(produced(batch, 0, epoch=1), 0, NOW)
     with pytest.raises(KafkaError, match="has epoch 0, but a newer instance has epoch 1") as caught:
-        log.append([produced(batch, 1, epoch=0)], 0, NOW)
+        log.append(produced(batch, 1, epoch=0), 0, NOW)
     assert caught.value.code == ErrorCode.INVALID_PRODUCER_EPOCH
     with pytest.raises(KafkaError, match="starts epoch 2 with sequence 5, not 0"):
-        log.append([produced(batch, 5, epoch=2)], 0, NOW)
-    assert log.append([produced(batch, 0, epoch=2)], 0, NOW).base_offset == 1
+        log.append(produced(batch, 5, epoch=2), 0, NOW)
+    assert log.append(produced(batch, 0, epoch=2), 0, NOW).base_offset == 1
     assert len(log.producer_state.entries[42].batches) == 1
 
 
 def test_the_last_five_batches_survive_a_kill(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 400})
     for number in range(20):
-        log.append([produced(batch, number)], 0, NOW)
+        log.append(produced(batch, number), 0, NOW)
     log.release()
     again = log_of({"segment_bytes": 400})
     for number in range(15, 20):
-        assert again.append([produced(batch, number)], 0, NOW).base_offset == number
-    assert again.append([produced(batch, 20)], 0, NOW).base_offset == 20
+        assert again.append(produced(batch, number), 0, NOW).base_offset == number
+    assert again.append(produced(batch, 20), 0, NOW).base_offset == 20
 
 
 def test_duplicates_are_detected_after_a_clean_shutdown_with_a_one_batch_snapshot(
@@ -117,17 +117,17 @@ def test_duplicates_are_detected_after_a_clean_shutdown_with_a_one_batch_snapsho
 ) -> None:
     log = log_of({"segment_bytes": 800})
     for number in range(8):
-        log.append([produced(batch, number)], 0, NOW)
-        log.append([produced(batch, number, producer=43)], 0, NOW)
+        log.append(produced(batch, number), 0, NOW)
+        log.append(produced(batch, number, producer=43), 0, NOW)
     log.close(NOW)
     again = log_of({"segment_bytes": 800}, clean=True)
     assert len(again.producer_state.entries[42].batches) == 1
-    assert again.append([produced(batch, 8)], 0, NOW).base_offset == 16
+    assert again.append(produced(batch, 8), 0, NOW).base_offset == 16
     for number in (4, 5, 6, 7, 8):
-        result = again.append([produced(batch, number)], 0, NOW)
+        result = again.append(produced(batch, number), 0, NOW)
         assert (result.duplicate, result.base_offset) == (True, number * 2)
     with pytest.raises(KafkaError, match="sent sequence 3, expected 9"):
-        again.append([produced(batch, 3)], 0, NOW)
+        again.append(produced(batch, 3), 0, NOW)
 
 
 @pytest.mark.parametrize("stop", ["none", "kill", "clean"])
@@ -138,7 +138,7 @@ def test_a_batch_accepted_as_new_by_another_leader_is_a_duplicate_afterwards(
     sequences = [(first + number) & SEQUENCE_MAX for number in range(5)]
     log = log_of({"segment_bytes": 400})
     for sequence in sequences[:4]:
-        log.append([produced(batch, sequence)], 0, NOW)
+        log.append(produced(batch, sequence), 0, NOW)
     # That leader's log starts here and has no state of the producer.
     log.append_as_follower(produced(batch, sequences[1], base_offset=4).data, NOW)
     if stop == "kill":
@@ -147,19 +147,19 @@ def test_a_batch_accepted_as_new_by_another_leader_is_a_duplicate_afterwards(
         log.close(NOW)
     if stop != "none":
         log = log_of({"segment_bytes": 400}, clean=stop == "clean")
-    result = log.append([produced(batch, sequences[1])], 0, NOW)
+    result = log.append(produced(batch, sequences[1]), 0, NOW)
     assert (result.duplicate, result.base_offset) == (True, 4)
     for offset, sequence in enumerate(sequences[2:], 5):
-        result = log.append([produced(batch, sequence)], 0, NOW)
+        result = log.append(produced(batch, sequence), 0, NOW)
         assert (result.duplicate, result.base_offset) == (False, offset)
-    result = log.append([produced(batch, sequences[0])], 0, NOW)
+    result = log.append(produced(batch, sequences[0]), 0, NOW)
     assert (result.duplicate, result.base_offset) == (True, 0), "earlier batches are known"
 
 
 def test_inactive_producers_expire_by_their_last_activity(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW)
-    log.append([produced(batch, 0, producer=2)], 0, NOW + 500)
+    log.append(batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW)
+    log.append(produced(batch, 0, producer=2), 0, NOW + 500)
     assert log.producer_state.expire(NOW + 999, 1000) == 0
     assert log.producer_state.expire(NOW + 1000, 1000) == 1
     assert list(log.producer_state.entries) == [2]
@@ -169,7 +169,7 @@ def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batc
     log = log_of()
     for producer in (1, 2):
         options = {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-        log.append([batch(1, **options)], 0, NOW)
+        log.append(batch(1, **options), 0, NOW)
     marker = build_end_marker(True, NOW, 2, 0, 0, base_offset=2, leader_epoch=0)
     log.append_as_follower(marker, NOW)
     assert log.producer_state.expire(NOW + 1_000_000, 1000) == 1
@@ -179,13 +179,13 @@ def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batc
 
 def test_a_restart_resets_the_expiration_of_inactive_producers(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
-    log.append([batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW)
+    log.append(batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW)
     log.close(NOW)
     again = log_of(clean=True, now_ms=NOW + 5000)
     assert again.producer_state.snapshot_offset == 1
     assert again.producer_state.expire(NOW + 5999, 1000) == 0
     assert again.append(
-        [batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW
+        batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW
     ).duplicate
     assert again.producer_state.expire(NOW + 6000, 1000) == 1
 
@@ -193,15 +193,15 @@ def test_a_restart_resets_the_expiration_of_inactive_producers(log_of: MakeLog, 
 def test_truncation_restores_the_earlier_producer_state(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 400})
     for number in range(20):
-        log.append([produced(batch, number)], 0, NOW)
+        log.append(produced(batch, number), 0, NOW)
     log.truncate_to(12, NOW)
     assert log.producer_state.entries[42].last_sequence == 11
-    assert log.append([produced(batch, 12)], 0, NOW).base_offset == 12
+    assert log.append(produced(batch, 12), 0, NOW).base_offset == 12
 
 
 def test_a_producer_snapshot_has_kafkas_layout(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
     log = log_of()
-    log.append([produced(batch, 5, 3, epoch=2)], 0, NOW)
+    log.append(produced(batch, 5, 3, epoch=2), 0, NOW)
     log.close(NOW)
     data = Path(directory, "00000000000000000003.snapshot").read_bytes()
     entry = struct.pack(">qhiqiqiq", 42, 2, 7, 2, 2, NOW, -1, -1)

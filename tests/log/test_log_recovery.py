@@ -13,11 +13,11 @@ from log_stage import NOW, MakeBatch, MakeLog, flip, stored
 
 from tidemill.log.checkpoint_files import CheckpointDamaged
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import LogLoader, open_log
-from tidemill.model.interfaces import Files
+from tidemill.log.system_files import SystemFiles
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 
 SMALL = {"segment_bytes": 3000, "index_interval_bytes": 300, "segment_index_bytes": 480}
@@ -60,7 +60,7 @@ def filled(log_of: MakeLog, batch: MakeBatch) -> Log:
     log = log_of(SMALL)
     for number in range(60):
         log.append(
-            [batch(2, timestamp=NOW + number, producer_id=5, producer_epoch=0, base_sequence=number * 2)],
+            batch(2, timestamp=NOW + number, producer_id=5, producer_epoch=0, base_sequence=number * 2),
             number // 25,
             NOW,
         )
@@ -83,7 +83,7 @@ def test_an_unclean_shutdown_without_damage_loses_no_record(filled: Log, directo
 
 def test_appends_continue_after_recovery(filled: Log, directory: str, batch: MakeBatch) -> None:
     log, _ = opening(directory)
-    assert log.append([batch(3)], 2, NOW).base_offset == 120
+    assert log.append(batch(3), 2, NOW).base_offset == 120
     again, warnings = opening(directory)
     assert (again.end_offset, warnings) == (123, [])
 
@@ -98,13 +98,13 @@ def first_batch(data: bytes) -> bytes:
         pytest.param(
             lambda data: data[:-7],
             118,
-            ["truncation at byte", "(offset 118)", "events-0: the end from offset 118 on is cut"],
+            ["truncation at byte", "(offset 118)", "events-0: the end from offset 118 on is truncated"],
             id="an incomplete last batch",
         ),
         pytest.param(
             lambda data: data + b"\x07garbage" * 20,
             120,
-            ["corruption at byte", "160 bytes are cut"],
+            ["corruption at byte", "160 bytes are truncated"],
             id="garbage after the last batch",
         ),
         pytest.param(
@@ -147,7 +147,7 @@ def test_a_flipped_bit_truncates_the_log_and_removes_later_segments(filled: Log,
     assert log.end_offset == base
     assert offsets(log) == list(range(0, base, 2))
     assert len(warnings) == 1
-    assert f"events-0: the records of offsets {base} to 119 are cut" in warnings[0]
+    assert f"events-0: the records of offsets {base} to 119 are truncated" in warnings[0]
     assert "has checksum" in warnings[0]
     assert f"and {len(filled.segments) - 2} later segments removed" in warnings[0]
     assert list(Path(directory).glob("*.log.deleted"))
@@ -166,7 +166,7 @@ def test_an_offset_outside_the_index_range_truncates_a_log_without_index(
     log = log_of(SMALL)
     log.roll_over_gap(1000, NOW)
     for _ in range(6):
-        log.append([batch(4)], 0, NOW)
+        log.append(batch(4), 0, NOW)
     log.close(NOW)
     path = Path(directory, "00000000000000001000.log")
     data = bytearray(path.read_bytes())
@@ -241,7 +241,7 @@ def times_found(log: Log) -> list[int]:
 def timed(log: Log, batch: MakeBatch) -> None:
     """60 batches of two records, each a millisecond after the previous; closed."""
     for number in range(60):
-        log.append([batch(2, timestamp=NOW + number)], 0, NOW)
+        log.append(batch(2, timestamp=NOW + number), 0, NOW)
     assert len(log.segments) > 2
     log.close(NOW)
 
@@ -303,7 +303,7 @@ def test_times_are_found_after_a_power_cut_in_a_segment_rolled_at_the_recovery_p
     number = 0
     while len(log.segments) == 1:
         log.flush(NOW)
-        log.append([batch(2, timestamp=NOW + number)], 0, NOW)
+        log.append(batch(2, timestamp=NOW + number), 0, NOW)
         number += 1
     # The last sync wrote all records of the first segment, which was active then.
     rolled_at = int(log.recovery_point)
@@ -355,7 +355,7 @@ def test_the_newest_valid_snapshot_has_producers_without_remaining_batches(
 ) -> None:
     log = log_of({"file_delete_delay_ms": 0})
     for producer in range(4):
-        log.append([batch(1, producer_id=producer, producer_epoch=0, base_sequence=7)], 0, NOW)
+        log.append(batch(1, producer_id=producer, producer_epoch=0, base_sequence=7), 0, NOW)
         log.roll(NOW)
     log.close(NOW)
     snapshots = sorted(Path(directory).glob("*.snapshot"))
@@ -462,8 +462,8 @@ def test_batches_without_a_leader_epoch_are_not_scanned_for_epochs(
     log_of: MakeLog, batch: MakeBatch, directory: str
 ) -> None:
     log = log_of(SMALL)
-    log.append([batch(2)], -1, NOW)
-    log.append([batch(2)], 3, NOW)
+    log.append(batch(2), -1, NOW)
+    log.append(batch(2), 3, NOW)
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3], [2])
     again, _ = opening(directory)
     assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([3], [2])
@@ -537,7 +537,7 @@ def test_a_log_truncated_at_any_byte_of_its_last_two_batches_serves_a_valid_pref
 ) -> None:
     log = log_of(SMALL)
     for _ in range(6):
-        log.append([batch(2)], 0, NOW)
+        log.append(batch(2), 0, NOW)
     log.release()
     path = path_of(log, -1)
     whole = path.read_bytes()
@@ -550,7 +550,7 @@ def test_a_log_truncated_at_any_byte_of_its_last_two_batches_serves_a_valid_pref
             assert again.end_offset == batches * 2
             assert offsets(again) == list(range(0, batches * 2, 2))
             assert bool(warnings) == (length % size != 0 and not clean) or clean
-            assert again.append([batch(1)], 0, NOW).base_offset == batches * 2
+            assert again.append(batch(1), 0, NOW).base_offset == batches * 2
             again.release()
             path.write_bytes(whole[:length])
 

@@ -57,7 +57,7 @@ def filled(batch: MakeBatch, formats: str) -> FaultyFiles:
         if kind == "2":
             options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
             made = batch(len(times), timestamp=times[0], codec=chance.choice([0, 4]), **options)
-            log.append([made], number // 25, NOW)
+            log.append(made, number // 25, NOW)
             sequence += len(times)
         else:
             codec = chance.choice([0, 1])
@@ -170,7 +170,7 @@ def test_the_bytes_read_at_startup_are_bounded_for_any_number_of_partitions(
     for _ in range(800):
         at = chance.randrange(len(logs))
         made = batch(1, timestamp=NOW, producer_id=at, producer_epoch=0, base_sequence=sequences[at])
-        logs[at].append([made], 0, NOW)
+        logs[at].append(made, 0, NOW)
         sequences[at] += 1
         written[at] += 1
         due = manager.flushes_due(NOW)
@@ -208,7 +208,7 @@ def test_old_producer_snapshots_are_removed_except_at_segment_starts(batch: Make
     kept = []
     for number in range(12):
         made = batch(1, timestamp=NOW, producer_id=1, producer_epoch=0, base_sequence=number)
-        log.append([made], 0, NOW)
+        log.append(made, 0, NOW)
         if number % 4 == 3:
             log.roll(NOW)
             kept.append(f"{number + 1:020d}.snapshot")

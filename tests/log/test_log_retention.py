@@ -22,7 +22,7 @@ def filled(log_of: MakeLog, batch: MakeBatch, days: int = 10, **settings: object
     log = log_of({"segment_ms": DAY // 2, **settings})
     for day in range(days, 0, -1):
         for hour in range(3):
-            log.append([batch(1, timestamp=NOW - day * DAY + hour)], 0, NOW)
+            log.append(batch(1, timestamp=NOW - day * DAY + hour), 0, NOW)
     assert len(log.segments) == days
     return log
 
@@ -91,9 +91,9 @@ def test_records_without_a_timestamp_expire_by_the_file_modification_time(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of({"retention_ms": DAY})
-    log.append([batch(1, timestamp=-1)], 0, NOW)
+    log.append(batch(1, timestamp=-1), 0, NOW)
     log.roll(NOW)
-    log.append([batch(1, timestamp=-1)], 0, NOW)
+    log.append(batch(1, timestamp=-1), 0, NOW)
     os.utime(log.segments[0].path, (0, (NOW - 2 * DAY) / 1000))
     os.utime(log.segments[1].path, (0, NOW / 1000))
     assert expired_segments(log, 2, NOW) == 1
@@ -104,12 +104,12 @@ def test_an_expired_log_gets_a_new_segment_at_its_end(log_of: MakeLog, batch: Ma
     log.remove_segments(expired_segments(log, log.end_offset, NOW + 30 * DAY), NOW)
     assert (log.start_offset, log.end_offset, len(log.segments), log.size_bytes) == (30, 30, 1, 0)
     assert expired_segments(log, log.end_offset, NOW + 60 * DAY) == 0
-    assert log.append([batch(1)], 0, NOW).base_offset == 30
+    assert log.append(batch(1), 0, NOW).base_offset == 30
 
 
 def test_deleting_records_removes_whole_segments(log_of: MakeLog, batch: MakeBatch) -> None:
     log = filled(log_of, batch, retention_ms=-1)
-    log.append([batch(1)], 4, NOW)
+    log.append(batch(1), 4, NOW)
     assert log.advance_start(7)
     assert not log.advance_start(7)
     log.remove_segments(expired_segments(log, log.end_offset, NOW), NOW)

@@ -14,11 +14,11 @@ from log_stage import MakeBatch
 from log_start import NOW, start_logs
 from record_builders import build_message_set
 from tidemill.log.errors import DiskFull
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import NONE, Batch
@@ -39,17 +39,17 @@ def test_an_append_without_descriptors_is_a_storage_error_and_a_retry_succeeds(
 ) -> None:
     files = FaultyFiles()
     first = opened(files)
-    first.append([batch(3)], 0, NOW)
+    first.append(batch(3), 0, NOW)
     first.close(NOW)
     again = opened(files, clean=True, recovery_point=3)
     files.fail("open", suffix, errno.EMFILE, times=MANY)
     for _ in range(3):
         with pytest.raises(StorageError, match="ulimit -n"):
-            again.append([batch(2)], 0, NOW)
+            again.append(batch(2), 0, NOW)
         assert again.end_offset == 3
     files.heal()
-    assert again.append([batch(2)], 0, NOW).base_offset == 3
-    assert again.append([batch(2)], 0, NOW).base_offset == 5
+    assert again.append(batch(2), 0, NOW).base_offset == 3
+    assert again.append(batch(2), 0, NOW).base_offset == 5
     piece = again.read(3, 10_000, 7, True)
     assert piece is not None
     assert piece.read()[:8] == (3).to_bytes(8, "big")
@@ -63,7 +63,7 @@ def test_bytes_of_a_failed_append_are_truncated_before_the_next_append(magic: in
 
     def append() -> None:
         if magic == 2:
-            log.append([batch(1)], 0, NOW)
+            log.append(batch(1), 0, NOW)
         else:
             log.append_messages(MessageSet(data, magic, NONE, 1, NOW if magic else -1), 0, NOW)
 
@@ -80,7 +80,7 @@ def test_bytes_of_a_failed_append_are_truncated_before_the_next_append(magic: in
 def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = opened(files)
-    log.append([batch(3)], 0, NOW)
+    log.append(batch(3), 0, NOW)
     log.release()
     files.fail("open", ".log", errno.EMFILE, times=MANY)
     with pytest.raises(StorageError, match="ulimit -n"):
@@ -95,7 +95,7 @@ def full_disk(batch: MakeBatch, **settings: Any) -> tuple[FaultyFiles, LogManage
     log = manager.create(PARTITION, b"t" * 16, config, NOW)
     with contextlib.suppress(DiskFull):
         while True:
-            log.append([batch(1, value=bytes(1000))], 0, NOW)
+            log.append(batch(1, value=bytes(1000)), 0, NOW)
     files.open("/disk/of-others", True).append([bytes(files.free_bytes("/"))])
     assert files.free_bytes("/") == 0
     return files, manager, log
@@ -111,7 +111,7 @@ def test_retention_frees_space_on_a_completely_full_disk(settings: dict[str, int
         assert manager.remove_paths(manager.due_removals(now_ms)) == []
         names = files.list(log.directory)
         assert sum(name.endswith(".log") for name in names) == len(log.segments) <= 3
-    assert log.append([batch(1, value=bytes(1000))], 0, NOW).base_offset == end
+    assert log.append(batch(1, value=bytes(1000)), 0, NOW).base_offset == end
     assert manager.retain(NOW + 3 * 60_000, {PARTITION: end}) == {}
     for checkpoint in manager.start_offset_checkpoints():
         checkpoint.write()
@@ -146,7 +146,7 @@ def test_the_next_retention_removes_segments_that_could_not_be_renamed(
     files = FaultyFiles()
     log = opened(files)
     while len(log.segments) < 5:
-        log.append([batch(1, value=bytes(300))], 0, NOW)
+        log.append(batch(1, value=bytes(300)), 0, NOW)
     bases = [int(segment.base_offset) for segment in log.segments]
     files.fail("rename", f"{bases[1]:020}{suffix}", errno.EIO)
     with pytest.raises(StorageError):
@@ -165,7 +165,7 @@ def test_records_deleted_on_a_full_disk_leave_the_epochs_of_the_rest_after_a_sta
     files = FaultyFiles()
     log = opened(files)
     for epoch in range(3):
-        log.append([batch(3)], epoch, NOW)
+        log.append(batch(3), epoch, NOW)
     files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
     assert log.advance_start(4)
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([1, 2], [3, 6])
@@ -181,7 +181,7 @@ def test_a_log_emptied_on_a_full_disk_has_only_the_files_of_its_segments(
     files = FaultyFiles()
     log = opened(files)
     for epoch in range(3):
-        log.append([batch(3)], epoch, NOW)
+        log.append(batch(3), epoch, NOW)
     files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
     log.truncate_fully(20, NOW)
     assert (log.start_offset, log.end_offset, log.leader_epochs.latest) == (20, 20, -1)
@@ -189,7 +189,7 @@ def test_a_log_emptied_on_a_full_disk_has_only_the_files_of_its_segments(
     files.kill()
     again = opened(files, start_offset=20)
     assert (again.start_offset, again.end_offset) == (20, 20)
-    again.append([batch(1)], 1, NOW)
+    again.append(batch(1), 1, NOW)
     assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([1], [20])
 
 
@@ -199,7 +199,7 @@ def test_retention_continues_after_a_log_with_unreadable_files(batch: MakeBatch)
     config = LogConfig(retention_ms=1000, flush_ms=0)
     logs = [manager.create(TopicPartition("events", at), b"t" * 16, config, NOW) for at in range(2)]
     for log in logs:
-        log.append([batch(3, timestamp=-1)], 0, NOW)
+        log.append(batch(3, timestamp=-1), 0, NOW)
         log.release()
     files.fail("modified_ms", "/disk/events-0/", errno.EIO, times=MANY)
     files.fail("open", "/disk/events-0/", errno.EMFILE, times=MANY)
@@ -214,7 +214,7 @@ def test_no_segment_of_a_log_without_partition_is_deleted(batch: MakeBatch) -> N
     config = LogConfig(retention_ms=1000)
     known, unknown = (TopicPartition(name, 0) for name in ("known", "unknown"))
     for key in (known, unknown):
-        manager.create(key, b"t" * 16, config, NOW).append([batch(3, timestamp=1)], 0, NOW)
+        manager.create(key, b"t" * 16, config, NOW).append(batch(3, timestamp=1), 0, NOW)
     # The controller may be unable to read the settings of the other topic.
     assert list(manager.retain(NOW * 2, {known: 3})) == [known]
     assert int(manager.logs[unknown].start_offset) == 0
@@ -262,16 +262,16 @@ def test_no_batch_is_appended_after_bytes_of_a_failed_append(
     is_let_go: bool,
 ) -> None:
     log = open_log(SystemFiles(), directory, PARTITION, LogConfig())
-    log.append([batch(1)], 1, 0)
+    log.append(batch(1), 1, 0)
     with monkeypatch.context() as patched:
         fail_appends(patched, 40, errno.ENOSPC)
         with pytest.raises(StorageError, match="No space"):
-            log.append([batch(1)], 1, 0)
+            log.append(batch(1), 1, 0)
     if is_let_go:
         log.active.close_idle()
     if is_read:
         log.active.file()
-    log.append([batch(1)], 1, 0)
+    log.append(batch(1), 1, 0)
     assert log.active.last_offset_end() == log.end_offset == 2
     log.close(0)
     again = open_log(SystemFiles(), directory, PARTITION, LogConfig(), clean=True)
@@ -288,12 +288,12 @@ def test_a_retried_batch_is_detected_after_a_failed_lookup(
     files = FaultyFiles()
     first = opened(files)
     for sequence in range(3):
-        first.append([produced(sequence)], 0, NOW)
+        first.append(produced(sequence), 0, NOW)
     first.close(NOW)
     again = opened(files, clean=True, recovery_point=3)
     again.active.release()
     files.fail("open", ".log", errno.EMFILE, times=MANY)
     with pytest.raises(StorageError, match="ulimit -n"):
-        again.append([produced(1)], 0, NOW)
+        again.append(produced(1), 0, NOW)
     files.heal()
-    assert again.append([produced(1)], 0, NOW).base_offset == 1
+    assert again.append(produced(1), 0, NOW).base_offset == 1

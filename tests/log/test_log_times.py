@@ -22,7 +22,7 @@ def test_the_first_record_at_or_after_a_timestamp_is_found(
     times: list[int] = []
     for _ in range(80):
         count, base, step = random.randrange(1, 6), NOW + random.randrange(2000), random.randrange(-50, 50)
-        log.append([batch(count, timestamp=base, step_ms=step, codec=codec)], 0, NOW)
+        log.append(batch(count, timestamp=base, step_ms=step, codec=codec), 0, NOW)
         times += [base + step * at for at in range(count)]
     start = 0
     for _ in range(3):
@@ -51,7 +51,7 @@ def test_timestamps_are_found_in_all_formats_except_v0(log_of: MakeLog, batch: M
         if magic == 2:
             step = random.randrange(-50, 50)
             made = [base + step * at for at in range(count)]
-            log.append([batch(count, timestamp=base, step_ms=step, codec=codec)], 0, NOW)
+            log.append(batch(count, timestamp=base, step_ms=step, codec=codec), 0, NOW)
         else:
             records = [(time, b"k", b"v" * 20) for time in made]
             log.append_as_follower(build_message_set(magic, records, codec, None, len(times)), NOW)
@@ -82,7 +82,7 @@ def test_a_log_of_v0_messages_has_no_timestamps(log_of: MakeLog) -> None:
 def test_log_append_time_applies_to_every_record_of_a_batch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"message_timestamp_type": "LogAppendTime"})
     for number in range(5):
-        log.append([batch(3, timestamp=7)], 0, NOW + number)
+        log.append(batch(3, timestamp=7), 0, NOW + number)
     assert log.offset_for_timestamp(NOW + 2) == (NOW + 2, 6)
     assert log.max_timestamp_offset() == (NOW + 4, 12)
     assert log.offset_for_timestamp(NOW + 5) is None
@@ -94,7 +94,7 @@ def test_the_first_of_equal_largest_timestamps_is_found_after_any_start(
     log = log_of()
     for times in ((NOW, NOW + 9, NOW + 9), (NOW + 9, NOW + 3)):
         for time in times:
-            log.append([batch(1, timestamp=time)], 0, NOW)
+            log.append(batch(1, timestamp=time), 0, NOW)
         log.roll(NOW)
     for start, expected in ((0, 1), (1, 1), (2, 2), (3, 3)):
         log.advance_start(start)
@@ -112,7 +112,7 @@ def test_segments_report_their_base_offset_and_modification_time(log_of: MakeLog
     log = log_of({"segment_bytes": 400})
     assert [offset for offset, _ in log.segment_starts(NOW)] == [0]
     for _ in range(6):
-        log.append([batch(4)], 0, NOW)
+        log.append(batch(4), 0, NOW)
     bases = [int(one.base_offset) for one in log.segments]
     assert len(bases) > 2
     for number, segment in enumerate(log.segments):

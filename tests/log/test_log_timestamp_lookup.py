@@ -35,7 +35,7 @@ def test_a_lookup_in_a_thread_equals_a_lookup_in_the_log(
     settings = {"segment_bytes": 600, "index_interval_bytes": 100}
     log = log_of(settings)
     for _ in range(60):
-        log.append([batch(luck.randrange(1, 4), timestamp=NOW + luck.randrange(1000), step_ms=3)], 0, NOW)
+        log.append(batch(luck.randrange(1, 4), timestamp=NOW + luck.randrange(1000), step_ms=3), 0, NOW)
     log.advance_start(luck.randrange(20))
     log.close(NOW)
     start = int(log.start_offset)
@@ -61,7 +61,7 @@ def stored(files: FaultyFiles, batch: MakeBatch) -> Log:
     config = LogConfig(segment_bytes=400, index_interval_bytes=0)
     log = open_log(files, PATH, TopicPartition("events", 0), config, now_ms=NOW)
     for at in range(20):
-        log.append([batch(1, timestamp=NOW + at)], 0, NOW)
+        log.append(batch(1, timestamp=NOW + at), 0, NOW)
     return log
 
 

@@ -27,7 +27,7 @@ def filled(manager: LogManager, topic_id: bytes, batch: MakeBatch, count: int, *
     """Creates the log of a topic with ``count`` records."""
     log = manager.create(KEY, topic_id, LogConfig(), NOW, is_new=is_new)
     for _ in range(count):
-        log.append([batch(value=b"former" if topic_id == FORMER else b"new")], 0, NOW)
+        log.append(batch(value=b"former" if topic_id == FORMER else b"new"), 0, NOW)
     return log
 
 
@@ -120,7 +120,7 @@ def power_cut(files: FaultyFiles) -> LogManager:
 def test_files_left_by_a_power_cut_are_attributed_to_their_topic(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = started(files).create(KEY, FORMER, LogConfig(), NOW)
-    log.append([batch(value=b"former")], 0, NOW)
+    log.append(batch(value=b"former"), 0, NOW)
     log.flush(NOW)
     log = power_cut(files).logs[KEY]
     assert (log.topic_id, log.end_offset) == (FORMER, 1), "a recreated topic would start with its records"
@@ -132,10 +132,10 @@ def test_a_late_topic_id_is_stored_by_the_next_sync_and_a_clean_shutdown(
     files = FaultyFiles()
     manager = started(files)
     log = manager.create(KEY, ZERO_ID, LogConfig(), NOW)
-    log.append([batch(value=b"former")], 0, NOW)
+    log.append(batch(value=b"former"), 0, NOW)
     log.flush(NOW)
     manager.assign_topic_id(log, FORMER)
-    log.append([batch(value=b"former")], 0, NOW)
+    log.append(batch(value=b"former"), 0, NOW)
     log.flush(NOW)
     manager = power_cut(files)
     assert manager.logs[KEY].topic_id == FORMER
@@ -143,7 +143,7 @@ def test_a_late_topic_id_is_stored_by_the_next_sync_and_a_clean_shutdown(
 
     files = FaultyFiles()
     manager = started(files)
-    manager.create(KEY, ZERO_ID, LogConfig(), NOW).append([batch(value=b"former")], 0, NOW)
+    manager.create(KEY, ZERO_ID, LogConfig(), NOW).append(batch(value=b"former"), 0, NOW)
     assert manager.close(NOW, {}) == []
     manager = started(files)
     manager.assign_topic_id(manager.logs[KEY], FORMER)

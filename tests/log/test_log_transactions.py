@@ -13,9 +13,9 @@ from log_stage import NOW, MakeLog
 from record_builders import build_batch
 from tidemill.log import log_loader
 from tidemill.log.aborted_transactions import AbortedTransactions
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.partition_transactions import PartitionTransactions
+from tidemill.log.system_files import SystemFiles
 from tidemill.log.transaction_index import Aborted, decode_all, write_index
 from tidemill.model.errors import StorageError
 from tidemill.records.batch import parse_batch
@@ -98,7 +98,7 @@ def test_a_leader_and_a_follower_write_the_same_transaction_index(
             # All batches have the same sequence number.
             entry.batches.clear()
             entry.epoch = -1
-        led.append([batch], 0, NOW)
+        led.append(batch, 0, NOW)
     assert indexes(led.directory) == indexes(directory)
 
 
@@ -347,7 +347,7 @@ def test_a_data_record_in_marker_form_ends_no_transaction(
     )
     put(log, 1)
     if leads:
-        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.append(parse_batch(data, 0, len(data)), 0, NOW)
     else:
         log.append_as_follower(data, NOW)
     assert (log.end_offset, log.last_stable_offset(2)) == (2, 0)

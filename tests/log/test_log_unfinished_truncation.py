@@ -67,7 +67,7 @@ def filled(files: FaultyFiles) -> Log:
     """Three segments, a batch an offset, with the epochs 1 (from 0), 2 (from 5) and 3 (from 8)."""
     log = opened(files)
     for offset in range(END):
-        log.append([produced(offset)], 1 + (offset >= 5) + (offset >= 8), NOW)
+        log.append(produced(offset), 1 + (offset >= 5) + (offset >= 8), NOW)
     assert len(log.segments) > 2
     assert log.segments[-1].base_offset > CUT
     log.flush(NOW)
@@ -152,13 +152,13 @@ def test_an_append_after_a_partial_truncation_completes_the_truncation(
 ) -> None:
     after = filled(FailsAt())
     cut(after)
-    after.append([produced(CUT if cut is truncate else 0)], 4, NOW)
+    after.append(produced(CUT if cut is truncate else 0), 4, NOW)
     for files, log in failures(cut, goes_on=False):
         files.heal()
         if log.end_offset == END:
             cut(log)  # No step was done.
         log.begin_leader_epoch(4)
-        log.append([produced(CUT if cut is truncate else 0)], 4, NOW)
+        log.append(produced(CUT if cut is truncate else 0), 4, NOW)
         assert state(log) == state(after)
         files.kill()
         again = opened(files)
@@ -172,7 +172,7 @@ def test_appends_and_syncs_fail_while_a_truncation_is_incomplete(cut: Callable[[
             continue  # No step was done.
         end, size = int(log.end_offset), files.size(log.active.path) if files.exists(log.active.path) else 0
         for write in (
-            lambda one: one.append([produced(int(one.end_offset))], 4, NOW),
+            lambda one: one.append(produced(int(one.end_offset)), 4, NOW),
             lambda one: one.append_as_follower(b"", NOW),
             lambda one: one.begin_flush(),
             lambda one: one.begin_safe_point(),
@@ -194,9 +194,9 @@ def test_after_a_partial_truncation_removed_batches_are_stored_again_and_kept_on
         files.heal()
         if log.end_offset == END:
             continue  # No step was done.
-        left = log.append([produced(CUT - 1)], 4, NOW)
+        left = log.append(produced(CUT - 1), 4, NOW)
         assert (left.duplicate, left.base_offset) == (True, CUT - 1)
-        taken = log.append([produced(CUT)], 4, NOW)
+        taken = log.append(produced(CUT), 4, NOW)
         assert (taken.duplicate, taken.base_offset, log.end_offset) == (False, CUT, CUT + 1)
 
 
@@ -217,32 +217,32 @@ def test_records_fetched_again_after_a_failed_truncation_keep_the_start_of_their
 def test_an_aborted_transaction_removed_by_a_failed_truncation_is_not_listed() -> None:
     files = FailsAt()
     log = opened(files)
-    log.append([made(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)], 1, NOW)
+    log.append(made(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True), 1, NOW)
     marker = build_end_marker(False, NOW, 7, 0, 5, leader_epoch=0, base_offset=1)
-    log.append([parse_batch(marker, 0, len(marker))], 1, NOW)
+    log.append(parse_batch(marker, 0, len(marker)), 1, NOW)
     index = log.active.path.replace(".log", ".txnindex")
     assert files.size(index) > 0
     files.fail("open", ".txnindex", errno.EMFILE)
     with pytest.raises(StorageError):
         log.truncate_to(1, NOW)
     assert log.last_stable_offset(1) == 0
-    log.append([made()], 2, NOW)
+    log.append(made(), 2, NOW)
     assert (files.size(index), log.end_offset, log.last_stable_offset(2)) == (0, 2, 0)
 
 
 def test_a_later_append_removes_an_empty_epoch_kept_by_a_full_disk() -> None:
     files = FaultyFiles()
     log = opened(files)
-    log.append([made()], 1, NOW)
+    log.append(made(), 1, NOW)
     log.begin_leader_epoch(5)
     files.fail("append", ".log", errno.ENOSPC)
     with pytest.raises(StorageError):
-        log.append([made()], 5, NOW)
+        log.append(made(), 5, NOW)
     files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
     with pytest.raises(StorageError):
         log.truncate_to(1, NOW)
     assert log.leader_epochs.latest == 1
-    log.append([made()], 1, NOW)
+    log.append(made(), 1, NOW)
     assert files.read(log.leader_epochs.path).decode().split("\n")[1:] == ["1", "1 0", ""]
 
 
@@ -252,7 +252,7 @@ def test_a_truncation_that_changed_nothing_is_retried_from_its_start() -> None:
         files.heal()
         if log.end_offset == END:
             seen += 1
-            assert log.append([produced(END)], 4, NOW).base_offset == END
+            assert log.append(produced(END), 4, NOW).base_offset == END
             truncate(log)
             assert log.end_offset == CUT
     assert seen
@@ -266,5 +266,5 @@ def test_a_log_that_could_not_be_emptied_treats_earlier_offsets_and_batches_as_u
         log.truncate_fully(100, NOW)
     with pytest.raises(KafkaError, match="holds offsets 100 to 100"):
         log.read(3, 1000, 100, True)
-    result = log.append([produced(3)], 4, NOW)
+    result = log.append(produced(3), 4, NOW)
     assert (result.duplicate, result.base_offset) == (False, 100)

@@ -18,9 +18,9 @@ from tidemill.broker.log_configs import log_config
 from tidemill.cli.main import command
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import CONSUMER
-from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify import check_partition
 from tidemill.model.configs import BrokerConfig

@@ -21,9 +21,9 @@ from log_start import NOW, start_logs
 from record_builders import build_batch
 from tidemill.cli.main import command
 from tidemill.log.checkpoint_files import write_offsets
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.dry_run import ScratchFiles
 from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify import check_partition
@@ -46,7 +46,7 @@ def data(tmp_path: Path, batch: MakeBatch) -> Path:
     for number in range(80):
         sequence = {"producer_id": 7, "producer_epoch": 1, "base_sequence": number * 2}
         log.append(
-            [batch(2, timestamp=NOW + number, step_ms=1, codec=number % 5, **sequence)], number // 30, NOW
+            batch(2, timestamp=NOW + number, step_ms=1, codec=number % 5, **sequence), number // 30, NOW
         )
     assert manager.close(NOW, {KEY: 160}) == []
     return tmp_path / "data"
@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "not a batch|comes where|points|beyond|before this|no batch",
     ),
     "a length that claims gigabytes": (lambda d: flip(middle(d), 8, 0x7F), "not a batch: the batch length"),
-    "a magic byte of nobody": (lambda d: flip(middle(d), 16, 0x60), "magic byte"),
+    "an unknown magic byte": (lambda d: flip(middle(d), 16, 0x60), "magic byte"),
     "a truncated segment": (
         lambda d: os.truncate(middle(d), middle(d).stat().st_size - 9),
         "are not a batch",
@@ -174,7 +174,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda d: [one.unlink() for one in (d / "t-0").iterdir()],
         "t-0 was flushed up to offset 160; the log end offset is 0",
     ),
-    "meta.properties of nobody": (
+    "meta.properties with an unknown version": (
         lambda d: put(d / "meta.properties", "version=7\n"),
         "version=7 is unknown",
     ),

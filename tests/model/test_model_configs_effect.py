@@ -1,4 +1,4 @@
-"""Keys that claim an effect are read by the program: a promise in the table is kept somewhere."""
+"""Every key that the table lists with an effect is read by the program."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_client_key_of_the_0_8_documents_is_known_once() -> None:
         assert sum(name in table for table in tables) == 1, name
 
 
-def test_idle_client_keys_are_passed_over_and_unknown_ones_are_not() -> None:
+def test_client_keys_without_effect_are_ignored_and_unknown_keys_are_not() -> None:
     config = ClientConfig("consumer", {"bootstrap.servers": "x:1", "offsets.storage": "kafka"})
     assert "offsets.storage" not in config.given()
     with pytest.raises(ConfigError, match="offsets"):

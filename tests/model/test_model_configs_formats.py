@@ -1,4 +1,4 @@
-"""Message formats by the Kafka versions that brought them."""
+"""Message formats by the Kafka versions that introduced them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCHES = ["0.11.0", "0.11.0-IV0", "0.11.0.3", "1.0", "1.0-IV0", "2.8", "2.8-IV1
     ("version", "magic"),
     [(one, 0) for one in OLDEST] + [(one, 1) for one in TIMESTAMPS] + [(one, 2) for one in BATCHES],
 )
-def test_a_version_stands_for_its_format(version: str, magic: int) -> None:
+def test_a_version_selects_its_format(version: str, magic: int) -> None:
     assert magic_of(version) == magic
     check_topic_settings({"message.format.version": version})
     stored = log_config(BrokerConfig.of(), "t", {"message.format.version": version})
@@ -29,14 +29,14 @@ def test_a_version_stands_for_its_format(version: str, magic: int) -> None:
     "version",
     ["", "0.7.2", "0.8", "0.12.0", "0.9.0-IV0", "0.10.0-IV2", "2.9", "3.0-IV2", "3.0-IV", "two", "v1"],
 )
-def test_what_is_no_version_is_refused_with_what_is_one(version: str) -> None:
+def test_the_error_of_an_invalid_version_names_the_valid_versions(version: str) -> None:
     with pytest.raises(ConfigError, match=r"0\.8\.0 to 3\.9"):
         magic_of(version)
     with pytest.raises(ConfigError, match=r"message.format.version=.*0\.8\.0 to 3\.9"):
         check_topic_settings({"message.format.version": version})
 
 
-def test_the_brokers_format_holds_for_topics_that_have_none_of_their_own() -> None:
+def test_the_format_of_the_broker_applies_to_topics_without_one() -> None:
     config = BrokerConfig.of(
         {"log.message.format.version": "0.9.0.1", "log.message.downconversion.enable": "false"}
     )

@@ -1,4 +1,4 @@
-"""Where values come from: properties, environment, --set, run time; and what holds in the end."""
+"""Sources of values and their precedence: properties, environment, --set, dynamic values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_properties_are_read_as_java_reads_them(text: str, expected: list[tuple[
     assert pairs(text) == expected
 
 
-def test_a_setting_knows_the_line_it_begins_on() -> None:
+def test_a_setting_has_the_number_of_its_first_line() -> None:
     assert [found.line for found in parse_properties("# x\na=1\\\n2\n\nb=3")] == [2, 5]
 
 
@@ -85,12 +85,12 @@ WORDS = st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_siz
 
 
 @given(WORDS, WORDS)
-def test_whatever_is_escaped_comes_back(key: str, value: str) -> None:
+def test_escaped_text_is_read_unchanged(key: str, value: str) -> None:
     assert pairs(f"{escaped(key)}={escaped(value)}") == [(key, value)]
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+def test_any_text_is_read_or_refused_with_its_line(text: str) -> None:
     lines = len(re.split("\r\n|\r|\n", text))
     try:
         found, refusal = parse_properties(text, "name"), ""
@@ -102,7 +102,7 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
     assert refusal == "" or re.match(r"name:\d+: ", refusal)
 
 
-def test_set_goes_before_environment_before_file_before_default(tmp_path: Path) -> None:
+def test_set_precedes_environment_file_and_default(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=2\nlog.index.interval.bytes=8\nmessage.max.bytes=9\n")
     environment = {"TIDEMILL_NUM_PARTITIONS": "3", "TIDEMILL_LOG_INDEX_INTERVAL_BYTES": "16", "HOME": "/"}
@@ -118,7 +118,7 @@ def test_set_goes_before_environment_before_file_before_default(tmp_path: Path) 
     assert config.warnings == ()
 
 
-def test_a_broker_on_its_own_store_lets_a_group_begin_at_once_unless_it_is_told_otherwise() -> None:
+def test_the_initial_rebalance_delay_is_zero_by_default_with_the_embedded_store() -> None:
     key = "group.initial.rebalance.delay.ms"
     alone, one_of_several = BrokerConfig.of(), BrokerConfig.of(zookeeper_connect="127.0.0.1:2181")
     assert [alone.int(key), one_of_several.int(key)] == [0, 3000]
@@ -129,16 +129,16 @@ def test_a_broker_on_its_own_store_lets_a_group_begin_at_once_unless_it_is_told_
     assert BrokerConfig.of({key: "3000"}).int(key) == 3000
 
 
-def test_keys_of_our_own_may_leave_their_first_word_out_in_the_environment() -> None:
+def test_environment_variables_of_tidemill_keys_need_no_second_prefix() -> None:
     config = BrokerConfig.from_sources(environment={"TIDEMILL_METRICS_PORT": "9404"})
     assert config.int("tidemill.metrics.port") == 9404
 
 
-def test_an_empty_variable_counts_as_not_set() -> None:
+def test_an_empty_variable_is_ignored() -> None:
     assert BrokerConfig.from_sources(environment={"TIDEMILL_NUM_PARTITIONS": ""}).int("num.partitions") == 1
 
 
-def test_unknown_keys_are_named_with_their_nearest_neighbour() -> None:
+def test_unknown_keys_are_reported_with_the_closest_key() -> None:
     config = BrokerConfig.from_sources(
         sets=["log.retention.hour=3", "zzz=1", "retention.ms=5"], environment={"TIDEMILL_LOG_DIR_S": "x"}
     )
@@ -153,7 +153,7 @@ def test_unknown_keys_are_named_with_their_nearest_neighbour() -> None:
     assert "environment TIDEMILL_LOG_DIR_S" in warnings
 
 
-def test_a_key_given_twice_in_one_file_is_named_and_the_last_one_holds(tmp_path: Path) -> None:
+def test_a_repeated_key_is_reported_and_its_last_value_applies(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("num.partitions=2\nnum.partitions=5\n")
     config = BrokerConfig.from_sources(str(file))
@@ -161,25 +161,25 @@ def test_a_key_given_twice_in_one_file_is_named_and_the_last_one_holds(tmp_path:
     assert config.warnings == (f"num.partitions is given twice ({file}:1, {file}:2): the last value applies",)
 
 
-def test_a_wrong_value_names_the_place_it_was_set() -> None:
+def test_the_error_of_an_invalid_value_names_its_source() -> None:
     with pytest.raises(ConfigError, match=r"num\.partitions=x: .*whole number.*--set num\.partitions"):
         BrokerConfig.from_sources(sets=["num.partitions=x"])
 
 
 @pytest.mark.parametrize("text", ["num.partitions", "=3", " =3"])
-def test_a_set_without_key_or_value_shows_how_it_is_written(text: str) -> None:
+def test_a_set_without_key_or_value_shows_the_syntax(text: str) -> None:
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         BrokerConfig.from_sources(sets=[text])
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"nothing\.properties: the configuration cannot be read: no such file"
     ):
         BrokerConfig.from_sources(str(tmp_path / "nothing.properties"))
 
 
-def test_kafkas_own_kraft_file_is_accepted_with_notes(tmp_path: Path) -> None:
+def test_the_kraft_file_of_kafka_is_accepted_with_notes(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(
         "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.bootstrap.servers=localhost:9093\n"
@@ -220,13 +220,13 @@ def test_a_file_for_a_controller_alone_is_refused() -> None:
         ({"log.retention.ms": "-1", "log.retention.hours": "1"}, -1),
     ],
 )
-def test_milliseconds_go_before_minutes_before_hours(settings: dict[str, str], expected: int) -> None:
+def test_milliseconds_precede_minutes_and_hours(settings: dict[str, str], expected: int) -> None:
     config = BrokerConfig.of(settings)
     assert config.int("log.retention.ms") == expected
     assert TopicConfig(config, {}).int("retention.ms") == expected
 
 
-def test_other_keys_speak_for_keys_that_are_not_set() -> None:
+def test_synonyms_apply_to_keys_that_are_not_set() -> None:
     config = BrokerConfig.of(
         {
             "log.dir": "/a",
@@ -251,7 +251,7 @@ def test_other_keys_speak_for_keys_that_are_not_set() -> None:
     assert BrokerConfig.of().node_id() is None
 
 
-def test_the_store_is_zookeeper_only_when_it_is_named() -> None:
+def test_the_store_is_zookeeper_only_with_zookeeper_connect() -> None:
     assert BrokerConfig.of().store() == "embedded"
     assert BrokerConfig.of({"zookeeper.connect": "z:2181/x"}).store() == "zookeeper"
     assert (
@@ -269,7 +269,7 @@ def advertised(**settings: str) -> list[str]:
     return [str(listener) for listener in config.advertised_listeners()]
 
 
-def test_listeners_and_what_clients_are_told() -> None:
+def test_listeners_and_advertised_listeners() -> None:
     assert listeners() == ["PLAINTEXT://:9092"]
     assert advertised() == ["PLAINTEXT://localhost:9092"]
     assert listeners(port="9", host_name="1.2.3.4") == ["PLAINTEXT://1.2.3.4:9"]
@@ -315,7 +315,7 @@ def test_listeners_and_what_clients_are_told() -> None:
         ({"group.min.session.timeout.ms": "9", "group.max.session.timeout.ms": "8"}, "lower one"),
     ],
 )
-def test_keys_that_contradict_one_another_are_refused(settings: dict[str, str], hint: str) -> None:
+def test_invalid_or_contradictory_keys_are_refused(settings: dict[str, str], hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BrokerConfig.of(settings)
     assert hint in str(caught.value)
@@ -339,7 +339,7 @@ def test_keys_that_contradict_one_another_are_refused(settings: dict[str, str], 
         ),
     ],
 )
-def test_a_configuration_that_asks_for_access_control_is_refused(settings: dict[str, str], key: str) -> None:
+def test_a_configuration_that_requires_access_control_is_refused(settings: dict[str, str], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BrokerConfig.of(settings)
     text = str(caught.value)
@@ -350,7 +350,7 @@ def test_a_configuration_that_asks_for_access_control_is_refused(settings: dict[
     assert "on a network that you trust" in text
 
 
-def test_what_holds_decides_whether_access_control_is_asked_for(tmp_path: Path) -> None:
+def test_effective_values_decide_whether_access_control_is_required(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("authorizer.class.name=kafka.security.authorizer.AclAuthorizer\nsuper.users=User:a\n")
     with pytest.raises(ConfigError, match=r"authorizer\.class\.name=kafka.*server\.properties:1"):
@@ -361,7 +361,7 @@ def test_what_holds_decides_whether_access_control_is_asked_for(tmp_path: Path) 
         BrokerConfig.from_sources(environment={"TIDEMILL_SUPER_USERS": "User:b"})
 
 
-def test_access_keys_that_ask_for_nothing_are_accepted() -> None:
+def test_access_keys_that_require_no_access_control_are_accepted() -> None:
     config = BrokerConfig.of(
         {
             "allow.everyone.if.no.acl.found": "true",
@@ -376,7 +376,7 @@ def test_access_keys_that_ask_for_nothing_are_accepted() -> None:
     assert any(note.startswith("allow.everyone.if.no.acl.found is accepted") for note in config.notes)
 
 
-def test_a_listener_may_have_values_of_its_own() -> None:
+def test_a_listener_can_override_values() -> None:
     config = BrokerConfig.of({"listener.name.Plaintext.max.connections": "5", "max.connections": "9"})
     assert config.connections_per_listener() == {"PLAINTEXT": 5}
     assert config.int("max.connections") == 9
@@ -392,7 +392,7 @@ def test_connections_per_address_are_pairs() -> None:
         BrokerConfig.of({"max.connections.per.ip.overrides": "10.0.0.1"})
 
 
-def test_run_time_values_go_before_all_others_and_come_off_again() -> None:
+def test_dynamic_values_precede_static_values_until_they_are_removed() -> None:
     config = BrokerConfig.of({"log.retention.hours": "1"})
     changed = config.with_overrides(cluster={"log.retention.ms": "50"})
     assert changed.int("log.retention.ms") == 50
@@ -409,8 +409,8 @@ def test_run_time_values_go_before_all_others_and_come_off_again() -> None:
     assert TopicConfig(changed, {}).int("retention.ms") == 50
 
 
-def test_a_topics_minimum_in_sync_set_is_told_as_the_clusters() -> None:
-    """As Apache Kafka 4.3.1: of a topic it is never the value of one broker's file alone."""
+def test_min_insync_replicas_of_a_topic_has_the_source_of_the_cluster() -> None:
+    """As in Apache Kafka 4.3.1: the source is never only the file of one broker."""
     key = "min.insync.replicas"
     plain = BrokerConfig.of()
     assert [(one.value, one.source) for one in TopicConfig(plain, {}).synonyms(key)] == [
@@ -432,7 +432,7 @@ def test_a_topics_minimum_in_sync_set_is_told_as_the_clusters() -> None:
     assert (own.source(key), own.synonyms(key)[1].source) == (DYNAMIC_TOPIC, DYNAMIC_DEFAULT_BROKER)
 
 
-def test_a_topic_has_its_own_values_over_the_brokers() -> None:
+def test_topic_values_precede_broker_values() -> None:
     config = BrokerConfig.of({"log.segment.bytes": "2000000"})
     topic = TopicConfig(config, {"retention.ms": "-1", "cleanup.policy": "compact,delete", "gone.key": "1"})
     assert topic.int("retention.ms") == -1
@@ -450,7 +450,7 @@ def test_a_topic_has_its_own_values_over_the_brokers() -> None:
     assert set(topic.overrides) == {"retention.ms", "cleanup.policy"}
 
 
-def test_own_values_that_make_no_sense_are_told_and_the_brokers_hold() -> None:
+def test_invalid_topic_values_are_reported_and_broker_values_apply() -> None:
     topic = TopicConfig(
         BrokerConfig.of({"log.segment.bytes": "2000000"}),
         {"segment.bytes": "many", "compression.type": "brotli", "max.message.bytes": "7"},
@@ -474,7 +474,7 @@ def test_own_values_that_make_no_sense_are_told_and_the_brokers_hold() -> None:
         ("retention.ms", {"retention.ms": "-1", "cleanup.policy": "compact"}),
     ],
 )
-def test_nothing_goes_by_a_default_while_the_topics_own_value_makes_no_sense(
+def test_no_record_is_deleted_by_a_default_while_the_topic_value_is_invalid(
     key: str, held: dict[str, str]
 ) -> None:
     config = BrokerConfig.of({"log.retention.bytes": "10", "log.retention.ms": "10"})
@@ -483,7 +483,7 @@ def test_nothing_goes_by_a_default_while_the_topics_own_value_makes_no_sense(
     assert {name: topic.rendered(name) for name in held} == held
 
 
-def test_the_former_timestamp_bound_stands_for_both_of_today() -> None:
+def test_the_deprecated_timestamp_bound_sets_both_current_bounds() -> None:
     topic = TopicConfig(
         BrokerConfig.of(), {"message.timestamp.difference.max.ms": "5", "message.timestamp.after.max.ms": "6"}
     )
@@ -508,13 +508,13 @@ def test_synonyms_of_topic_keys_in_order() -> None:
         ({"retention.ms": None}, "retention.ms has no value"),
     ],
 )
-def test_what_a_topic_may_not_have_is_refused(settings: dict[str, str | None], hint: str) -> None:
+def test_invalid_topic_settings_are_refused(settings: dict[str, str | None], hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_topic_settings(settings)
     assert hint in str(caught.value)
 
 
-def test_what_may_change_at_run_time_and_what_not() -> None:
+def test_only_dynamic_broker_settings_can_be_changed() -> None:
     check_broker_settings({"log.retention.ms": "5"}, all_brokers=True)
     check_broker_settings({"log.retention.ms": "5"}, all_brokers=False)
     for settings, hint in (
@@ -527,7 +527,7 @@ def test_what_may_change_at_run_time_and_what_not() -> None:
             check_broker_settings(settings, all_brokers=True)
 
 
-def test_an_option_that_stands_for_a_key_is_named_as_it_was_given() -> None:
+def test_warnings_name_the_option_that_sets_a_key() -> None:
     config = BrokerConfig.from_sources(
         sets=["log.dirs=/b", "listeners=PLAINTEXT://:2"],
         options=[("-d/--data", "log.dirs=/a"), ("-p/--port", "listeners=PLAINTEXT://:1")],
@@ -539,7 +539,7 @@ def test_an_option_that_stands_for_a_key_is_named_as_it_was_given() -> None:
     assert config.log_dirs() == ("/b",)
 
 
-def test_a_data_directory_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_data_directory_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "link"
     (tmp_path / "a").mkdir()
     link.symlink_to(tmp_path / "a")
@@ -553,7 +553,7 @@ def test_a_data_directory_that_is_named_twice_is_refused(tmp_path: Path) -> None
         assert "(--set log.dirs)" in str(refused.value)
 
 
-def test_a_cordoned_directory_has_to_be_a_data_directory() -> None:
+def test_a_cordoned_directory_must_be_a_data_directory() -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig.of(log_dirs="/a,/b", cordoned_log_dirs="/b,/nowhere")
     assert str(refused.value) == (

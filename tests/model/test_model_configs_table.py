@@ -1,4 +1,4 @@
-"""The table of keys against Apache Kafka 4.3.1's own, and against itself."""
+"""The table of keys against the keys of Apache Kafka 4.3.1, and its consistency."""
 
 from __future__ import annotations
 
@@ -101,28 +101,26 @@ def test_every_key_of_the_0_8_documents_is_known(name: str) -> None:
         ("log.cleaner.dedupe.buffer.size", 128 * 1024 * 1024),
     ],
 )
-def test_where_kafka_changed_a_default_the_newer_one_holds_and_the_table_says_so(
-    name: str, value: object
-) -> None:
+def test_a_default_that_kafka_changed_is_the_newer_and_is_listed(name: str, value: object) -> None:
     assert BROKER_KEYS[name].default == value
     assert BROKER_KEYS[name].former_default
 
 
 @pytest.mark.parametrize("key", ALL_KEYS, ids=repr)
-def test_every_default_is_allowed_by_its_own_key(key: Key) -> None:
+def test_every_default_is_valid(key: Key) -> None:
     text = key.render(key.default)
     if text is not None and text != "":
         assert key.parse(text) == key.default
 
 
 @pytest.mark.parametrize("key", ALL_KEYS, ids=repr)
-def test_every_key_says_what_it_is_for_in_a_sentence(key: Key) -> None:
+def test_every_key_has_a_description_of_one_sentence(key: Key) -> None:
     assert key.doc[0].isupper()
     assert key.doc.endswith(".")
     assert not key.effect or key.effect.startswith(("no effect: ", "comes with a later version: "))
 
 
-def test_tables_that_name_keys_name_known_ones() -> None:
+def test_tables_of_keys_have_known_keys_only() -> None:
     names = set(BROKER_KEYS) | set(TOPIC_KEYS)
     assert set(FORMER_DEFAULTS) <= names
     assert set(TOPIC_SYNONYMS) <= set(TOPIC_KEYS)
@@ -181,7 +179,9 @@ def test_values_parse_as_kafka_writes_them(name: str, text: str, value: object) 
         ("port", "65536", "0 to 65535"),
     ],
 )
-def test_a_wrong_value_is_refused_with_key_value_and_what_is_allowed(name: str, text: str, hint: str) -> None:
+def test_the_error_of_an_invalid_value_has_key_value_and_allowed_values(
+    name: str, text: str, hint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         BROKER_KEYS[name].parse(text)
     assert str(caught.value).startswith(f"{name}={text}: allowed is ")

@@ -1,4 +1,4 @@
-"""What people read instead of Python's own words."""
+"""The texts of exceptions for users, without Python's own wording."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def unpacked() -> None:
         (unpacked, "fields are missing or have the wrong type"),
     ],
 )
-def test_what_goes_wrong_is_said_without_pythons_words(read: Callable[[], Any], text: str) -> None:
+def test_error_texts_are_plain_english(read: Callable[[], Any], text: str) -> None:
     with pytest.raises(Exception) as met:
         read()
     assert fault_of(met.value) == text
 
 
-def test_of_files_the_system_says_why() -> None:
+def test_file_errors_have_the_text_of_the_system() -> None:
     assert fault_of(OSError(errno.ENOENT, os.strerror(errno.ENOENT), "x")) == "no such file or directory"
     unread = ssl.SSLCertVerificationError(1, "[SSL: X] y (_ssl.c:1)")
     unread.reason, unread.verify_message = "CERTIFICATE_VERIFY_FAILED", "self-signed certificate"

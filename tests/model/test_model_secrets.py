@@ -18,7 +18,7 @@ SECRETS = {
 }
 
 
-def test_the_secrets_among_the_clients_keys_are_these() -> None:
+def test_the_secret_client_keys() -> None:
     assert {name for name in KEYS if is_secret(name)} == SECRETS
     assert {name for name, key in KEYS.items() if key.sensitive} == SECRETS
 
@@ -26,13 +26,13 @@ def test_the_secrets_among_the_clients_keys_are_these() -> None:
 @pytest.mark.parametrize(
     "name", ["sasl_password", "token", "access_token", "PASSWORD", "basic.auth.secret", "key"]
 )
-def test_names_of_others_that_are_secrets_are_known(name: str) -> None:
+def test_secret_names_of_other_programs_are_recognized(name: str) -> None:
     assert is_secret(name)
     assert shown(name, "value") == "(hidden)"
 
 
 @pytest.mark.parametrize("name", ["ssl.key.location", "sasl.oauth.token.provider", "sasl.username", "monkey"])
-def test_names_that_sound_alike_are_none(name: str) -> None:
+def test_similar_names_are_not_secret(name: str) -> None:
     assert not is_secret(name)
     assert shown(name, "value") == "'value'"
 
@@ -45,7 +45,7 @@ def test_settings_hide_their_secrets_and_keep_them() -> None:
     assert {**settings}["sasl.password"] == "p4ssword"
 
 
-def test_secrets_are_taken_out_of_texts_of_others() -> None:
+def test_secrets_are_removed_from_texts_of_other_programs() -> None:
     assert without(["p4ssword", None, ""], "no p4ssword, please") == "no (hidden), please"
     assert without(["abcd", "abcdef"], "abcdef") == "(hidden)"
     assert without(["a"], "banana") == "banana"

@@ -10,109 +10,110 @@ _LOOK: Final = "await context.refresh_brokers()\n"
 
 LOSSES: Final = (
     Fault(
-        "elects-as-asked-without-look",
+        "requested-election-without-registrations",
         "controller/leader_election_requests.py",
         f"        {_LOOK}        again = dict",
         "        again = dict",
-        "The controller reads the registrations before an election that somebody asked for.",
+        "The controller reads the registrations before an election that an operator requests.",
     ),
     Fault(
-        "balances-without-look",
+        "leader-balance-without-registrations",
         "controller/leader_election_requests.py",
         f"            {_LOOK}            percentage",
         "            percentage",
-        "The controller reads the registrations before leaderships return to preferred replicas.",
+        "The controller reads the registrations before it returns leadership to preferred replicas.",
     ),
     Fault(
         "renewed-registration-leads-after-failed-write",
         "controller/controller_context.py",
         "                stopping=self.stopping() | renewed,\n",
         "                stopping=self.stopping(),\n",
-        "After a write that failed a broker that has registered anew leads nothing before its losses were"
-        " heeded.",
-        reason="The answer to a write that left a partition without a leader has to be lost, and the"
-        " broker to come back with a loss before the next change.",
+        "After a failed write a broker with a new registration does not lead before its losses are"
+        " processed.",
+        reason="The response to a write that left a partition without a leader must be lost, and the broker"
+        " must return with a loss before the next change.",
         test="controller/test_controller_unanswered.py"
         "::test_a_restarted_broker_with_losses_is_not_elected_after_a_store_outage",
     ),
     Fault(
-        "recovers-without-look",
+        "recovery-without-registrations",
         "controller/unclean_recovery.py",
         f"            {_LOOK}",
         "",
-        "The controller reads the registrations before a partition recovers.",
+        "The controller reads the registrations before the recovery of a partition.",
     ),
     Fault(
-        "move-ends-without-look",
+        "reassignment-ends-without-registrations",
         "controller/reassignment_requests.py",
         f"        {_LOOK}        plans = self._planned()\n",
         "        plans = self._planned()\n",
-        "The controller reads the registrations before a move drops replicas.",
+        "The controller reads the registrations before a reassignment removes replicas.",
     ),
     Fault(
-        "move-begins-without-look",
+        "reassignment-starts-without-registrations",
         "controller/reassignment_requests.py",
         f"            {_LOOK}            if node is not None and",
         "            if node is not None and",
-        "The controller reads the registrations before it begins a move, which may end at once.",
+        "The controller reads the registrations before it starts a reassignment, which may complete at once.",
     ),
     Fault(
-        "loss-reported-of-what-was-made-since",
+        "loss-counts-for-later-partitions",
         "controller/lost_replica_reports.py",
         "        if state is not None and state.creation_id > _reported_at(image.brokers[broker]):\n",
         "        if False:\n",
-        "A report of losses says nothing of partitions that were made after it.",
+        "A loss report does not count for partitions that were created after it.",
     ),
     Fault(
         "losses-of-new-registration-count-for-new-topics",
         "controller/failover.py",
         "        losses = await reported_losses(context.store, image, unhandled)\n",
         "        losses = {one: living[one].lost for one in unhandled if not living[one].lost.is_none}\n",
-        "A topic may be made on a broker that registered anew, before the controller reads its report.",
-        reason="A topic has to be made between a registration with losses and the first look at it.",
+        "A topic may be created on a broker with a new registration before the controller reads its losses.",
+        reason="A topic must be created between a registration with losses and the next read of the"
+        " registrations.",
         test="controller/test_controller_unclean_recovery.py"
         "::test_a_topic_created_before_a_restart_was_noticed_has_lost_nothing",
     ),
     Fault(
-        "unanswered-removal-reports-losses-again",
+        "unconfirmed-removal-reports-losses-again",
         "server/broker_registration.py",
         "            self._registration = cleared = registration._replace(lost=NOTHING_LOST)\n"
         "            self._is_clearing = True\n",
         "            cleared = registration._replace(lost=NOTHING_LOST)\n"
         "            self._is_clearing = True\n",
-        "Losses whose removal from the registration was not answered are not reported again.",
+        "Losses whose removal from the registration has no response are not reported again.",
     ),
     Fault(
-        "outdated-states-in-whole-command",
+        "outdated-states-in-full-request",
         "broker/controller_request_batch.py",
         "            self.states.clear()\n            self.new_replicas.clear()\n"
         "            self.metadata.clear()\n",
         "            pass\n",
-        "What a broker is told as a whole holds nothing that was pending before.",
-        reason="A broker has to be taken for dead while it lives, and a partition to move away from it"
-        " before it is told everything.",
+        "A full LeaderAndIsr contains no state that was pending before.",
+        reason="The controller must treat a live broker as dead, and a partition must be reassigned from it"
+        " before the full request.",
         test="broker/test_controller_channel_manager.py"
         "::test_a_full_batch_replaces_the_pending_states_of_a_broker",
     ),
     Fault(
-        "eligible-beside-enough-in-sync",
+        "eligible-with-enough-in-sync",
         "controller/leader_election.py",
         "    if partition.leader != NO_BROKER and len(partition.isr) >= minimum:\n",
         "    if False:\n",
-        "No replica is eligible beside enough replicas in sync, whatever list of them is in the store.",
-        reason="Somebody has to lower the minimum past all brokers, and the leader to commit by it and to"
-        " end, before a controller has emptied the list.",
+        "No replica is eligible while enough replicas are in sync, for any list in the store.",
+        reason="An administrator must write a lower minimum directly to the store, and the leader must"
+        " commit by it and end, before a controller has removed the list.",
         test="controller/test_controller_leader_election.py"
         "::test_a_replica_eligible_under_a_higher_minimum_is_not_elected_under_a_lower_one",
     ),
     Fault(
-        "former-topics-missing-log-stays",
+        "log-of-former-topic-stays",
         "log/log_directories.py",
         "        return self.may_rebuild(topic_partition) or topic_partition in self.of_deleted_topics",
         "        return topic_partition in self.of_deleted_topics",
-        "A replica that was reported missing begins empty over the log of a former topic.",
-        reason="A replica that follows begins empty in any case: the only replica of a topic has to be"
-        " away while the topic is deleted and made anew.",
+        "A replica that was reported as missing starts empty in place of the log of a former topic.",
+        reason="A follower starts empty anyway: the only replica of a topic must be offline while the topic"
+        " is deleted and recreated.",
         test="replication/test_replica_manager.py"
         "::test_a_leader_replaces_the_log_of_a_former_topic_with_an_empty_log",
     ),
@@ -121,56 +122,57 @@ LOSSES: Final = (
         "server/lost_replicas.py",
         "    logs.dirs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)\n",
         "",
-        "A log of a topic that was deleted before a start keeps no later topic of the name offline.",
-        reason="The topic has to be made again between the broker's start and its registration, while its"
+        "The log of a topic that was deleted before a start does not keep a later topic of the same name"
+        " offline.",
+        reason="The topic must be recreated between the start of the broker and its registration, while its"
         " former session lasts.",
         test="server/test_lost_replicas.py::test_finds_the_logs_of_deleted_topics",
     ),
     Fault(
-        "cut-log-not-synced-at-stop",
+        "truncated-log-not-flushed-at-shutdown",
         "log/durability.py",
         "        self._clean_end_offset = -1  # The log may reach the same end again with other records.\n",
         "",
-        "A log that was cut is synced by the next stop, wherever it ends then.",
-        reason="It takes a stop in order, then another record at the same offset, then a power cut after the"
-        " next stop.",
+        "The next shutdown flushes a truncated log, for any log end offset.",
+        reason="It needs a clean shutdown, then another record at the same offset, then a power failure"
+        " after the next shutdown.",
         test="log/test_log_crash.py::test_a_clean_shutdown_syncs_different_records_with_the_same_end_offset",
     ),
     Fault(
-        "emptied-log-not-synced-at-stop",
+        "emptied-log-not-flushed-at-shutdown",
         "log/durability.py",
         "        self._clean_end_offset = -1\n"
         "        self.recovery_point = min(self.recovery_point, base_offset)",
         "        self.recovery_point = min(self.recovery_point, base_offset)",
-        "A log that was emptied is synced by the next stop, wherever it ends then.",
-        reason="It takes a stop in order, then another record at the same offset, then a power cut after the"
-        " next stop.",
+        "The next shutdown flushes an emptied log, for any log end offset.",
+        reason="It needs a clean shutdown, then another record at the same offset, then a power failure"
+        " after the next shutdown.",
         test="log/test_log_crash.py::test_a_clean_shutdown_syncs_different_records_with_the_same_end_offset",
     ),
     Fault(
-        "failed-sync-unheard-in-stop",
+        "failed-flush-ignored-in-shutdown",
         "replication/log_flusher.py",
         "await asyncio.shield(self.under_way.start(self._flush_one(one, job)))",
         "await self._flush_one(one, job)",
-        "A stop hears of a sync that fails while it cancels whoever waits for it.",
+        "A shutdown that cancels the waiting requests detects a failed flush.",
     ),
     Fault(
-        "failed-sync-not-marked-before-stop",
+        "failed-flush-not-recorded-before-shutdown",
         "replication/replica_manager.py",
         "        # The failed syncs among these tasks have started to mark their directories.\n"
         "        await asyncio.gather(*self._marking, return_exceptions=True)\n",
         "",
-        "A stop that hears of a sync that failed leaves no mark of a clean shutdown.",
-        reason="The stop has to end in the moment that a thread takes to write the marks.",
+        "A shutdown with a failed flush writes no clean shutdown file.",
+        reason="The shutdown must end during the write of the files in a thread.",
         test="replication/test_failed_syncs.py::test_shutdown_waits_until_a_failed_sync_is_recorded",
     ),
     Fault(
-        "office-lost-while-read-begins",
+        "controller-replaced-while-reading",
         "controller/controller_context.py",
-        "        self.check_active()  # Without a write, the session is unverified so far.\n",
+        "        self.election.check_active()  # Without a write, the session is unverified so far.\n",
         "",
-        "A controller that lost the office while it read the store writes nothing.",
-        reason="A session has to end while a new controller reads the store, which has nothing to write.",
+        "A controller that was replaced while it read the store writes nothing.",
+        reason="A session must end while a new controller reads a store that needs no write.",
         test="controller/test_controller_faults.py"
         "::test_a_controller_replaced_while_it_reads_the_store_announces_nothing",
     ),

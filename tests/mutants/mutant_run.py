@@ -2,11 +2,11 @@
 
     make mutants SEEDS=300 FAULTS='min-insync-unchecked never-truncates'
 
-First the unchanged source runs with each seed, and probes in it count how often each fault would matter. A
-seed with which the unchanged source breaks a promise is not used. A seed in which a fault does not matter
+First the unchanged source runs with each seed, and probes in it count the effects of each fault. A
+seed with which the unchanged source breaks a promise is not used. A seed in which a fault has no effect
 runs with the fault as without it, and is omitted. Of the other seeds, a fault first gets those that found it
 in an earlier source, here or in the table of the page, then the first few in their order, then those in which
-it matters most often.
+it has the most effects.
 
 Results are stored below ``build/mutants`` by the digest of the source: an interrupted run continues where it
 stopped. Results of other sources do not count. The exit code is 1 when seeds find less than 95% of the faults
@@ -56,15 +56,15 @@ STATES = ROOT / "build" / "mutants"
 PAGE = ROOT / "docs" / "mutants.md"
 SEEDS = 300
 ROUNDS = (5, 20)
-"""All faults get so many seeds before one of them gets more: most are found by then."""
+"""The seeds that each fault gets before any fault gets more: these find most faults."""
 BATCH = 10
 """Seeds that a process of the unchanged source runs."""
 TEST_PASSED, TEST_FAILED = 0, 1
 """Exit codes of pytest; it has others for what is no test, or did not run."""
 ANSWER_S_MAX = 400.0
-"""A process of seeds answers within this time: it gives up a seed that takes longer than 300 s."""
+"""The time limit for a result of a process of seeds, which ends a seed after 300 s."""
 ENDED = ("endless", "simulator")
-"""Outcomes behind which the process of the seeds may end."""
+"""Outcomes after which the process of the seeds may end."""
 
 
 class Tree:
@@ -184,7 +184,7 @@ class Run:
         self.unchanged: dict[int, dict[str, Any]] = {
             int(seed): found for seed, found in _read(self._unchanged_path).items()
         }
-        """What came of seeds without a fault: what is wrong, and how often each fault would have mattered."""
+        """The results of seeds without a fault: violations, and the number of effects of each fault."""
 
     def state_of(self, fault: Fault) -> State:
         """Returns the state of a fault."""
@@ -242,7 +242,7 @@ class Run:
         return [seed for seed in seeds if hits.get(seed) and seed not in state.seeds][: self.options.most]
 
     def hits_of(self, fault: Fault) -> dict[int, int]:
-        """Returns by seed how often a fault would matter, of seeds that keep all promises without it."""
+        """Returns the effects of a fault by seed, for seeds that keep all promises without it."""
         return {
             seed: int(found["hits"].get(fault.name, 0))
             for seed, found in self.unchanged.items()
@@ -282,8 +282,8 @@ class Run:
 
     def result(self, fault: Fault) -> Result:
         """Returns the result of a fault for the table."""
-        matters = sum(count > 0 for count in self.hits_of(fault).values())
-        return self.state_of(fault).result(fault, len(self.unchanged), matters, _test_key(fault))
+        effects = sum(count > 0 for count in self.hits_of(fault).values())
+        return self.state_of(fault).result(fault, len(self.unchanged), effects, _test_key(fault))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ import tidemill  # noqa: E402
 
 TEXT_MAX = 600
 SEED_S_MAX = 300.0
-"""A run that takes longer does not end: the fault has the simulated cluster go round in circles."""
+"""A run that takes longer counts as endless."""
 SOURCES = Sources(Path(tidemill.__file__).parent, ROOT / "tests" / "simulation")
 OUTCOMES = {Origin.PROGRAM: "violated", Origin.EDIT: "edit", Origin.SIMULATOR: "simulator"}
 CHECKER_FAILED = "a checker has failed"

@@ -14,13 +14,13 @@ from planting import Fault
 BEGIN, END = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 TEXT_MAX = 110
 FOUND_SHARE_MIN = 0.95
-"""Of the faults that name no test."""
+"""The minimum share of the faults without a test that seeds must find."""
 FOUND = ("violated", "endless")
 """Outcomes of a seed with which a fault is found (:mod:`mutant_seeds`)."""
 NO_PROGRAM = ("edit", "dead")
-"""Outcomes of an edit that makes no program of the source."""
+"""Outcomes of an edit with which the source is not valid."""
 NOT_FOUND, BY_TEST = "-", "test"
-"""In the column of the seed."""
+"""Values of the seed column."""
 HIGHEST = "the highest seed that was run is"
 
 
@@ -29,15 +29,15 @@ class Result(NamedTuple):
 
     fault: Fault
     seeds: int
-    """Among which it was looked for: so many ran without it."""
-    matters: int
-    """In how many of them it matters, so that it may be found."""
+    """The number of seeds that ran without the fault."""
+    effects: int
+    """The number of these seeds in which the fault has an effect."""
     run: int
-    """With how many of these it was run."""
+    """The number of these seeds that ran with the fault."""
     found_by: int
     """The seed that found it; 0 without one."""
     text: str
-    """Which promise was broken; of an edit that makes no program what is wrong with it."""
+    """The broken promise; for an invalid edit the error."""
     is_noticed: bool | None
     """Whether the test that the fault names fails with it, and passes without it; None if it did not run."""
 
@@ -49,7 +49,7 @@ class Result(NamedTuple):
     @property
     def has_run(self) -> bool:
         """Whether the fault has a result."""
-        return bool(self.run or self.text or (self.seeds and not self.matters)) or self.is_noticed is not None
+        return bool(self.run or self.text or (self.seeds and not self.effects)) or self.is_noticed is not None
 
     @property
     def summary(self) -> str:
@@ -65,11 +65,11 @@ class Result(NamedTuple):
         """Formats the extent of an unsuccessful search."""
         if self.seeds == 0:
             return "not run"
-        if self.matters == 0:
-            return f"not found: it matters in none of {self.seeds} seeds"
+        if self.effects == 0:
+            return f"not found: it has no effect in {self.seeds} seeds"
         if self.run == 0:
-            return f"not run: it matters in {self.matters} of {self.seeds} seeds"
-        return f"not found in {self.run} of the {self.matters} seeds in which it matters, of {self.seeds}"
+            return f"not run: it has an effect in {self.effects} of {self.seeds} seeds"
+        return f"not found in {self.run} of the {self.effects} seeds with an effect, of {self.seeds}"
 
 
 def not_run(fault: Fault) -> Result:
@@ -130,12 +130,12 @@ class State:
         """Writes the file."""
         self._path.write_text(json.dumps(self._known))
 
-    def result(self, fault: Fault, seeds: int, matters: int, key: str) -> Result:
+    def result(self, fault: Fault, seeds: int, effects: int, key: str) -> Result:
         """Returns the result for the table; ``key`` is that of the test that the fault names."""
         known = self._known
         is_noticed = known["tests"].get(key)
         text = str(known["text"] or known["failed"])
-        return Result(fault, seeds, matters, len(self.seeds), self.found_by, text, is_noticed)
+        return Result(fault, seeds, effects, len(self.seeds), self.found_by, text, is_noticed)
 
 
 class Row(NamedTuple):
@@ -200,7 +200,7 @@ def write_table(
     lines = [
         summary_of([result.fault for result in results], rows, highest),
         "",
-        "| fault | rule that it breaks | seed | promise that is broken, or why none is |",
+        "| fault | broken rule | seed | broken promise, or reason for a test |",
         "|---|---|---|---|",
         *(row.line for row in rows.values()),
     ]

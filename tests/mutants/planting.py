@@ -1,8 +1,8 @@
-"""Plants one fault in a copy of the source, or a probe for each fault that counts how often it would matter.
+"""Plants one fault in a copy of the source, or a probe for each fault that counts its effects.
 
-A fault matters from the moment on at which the faulty source behaves differently. A probe detects when that
-is possible: an omitted check matters only if the check fails. Other faults are assumed to matter whenever
-their statement runs.
+A fault has an effect from the moment at which the faulty source behaves differently. A probe detects when
+that is possible: an omitted check has an effect only if the check fails. Other faults are assumed to have an
+effect whenever their statement runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 MODULE = "_planted"
 COUNTERS_SOURCE = '''\
-"""Counts by the names of planted faults how often they matter."""
+"""Counts by the names of planted faults the number of their effects."""
 
 from collections import Counter
 
@@ -30,16 +30,16 @@ class Fault(NamedTuple):
     file: str
     """Below ``src/tidemill``."""
     old: str
-    """Stands exactly once in the file."""
+    """Occurs exactly once in the file."""
     new: str
     rule: str
-    """What the source promises here, in a sentence."""
+    """The rule of the source that the fault breaks."""
     reason: str = ""
-    """Why the simulator does not find it, where it does not."""
+    """The reason why the simulator does not find it."""
     test: str = ""
-    """The test that finds it where the simulator does not: its file below ``tests``, ``::`` and its name."""
+    """The test that finds it instead of the simulator: its file below ``tests``, ``::`` and its name."""
     kind: str = "cluster"
-    """Of simulation that looks for it."""
+    """The kind of simulation that searches for it."""
 
 
 class NotApplicable(Exception):

@@ -186,7 +186,7 @@ def test_an_error_that_the_program_logs_breaks_a_promise(
     happen = logged(function_of(sources.program / "one.py", "raise KeyError('member')"))
     outcome, text = outcome_of(mutant_seeds, monkeypatch, happen, sources)
     assert outcome in FOUND
-    assert text == "no-error: the program reports a fault of its own: it broke (KeyError('member'))"
+    assert text == "no-error: the program logs an internal error: it broke (KeyError('member'))"
 
 
 @pytest.mark.parametrize(

@@ -158,27 +158,27 @@ def test_no_fault_with_a_finding_seed_has_a_reason() -> None:
 
 
 def test_a_fault_that_did_not_run_is_marked() -> None:
-    assert missed(UNTESTED[0])._replace(run=0).summary == "not run: it matters in 5 of 9 seeds"
+    assert missed(UNTESTED[0])._replace(run=0).summary == "not run: it has an effect in 5 of 9 seeds"
     assert not_run(UNTESTED[0]).summary == "not run"
     assert not_run(UNTESTED[0]).has_run is False
 
 
 @pytest.mark.parametrize(
-    ("outcome", "found_by", "is_settled", "told"),
+    ("outcome", "found_by", "is_settled", "summary"),
     [
         ("violated", 4, True, "found by seed 4: the text"),
         ("endless", 4, True, "found by seed 4: the text"),
         ("edit", 0, True, "no program: the text"),
         ("dead", 0, True, "no program: the text"),
         ("simulator", 0, False, "the simulator fails with seed 4: the text"),
-        ("kept", 0, False, "not found in 1 of the 1 seeds in which it matters, of 1"),
+        ("kept", 0, False, "not found in 1 of the 1 seeds with an effect, of 1"),
     ],
 )
 def test_only_a_broken_promise_is_a_find(
-    tmp_path: Path, outcome: str, found_by: int, is_settled: bool, told: str
+    tmp_path: Path, outcome: str, found_by: int, is_settled: bool, summary: str
 ) -> None:
     state = State(tmp_path / "state.json", {})
     state.note(4, outcome, "the text")
     result = state.result(UNTESTED[0], 1, 1, "")
     assert (state.found_by, state.is_settled) == (found_by, is_settled)
-    assert told in result.summary
+    assert summary in result.summary

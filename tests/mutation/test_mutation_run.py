@@ -204,6 +204,11 @@ def test_each_verdict_has_the_current_line() -> None:
     assert known
     assert [key for key in known if not key[1]] == []
     assert any(" | " in key[1] for key in known), "a bar in a line does not end its cell"
+    package = mutation_run.PAGE.parents[1] / "src" / "tidemill"
+    lines = {
+        module: {line.strip() for line in (package / module).read_text().splitlines()} for module, *_ in known
+    }
+    assert [(module, before) for module, before, _ in known if before not in lines[module]] == []
 
 
 def test_a_survivor_is_tried_with_the_other_tests_of_its_line(
@@ -261,7 +266,7 @@ def test_a_line_that_runs_at_import_defines_names(line: int, names: set[str]) ->
     assert covering.defined_at_import(DEFINITIONS, line) == names
 
 
-def test_a_line_that_runs_at_import_is_tried_with_the_tests_that_use_what_it_defines() -> None:
+def test_a_line_that_runs_at_import_is_tried_with_the_tests_that_use_its_definition() -> None:
     """Under coverage, the test that happens to import the module first runs it."""
     first, user = "tests/broker/test_any.py::test_import", "tests/broker/test_other.py::test_use"
     sources = {MODULE: "LIMIT = 1\n", "tidemill/broker/other.py": "\n\nuse(LIMIT)\n"}
@@ -271,7 +276,7 @@ def test_a_line_that_runs_at_import_is_tried_with_the_tests_that_use_what_it_def
     assert covering.concerning(MUTANT, known, sources) == [first, user]
 
 
-def test_a_line_that_runs_at_import_is_tried_with_the_tests_whose_files_use_what_it_defines(
+def test_a_line_that_runs_at_import_is_tried_with_the_test_files_that_use_its_definition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A test of a table's contents runs no line of the source."""

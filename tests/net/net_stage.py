@@ -16,7 +16,7 @@ Handler = TypeVar("Handler", bound=FrameHandler)
 
 def peer_of(number: int = 0) -> Peer:
     """Returns the peer of the connection with that number."""
-    made = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+    made = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:ANONYMOUS", "127.0.0.1", 1)
     made.number = number
     return made
 
@@ -53,8 +53,8 @@ class Crowd(Generic[Handler]):
         ours, peer = socket_pair()
         # Unread responses stay in the memory of the broker.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        context = peer_of(len(self.peers))
-        self.connections.append(Connection(self.loop, ours, self.handler, 100 << 20, context, self.memory))
+        client = peer_of(len(self.peers))
+        self.connections.append(Connection(self.loop, ours, self.handler, 100 << 20, client, self.memory))
         self.connections[-1].start()
         self.peers.append(peer)
         return peer
@@ -86,7 +86,7 @@ class Crowd(Generic[Handler]):
             peer.close()
         assert (self.memory.total, self.memory.unsent, self.memory.holders) == (0, 0, 0)
         assert not self.memory.waiting
-        assert not self.memory.senders
+        assert not self.memory.large_unsent
         assert not self.memory.delayed
         self.memory.close()
         self.loop.close()

@@ -11,28 +11,28 @@ from pathlib import Path
 import pytest
 from net_stage import framed, peer_of, socket_pair
 
-from tidemill.log.files import SystemFiles
-from tidemill.net.connection import REPLIES_MAX, Connection, FrameHandler, Reply
+from tidemill.log.system_files import SystemFiles
+from tidemill.net.connection import PENDING_RESPONSES_MAX, Connection, FrameHandler, PendingResponse
 from tidemill.net.send_queue import FileRange
 
 FRAME_BYTES_MAX = 1_000_000
-Answer = Callable[[Connection, bytes], bool]
+Respond = Callable[[Connection, bytes], bool]
 
 
 class Recorder(FrameHandler):
-    """Records the frames; ``answer`` handles one frame."""
+    """Records the frames; ``respond`` handles one frame."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.closed: list[str] = []
         self.crashes: list[BaseException] = []
         self.read_aheads: list[tuple[FileRange, int]] = []
-        self.answer: Answer = lambda connection, frame: True
+        self.respond: Respond = lambda connection, frame: True
         self.end: Callable[[Connection], None] = lambda connection: None
 
     def on_frame(self, connection: Connection, data: bytes, start: int, end: int) -> bool:
         frame = data[start:end]
-        if not self.answer(connection, frame):
+        if not self.respond(connection, frame):
             return False
         self.frames.append(frame)
         return True
@@ -91,35 +91,35 @@ def pair() -> Iterator[Pair]:
 
 def echo(connection: Connection, frame: bytes) -> bool:
     """Responds with the request."""
-    connection.reply_now(frame)
+    connection.respond_now(frame)
     return True
 
 
-def defer(replies: list[Reply]) -> Answer:
-    """Responds later to the requests "wait", which are added to ``replies``, and to others at once."""
+def defer(responses: list[PendingResponse]) -> Respond:
+    """Responds later to the requests "wait", which are added to ``responses``, and to others at once."""
 
-    def answer(connection: Connection, frame: bytes) -> bool:
+    def respond(connection: Connection, frame: bytes) -> bool:
         if frame != b"wait":
             return echo(connection, frame)
-        replies.append(connection.reply_later())
+        responses.append(connection.respond_later())
         return True
 
-    return answer
+    return respond
 
 
-def answer_now(body: bytes) -> Answer:
+def respond_with_body(body: bytes) -> Respond:
     """Responds with this body."""
     return lambda connection, frame: echo(connection, body)
 
 
-def answer_with(*parts: bytes | FileRange) -> Answer:
+def respond_with_parts(*parts: bytes | FileRange) -> Respond:
     """Responds with these parts."""
 
-    def answer(connection: Connection, frame: bytes) -> bool:
-        connection.reply_later().complete(list(parts))
+    def respond(connection: Connection, frame: bytes) -> bool:
+        connection.respond_later().complete(list(parts))
         return True
 
-    return answer
+    return respond
 
 
 def test_frames_from_one_receive_are_delivered_in_order(pair: Pair) -> None:
@@ -168,15 +168,15 @@ def test_a_handler_exception_is_reported_and_closes_the_connection(pair: Pair) -
     def crash(connection: Connection, frame: bytes) -> bool:
         raise ZeroDivisionError
 
-    pair.handler.answer = crash
+    pair.handler.respond = crash
     pair.peer.send(framed(b"x"))
     pair.turn(lambda: bool(pair.handler.closed))
     assert isinstance(pair.handler.crashes[0], ZeroDivisionError)
 
 
 def test_responses_are_sent_in_the_order_of_their_requests(pair: Pair) -> None:
-    later: list[Reply] = []
-    pair.handler.answer = defer(later)
+    later: list[PendingResponse] = []
+    pair.handler.respond = defer(later)
     pair.peer.send(framed(b"1", b"wait", b"2", b"wait", b"3"))
     pair.turn(lambda: len(pair.handler.frames) == 5)
     assert pair.receive(1) == b"1"
@@ -191,9 +191,11 @@ def test_responses_are_sent_in_the_order_of_their_requests(pair: Pair) -> None:
 
 
 def test_a_held_request_is_handled_after_the_pending_response(pair: Pair) -> None:
-    waiting: list[Reply] = []
-    answer = defer(waiting)
-    pair.handler.answer = lambda connection, frame: not connection.waiting and answer(connection, frame)
+    waiting: list[PendingResponse] = []
+    respond = defer(waiting)
+    pair.handler.respond = lambda connection, frame: (
+        not connection.has_pending_responses and respond(connection, frame)
+    )
     pair.peer.send(framed(b"wait", b"held", b"back"))
     pair.turn(lambda: bool(waiting))
     assert pair.handler.frames == [b"wait"]
@@ -204,7 +206,9 @@ def test_a_held_request_is_handled_after_the_pending_response(pair: Pair) -> Non
 
 
 def test_requests_after_a_held_request_are_not_read_into_memory(pair: Pair) -> None:
-    pair.handler.answer = lambda connection, frame: not connection.waiting and bool(connection.reply_later())
+    pair.handler.respond = lambda connection, frame: (
+        not connection.has_pending_responses and bool(connection.respond_later())
+    )
     pair.peer.send(framed(b"wait"))
     pair.turn(turns=3)
     taken = 0
@@ -218,19 +222,19 @@ def test_requests_after_a_held_request_are_not_read_into_memory(pair: Pair) -> N
 
 
 def test_too_many_pending_responses_pause_reading(pair: Pair) -> None:
-    replies: list[Reply] = []
-    pair.handler.answer = defer(replies)
-    pair.peer.send(framed(b"wait") * (REPLIES_MAX + 10))
+    responses: list[PendingResponse] = []
+    pair.handler.respond = defer(responses)
+    pair.peer.send(framed(b"wait") * (PENDING_RESPONSES_MAX + 10))
     pair.turn(turns=5)
-    assert len(replies) == REPLIES_MAX
-    for reply in list(replies):
-        reply.complete([b"."])
-    pair.turn(lambda: len(replies) == REPLIES_MAX + 10)
-    assert len(replies) == REPLIES_MAX + 10
+    assert len(responses) == PENDING_RESPONSES_MAX
+    for response in list(responses):
+        response.complete([b"."])
+    pair.turn(lambda: len(responses) == PENDING_RESPONSES_MAX + 10)
+    assert len(responses) == PENDING_RESPONSES_MAX + 10
 
 
 def test_a_client_that_does_not_read_is_not_served_further(pair: Pair) -> None:
-    pair.handler.answer = answer_now(b"z" * 1_000_000)
+    pair.handler.respond = respond_with_body(b"z" * 1_000_000)
     pair.peer.send(framed(b"x") * 50)
     pair.turn(turns=20)
     assert len(pair.handler.frames) < 10
@@ -248,7 +252,7 @@ def test_file_ranges_are_sent_between_bytes(pair: Pair, tmp_path: Path) -> None:
 
     first = FileRange(file, 0, half, False, None)
     second = FileRange(file, half, len(content) - half, True, None)
-    pair.handler.answer = answer_with(b"<", first, b"|", second, b">")
+    pair.handler.respond = respond_with_parts(b"<", first, b"|", second, b">")
     pair.peer.send(framed(b"x"))
     received = pair.receive(len(content) + 3)
     assert received == b"<" + content[:half] + b"|" + content[half:] + b">"
@@ -263,7 +267,7 @@ def test_an_uncached_range_is_read_ahead_before_it_is_sent(pair: Pair, tmp_path:
     file = files.open(str(path))
     requested: list[tuple[int, int]] = []
 
-    import tidemill.model.interfaces as ports
+    import tidemill.model.system_interfaces as ports
 
     class NeverCached(ports.File):
         def is_cached(self, position: int, count: int) -> bool:
@@ -273,7 +277,7 @@ def test_an_uncached_range_is_read_ahead_before_it_is_sent(pair: Pair, tmp_path:
         def send_to(self, descriptor: int, position: int, count: int) -> int:
             return int(file.send_to(descriptor, position, count))
 
-    pair.handler.answer = answer_with(FileRange(NeverCached(), 0, 3_000_000, True, None))
+    pair.handler.respond = respond_with_parts(FileRange(NeverCached(), 0, 3_000_000, True, None))
     pair.peer.send(framed(b"x"))
     assert pair.receive(3_000_000) == b"q" * 3_000_000
     assert [count for _, count in pair.handler.read_aheads] == [1 << 20, 1 << 20, 3_000_000 - (2 << 20)]
@@ -285,7 +289,7 @@ def test_a_file_shorter_than_its_range_closes_the_connection(pair: Pair, tmp_pat
     path.write_bytes(b"short")
     file = SystemFiles().open(str(path))
 
-    pair.handler.answer = answer_with(FileRange(file, 0, 100, False, None))
+    pair.handler.respond = respond_with_parts(FileRange(file, 0, 100, False, None))
     pair.peer.send(framed(b"x"))
     pair.turn(lambda: bool(pair.handler.closed))
     assert "95 bytes before the end" in pair.handler.closed[0]
@@ -293,18 +297,18 @@ def test_a_file_shorter_than_its_range_closes_the_connection(pair: Pair, tmp_pat
 
 
 def test_responses_to_a_closed_connection_are_dropped(pair: Pair) -> None:
-    replies: list[Reply] = []
-    pair.handler.answer = defer(replies)
+    responses: list[PendingResponse] = []
+    pair.handler.respond = defer(responses)
     pair.peer.send(framed(b"wait"))
-    pair.turn(lambda: bool(replies))
+    pair.turn(lambda: bool(responses))
     pair.peer.close()
     pair.turn(lambda: bool(pair.handler.closed))
-    replies[0].complete([b"nobody"])
+    responses[0].complete([b"nobody"])
     assert pair.handler.closed == ["closed by the peer"]
 
 
 def test_responses_before_an_invalid_frame_are_sent_before_the_close(pair: Pair) -> None:
-    pair.handler.answer = echo
+    pair.handler.respond = echo
     pair.peer.send(framed(b"good") + struct.pack(">i", -1))
     pair.turn(lambda: bool(pair.handler.closed))
     assert pair.receive(4) == b"good"
@@ -338,7 +342,7 @@ def test_requests_paused_by_a_full_output_continue_after_two_writes(pair: Pair) 
 
     slow = Slow(pair.connection.sock)
     pair.connection.sock = pair.connection.output.sock = slow
-    pair.handler.answer = answer_now(bytes(5_000_000))
+    pair.handler.respond = respond_with_body(bytes(5_000_000))
     pair.peer.send(framed(b"1", b"2"))
     pair.turn(lambda: bool(pair.handler.frames))
     assert pair.handler.frames == [b"1"]
@@ -351,8 +355,8 @@ def test_a_closed_connection_is_released_when_its_last_wait_ends_during_a_read(
     pair: Pair,
 ) -> None:
     """The first response fails to be sent; the pending requests are then completed in the same iteration."""
-    waiting: list[Reply] = []
-    pair.handler.answer = defer(waiting)
+    waiting: list[PendingResponse] = []
+    pair.handler.respond = defer(waiting)
     pair.handler.end = lambda connection: waiting[0].complete([b"W"])
     pair.peer.send(framed(b"now", b"wait"))
     pair.peer.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.net.deadlines import CLEAN_FROM, Deadlines, Waiting
+from tidemill.net.deadlines import CLEAN_FROM, Deadlines, DelayedOperation
 
 
 class Loop:
@@ -47,18 +47,18 @@ class Timer:
         self.cancelled = True
 
 
-class Wait(Waiting):
+class Wait(DelayedOperation):
     def __init__(self, name: str, fired: list[str]) -> None:
         self.name = name
         self.fired = fired
-        self.over = False
+        self.completed = False
         self.holds: list[list[str]] = []
 
-    def on_deadline(self) -> None:
+    def on_expiration(self) -> None:
         self.fired.append(self.name)
 
-    def is_over(self) -> bool:
-        return self.over
+    def is_completed(self) -> bool:
+        return self.completed
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def test_an_entry_is_added_during_expiration(
     fired: list[str] = []
 
     class Adds(Wait):
-        def on_deadline(self) -> None:
-            super().on_deadline()
+        def on_expiration(self) -> None:
+            super().on_expiration()
             deadlines.add(added_ms, Wait("added", fired))
 
     deadlines.add(10, Adds("first", fired))
@@ -118,7 +118,7 @@ def test_completed_entries_do_not_accumulate_before_distant_deadlines(deadlines:
     for _ in range(10 * CLEAN_FROM):
         wait = Wait("", [])
         deadlines.add(2**31 - 1, wait)
-        wait.over = True
+        wait.completed = True
     assert len(deadlines) <= CLEAN_FROM + 1
 
 
@@ -134,7 +134,7 @@ def test_a_failing_callback_does_not_affect_other_entries(loop: Loop, deadlines:
     fired: list[str] = []
 
     class Breaks(Wait):
-        def on_deadline(self) -> None:
+        def on_expiration(self) -> None:
             raise ZeroDivisionError
 
     deadlines.add(100, Breaks("broken", fired))
@@ -158,7 +158,7 @@ def collections_of_waits_that_end() -> int:
         # About as many objects as a request has.
         wait.holds = [[], [], []]
         deadlines.add(30_000, wait)
-        wait.over = True
+        wait.completed = True
     found: int = gc.get_stats()[0]["collections"] - before
     return found
 

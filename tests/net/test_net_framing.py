@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from net_stage import framed
 
-from tidemill.net.connection_state import DISPATCH, INPUT, OUTPUT, after
+from tidemill.model.transition_table import TransitionTable
+from tidemill.net.connection_state import DISPATCH, INPUT, OUTPUT
 from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
 
 
@@ -62,7 +63,7 @@ def test_pending_frames_are_kept_with_the_following_bytes(frames: list[bytes], h
 
 
 def test_a_completely_received_frame_is_not_copied() -> None:
-    reader = FrameReader(4, 1000, "an answer")
+    reader = FrameReader(4, 1000, "a response")
     body = b"x" * 500
     reader.receive(struct.pack(">i", 500))
     assert reader.next_frame() == NEED_DATA
@@ -85,13 +86,13 @@ def test_a_consumed_frame_is_released_with_its_data() -> None:
 
 @pytest.mark.parametrize("size", [-1, 3, 1001, 0x7FFFFFFF])
 def test_an_error_names_the_invalid_size(size: int) -> None:
-    reader = FrameReader(4, 1000, "an answer", "response.bytes.max")
+    reader = FrameReader(4, 1000, "a response", "response.bytes.max")
     reader.receive(struct.pack(">i", size))
     with pytest.raises(FrameSizeError) as raised:
         reader.next_frame()
     assert raised.value.size == size
     assert str(raised.value) == (
-        f"an answer of {size} bytes was announced, 4 to 1000 are allowed (response.bytes.max)"
+        f"a response of {size} bytes was announced, 4 to 1000 are allowed (response.bytes.max)"
     )
 
 
@@ -104,17 +105,19 @@ def test_an_announced_size_allocates_no_memory() -> None:
 
 
 @pytest.mark.parametrize("table", [INPUT, OUTPUT, DISPATCH])
-def test_every_state_has_a_row_and_every_event_a_column(table: list[list[int]]) -> None:
-    assert {len(row) for row in table} == {len(table[0])}
-    assert all(-1 <= following < len(table) for row in table for following in row)
-    reached = {0} | {following for row in table for following in row if following >= 0}
-    assert reached == set(range(len(table)))
+def test_every_state_has_a_row_and_every_event_a_column(table: TransitionTable) -> None:
+    states = len(table.states)
+    assert [len(row) for row in table.rows] == [len(table.events)] * states
+    assert all(-1 <= following < states for row in table.rows for following in row)
+    reached = {0} | {following for row in table.rows for following in row if following >= 0}
+    assert reached == set(range(states))
 
 
 @pytest.mark.parametrize("table", [INPUT, OUTPUT, DISPATCH])
-def test_an_undefined_transition_raises_an_error(table: list[list[int]]) -> None:
-    missing = [(s, e) for s, row in enumerate(table) for e, following in enumerate(row) if following < 0]
+def test_an_undefined_transition_raises_an_error(table: TransitionTable) -> None:
+    missing = [(s, e) for s, row in enumerate(table.rows) for e, following in enumerate(row) if following < 0]
     assert missing
     for state, event in missing:
-        with pytest.raises(RuntimeError, match=f"state {state} cannot handle event {event}"):
-            after(table, state, event)
+        text = f"{table.name} state {table.states[state]} cannot handle {table.events[event]}"
+        with pytest.raises(RuntimeError, match=text):
+            table.after(state, event)

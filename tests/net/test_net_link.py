@@ -23,7 +23,7 @@ from tidemill.wire.messages.metadata import (
 )
 
 PATIENCE_S = 10.0
-Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+Respond = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 
 def versions(correlation_id: int) -> bytes:
@@ -31,8 +31,8 @@ def versions(correlation_id: int) -> bytes:
     return encode_response(ApiKey.API_VERSIONS, 3, correlation_id, ApiVersionsResponse(api_keys=keys))
 
 
-async def peer(answer: Answer) -> asyncio.Server:
-    """A server that responds to ApiVersions, and passes other requests to ``answer``."""
+async def peer(respond: Respond) -> asyncio.Server:
+    """A server that responds to ApiVersions, and passes other requests to ``respond``."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -43,7 +43,7 @@ async def peer(answer: Answer) -> asyncio.Server:
                 if header.api_key == ApiKey.API_VERSIONS:
                     writer.write(versions(header.correlation_id))
                 else:
-                    await answer(frame, writer)
+                    await respond(frame, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -57,9 +57,9 @@ async def linked(server: asyncio.Server) -> Link:
     return await Link.open(2, "127.0.0.1", port, "test", PATIENCE_S)
 
 
-def with_peer(answer: Answer, test: Callable[[Link], Awaitable[None]]) -> None:
+def with_peer(respond: Respond, test: Callable[[Link], Awaitable[None]]) -> None:
     async def run() -> None:
-        server = await peer(answer)
+        server = await peer(respond)
         link = await linked(server)
         try:
             await asyncio.wait_for(test(link), PATIENCE_S)
@@ -71,28 +71,33 @@ def with_peer(answer: Answer, test: Callable[[Link], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def ask(link: Link, timeout_s: float = PATIENCE_S) -> MetadataResponse:
+async def request_metadata(link: Link, timeout_s: float = PATIENCE_S) -> MetadataResponse:
     """Requests the metadata of no topic."""
-    return await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), timeout_s)
+    return await link.request(ApiKey.METADATA, 12, MetadataRequest(topics=[]), MetadataResponse, timeout_s)
 
 
 async def silent(frame: bytes, writer: asyncio.StreamWriter) -> None:
     """Never responds."""
 
 
-def test_a_real_broker_answers_many_requests_at_once(tidemill_session_broker: Broker) -> None:
+def test_a_real_broker_responds_to_many_requests_at_once(tidemill_session_broker: Broker) -> None:
     async def run() -> None:
         host, port = tidemill_session_broker.bootstrap.rsplit(":", 1)
         link = await Link.open(1, host, int(port), "test", PATIENCE_S)
         version = link.version_of(ApiKey.METADATA, 9, 13)
-        asks = [link.ask(ApiKey.METADATA, version, MetadataRequest(topics=[]), PATIENCE_S) for _ in range(50)]
-        for answer in await asyncio.gather(*asks):
-            assert len(answer.brokers) == 1
+        requests = [
+            link.request(ApiKey.METADATA, version, MetadataRequest(topics=[]), MetadataResponse, PATIENCE_S)
+            for _ in range(50)
+        ]
+        for response in await asyncio.gather(*requests):
+            assert len(response.brokers) == 1
         with pytest.raises(LinkError, match="this broker supports 99 to 100"):
             link.version_of(ApiKey.METADATA, 99, 100)
         link.close("done")
         with pytest.raises(LinkError, match="done"):
-            await link.ask(ApiKey.METADATA, version, MetadataRequest(topics=[]), PATIENCE_S)
+            await link.request(
+                ApiKey.METADATA, version, MetadataRequest(topics=[]), MetadataResponse, PATIENCE_S
+            )
         await asyncio.sleep(0)
 
     asyncio.run(run())
@@ -120,11 +125,11 @@ def test_a_peer_that_closes_fails_all_pending_requests() -> None:
     async def test(link: Link) -> None:
         reasons: list[str] = []
         link.on_close = reasons.append
-        asks = [ask(link) for _ in range(3)]
-        for result in await asyncio.gather(*asks, return_exceptions=True):
+        requests = [request_metadata(link) for _ in range(3)]
+        for result in await asyncio.gather(*requests, return_exceptions=True):
             assert isinstance(result, LinkError)
         assert len(reasons) == 1
-        assert link.closed == reasons[0]
+        assert link.close_reason == reasons[0]
 
     with_peer(close, test)
 
@@ -146,7 +151,7 @@ def test_the_error_names_a_close_or_reset_by_the_peer(ends: Callable[[asyncio.St
         link.on_broken = lambda: told.append("broken")
         link.on_close = lambda reason: told.append("closed")
         with pytest.raises(LinkError):
-            await ask(link)
+            await request_metadata(link)
         assert told == ["broken", "closed"]
 
     with_peer(close, test)
@@ -157,8 +162,8 @@ def test_a_timeout_is_not_reported_as_a_broken_link() -> None:
         told: list[str] = []
         link.on_broken = lambda: told.append("broken")
         with pytest.raises(LinkTimeout):
-            await ask(link, 0.05)
-        assert link.closed
+            await request_metadata(link, 0.05)
+        assert link.is_closed
         assert told == []
 
     with_peer(silent, test)
@@ -183,7 +188,7 @@ def test_a_peer_that_closes_a_new_connection_is_not_a_timeout() -> None:
         (struct.pack(">i", 3) + b"abc", "a response of 3 bytes"),
         (struct.pack(">i", -1), "a response of -1 bytes"),
         (struct.pack(">i", FRAME_BYTES_MAX + 1), "a response of"),
-        (struct.pack(">ii", 4, 99), "answer|Response|ends"),
+        (struct.pack(">ii", 4, 99), "Response|ends"),
         (struct.pack(">i", 300) + b"\x00" * 300, "MetadataResponse v12"),
     ],
 )
@@ -193,8 +198,8 @@ def test_invalid_bytes_close_the_link_with_a_reason(data: bytes, text: str) -> N
 
     async def test(link: Link) -> None:
         with pytest.raises(LinkError, match=text):
-            await ask(link)
-        assert link.closed
+            await request_metadata(link)
+        assert link.is_closed
 
     with_peer(garbage, test)
 
@@ -208,7 +213,7 @@ def test_an_unexpected_response_closes_the_link() -> None:
         ended = asyncio.get_running_loop().create_future()
         link.on_close = ended.set_result
         with pytest.raises(LinkError):
-            await ask(link)
+            await request_metadata(link)
         assert await ended
 
     with_peer(twice, test)
@@ -224,8 +229,8 @@ def test_a_large_announced_size_allocates_no_memory(size: int) -> None:
 
     async def test(link: Link) -> None:
         with pytest.raises(LinkTimeout):
-            await ask(link, 0.2)
-        assert link.closed == "no response within 0.2 s"
+            await request_metadata(link, 0.2)
+        assert link.close_reason == "no response to API 3 within 0.2 s"
 
     with_peer(promise, test)
 
@@ -242,13 +247,17 @@ def test_unread_requests_are_buffered_and_sent_later() -> None:
 
     async def test(link: Link) -> None:
         topics = [MetadataRequestTopic(name="t" * 240) for _ in range(2000)]
-        asks = [
-            asyncio.ensure_future(link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=topics), PATIENCE_S))
+        requests = [
+            asyncio.ensure_future(
+                link.request(
+                    ApiKey.METADATA, 12, MetadataRequest(topics=topics), MetadataResponse, PATIENCE_S
+                )
+            )
             for _ in range(40)
         ]
         await asyncio.sleep(0.05)
         go_on.set()
-        results = await asyncio.gather(*asks, return_exceptions=True)
+        results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, LinkError) for result in results)
         assert len(seen) == 40
         assert len(set(seen)) == 1
@@ -256,16 +265,16 @@ def test_unread_requests_are_buffered_and_sent_later() -> None:
     with_peer(slow, test)
 
 
-class Post:
-    """Requests the versions without the message classes."""
+class Responses:
+    """Records the responses to the requests of ``Link.send``."""
 
     def __init__(self) -> None:
-        self.answers: list[bytes] = []
+        self.bodies: list[bytes] = []
         self.closed = ""
         self.done = asyncio.Event()
 
-    def on_answer(self, data: bytes, start: int, end: int) -> None:
-        self.answers.append(data[start:end])
+    def on_response(self, data: bytes, start: int, end: int) -> None:
+        self.bodies.append(data[start:end])
         self.done.set()
 
     def on_link_closed(self, reason: str) -> None:
@@ -273,11 +282,11 @@ class Post:
         self.done.set()
 
 
-def test_posted_and_asked_requests_share_a_link() -> None:
+def test_undecoded_and_decoded_responses_share_a_link() -> None:
     size = 300_000
     body = bytes(range(256)) * (size // 256)
 
-    async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
+    async def respond(frame: bytes, writer: asyncio.StreamWriter) -> None:
         header = parse_request_header(frame)
         if header.api_version == 12:
             response = encode_response(ApiKey.METADATA, 12, header.correlation_id, MetadataResponse())
@@ -290,24 +299,36 @@ def test_posted_and_asked_requests_share_a_link() -> None:
             await writer.drain()
 
     async def test(link: Link) -> None:
-        post = Post()
+        responses = Responses()
         for _ in range(3):
-            link.post(ApiKey.METADATA, 9, b"body", post, PATIENCE_S)
-        assert (await ask(link)).topics == []
-        assert post.answers == [body] * 3
+            link.send(ApiKey.METADATA, 9, b"body", responses, PATIENCE_S)
+        assert (await request_metadata(link)).topics == []
+        assert responses.bodies == [body] * 3
         link.close("enough")
-        link.post(ApiKey.METADATA, 9, b"body", post, PATIENCE_S)
-        assert post.closed == "enough"
+        link.send(ApiKey.METADATA, 9, b"body", responses, PATIENCE_S)
+        assert responses.closed == "enough"
 
-    with_peer(answer, test)
+    with_peer(respond, test)
 
 
-def test_a_posted_request_that_times_out_closes_the_link() -> None:
+def test_a_sent_request_that_times_out_closes_the_link() -> None:
     async def test(link: Link) -> None:
-        post = Post()
-        link.post(ApiKey.METADATA, 9, b"", post, 0.02)
-        await post.done.wait()
-        assert post.closed == link.closed == "no response in time"
+        responses = Responses()
+        link.send(ApiKey.METADATA, 9, b"", responses, 0.02)
+        await responses.done.wait()
+        assert responses.closed == link.close_reason == "no response to API 3 within 0.02 s"
+
+    with_peer(silent, test)
+
+
+def test_a_link_closed_with_an_empty_reason_sends_no_request() -> None:
+    async def test(link: Link) -> None:
+        link.close("")
+        with pytest.raises(LinkError):
+            await request_metadata(link)
+        responses = Responses()
+        link.send(ApiKey.METADATA, 9, b"", responses, PATIENCE_S)
+        assert responses.done.is_set()
 
     with_peer(silent, test)
 
@@ -321,17 +342,17 @@ async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
 def test_an_encoding_error_does_not_affect_other_requests() -> None:
     async def test(link: Link) -> None:
         with pytest.raises(AttributeError):
-            await link.ask(ApiKey.METADATA, 12, object(), PATIENCE_S)
-        answer = await ask(link)
-        assert answer.brokers == []
+            await link.request(ApiKey.METADATA, 12, object(), MetadataResponse, PATIENCE_S)
+        response = await request_metadata(link)
+        assert response.brokers == []
 
     with_peer(_metadata, test)
 
 
-def _large(cut: int = 0) -> Answer:
+def _large(cut: int = 0) -> Respond:
     """Responds with as many topics as requested, without the last ``cut`` bytes."""
 
-    async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
+    async def respond(frame: bytes, writer: asyncio.StreamWriter) -> None:
         header = parse_request_header(frame)
         request = decode(MetadataRequest, header.api_version, frame, header.body_position, len(frame))
         topics = [
@@ -346,7 +367,7 @@ def _large(cut: int = 0) -> Answer:
         body = whole[4 : len(whole) - cut]
         writer.write(struct.pack(">i", len(body)) + body)
 
-    return answer
+    return respond
 
 
 NAMES = [f"t{number}" for number in range(5000)]
@@ -355,16 +376,18 @@ MANY = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in NAMES
 
 def test_large_requests_and_responses_do_not_block_the_event_loop() -> None:
     async def test(link: Link) -> None:
-        asking = asyncio.ensure_future(link.ask(ApiKey.METADATA, 12, MANY, PATIENCE_S))
+        requesting = asyncio.ensure_future(
+            link.request(ApiKey.METADATA, 12, MANY, MetadataResponse, PATIENCE_S)
+        )
         began = 0
-        while link._correlation_id == 1 and not asking.done():  # The first request was ApiVersions.
+        while link._correlation_id == 1 and not requesting.done():  # The first request was ApiVersions.
             began += 1
             await asyncio.sleep(0)
         assert began >= len(NAMES) // 1000
         # A later request gets its own response.
-        few = await ask(link)
+        few = await request_metadata(link)
         assert few.topics == []
-        assert [one.name for one in (await asking).topics] == NAMES
+        assert [one.name for one in (await requesting).topics] == NAMES
 
     with_peer(_large(), test)
 
@@ -372,8 +395,8 @@ def test_large_requests_and_responses_do_not_block_the_event_loop() -> None:
 def test_a_truncated_large_response_closes_the_link_with_a_reason() -> None:
     async def test(link: Link) -> None:
         with pytest.raises(LinkError, match="MetadataResponse"):
-            await link.ask(ApiKey.METADATA, 12, MANY, PATIENCE_S)
-        assert "MetadataResponse" in link.closed
+            await link.request(ApiKey.METADATA, 12, MANY, MetadataResponse, PATIENCE_S)
+        assert "MetadataResponse" in (link.close_reason or "")
 
     with_peer(_large(cut=7), test)
 
@@ -384,8 +407,8 @@ def test_an_internal_error_in_a_response_fails_all_pending_requests(monkeypatch:
             raise KeyError("odd")
 
         monkeypatch.setattr("tidemill.net.link.decode_response", fault)
-        asks = [ask(link, 10 * PATIENCE_S) for _ in range(2)]
-        told = await asyncio.gather(*asks, return_exceptions=True)
+        requests = [request_metadata(link, 10 * PATIENCE_S) for _ in range(2)]
+        told = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(one) for one in told] == [LinkError, LinkError]
         assert all("KeyError('odd')" in str(one) for one in told)
 

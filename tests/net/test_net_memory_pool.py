@@ -10,7 +10,7 @@ import pytest
 from net_stage import Crowd, framed
 
 from tidemill.net.connection import SMALL_RECEIVE_BYTES, Connection, FrameHandler
-from tidemill.net.memory_pool import FREE_BYTES, RECEIVE_BYTES
+from tidemill.net.memory_pool import EXEMPT_BYTES, RECEIVE_BYTES_MAX
 
 FRAME_BYTES = 300_000
 PATIENCE_S = 60.0
@@ -24,7 +24,7 @@ class Keeper(FrameHandler):
         self.closed: list[str] = []
 
     def on_frame(self, connection: Connection, data: bytes, start: int, end: int) -> bool:
-        number = connection.context.number
+        number = connection.peer.number
         assert data[start:end] == bytes([number % 256]) * (end - start)
         self.frames[number] = self.frames.get(number, 0) + 1
         return True
@@ -64,7 +64,12 @@ def test_all_frames_are_completed_under_any_memory_bound(crowd: Crowd[Keeper]) -
     if crowd.memory.bytes_max < 1 << 30:
         assert crowd.memory.pauses > 0
         # One connection continues at a time. Each of the others had received once before its pause.
-        bound = crowd.memory.bytes_max + FRAME_BYTES + RECEIVE_BYTES + count * (FREE_BYTES + RECEIVE_BYTES)
+        bound = (
+            crowd.memory.bytes_max
+            + FRAME_BYTES
+            + RECEIVE_BYTES_MAX
+            + count * (EXEMPT_BYTES + RECEIVE_BYTES_MAX)
+        )
         assert crowd.most <= bound
     assert crowd.memory.total == 0
 
@@ -84,7 +89,7 @@ def test_the_memory_bound_holds_with_slow_senders(crowd: Crowd[Keeper]) -> None:
     while len(crowd.handler.frames) < 30:
         assert time.monotonic() < deadline
         crowd.turn()
-    assert crowd.most <= 2_000_000 + 30 * (FREE_BYTES + SMALL_RECEIVE_BYTES)
+    assert crowd.most <= 2_000_000 + 30 * (EXEMPT_BYTES + SMALL_RECEIVE_BYTES)
 
 
 @pytest.mark.parametrize("crowd", [(6, 200_000)], indirect=True)
@@ -118,7 +123,7 @@ def test_small_requests_proceed_beside_large_ones(crowd: Crowd[Keeper]) -> None:
 
 @pytest.mark.parametrize("crowd", [(2, 100_000)], indirect=True)
 def test_nothing_is_read_while_received_requests_fill_the_bound(crowd: Crowd[Keeper]) -> None:
-    crowd.memory.take(100_001)
+    crowd.memory.reserve(100_001)
     crowd.send(0, frame(0, 100))
     for _ in range(5):
         crowd.turn(0.005)

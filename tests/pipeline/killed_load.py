@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.pipeline.jobs import load as load_module
 from tidemill.pipeline.jobs.load import LoadJob, load
 from tidemill.pipeline.jobs.session import local_session

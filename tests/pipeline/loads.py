@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tidemill.log.files import SystemFiles
-from tidemill.model.interfaces import Files
+from tidemill.log.system_files import SystemFiles
+from tidemill.model.system_interfaces import Files
 from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.table_folder import Written, open_table
 

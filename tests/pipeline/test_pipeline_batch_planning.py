@@ -185,7 +185,7 @@ def test_records_deleted_before_they_are_read_are_named() -> None:
     ]
 
 
-def test_deletion_of_what_was_already_read_is_no_loss() -> None:
+def test_deletion_of_records_already_read_is_no_loss() -> None:
     assert plan_ranges(at({A0: 5}), at({A0: 5}), view({A0: 20}, {A0: 10})) == ([], [])
 
 

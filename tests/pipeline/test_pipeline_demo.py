@@ -50,7 +50,7 @@ def test_a_flight_is_a_message() -> None:
     assert value["time_hour"] == "2013-01-01T10:00:00Z"
 
 
-def test_dates_are_local_and_what_is_missing_is_null() -> None:
+def test_dates_are_local_and_missing_values_are_null() -> None:
     other_in_utc = missing = 0
     for message in messages(FLIGHTS):
         assert b"NaN" not in message.value
@@ -143,7 +143,7 @@ def test_a_second_run_does_not_affect_the_first(tmp_path: Path) -> None:
         assert not broker.log_path.exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"cannot write to .*: Not a directory\): set another folder"):
         locked_directory(tmp_path / "file" / "demo").__enter__()
@@ -241,7 +241,7 @@ def test_page_and_terminal_have_the_same_figures(tmp_path: Path) -> None:
     assert "All 1 checks passed in 138 s" in out.getvalue()
 
 
-def test_a_delay_of_almost_nothing_has_no_sign() -> None:
+def test_a_delay_rounded_to_zero_has_no_sign() -> None:
     row = {"carrier": "UA", "hour": 5, "departed": 30, "dep_delay_mean": -0.3}
     svg = delay_by_hour_and_carrier([row])
     assert ">0</text>" in svg

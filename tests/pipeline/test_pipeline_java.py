@@ -70,7 +70,7 @@ def test_a_missing_or_failing_java_is_reported(tmp_path: Path, monkeypatch: pyte
     assert java.problem_with_java() == f"{command} does not run"
 
 
-def test_java_of_homebrew_is_used_where_no_other_is_fit(
+def test_java_of_homebrew_is_used_if_no_other_is_suitable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "opt" / "openjdk@17" / "libexec" / "openjdk.jdk" / "Contents" / "Home"
@@ -125,7 +125,7 @@ def test_the_advice_is_for_the_system(
         ([], True, [], [], False),
     ],
 )
-def test_java_is_installed_by_what_the_system_has(
+def test_java_is_installed_with_the_package_manager_of_the_system(
     monkeypatch: pytest.MonkeyPatch,
     there: list[str],
     root: bool,
@@ -157,7 +157,7 @@ def test_java_is_installed_by_what_the_system_has(
         (["JAVA_HOME is wrong", "JAVA_HOME is wrong"], "/gone", True, 1),
     ],
 )
-def test_the_command_installs_java_only_where_the_user_named_none(
+def test_the_command_installs_java_only_if_the_user_named_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     problems: list[str | None],

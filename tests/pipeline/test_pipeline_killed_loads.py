@@ -36,7 +36,7 @@ STEPS = {
 }
 """What was done when the kill comes; the call that it comes before; and the numbers that readers find then.
 
-Each run goes on where the one before was killed: from the third on the moves are those of a recovery.
+Each run continues where the one before was killed: from the third on, the steps are those of a recovery.
 """
 
 

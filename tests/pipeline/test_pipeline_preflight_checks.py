@@ -403,7 +403,7 @@ def test_an_error_of_spark_becomes_one_line(text: str, line: str) -> None:
     assert explained(ValueError(text)) == line
 
 
-def test_a_login_comes_from_a_file_of_javas_tools(tmp_path: Path) -> None:
+def test_a_login_is_read_from_a_file_of_javas_tools(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     line = 'a.PlainLoginModule required username="u" password="p4ssword";'
     file.write_text(f"security.protocol=SASL_SSL\nsasl.jaas.config={line}\nclient.id=mine\n")

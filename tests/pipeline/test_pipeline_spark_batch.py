@@ -54,7 +54,7 @@ def test_columns_and_types_are_those_of_sparks_connector(lab: Any) -> None:
     assert all(field.nullable for field in lab.batch(topic, includeHeaders="true").schema.fields)
 
 
-def test_arrow_schema_is_the_one_that_spark_compares_with(spark: Any) -> None:
+def test_the_arrow_schema_equals_the_schema_that_spark_expects(spark: Any) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -82,7 +82,7 @@ def test_every_column_of_a_message_arrives(lab: Any) -> None:
     assert rows[1].headers is None
 
 
-def test_append_time_is_told_by_its_type(lab: Any) -> None:
+def test_append_time_has_its_timestamp_type(lab: Any) -> None:
     topic = lab.cluster.topic(message_timestamp_type="LogAppendTime")
     lab.cluster.send(topic, b"v", timestamp=MOMENT_MS)
     row = lab.batch(topic).collect()[0]
@@ -90,7 +90,7 @@ def test_append_time_is_told_by_its_type(lab: Any) -> None:
     assert row.timestamp.year >= 2024
 
 
-def test_a_schema_of_ones_own_takes_some_columns_in_any_order(lab: Any) -> None:
+def test_a_user_schema_selects_columns_in_any_order(lab: Any) -> None:
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 2)
     frame = lab.batch(topic, schema="offset bigint, value binary")
@@ -108,7 +108,7 @@ def test_a_schema_that_the_source_does_not_have_is_refused(lab: Any) -> None:
     )
 
 
-def test_offsets_bound_what_is_read(lab: Any) -> None:
+def test_offsets_bound_a_read(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 10, 0)
     lab.cluster.produce(topic, 10, 1, start=10)
@@ -122,7 +122,7 @@ def test_offsets_bound_what_is_read(lab: Any) -> None:
     assert lab.batch(topic, subscribePattern="no-such-topic-.*").count() == 0
 
 
-def test_a_read_that_would_be_empty_or_partial_in_silence_is_refused(lab: Any) -> None:
+def test_a_read_that_would_silently_be_empty_or_partial_is_refused(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 10, 0)
     lab.cluster.produce(topic, 10, 1, start=10)
@@ -163,9 +163,7 @@ def test_a_start_after_an_end_by_time_is_refused(lab: Any) -> None:
         ({"subscribePattern": "a"}, "found subscribe and subscribePattern"),
     ],
 )
-def test_an_option_that_neither_batch_nor_stream_can_use_fails_load(
-    lab: Any, options: dict[str, Any], words: str
-) -> None:
+def test_an_unusable_option_fails_load(lab: Any, options: dict[str, Any], words: str) -> None:
     """Neither a query nor a read has started, and no broker receives a request."""
     given = {"kafka.bootstrap.servers": "nowhere.invalid:1", "subscribe": "t", **options}
     reader = lab.spark.readStream.format("tidemill").options(
@@ -174,7 +172,7 @@ def test_an_option_that_neither_batch_nor_stream_can_use_fails_load(
     assert words in refusal(reader.load)
 
 
-def test_times_bound_what_is_read(lab: Any) -> None:
+def test_times_bound_a_read(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     for number in range(5):
         lab.cluster.send(topic, str(number).encode(), partition=0, timestamp=MOMENT_MS + 1000 * number)
@@ -193,7 +191,7 @@ def test_times_bound_what_is_read(lab: Any) -> None:
     assert values(latest) == ["late"]
 
 
-def test_min_partitions_makes_more_tasks_of_the_same_rows(lab: Any) -> None:
+def test_min_partitions_splits_the_same_rows_into_more_tasks(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 900, 0)
     lab.cluster.produce(topic, 100, 1, start=900)
@@ -203,14 +201,14 @@ def test_min_partitions_makes_more_tasks_of_the_same_rows(lab: Any) -> None:
     assert lab.batch(topic, maxRecordsPerPartition=300).rdd.getNumPartitions() == 4
 
 
-def test_small_arrow_batches_lose_nothing(lab: Any) -> None:
+def test_small_arrow_batches_lose_no_row(lab: Any) -> None:
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 1000)
     assert values(lab.batch(topic, batchRows=7)) == sorted(str(n) for n in range(1000))
     assert values(lab.batch(topic, batchBytes=100)) == sorted(str(n) for n in range(1000))
 
 
-def test_deleted_records_stop_a_read_or_are_passed_over(lab: Any) -> None:
+def test_deleted_records_fail_a_read_or_are_skipped(lab: Any) -> None:
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 10)
     lab.cluster.delete_before(topic, 6)
@@ -242,7 +240,7 @@ def test_records_deleted_between_plan_and_read_are_a_loss(lab: Any) -> None:
     assert rows == [b"6", b"7", b"8", b"9"]
 
 
-def test_what_is_not_there_is_said(lab: Any) -> None:
+def test_missing_topics_and_partitions_are_reported(lab: Any) -> None:
     topic = lab.cluster.topic()
     assert "there is no topic nowhere at" in refusal(lambda: lab.batch("nowhere").count())
     assert f"did you mean {topic}?" in refusal(lambda: lab.batch(topic + "x").count())
@@ -254,6 +252,6 @@ def test_what_is_not_there_is_said(lab: Any) -> None:
     assert "did you mean subscribe?" in refusal(lambda: lab.batch(topic, subscribed="x").count())
 
 
-def test_nothing_is_committed_and_no_topic_made_by_looking(lab: Any) -> None:
+def test_a_read_commits_no_offset_and_creates_no_topic(lab: Any) -> None:
     refusal(lambda: lab.batch("only-looked-for").count())
     assert "only-looked-for" not in lab.cluster.admin.list_topics(timeout=10).topics

@@ -1,7 +1,7 @@
-"""Case by case what Spark's own Kafka connector does, and what ours does: the table of docs/spark.md.
+"""Spark's Kafka connector and Tidemill's source and sink, case by case: the table of docs/spark.md.
 
 The cases are those of the connector's suites (KafkaRelationSuite, KafkaMicroBatchSourceSuite, KafkaSinkSuite,
-KafkaDontFailOnDataLossSuite), written anew. Each runs with ``tidemill`` and, where the connector's jars are
+KafkaDontFailOnDataLossSuite), rewritten. Each runs with ``tidemill`` and, where the connector's jars are
 named by ``TIDEMILL_SPARK_CONNECTOR_JARS``, with ``kafka``: ``python tests/spark_matrix.py connector``. A case
 that expects the same of both says so with one value; where they differ, it has one for each.
 """
@@ -158,7 +158,7 @@ def test_a_batch_reads_all_by_default(both: Both, three: str) -> None:
     assert twice == [number for number in numbers(range(21)) for _ in range(2)]
 
 
-def test_different_a_frame_that_is_used_again(both: Both, three: str) -> None:
+def test_different_a_frame_that_is_reused(both: Both, three: str) -> None:
     """From PLANNED_ONCE_FROM on Spark plans a Python source once for a frame; a new load() plans again."""
     frame = both.batch(three)
     assert values(frame) == numbers(range(21))
@@ -243,7 +243,7 @@ def test_one_time_wins_over_times_of_partitions_and_these_over_offsets(both: Bot
         ({"kafka.enable.auto.commit": "true"}, "is not allowed", "is not supported"),
     ],
 )
-def test_options_of_a_batch_that_cannot_be_are_refused(
+def test_invalid_options_of_a_batch_are_refused(
     both: Both, options: dict[str, str], words: str, theirs: str
 ) -> None:
     given = dict(options)
@@ -282,7 +282,7 @@ def test_a_start_after_the_end_of_the_log_is_refused(both: Both) -> None:
         assert words[both.source] in text
 
 
-def test_json_that_leaves_out_a_partition_is_refused(both: Both, three: str) -> None:
+def test_json_that_omits_a_partition_is_refused(both: Both, three: str) -> None:
     text = both.refused(three, startingOffsets=each(three, 0, 0))
     assert (f"omits {three}-2" if both.source == OURS else "don't match what are assigned") in text
 
@@ -304,13 +304,13 @@ def test_different_a_pattern_matches_whole_names_where_the_connector_matches_par
     assert both.values(None, subscribePattern=three) == [*numbers(range(21)), *more]
 
 
-def test_min_partitions_makes_tasks_and_loses_nothing(both: Both, three: str) -> None:
+def test_min_partitions_adds_tasks_and_loses_no_row(both: Both, three: str) -> None:
     frame = both.batch(three, minPartitions=6)
     assert frame.rdd.getNumPartitions() >= 6
     assert values(frame) == numbers(range(21))
 
 
-def test_records_deleted_before_a_batch_are_told_or_passed_over(both: Both) -> None:
+def test_records_deleted_before_a_batch_are_reported_or_skipped(both: Both) -> None:
     topic = both.cluster.topic()
     both.cluster.produce(topic, 10)
     both.cluster.delete_before(topic, 6)
@@ -321,7 +321,7 @@ def test_records_deleted_before_a_batch_are_told_or_passed_over(both: Both) -> N
     assert "failOnDataLoss" in text
 
 
-def test_a_topic_that_is_not_there_is_an_error(both: Both) -> None:
+def test_a_missing_topic_is_an_error(both: Both) -> None:
     topic = both.cluster.topic()
     text = both.refused(topic + "x")
     assert (f"did you mean {topic}?" if both.source == OURS else "UnknownTopicOrPartition") in text
@@ -361,7 +361,7 @@ def test_better_a_time_out_of_range_is_refused_with_its_place(both: Both) -> Non
     not os.environ.get("TIDEMILL_TEST_BOOTSTRAP"), reason="our broker serves no transactions yet"
 )
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
-def test_transactions_are_read_as_the_isolation_level_says(both: Both, level: str) -> None:
+def test_transactions_are_read_by_the_isolation_level(both: Both, level: str) -> None:
     from confluent_kafka import Producer
 
     topic = both.cluster.topic()
@@ -421,7 +421,7 @@ def test_the_first_batch_of_a_start_is_not_held_back(both: Both) -> None:
         both.cluster.produce(topic, 2, start=total)
 
 
-def test_latest_is_where_the_log_ended_at_the_first_start(both: Both) -> None:
+def test_latest_is_the_log_end_at_the_first_start(both: Both) -> None:
     topic = both.cluster.topic()
     both.cluster.produce(topic, 5)
     assert both.run(topic, startingOffsets="latest") == []
@@ -430,7 +430,7 @@ def test_latest_is_where_the_log_ended_at_the_first_start(both: Both) -> None:
     assert both.lab.places() == [(topic, 0, offset) for offset in (5, 6, 7)]
 
 
-def test_partitions_and_topics_that_come_are_read_from_their_first_record(both: Both) -> None:
+def test_new_partitions_and_topics_are_read_from_their_first_record(both: Both) -> None:
     topic = both.cluster.topic()
     both.cluster.produce(topic, 5)
     options = {"subscribePattern": topic + ".*"}
@@ -455,7 +455,7 @@ def test_available_now_reads_all_within_the_limit(both: Both) -> None:
     assert len(both.lab.places()) == (7 if whole else 3)
 
 
-def test_once_reads_all_whatever_the_limit(both: Both) -> None:
+def test_once_reads_all_despite_the_limit(both: Both) -> None:
     """On PySpark 4.0 and 4.1 Tidemill's query applies the limit, with a warning at its start."""
     topic = both.cluster.topic()
     both.cluster.produce(topic, 7)
@@ -471,7 +471,7 @@ def test_options_of_batches_are_refused_by_streams(both: Both) -> None:
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_records_deleted_under_way_end_the_query_or_are_passed_over(both: Both, lenient: bool) -> None:
+def test_records_deleted_during_a_query_end_it_or_are_skipped(both: Both, lenient: bool) -> None:
     topic = both.cluster.topic()
     both.cluster.produce(topic, 5)
     both.run(topic)
@@ -485,7 +485,7 @@ def test_records_deleted_under_way_end_the_query_or_are_passed_over(both: Both, 
     assert "failOnDataLoss" in refusal(lambda: both.run(topic, **options))
 
 
-def test_a_topic_deleted_under_way_does_not_end_a_query_that_takes_losses(both: Both) -> None:
+def test_a_topic_deleted_during_a_query_does_not_end_it_if_losses_are_allowed(both: Both) -> None:
     topic, other = both.cluster.topic(), both.cluster.topic()
     both.cluster.produce(topic, 5)
     options = {"subscribePattern": f"{topic}|{other}", "failOnDataLoss": False}
@@ -502,7 +502,7 @@ def test_a_topic_deleted_under_way_does_not_end_a_query_that_takes_losses(both: 
     assert len(both.lab.places()) == 9
 
 
-def test_better_a_topic_made_anew_is_noticed_where_the_connector_skips_its_records(both: Both) -> None:
+def test_better_a_recreated_topic_is_detected_where_the_connector_skips_its_records(both: Both) -> None:
     topic = both.cluster.topic()
     both.cluster.produce(topic, 5)
     both.run(topic)
@@ -516,7 +516,7 @@ def test_better_a_topic_made_anew_is_noticed_where_the_connector_skips_its_recor
     assert sum(both.run(topic, failOnDataLoss=False)) == 8
 
 
-def test_different_a_query_without_a_topic_that_is_gone_keeps_its_position(both: Both) -> None:
+def test_different_a_query_keeps_the_position_of_a_deleted_topic(both: Both) -> None:
     """The connector drops the position of a missing topic, and reads it from its first record when it
     returns.
     """
@@ -563,12 +563,12 @@ def test_the_lag_has_the_figures_of_the_connector(both: Both) -> None:
         assert not told[0]
 
 
-# -- a checkpoint of the connector's goes on with ours ----------------------------------------
+# -- Checkpoints of the connector ----------------------------------------
 
 
 @needs_connector
 @pytest.mark.parametrize("state", ["between batches", "planned", "written"])
-def test_a_checkpoint_of_the_connector_goes_on_with_ours(lab: Any, state: str) -> None:
+def test_tidemill_continues_from_a_checkpoint_of_the_connector(lab: Any, state: str) -> None:
     """Also in the middle of a batch: planned and not read, or written and not committed."""
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 30, 0)
@@ -654,7 +654,7 @@ def test_columns_that_cannot_be_written_are_refused(
     assert (ours if both.source == OURS else theirs) in text
 
 
-def test_a_row_without_a_topic_and_a_partition_that_is_not_there_are_errors(both: Both) -> None:
+def test_a_row_without_a_topic_and_a_missing_partition_are_errors(both: Both) -> None:
     topic = both.cluster.topic(2)
     frame = both.lab.spark.range(1).selectExpr("cast(id as string) value")
     words = {OURS: "set the option topic", THEIRS: "topic option required"}
@@ -676,7 +676,7 @@ def test_different_other_columns_are_refused_where_the_connector_drops_them(both
     assert "column id (bigint) is not part of a message" in refusal(lambda: both.write(frame, topic))
 
 
-def test_better_the_time_of_a_row_is_written_where_the_connector_leaves_it_out(both: Both) -> None:
+def test_better_the_time_of_a_row_is_written_where_the_connector_omits_it(both: Both) -> None:
     topic = both.cluster.topic()
     frame = both.lab.spark.range(1).selectExpr("'v' as value", f"timestamp_millis({MOMENT_MS}) as timestamp")
     both.write(frame, topic)
@@ -696,7 +696,7 @@ def test_different_the_modes_of_a_write(both: Both) -> None:
     refusal(lambda: both.write(frame, topic, mode=None))
 
 
-def test_better_a_misspelt_topic_is_refused_where_the_connector_has_it_created(both: Both) -> None:
+def test_better_a_misspelt_topic_is_refused_where_the_connector_creates_it(both: Both) -> None:
     topic = both.cluster.topic()
     frame = both.lab.spark.range(1).selectExpr("cast(id as string) value")
     if both.source == THEIRS:

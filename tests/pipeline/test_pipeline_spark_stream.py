@@ -61,7 +61,7 @@ def test_restarts_at_any_point_load_each_message_once(lab: Any) -> None:
     assert lab.places() == expected(topic, 40, 30)
 
 
-def test_a_query_stopped_in_its_work_goes_on_where_it_was(lab: Any) -> None:
+def test_a_query_stopped_during_a_batch_continues_at_its_offsets(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     lab.cluster.produce(topic, 2000, 0)
     lab.cluster.produce(topic, 1000, 1)
@@ -84,7 +84,7 @@ def test_no_batch_is_larger_than_the_limit(lab: Any) -> None:
     assert lab.places() == expected(topic, 60, 30, 40)
 
 
-def test_a_pattern_gains_a_topic_and_a_topic_partitions_under_way(lab: Any) -> None:
+def test_a_running_query_reads_new_topics_of_its_pattern_and_new_partitions(lab: Any) -> None:
     first = lab.cluster.topic()
     lab.cluster.produce(first, 5)
     second = f"{first}-more"
@@ -112,7 +112,7 @@ def test_a_stream_begins_at_the_latest_offset_of_its_first_start(lab: Any) -> No
     assert lab.places() == [(topic, 0, 5), (topic, 0, 6), (topic, 0, 7)]
 
 
-def test_data_deleted_under_way_stops_the_query_or_is_passed_over(lab: Any) -> None:
+def test_data_deleted_during_a_query_ends_it_or_is_skipped(lab: Any) -> None:
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 5)
     lab.run(topic)
@@ -125,7 +125,7 @@ def test_data_deleted_under_way_stops_the_query_or_is_passed_over(lab: Any) -> N
     assert lab.places() == [(topic, 0, offset) for offset in (0, 1, 2, 3, 4, 9, 10, 11, 12, 13, 14)]
 
 
-def test_a_topic_made_anew_stops_the_query_or_is_read_from_its_beginning(lab: Any) -> None:
+def test_a_recreated_topic_ends_the_query_or_is_read_from_its_first_record(lab: Any) -> None:
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 5)
     lab.run(topic)
@@ -139,7 +139,7 @@ def test_a_topic_made_anew_stops_the_query_or_is_read_from_its_beginning(lab: An
     assert lab.places() == sorted(expected(topic, 5) + expected(topic, 8))
 
 
-def test_a_topic_that_is_gone_stops_the_query(lab: Any) -> None:
+def test_a_deleted_topic_ends_the_query(lab: Any) -> None:
     topic, other = lab.cluster.topic(), lab.cluster.topic()
     lab.cluster.produce(topic, 5)
     both = f"{topic}|{other}"
@@ -157,7 +157,7 @@ def test_a_topic_that_is_gone_stops_the_query(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["subscribe", "subscribePattern"])
-def test_a_topic_deleted_under_way_does_not_end_a_query_that_takes_losses(lab: Any, way: str) -> None:
+def test_a_topic_deleted_during_a_query_does_not_end_it_if_losses_are_allowed(lab: Any, way: str) -> None:
     topic, other = lab.cluster.topic(), lab.cluster.topic()
     lab.cluster.produce(topic, 5)
     selected = f"{topic}|{other}" if way == "subscribePattern" else f"{topic},{other}"
@@ -175,7 +175,7 @@ def test_a_topic_deleted_under_way_does_not_end_a_query_that_takes_losses(lab: A
     assert lab.places() == sorted(expected(topic, 5) + expected(other, 4))
 
 
-def test_available_now_with_a_least_size_reads_what_there_is(lab: Any) -> None:
+def test_available_now_with_a_minimum_size_reads_all_records(lab: Any) -> None:
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 7)
     query = lab.start(topic, minOffsetsPerTrigger=500)
@@ -184,7 +184,7 @@ def test_available_now_with_a_least_size_reads_what_there_is(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("trigger", ["availableNow", "once"])
-def test_a_trigger_with_an_end_reads_all_or_is_warned_of_at_its_start(lab: Any, trigger: str) -> None:
+def test_a_trigger_with_an_end_reads_all_or_warns_at_its_start(lab: Any, trigger: str) -> None:
     """In a separate process: the line is for the terminal, where Python workers write through Java."""
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 7)

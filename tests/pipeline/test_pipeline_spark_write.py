@@ -86,7 +86,7 @@ def test_a_column_names_the_topic_and_the_option_wins(lab: Any) -> None:
     assert sorted(message.value() for message in lab.cluster.consume(third, 3)) == [b"a", b"b", b"c"]
 
 
-def test_what_was_read_can_be_written_again(lab: Any) -> None:
+def test_rows_of_a_read_can_be_written(lab: Any) -> None:
     one, other = lab.cluster.topic(2), lab.cluster.topic(2)
     lab.cluster.send(one, b"v", key=b"k", partition=1, timestamp=1_600_000_000_000, headers=[("h", b"x")])
     write(lab, lab.batch(one, includeHeaders="true"), other)
@@ -95,7 +95,7 @@ def test_what_was_read_can_be_written_again(lab: Any) -> None:
     assert (message.partition(), message.timestamp()[1]) == (1, 1_600_000_000_000)
 
 
-def test_many_rows_are_all_there_in_order_of_their_partition(lab: Any) -> None:
+def test_many_rows_are_stored_in_the_order_of_their_partition(lab: Any) -> None:
     topic = lab.cluster.topic(2)
     frame = lab.spark.range(0, 20_000, 1, 2).selectExpr(
         "cast(id as string) value", "cast(id >= 10000 as int) partition"
@@ -128,7 +128,7 @@ def test_a_stream_is_written(lab: Any) -> None:
     assert sorted(int(message.value()) for message in lab.cluster.consume(other, 120)) == list(range(120))
 
 
-def test_what_cannot_be_written_is_refused(lab: Any) -> None:
+def test_rows_that_cannot_be_written_are_refused(lab: Any) -> None:
     topic = lab.cluster.topic()
     frame = lab.spark.createDataFrame([("a", 1)], "value string, n int")
     text = refusal(lab, frame, topic)
@@ -156,7 +156,7 @@ def test_a_misspelt_topic_is_not_created(lab: Any) -> None:
     assert not {topic + "x", topic + "y"} & there.keys()
 
 
-def test_a_topic_is_created_where_that_is_asked_for(lab: Any) -> None:
+def test_a_topic_is_created_on_request(lab: Any) -> None:
     topic = lab.cluster.topic()
     frame = lab.spark.range(5).selectExpr("cast(id as string) value")
     write(lab, frame, topic + "-new", createTopics="true")
@@ -230,7 +230,7 @@ def test_changes_of_an_aggregate_are_written_batch_by_batch(lab: Any) -> None:
     assert found[2] == (b"b", b"2")
 
 
-def test_another_thread_writes_after_it_has_taken_the_session(lab: Any) -> None:
+def test_another_thread_writes_with_the_session(lab: Any) -> None:
     topic = lab.cluster.topic()
     frame = lab.spark.range(2).selectExpr("cast(id as string) value")
 

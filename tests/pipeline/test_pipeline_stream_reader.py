@@ -150,7 +150,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_the_first_batch_of_a_start_waits_for_nothing(cluster: Any, readers: Any) -> None:
+def test_the_first_batch_of_a_start_does_not_wait(cluster: Any, readers: Any) -> None:
     topic = cluster.topic()
     cluster.produce(topic, 4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
@@ -490,7 +490,7 @@ def test_a_start_before_the_first_record_is_a_loss_and_one_at_it_is_not(cluster:
     assert next_of(lenient.initialOffset()) == {"0": 2}
 
 
-def test_a_group_commit_that_fails_is_logged_and_nothing_else(
+def test_a_failed_group_commit_is_only_logged(
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidemill.client.errors import ClientError
@@ -571,7 +571,7 @@ def test_a_log_that_ends_before_the_position_is_a_loss(cluster: Any, readers: An
     assert next_of(lenient.latestOffset(ahead)) == {"0": 3}
 
 
-def test_a_reader_reads_what_it_planned(cluster: Any, readers: Any) -> None:
+def test_a_reader_reads_the_planned_range(cluster: Any, readers: Any) -> None:
     topic = cluster.topic(2)
     cluster.produce(topic, 6, 0)
     cluster.produce(topic, 2, 1)

@@ -17,7 +17,7 @@ import loads
 import pytest
 from faulty_files import FaultyFiles, Killed
 
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.load_manifest import (

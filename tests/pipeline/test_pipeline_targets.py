@@ -35,7 +35,7 @@ class KnownTopics:
         ('{"a": [0], "bb": [0]}', "there is no topic bb at h:1; did you mean b?"),
     ],
 )
-def test_a_partition_that_is_not_there_is_refused_where_each_must_be(assigned: str, told: str) -> None:
+def test_a_missing_partition_is_refused_where_all_are_required(assigned: str, told: str) -> None:
     options = parse_source_options({"kafka.bootstrap.servers": "h:1", "assign": assigned}, streaming=False)
     cluster = cast(Cluster, KnownTopics())
     if told:

@@ -23,7 +23,7 @@ def test_the_page_lists_the_allowed_versions(page: str) -> None:
     assert f"PySpark {lines[0]} to {lines[-1]}" in (ROOT / page).read_text()
 
 
-def test_the_matrix_runs_what_is_not_installed() -> None:
+def test_the_matrix_runs_the_versions_that_are_not_installed() -> None:
     import pyspark
 
     *older, newest = lines_allowed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from record_samples import NOW_MS, OPEN, parsed, patched, raw_batch, raw_record, with_crc, zigzag
 
-from record_builders import build_batch
+from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import (
     ATTRIBUTES,
@@ -23,7 +23,6 @@ from tidemill.records.batch import (
     Batch,
     check_crc,
     parse_batch,
-    parse_batches,
     whole_batch_size,
 )
 from tidemill.records.batch_validation import (

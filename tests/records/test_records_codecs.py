@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from librt.strings import BytesWriter
 from record_samples import NOW_MS, OPEN, PythonBatch, PythonBuilder, batches_of_records, decompress, parsed
 
-from record_builders import build_batch
+from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage
-from tidemill.records.batch import CURRENT_MAGIC, GZIP, LZ4, NONE, SNAPPY, ZSTD, parse_batches
+from tidemill.records.batch import CURRENT_MAGIC, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tidemill.records.batch_validation import validate
 from tidemill.records.builder import BatchBuilder, stamp_append_time
 from tidemill.records.compression import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher import Answered, LeadersLog, ReplicaFetcher
+from tidemill.replication.replica_fetcher import FetchOutcome, LeaderOffsets, ReplicaFetcher
 from tidemill.wire.codec import decode, encode
 from tidemill.wire.messages.fetch import FetchRequest, FetchResponse
 
@@ -19,17 +19,17 @@ class MessageFetcher:
         self.version = version
         self.limits = fetcher.limits
 
-    def follow(self, topic_id: bytes, partition: Partition, now_ms: int) -> None:
+    def add_partition(self, topic_id: bytes, partition: Partition, now_ms: int) -> None:
         """Adds a partition."""
-        self.fetcher.follow(topic_id, partition, now_ms, now_ms)
+        self.fetcher.add_partition(topic_id, partition, now_ms, now_ms)
 
-    def leave(self, topic_id: bytes, index: int) -> None:
+    def remove_partition(self, topic_id: bytes, index: int) -> None:
         """Removes a partition."""
-        self.fetcher.leave(topic_id, index)
+        self.fetcher.remove_partition(topic_id, index)
 
-    def request(self, now_ms: int) -> FetchRequest | None:
+    def build_request(self, now_ms: int) -> FetchRequest | None:
         """Builds the next request."""
-        body = self.fetcher.request(now_ms, self.version)
+        body = self.fetcher.build_request(now_ms, self.version)
         if body is None:
             return None
         request = decode(FetchRequest, self.version, body)
@@ -37,26 +37,28 @@ class MessageFetcher:
         assert encode(request, self.version) == body
         return request
 
-    def answer(self, response: FetchResponse, now_ms: int) -> Answered:
+    def handle_response(self, response: FetchResponse, now_ms: int) -> FetchOutcome:
         """Handles a response."""
         data = BEFORE + encode(response, self.version) + BEHIND
-        result = self.fetcher.answer(data, len(BEFORE), len(data) - len(BEHIND), now_ms, now_ms)
-        return Answered([], []) if result is None else result
+        result = self.fetcher.handle_response(data, len(BEFORE), len(data) - len(BEHIND), now_ms, now_ms)
+        return FetchOutcome([], []) if result is None else result
 
-    def rest_ms(self, now_ms: int) -> int:
+    def retry_delay_ms(self, now_ms: int) -> int:
         """Returns the delay before the next request."""
-        return self.fetcher.rest_ms(now_ms)
+        return self.fetcher.retry_delay_ms(now_ms)
 
-    def lost(self) -> None:
+    def on_disconnect(self) -> None:
         """Handles a broken connection."""
-        self.fetcher.lost()
+        self.fetcher.on_disconnect()
 
-    def found(
+    def apply_leader_offsets(
         self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int, first_epoch: int = -1
     ) -> None:
         """Handles the offsets of the leader's log."""
-        self.fetcher.found(partition, topic_id, LeadersLog(first, first_epoch, end), now_ms, now_ms)
+        self.fetcher.apply_leader_offsets(
+            partition, topic_id, LeaderOffsets(first, first_epoch, end), now_ms, now_ms
+        )
 
-    def not_found(self, partition: Partition, topic_id: bytes, now_ms: int) -> None:
+    def leader_offsets_failed(self, partition: Partition, topic_id: bytes, now_ms: int) -> None:
         """Handles a failed request for the offsets of the leader's log."""
-        self.fetcher.not_found(partition, topic_id, now_ms)
+        self.fetcher.leader_offsets_failed(partition, topic_id, now_ms)

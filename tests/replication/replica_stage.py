@@ -8,6 +8,7 @@ from faulty_files import FaultyFiles
 from message_fetcher import MessageFetcher
 
 from log_start import NOW, start_logs
+from partition_events import IgnoredEvents
 from record_builders import build_batch
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
@@ -16,8 +17,8 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.batch_validation import Limits
 from tidemill.records.record_reader import iter_stored
-from tidemill.replication.partition import Partition, PartitionEvents
-from tidemill.replication.replica_fetcher import Answered, FetchLimits, ReplicaFetcher
+from tidemill.replication.partition import Partition
+from tidemill.replication.replica_fetcher import FetchLimits, FetchOutcome, ReplicaFetcher
 from tidemill.wire.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -40,7 +41,7 @@ def batch_of(*values: bytes, **options: Any) -> Batch:
     return parse_batch(data, 0, len(data))
 
 
-class Quiet(PartitionEvents):
+class Quiet(IgnoredEvents):
     """Records requests, and executes none of them except syncs after truncations."""
 
     def __init__(self) -> None:
@@ -55,10 +56,7 @@ class Quiet(PartitionEvents):
             partition.log.flush(0)
             partition.flushed(int(partition.log.end_offset), 0)
 
-    def write_back_requested(self, partition: Partition) -> None:
-        pass
-
-    def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:
+    def records_truncated(self, partition: Partition, first: int, last: int, reason: str) -> None:
         self.cuts.append((first, last, reason))
 
     def isr_requested(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
@@ -82,12 +80,12 @@ class Broker:
 
     def become(self, leader: int, epoch: int, isr: tuple[int, ...] = (LEADER, FOLLOWER)) -> None:
         for partition in self.partitions:
-            partition.become(leader, epoch, (LEADER, FOLLOWER), isr)
+            partition.apply_state(leader, epoch, (LEADER, FOLLOWER), isr, partition_epoch=-1, now_ms=0)
 
     def write(self, index: int, *values: bytes) -> None:
         """Appends as the leader, one batch a value."""
         for value in values:
-            self.partitions[index].append([batch_of(value)], 1, 0)
+            self.partitions[index].append(batch_of(value), 1, 0)
 
 
 def led(isr: tuple[int, ...] = ALL, config: LogConfig | None = None) -> tuple[Broker, Partition]:
@@ -95,7 +93,7 @@ def led(isr: tuple[int, ...] = ALL, config: LogConfig | None = None) -> tuple[Br
     broker = Broker(LEADER, 1, config)
     (partition,) = broker.partitions
     partition.lag_ms_max = LAG_MS
-    partition.become(LEADER, 5, ALL, isr, 7, 0)
+    partition.apply_state(LEADER, 5, ALL, isr, partition_epoch=7, now_ms=0)
     return broker, partition
 
 
@@ -187,17 +185,17 @@ class Pair:
         self.one.become(LEADER, epoch)
         self.two.become(LEADER, epoch)
         for partition in self.two.partitions:
-            self.fetcher.follow(TOPIC, partition, self.now_ms)
+            self.fetcher.add_partition(TOPIC, partition, self.now_ms)
 
     def request(self) -> FetchRequest:
         """Returns the next request of the follower, which has one."""
-        request = self.fetcher.request(self.now_ms)
+        request = self.fetcher.build_request(self.now_ms)
         assert request is not None
         return request
 
-    def fetch(self) -> Answered:
+    def fetch(self) -> FetchOutcome:
         """One request and its response; returns what the follower reports."""
-        return self.fetcher.answer(self.leader.answer(self.request()), self.now_ms)
+        return self.fetcher.handle_response(self.leader.answer(self.request()), self.now_ms)
 
     def refused(self) -> Partition:
         """One request, whose fetch offset the leader reports as out of range; returns the partition."""
@@ -206,8 +204,8 @@ class Pair:
 
     def round(self) -> None:
         """One request and its response, without errors."""
-        troubles, out_of_range, _ = self.fetch()
-        assert not troubles
+        failures, out_of_range, _ = self.fetch()
+        assert not failures
         assert not out_of_range
 
     def same(self) -> None:

@@ -11,7 +11,7 @@ from replica_stage import FOLLOWER, LEADER, TOPIC, batch_of
 
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
@@ -54,7 +54,7 @@ class Stage:
         self.partition: Partition = found
 
     def append(self) -> None:
-        self.partition.append([batch_of(b"v")], 1, self.clock.wall_ms())
+        self.partition.append(batch_of(b"v"), 1, self.clock.wall_ms())
 
     async def is_dropped(self) -> bool:
         await self.replicas.maybe_shrink_isr()

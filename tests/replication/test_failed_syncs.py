@@ -15,12 +15,12 @@ import pytest
 from faulty_files import FaultyFile, FaultyFiles
 from test_replica_alter_log_dirs import KEY, PATIENCE_S, A, B, Stage, check_whole, staged, values
 
-import tidemill.log.files as files_module
+import tidemill.log.system_files as files_module
 from tidemill.log.errors import storage_error
-from tidemill.log.files import SystemFiles
 from tidemill.log.future_log import FutureLog
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import StorageError
 
 

@@ -32,12 +32,12 @@ def produced(producer_id: int, sequence: int) -> Batch:
 def test_a_leader_that_becomes_the_only_in_sync_replica_commits_its_synced_records() -> None:
     broker = Broker(LEADER, config=EACH)
     (partition,) = broker.partitions
-    partition.become(LEADER, 0, BOTH, BOTH, 0)
+    partition.apply_state(LEADER, 0, BOTH, BOTH, partition_epoch=0, now_ms=0)
     broker.write(0, b"a")
-    partition.become(LEADER, 0, BOTH, (LEADER,), 1)
+    partition.apply_state(LEADER, 0, BOTH, (LEADER,), partition_epoch=1, now_ms=0)
     assert partition.high_watermark == 0
-    assert partition.holds_back(-1, 1)
-    assert partition.holds_back(1, 1)
+    assert partition.must_delay_response(-1, 1)
+    assert partition.must_delay_response(1, 1)
     partition.set_min_insync(2, 0)
     partition.set_min_insync(1, 0)
     assert partition.high_watermark == 0
@@ -48,7 +48,7 @@ def test_a_leader_that_becomes_the_only_in_sync_replica_commits_its_synced_recor
 def test_a_sole_leader_waits_for_a_replica_with_a_pending_isr_change() -> None:
     broker = Broker(LEADER, config=EACH)
     (partition,) = broker.partitions
-    partition.become(LEADER, 0, BOTH, (LEADER,), 0)
+    partition.apply_state(LEADER, 0, BOTH, (LEADER,), partition_epoch=0, now_ms=0)
     broker.write(0, b"a")
     sync(partition)
     broker.write(0, b"b")
@@ -67,7 +67,7 @@ def test_a_follower_elected_alone_during_a_sync_commits_its_synced_records() -> 
     pair.round()
     (partition,) = pair.two.partitions
     assert partition.flush_under_way
-    partition.become(FOLLOWER, 1, BOTH, (FOLLOWER,), 1)
+    partition.apply_state(FOLLOWER, 1, BOTH, (FOLLOWER,), partition_epoch=1, now_ms=0)
     assert partition.high_watermark == 0
     sync(partition)
     assert partition.high_watermark == 1
@@ -76,21 +76,21 @@ def test_a_follower_elected_alone_during_a_sync_commits_its_synced_records() -> 
 def test_unsynced_records_of_a_killed_process_are_synced_before_their_retry_is_acknowledged() -> None:
     broker = Broker(LEADER, config=EACH)
     (partition,) = broker.partitions
-    partition.become(LEADER, 0, (LEADER,), (LEADER,))
-    partition.append([produced(7, 0)], -1, 0)
+    partition.apply_state(LEADER, 0, (LEADER,), (LEADER,), partition_epoch=-1, now_ms=0)
+    partition.append(produced(7, 0), -1, 0)
     sync(partition)
     broker.logs.checkpoint_recovery_points()
     broker.logs.dirs.mark_losses_handled()
-    partition.append([produced(7, 1)], -1, 0)
+    partition.append(produced(7, 1), -1, 0)
     broker.files.kill()
     logs = start_logs(broker.files, ["/d"], EACH, now_ms=0)
     started = Partition("t", 0, logs.logs[TopicPartition("t", 0)], Limits(), LEADER, Quiet())
     started.high_watermark = 1
-    started.become(LEADER, 1, (LEADER,), (LEADER,))
+    started.apply_state(LEADER, 1, (LEADER,), (LEADER,), partition_epoch=-1, now_ms=0)
     assert (started.log.end_offset, started.log.recovery_point, started.high_watermark) == (2, 1, 1)
-    again = started.append([produced(7, 1)], -1, 0)
+    again = started.append(produced(7, 1), -1, 0)
     assert again.duplicate
-    assert started.holds_back(-1, again.last_offset + 1)
+    assert started.must_delay_response(-1, again.last_offset + 1)
     sync(started)
     assert started.high_watermark == 2
 
@@ -98,7 +98,7 @@ def test_unsynced_records_of_a_killed_process_are_synced_before_their_retry_is_a
 def test_pending_records_are_committed_after_flush_messages_is_set() -> None:
     broker = Broker(LEADER)
     (partition,) = broker.partitions
-    partition.become(LEADER, 0, BOTH, BOTH, 0)
+    partition.apply_state(LEADER, 0, BOTH, BOTH, partition_epoch=0, now_ms=0)
     broker.write(0, b"a")
     assert broker.events.flushes == []
     apply_topic_config([partition], EACH, 0)
@@ -117,13 +117,13 @@ def test_a_follower_reports_partially_stored_records_after_their_sync() -> None:
     pair.one.become(LEADER, 1)
     pair.two.become(LEADER, 1)
     (partition,) = pair.two.partitions
-    pair.fetcher.follow(TOPIC, partition, 0)
+    pair.fetcher.add_partition(TOPIC, partition, 0)
     pair.one.write(0, b"b")
     pair.two.files.fail("append", "t-0/00000000000000000000.log", errno.ENOSPC, after=1)
     troubles, _, _ = pair.fetch()
     assert len(troubles) == 1
     assert (partition.log.end_offset, partition.log.recovery_point) == (1, 0)
     assert partition.has_pending_sync
-    assert pair.fetcher.request(pair.now_ms + 10_000) is None
+    assert pair.fetcher.build_request(pair.now_ms + 10_000) is None
     sync(partition)
-    assert pair.fetcher.request(pair.now_ms + 10_000) is not None
+    assert pair.fetcher.build_request(pair.now_ms + 10_000) is not None

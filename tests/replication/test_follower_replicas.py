@@ -44,10 +44,10 @@ def test_a_replica_of_a_pending_isr_holds_the_high_watermark() -> None:
     replicas = led(isr=(1, 2))
     replicas.fetched(2, 10, 0, 10, 0)
     replicas.fetched(3, 4, 0, 10, 0)
-    replicas.pending = (1, 2, 3)
+    replicas.request((1, 2, 3))
     assert replicas.high_watermark(10, 0) == 4
     replicas.change((1, 2, 3), (1, 2, 3), 8)
-    assert replicas.pending == ()
+    assert replicas.pending_isr is None
     assert replicas.partition_epoch == 8
     assert replicas.high_watermark(10, 0) == 4
 
@@ -127,7 +127,7 @@ def test_a_follower_is_caught_up_when_it_reaches_the_end_offset_of_its_previous_
 
 def test_only_one_isr_change_is_pending() -> None:
     replicas = led()
-    replicas.pending = (1, 2)
+    replicas.request((1, 2))
     assert replicas.without_lagging(10, 100 * LAG_MS) == (1, 2, 3)
     assert not replicas.can_join_isr(3, 0, 0, 0)
 
@@ -178,7 +178,7 @@ def test_the_log_start_offset_of_an_in_sync_replica_counts_before_its_broker_is_
     replicas.fetched(2, 10, 3, 10, 0)
     replicas.fetched(3, 10, 2, 10, 0)
     assert replicas.start_offset(5, {1}.__contains__) == 3
-    replicas.pending = (1, 2, 3)
+    replicas.request((1, 2, 3))
     assert replicas.start_offset(5, {1}.__contains__) == 2
     replicas.change((1, 2, 3), (1,), 9)
     assert replicas.start_offset(5, {1}.__contains__) == 5

@@ -14,7 +14,12 @@ from replica_stage import BACKOFF_MS, FOLLOWER, LEADER, TOPIC, Broker
 from tidemill.log.log_segment import Slice
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import LEADER_EPOCH
-from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher, Trouble, divergence
+from tidemill.replication.replica_fetcher import (
+    FetchLimits,
+    PartitionFailure,
+    ReplicaFetcher,
+    truncation_offset,
+)
 from tidemill.wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 
 THIRD = 3
@@ -31,7 +36,7 @@ class Deposed:
         self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS)))
         self.leader.become(LEADER, 5, (LEADER,))
         self.follower.become(LEADER, 5)
-        self.fetcher.follow(TOPIC, self.follower.partitions[0], 0)
+        self.fetcher.add_partition(TOPIC, self.follower.partitions[0], 0)
         self.log = self.follower.partitions[0].log
         self.leader.write(0, b"old1")
         assert self.take(self.ask()) == []
@@ -39,17 +44,19 @@ class Deposed:
 
     def ask(self) -> Slice:
         """The follower sends a fetch; returns the position of the records in the file."""
-        request = self.fetcher.request(BACKOFF_MS)
+        request = self.fetcher.build_request(BACKOFF_MS)
         assert request is not None
         found = self.leader.partitions[0].read(int(self.log.end_offset), 1 << 20, 1 << 20, True)
         assert found is not None
         return found
 
-    def take(self, found: Slice) -> list[Trouble]:
+    def take(self, found: Slice) -> list[PartitionFailure]:
         """The response arrives with the current content of the file."""
         part = PartitionData(partition_index=0, high_watermark=1, log_start_offset=0, records=found.read())
         topics = [FetchableTopicResponse(topic_id=TOPIC, partitions=[part])]
-        return self.fetcher.answer(FetchResponse(session_id=1, responses=topics), BACKOFF_MS).troubles
+        return self.fetcher.handle_response(
+            FetchResponse(session_id=1, responses=topics), BACKOFF_MS
+        ).failures
 
     def depose(self, *epochs: int) -> None:
         """The third broker wrote a record in each of ``epochs``.
@@ -61,7 +68,7 @@ class Deposed:
             self.third.write(0, b"new%d" % (epoch % 10))
         self.third.become(THIRD, 6, (THIRD,))
         former = self.leader.partitions[0]
-        former.become(THIRD, 6, (LEADER, FOLLOWER, THIRD), (THIRD,))
+        former.apply_state(THIRD, 6, (LEADER, FOLLOWER, THIRD), (THIRD,), partition_epoch=-1, now_ms=0)
         former.truncate_to(1, 0)
         former.append_from_leader(content(self.third), 1, 0, 0)
         assert former.log.end_offset == 1 + len(epochs)
@@ -91,8 +98,8 @@ def test_a_follower_of_a_deposed_leader_gets_the_records_of_the_next_leader(epoc
     leader, follower = stage.third.partitions[0], stage.follower.partitions[0]
     epoch, end = leader.log.leader_epochs.end_offset(int(stage.log.leader_epochs.latest), 4)
     if (epoch, end) != (stage.log.leader_epochs.latest, stage.log.end_offset):
-        follower.truncate_to(divergence(follower, epoch, end), 0)
-    follower.become(THIRD, 6, (LEADER, FOLLOWER, THIRD), (THIRD,))
+        follower.truncate_to(truncation_offset(follower, epoch, end), 0)
+    follower.apply_state(THIRD, 6, (LEADER, FOLLOWER, THIRD), (THIRD,), partition_epoch=-1, now_ms=0)
     rest = leader.read(int(stage.log.end_offset), 1 << 20, 1 << 20, True)
     follower.append_from_leader(b"" if rest is None else rest.read(), 1, 0, 0)
     assert content(stage.follower) == content(stage.third)

@@ -44,7 +44,7 @@ class Stage:
         return found
 
     def append(self) -> None:
-        self.partition.append([batch_of(b"v")], 1, self.clock.wall_ms())
+        self.partition.append(batch_of(b"v"), 1, self.clock.wall_ms())
 
     def leave(self, silent_ms: int) -> bool:
         """Returns whether the partition is not led after this time without contact."""
@@ -164,7 +164,7 @@ def test_a_new_partition_state_ends_a_pending_isr_change() -> None:
         stage.cut_off.resume()
         replication = stage.partition.replication
         assert replication is not None
-        assert (stage.partition.isr, replication.pending) == ((NODE, FOLLOWER, LATE), ())
+        assert (stage.partition.isr, replication.pending_isr) == ((NODE, FOLLOWER, LATE), None)
         assert len(requested) == 1
 
     staged(test)

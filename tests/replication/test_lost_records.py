@@ -18,11 +18,11 @@ from replica_stage import batch_of
 from log_start import start_logs
 from tidemill.cli.log import command
 from tidemill.log.file_names import BOOT, RECORDS_LOST
-from tidemill.log.files import SystemFiles
 from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.verify import DirectoryCheck
 from tidemill.model.clock import SystemClock
 from tidemill.model.types import TopicPartition
@@ -72,7 +72,7 @@ def data(tmp_path: Path) -> Path:
             logs.create(KEY, bytes([1]) * 16, SMALL, 0)
             partition = served(replicas)
             for _ in range(BATCHES):
-                partition.append([made()], 1, 0)
+                partition.append(made(), 1, 0)
             assert partition.high_watermark == WHOLE
 
     asyncio.run(fill())
@@ -173,10 +173,10 @@ def test_records_lost_after_a_clean_shutdown_leave_a_gap(
     assert (start, end) == (0, WHOLE)
     (reported,) = [text for text in warnings if " cut" in text or "lost" in text]
     assert (
-        f"t-0: the records of offsets {base} to {WHOLE - 1} are cut, although the last shutdown was"
+        f"t-0: the records of offsets {base} to {WHOLE - 1} are truncated, although the last shutdown was"
         in reported
     )
-    assert f"{len(damaged)} bytes are cut; they are kept in {kept}" in reported
+    assert f"{len(damaged)} bytes are truncated; they are kept in {kept}" in reported
     assert f"the records of offsets {base} to {WHOLE - 1} are lost" in reported
     assert kept.read_bytes() == damaged
     assert restarted(data, caplog) == (0, WHOLE, [])
@@ -195,7 +195,7 @@ def test_records_after_a_gap_survive_a_power_cut(data: Path) -> None:
         with started(data) as (_, replicas):
             partition = served(replicas)
             assert partition.log.end_offset == WHOLE
-            partition.append([made()], 1, 0)
+            partition.append(made(), 1, 0)
             partition.log.flush(0)
             shutil.copytree(data, after)
 
@@ -216,7 +216,7 @@ def test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap(data: Path) ->
         with started(data) as (logs, replicas):
             leader = served(replicas)
             assert leader.log.end_offset == WHOLE
-            leader.become(NODE, 1, (NODE, 2), (NODE,), 1, 0)
+            leader.apply_state(NODE, 1, (NODE, 2), (NODE,), partition_epoch=1, now_ms=0)
             follower = logs.create(TopicPartition("u", 0), bytes([2]) * 16, SMALL, 0)
             while (piece := leader.read(follower.end_offset, 1 << 20, WHOLE, True)) is not None:
                 follower.append_as_follower(piece.read(), 0)

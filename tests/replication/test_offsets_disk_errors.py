@@ -15,7 +15,7 @@ from test_leader_isolation import NODE, Stage
 from record_builders import build_batch
 from tidemill.broker.broker import Broker
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
-from tidemill.groups.interfaces import OFFSETS_TOPIC
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
@@ -32,7 +32,7 @@ class Coordinator(Stage):
         state = PartitionState(0, NODE, 3, (NODE,), (NODE,), 5)
         self.replicas.put_topic(OFFSETS_TOPIC, b"o" * 16, True, [state], LogConfig())
         broker: Any = Broker()
-        broker.partitions, broker.clock = self.replicas, self.clock
+        broker.replica_manager, broker.clock = self.replicas, self.clock
         self.offsets = PartitionOffsetsLog(broker)
         self.directory_failed = asyncio.Event()
         self.replicas.directory_failed = self.directory_failed.set

@@ -98,7 +98,7 @@ def test_a_caught_up_follower_is_requested_for_the_isr() -> None:
     partition.fetched_by(3, 2, 0, 3)
     assert partition.high_watermark == 2
     assert len(broker.events.wanted) == 1
-    partition.become(1, 5, ALL, (1, 2, 3), 8, 4)
+    partition.apply_state(1, 5, ALL, (1, 2, 3), partition_epoch=8, now_ms=4)
     assert partition.isr == ALL
     assert partition.replication is not None
     assert partition.replication.partition_epoch == 8
@@ -127,7 +127,7 @@ def test_a_caught_up_follower_outside_the_isr_is_not_waited_for_after_its_broker
     partition.follower_gone(2, 4)
     partition.follower_gone(9, 4)
     assert outcomes == []
-    partition.become(1, 5, ALL, (1,), 8, 5)
+    partition.apply_state(1, 5, ALL, (1,), partition_epoch=8, now_ms=5)
     assert outcomes == [None]
 
 
@@ -140,7 +140,7 @@ def test_the_leader_requests_an_isr_without_a_lagging_follower() -> None:
     partition.maybe_shrink_isr(LAG_MS + 1)
     assert broker.events.wanted == [((1, 2), 7)]
     assert partition.high_watermark == 0
-    partition.become(1, 5, ALL, (1, 2), 8, LAG_MS + 2)
+    partition.apply_state(1, 5, ALL, (1, 2), partition_epoch=8, now_ms=LAG_MS + 2)
     assert partition.high_watermark == 1
 
 
@@ -161,7 +161,7 @@ def test_the_last_in_sync_replica_commits_alone() -> None:
     broker, partition = led((1, 2))
     broker.write(0, b"a")
     outcomes = wait(partition, 1)
-    partition.become(1, 5, ALL, (1,), 8, 1)
+    partition.apply_state(1, 5, ALL, (1,), partition_epoch=8, now_ms=1)
     assert outcomes == [None]
     broker.write(0, b"b")
     assert partition.high_watermark == 2
@@ -174,7 +174,7 @@ def test_a_leader_waits_for_a_requested_isr_member_before_the_response() -> None
     # The controller may have written the change, and may elect broker 2 next.
     broker.write(0, b"a")
     assert partition.high_watermark == 0
-    assert partition.holds_back(-1, 1)
+    assert partition.must_delay_response(-1, 1)
     partition.fetched_by(2, 1, 0, 2)
     assert partition.high_watermark == 1
     broker.write(0, b"b")
@@ -222,7 +222,7 @@ def test_a_deposed_leader_rejects_requests() -> None:
     follower = Reader()
     partition.delayed.wait_readable(follower, 2)
     outcomes = wait(partition, 1)
-    partition.become(2, 6, ALL, (2, 3), 8, 1)
+    partition.apply_state(2, 6, ALL, (2, 3), partition_epoch=8, now_ms=1)
     (error,) = outcomes
     assert error is not None
     assert error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -238,7 +238,7 @@ def test_an_unassigned_broker_has_no_replica() -> None:
 def test_a_leader_epoch_starts_at_the_log_end_offset_of_the_leader() -> None:
     broker, partition = led((1, 2))
     broker.write(0, b"a", b"b")
-    partition.become(1, 6, ALL, (1,), 8, 1)
+    partition.apply_state(1, 6, ALL, (1,), partition_epoch=8, now_ms=1)
     assert partition.epoch_start == 2
     assert partition.log.leader_epochs.end_offset(6, 2) == (6, 2)
     # A follower below the start of the epoch may hold different records there.
@@ -290,9 +290,9 @@ def test_an_offset_synced_before_a_truncation_does_not_count_after_it() -> None:
     broker.write(0, b"a", b"b")
     partition.log.flush(0)
     partition.flushed(2, 0)
-    partition.become(2, 6, ALL, (1, 2))
+    partition.apply_state(2, 6, ALL, (1, 2), partition_epoch=-1, now_ms=0)
     partition.truncate_to(0, 0)
-    partition.become(1, 7, ALL, (1, 2), 8, 0)
+    partition.apply_state(1, 7, ALL, (1, 2), partition_epoch=8, now_ms=0)
     partition.flushed(0, 0)
     broker.write(0, b"c")
     partition.fetched_by(2, 1, 0, 1)
@@ -306,36 +306,36 @@ def test_a_new_leader_appends_nothing_before_its_truncation_is_synced(is_emptied
     broker, partition = led((1, 2), LogConfig(flush_messages=1))
     broker.write(0, b"a", b"b")
     partition.flushed(2, 0)
-    partition.become(2, 6, ALL, (1, 2))
+    partition.apply_state(2, 6, ALL, (1, 2), partition_epoch=-1, now_ms=0)
     if is_emptied:
         partition.restart_at(5, 0)
     else:
         partition.truncate_to(1, 0)
-    partition.become(1, 7, ALL, (1, 2), 8, 0)
+    partition.apply_state(1, 7, ALL, (1, 2), partition_epoch=8, now_ms=0)
     batch = batch_of(b"c")
     with pytest.raises(KafkaError, match=r"which is not synced yet\. Try again") as refused:
-        partition.append([batch], acks, 0)
+        partition.append(batch, acks, 0)
     assert refused.value.code == ErrorCode.NOT_ENOUGH_REPLICAS
     end = int(partition.log.end_offset)
     partition.flushed(end, 0)
-    assert partition.append([batch], acks, 0).base_offset == end
+    assert partition.append(batch, acks, 0).base_offset == end
 
 
 def test_acks_all_requires_min_insync_replicas() -> None:
     _, partition = led((1,))
-    partition.min_insync_replicas = 2
+    partition.set_min_insync(2, 0)
     with pytest.raises(KafkaError, match=r"1 in-sync replicas, min\.insync\.replicas is 2"):
-        partition.append([batch_of(b"v")], -1, 0)
+        partition.append(batch_of(b"v"), -1, 0)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_truncated_records_do_not_reappear_among_later_records_after_a_power_cut(seed: int) -> None:
     broker = Broker(2)
     (partition,) = broker.partitions
-    partition.become(2, 0, (2,), (2,))
+    partition.apply_state(2, 0, (2,), (2,), partition_epoch=-1, now_ms=0)
     broker.write(0, b"0", b"old 1", b"old 2")
     partition.log.flush(0)
-    partition.become(1, 1, (1, 2), (1,))
+    partition.apply_state(1, 1, (1, 2), (1,), partition_epoch=-1, now_ms=0)
     partition.truncate_to(1, 0)
     assert broker.events.flushes == [partition]
     new = [b"new 1", b"new 2"]

@@ -45,12 +45,12 @@ class Recovered:
         self.one.become(LEADER, 1, self.isr)
         self.two.become(LEADER, 1, self.isr)
         self.one.write(0, b"after the loss")
-        self.fetcher.follow(TOPIC, self.following, 0)
+        self.fetcher.add_partition(TOPIC, self.following, 0)
         for _ in range(4):
-            request = self.fetcher.request(0)
+            request = self.fetcher.build_request(0)
             assert request is not None
-            troubles, out_of_range, _ = self.fetcher.answer(self.leader.answer(request), 0)
-            assert not troubles
+            failures, out_of_range, _ = self.fetcher.handle_response(self.leader.answer(request), 0)
+            assert not failures
             assert not out_of_range
 
 
@@ -99,7 +99,7 @@ def test_messages_without_leader_epochs_are_kept_up_to_the_cleaner_checkpoint() 
     )
     recovered.following.high_watermark, log.clean_end = 1, 3
     recovered.two.become(LEADER, 1, (LEADER,))
-    recovered.fetcher.follow(TOPIC, recovered.following, 0)
+    recovered.fetcher.add_partition(TOPIC, recovered.following, 0)
     assert (log.end_offset, log.clean_end) == (3, 3)
 
 

@@ -91,7 +91,7 @@ class Stage:
 
     def append(self, count: int = 1) -> None:
         for _ in range(count):
-            self.partition.append([batch_of(b"%d" % self.log.end_offset)], 1, 0)
+            self.partition.append(batch_of(b"%d" % self.log.end_offset), 1, 0)
 
     async def moved(self) -> None:
         """Waits until no move is in progress."""
@@ -646,10 +646,10 @@ def test_the_source_of_a_first_move_does_not_reappear_after_a_second(
 class Nobody(ReplicaFetcherPort):
     """Starts no fetches."""
 
-    def follow(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         pass
 
-    def leave(self, partition: Partition) -> None:
+    def remove_partition(self, partition: Partition) -> None:
         pass
 
 
@@ -728,7 +728,7 @@ def test_no_record_is_copied_over_truncated_ones_before_the_truncation_is_synced
             if len(stored_from) == 1:
                 move.source.truncate_to(20, now_ms)
                 for at in range(20, 200):
-                    move.source.append([batch_of(b"%d" % at)], 2, now_ms)
+                    move.source.append(batch_of(b"%d" % at), 2, now_ms)
             return size
 
         monkeypatch.setattr(FutureLog, "copy_slice", cut_after)
@@ -788,9 +788,9 @@ def test_records_truncated_during_the_last_copy_do_not_reappear_after_a_power_cu
 
 def test_a_moved_leader_reports_the_start_of_its_epoch_to_followers() -> None:
     async def test(stage: Stage) -> None:
-        stage.partition.become(NODE, 5, (NODE,), (NODE,))
+        stage.partition.apply_state(NODE, 5, (NODE,), (NODE,), partition_epoch=-1, now_ms=0)
         stage.append(3)
-        stage.partition.become(NODE, 7, (NODE,), (NODE,))
+        stage.partition.apply_state(NODE, 7, (NODE,), (NODE,), partition_epoch=-1, now_ms=0)
         requested = RequestedPartition(key=ID, index=0, offset=3, last_fetched_epoch=6)
         data = FetchPartitionData(requested, stage.partition)
         stage.files.fail("rename", f"{B}/t-0/{LEADER_EPOCHS}", errno.ENOSPC)

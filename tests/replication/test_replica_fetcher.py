@@ -11,7 +11,7 @@ from replica_stage import BACKOFF_MS, FOLLOWER, LEADER, TOPIC, Pair, Quiet, batc
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher import FLUSH_LOOK_MS, FetchLimits, ReplicaFetcher
+from tidemill.replication.replica_fetcher import PENDING_SYNC_WAIT_MS, FetchLimits, ReplicaFetcher
 from tidemill.replication.replication_quota import RateLimit, ReplicationQuota
 from tidemill.wire.codec import encode
 from tidemill.wire.messages.fetch import (
@@ -45,14 +45,18 @@ def test_a_throttled_partition_is_delayed_and_others_continue() -> None:
     throttle.set_topic("t", ["0:2", "1:2", "2:1"])
     pair.now_ms = 50_000
     pair.start()
-    pair.two.partitions[1].become(LEADER, 0, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
+    pair.two.partitions[1].apply_state(
+        LEADER, 0, (LEADER, FOLLOWER), (LEADER, FOLLOWER), partition_epoch=-1, now_ms=0
+    )
     for index in (0, 2):
-        pair.two.partitions[index].become(LEADER, 0, (LEADER, FOLLOWER), (LEADER,))
+        pair.two.partitions[index].apply_state(
+            LEADER, 0, (LEADER, FOLLOWER), (LEADER,), partition_epoch=-1, now_ms=0
+        )
     for _ in range(2):
         pair.round()
     ends = [int(partition.log.end_offset) for partition in pair.two.partitions]
     assert ends == [1, 2, 2], "in sync or not throttled: these are not delayed"
-    assert 0 < pair.fetcher.rest_ms(pair.now_ms) <= 1000, "the rate is checked again"
+    assert 0 < pair.fetcher.retry_delay_ms(pair.now_ms) <= 1000, "the rate is checked again"
     throttle.limit.bytes_per_second = 1_000_000
     pair.now_ms += 1001
     pair.round()
@@ -82,12 +86,12 @@ def test_a_removed_partition_is_forgotten_by_the_fetch_session() -> None:
     pair = Pair(2)
     pair.start()
     pair.round()
-    pair.fetcher.leave(TOPIC, 0)
+    pair.fetcher.remove_partition(TOPIC, 0)
     pair.one.write(0, b"a")
     pair.round()
     assert pair.leader.forgotten[-1] == [0]
     assert pair.two.partitions[0].log.end_offset == 0
-    pair.fetcher.follow(TOPIC, pair.two.partitions[0], 0)
+    pair.fetcher.add_partition(TOPIC, pair.two.partitions[0], 0)
     pair.round()
     pair.same()
 
@@ -106,7 +110,7 @@ def test_a_lost_fetch_session_is_restarted() -> None:
     # A broken connection may have lost a response.
     pair.one.write(1, b"b")
     pair.leader.answer(pair.request())
-    pair.fetcher.lost()
+    pair.fetcher.on_disconnect()
     pair.round()
     pair.same()
 
@@ -115,8 +119,8 @@ def test_a_partition_with_an_error_is_delayed_and_others_continue() -> None:
     pair = Pair(2)
     pair.start()
     pair.leader.errors[0] = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    troubles, _, _ = pair.fetch()
-    assert [trouble.text for trouble in troubles] == ["the leader answers NOT_LEADER_OR_FOLLOWER"]
+    failures, _, _ = pair.fetch()
+    assert [failure.text for failure in failures] == ["the leader returned NOT_LEADER_OR_FOLLOWER"]
     pair.leader.errors.clear()
     pair.one.write(0, b"a")
     pair.one.write(1, b"b")
@@ -130,12 +134,12 @@ def test_a_partition_with_an_error_is_delayed_and_others_continue() -> None:
 
 def test_no_request_is_built_while_all_partitions_are_delayed() -> None:
     pair = Pair()
-    assert pair.fetcher.request(0) is None
+    assert pair.fetcher.build_request(0) is None
     pair.start()
     pair.leader.errors[0] = ErrorCode.UNKNOWN_LEADER_EPOCH
     pair.fetch()
-    assert pair.fetcher.request(BACKOFF_MS - 1) is None
-    assert pair.fetcher.request(BACKOFF_MS) is not None
+    assert pair.fetcher.build_request(BACKOFF_MS - 1) is None
+    assert pair.fetcher.build_request(BACKOFF_MS) is not None
 
 
 def test_a_response_to_a_request_before_a_change_is_ignored() -> None:
@@ -144,7 +148,7 @@ def test_a_response_to_a_request_before_a_change_is_ignored() -> None:
     pair.one.write(0, b"a")
     response = pair.leader.answer(pair.request())
     pair.two.become(LEADER, 1)
-    pair.fetcher.answer(response, 0)
+    pair.fetcher.handle_response(response, 0)
     assert pair.two.partitions[0].log.end_offset == 0
 
 
@@ -214,13 +218,15 @@ def test_a_follower_ends_with_the_log_of_its_leader_for_any_two_logs() -> None:
             pair.one.write(0, b"last %d" % number)
         pair.start(epoch)
         for _ in range(12):
-            request = pair.fetcher.request(pair.now_ms)
+            request = pair.fetcher.build_request(pair.now_ms)
             if request is None:
                 break
-            _, out_of_range, _ = pair.fetcher.answer(pair.leader.answer(request), pair.now_ms)
+            _, out_of_range, _ = pair.fetcher.handle_response(pair.leader.answer(request), pair.now_ms)
             for partition in out_of_range:
                 log = pair.one.partitions[0].log
-                pair.fetcher.found(partition, TOPIC, int(log.start_offset), int(log.end_offset), 0)
+                pair.fetcher.apply_leader_offsets(
+                    partition, TOPIC, int(log.start_offset), int(log.end_offset), 0
+                )
             pair.now_ms += BACKOFF_MS
         pair.same()
 
@@ -231,7 +237,7 @@ def test_a_former_leader_keeps_no_record_before_the_log_start_offset_of_its_lead
     batch = batch_of(*[b"v"] * 3, producer_id=9, producer_epoch=0, base_sequence=0)
     pair.two.become(FOLLOWER, 0, (FOLLOWER,))
     former = pair.two.partitions[0]
-    former.append([batch], 1, 0)
+    former.append(batch, 1, 0)
     pair.two.write(0, b"alone", b"alone")
     pair.one.become(LEADER, 1, (LEADER,))
     pair.one.write(0, b"1", b"1", b"1", b"1")
@@ -240,12 +246,12 @@ def test_a_former_leader_keeps_no_record_before_the_log_start_offset_of_its_lead
     pair.one.write(0, b"2")
     pair.start(2)
     partition = pair.refused()
-    pair.fetcher.found(partition, TOPIC, 4, 5, 0, first_epoch=2)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 4, 5, 0, first_epoch=2)
     pair.round()
     pair.same()
     assert (former.log.start_offset, former.log.end_offset) == (4, 5)
     pair.two.become(FOLLOWER, 3, (FOLLOWER,))
-    assert former.append([batch], 1, 0).base_offset == 5
+    assert former.append(batch, 1, 0).base_offset == 5
 
 
 def test_a_follower_behind_the_log_start_offset_of_its_leader_restarts() -> None:
@@ -255,7 +261,7 @@ def test_a_follower_behind_the_log_start_offset_of_its_leader_restarts() -> None
     pair.start()
     pair.one.partitions[0].log.advance_start(6)
     partition = pair.refused()
-    pair.fetcher.found(partition, TOPIC, 6, 10, 0)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 6, 10, 0)
     pair.now_ms = BACKOFF_MS
     pair.round()
     assert (partition.log.start_offset, partition.log.end_offset) == (6, 10)
@@ -282,7 +288,7 @@ def test_a_new_follower_of_an_emptied_log_gets_the_epoch_of_the_last_record() ->
     pair = emptied_leader(4)
     partition = pair.refused()
     assert last_epoch(pair.one.partitions[0]) == 1
-    pair.fetcher.found(partition, TOPIC, 10, 10, 0, first_epoch=1)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 10, 10, 0, first_epoch=1)
     pair.now_ms = BACKOFF_MS
     pair.round()
     assert (partition.log.start_offset, partition.log.end_offset, last_epoch(partition)) == (10, 10, 1)
@@ -302,8 +308,8 @@ def test_a_restarting_follower_requests_the_last_epoch() -> None:
     pair.start(4)
     partition = pair.refused()
     assert (partition.log.start_offset, partition.log.end_offset) == (10, 10)
-    assert pair.fetcher.request(0) is None, "it waits for the response"
-    pair.fetcher.found(partition, TOPIC, 10, 10, 0, first_epoch=1)
+    assert pair.fetcher.build_request(0) is None, "it waits for the response"
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 10, 10, 0, first_epoch=1)
     assert last_epoch(partition) == 1
     pair.round()
     pair.one.write(0, b"next")
@@ -315,7 +321,7 @@ def test_a_follower_gets_the_leader_epochs_from_the_records() -> None:
     pair = emptied_leader(4)
     pair.one.write(0, b"next")
     partition = pair.refused()
-    pair.fetcher.found(partition, TOPIC, 10, 11, 0, first_epoch=4)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 10, 11, 0, first_epoch=4)
     pair.now_ms = BACKOFF_MS
     pair.round()
     assert (partition.log.leader_epochs.epochs, partition.log.leader_epochs.starts) == ([4], [10])
@@ -331,13 +337,13 @@ def test_a_follower_of_a_log_that_starts_within_a_batch_gets_in_sync(was_behind:
         pair.round()
         pair.one.become(LEADER, 1, (LEADER,))
     for values in (5, 5, 5):
-        pair.one.partitions[0].append([batch_of(*[b"v"] * values)], 1, 0)
+        pair.one.partitions[0].append(batch_of(*[b"v"] * values), 1, 0)
     leader = pair.one.partitions[0]
     start = int(leader.log.end_offset) - 8
     leader.advance_start(start)
     pair.start(2)
     partition = pair.refused()
-    pair.fetcher.found(partition, TOPIC, start, int(leader.log.end_offset), 0)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, start, int(leader.log.end_offset), 0)
     pair.now_ms = BACKOFF_MS
     pair.round()
     assert (partition.log.start_offset, partition.log.end_offset) == (start, leader.log.end_offset)
@@ -364,9 +370,9 @@ def test_a_disk_failure_is_reported_and_the_partition_is_delayed() -> None:
     pair.start()
     pair.one.write(0, b"a")
     pair.two.files.fail("append", "/d/t-0")
-    (trouble,), _, _ = pair.fetch()
-    assert isinstance(trouble.storage, StorageError)
-    assert pair.fetcher.request(0) is None
+    (failure,), _, _ = pair.fetch()
+    assert isinstance(failure.storage_error, StorageError)
+    assert pair.fetcher.build_request(0) is None
 
 
 def test_damaged_records_are_rejected_and_fetched_again() -> None:
@@ -377,8 +383,8 @@ def test_damaged_records_are_rejected_and_fetched_again() -> None:
     data = response.responses[0].partitions[0]
     assert data.records is not None
     data.records = data.records[:-1] + bytes([data.records[-1] ^ 1])
-    (trouble,), _, _ = pair.fetcher.answer(response, 0)
-    assert "CRC" in trouble.text or "checksum" in trouble.text
+    (failure,), _, _ = pair.fetcher.handle_response(response, 0)
+    assert "CRC" in failure.text or "checksum" in failure.text
     assert pair.two.partitions[0].log.end_offset == 1
     pair.now_ms = BACKOFF_MS
     pair.round()
@@ -393,8 +399,8 @@ def test_a_follower_reports_only_synced_records() -> None:
     pair.round()
     (partition,) = pair.two.events.flushes
     assert partition.log.end_offset == 1
-    assert not pair.fetcher.fetcher.has_news
-    assert pair.fetcher.request(0) is None
+    assert not pair.fetcher.fetcher.has_changes
+    assert pair.fetcher.build_request(0) is None
     partition.log.flush(0)
     partition.flushed(1, 0)
     pair.round()
@@ -420,9 +426,9 @@ def test_a_late_leader_end_offset_does_not_truncate_newer_records() -> None:
     pair.one.write(0, b"c", b"d")
     pair.round()
     assert partition.log.end_offset == 4
-    pair.fetcher.found(partition, TOPIC, 0, 2, pair.now_ms)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 0, 2, pair.now_ms)
     assert partition.log.end_offset == 4
-    pair.fetcher.found(partition, TOPIC, 6, 8, pair.now_ms)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 6, 8, pair.now_ms)
     assert partition.log.end_offset == 4
     pair.one.write(0, b"e")
     pair.round()
@@ -433,11 +439,11 @@ def test_an_end_offset_of_a_former_leader_truncates_nothing() -> None:
     pair = refused_at_two()
     (partition,) = pair.two.partitions
     pair.two.become(LEADER, 1)
-    pair.fetcher.found(partition, TOPIC, 0, 1, pair.now_ms)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 0, 1, pair.now_ms)
     assert partition.log.end_offset == 2
     pair.one.become(LEADER, 1)
-    pair.fetcher.follow(TOPIC, partition, pair.now_ms)
-    pair.fetcher.found(partition, TOPIC, 0, 1, pair.now_ms)
+    pair.fetcher.add_partition(TOPIC, partition, pair.now_ms)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 0, 1, pair.now_ms)
     assert partition.log.end_offset == 2
     pair.one.write(0, b"c")
     pair.round()
@@ -448,7 +454,7 @@ def test_a_leader_start_offset_does_not_empty_a_changed_log() -> None:
     pair = refused_at_two()
     (partition,) = pair.two.partitions
     partition.truncate_to(1, 0)
-    pair.fetcher.found(partition, TOPIC, 2, 4, pair.now_ms)
+    pair.fetcher.apply_leader_offsets(partition, TOPIC, 2, 4, pair.now_ms)
     assert (partition.log.start_offset, partition.log.end_offset) == (0, 1)
 
 
@@ -461,15 +467,15 @@ def test_a_follower_with_an_epoch_unknown_to_its_leader_waits_before_a_retry() -
     pair.one.partitions[0].log.leader_epochs.truncate_end(0)
     for _ in range(3):
         pair.refused()
-        pair.fetcher.found(partition, TOPIC, 0, 2, pair.now_ms)
-        assert pair.fetcher.request(pair.now_ms) is None
-        assert pair.fetcher.rest_ms(pair.now_ms) == BACKOFF_MS
+        pair.fetcher.apply_leader_offsets(partition, TOPIC, 0, 2, pair.now_ms)
+        assert pair.fetcher.build_request(pair.now_ms) is None
+        assert pair.fetcher.retry_delay_ms(pair.now_ms) == BACKOFF_MS
         pair.now_ms += BACKOFF_MS
     assert partition.log.end_offset == 2
     pair.one.become(LEADER, 2)
     pair.two.become(LEADER, 2)
     pair.one.write(0, b"c")
-    pair.fetcher.follow(TOPIC, partition, pair.now_ms)
+    pair.fetcher.add_partition(TOPIC, partition, pair.now_ms)
     for _ in range(3):
         pair.round()
     pair.same()
@@ -478,12 +484,12 @@ def test_a_follower_with_an_epoch_unknown_to_its_leader_waits_before_a_retry() -
 @pytest.mark.parametrize("how", ["the leader does not say", "the connection breaks"])
 def test_an_end_offset_request_without_result_is_retried_soon(how: str) -> None:
     pair = refused_at_two()
-    assert pair.fetcher.request(BACKOFF_MS) is None, "the response is pending"
+    assert pair.fetcher.build_request(BACKOFF_MS) is None, "the response is pending"
     if how == "the leader does not say":
-        pair.fetcher.not_found(pair.two.partitions[0], TOPIC, 0)
-        assert pair.fetcher.request(BACKOFF_MS - 1) is None
+        pair.fetcher.leader_offsets_failed(pair.two.partitions[0], TOPIC, 0)
+        assert pair.fetcher.build_request(BACKOFF_MS - 1) is None
     else:
-        pair.fetcher.lost()
+        pair.fetcher.on_disconnect()
     pair.now_ms = BACKOFF_MS
     pair.one.write(0, b"c")
     pair.round()
@@ -500,16 +506,16 @@ def test_no_record_is_fetched_over_truncated_ones_before_the_truncation_is_synce
         pair.one.partitions[0].log.advance_start(6)
         pair.start()
         pair.refused()
-        pair.fetcher.found(partition, TOPIC, 6, 10, 0)
+        pair.fetcher.apply_leader_offsets(partition, TOPIC, 6, 10, 0)
     else:
         partition.append_from_leader(content(pair.one.partitions[0].log), 0, 0, 0)
         partition.log.leader_epochs.truncate_end(0)
         pair.start()
     assert partition.flush_under_way
-    assert pair.fetcher.request(0) is None
+    assert pair.fetcher.build_request(0) is None
     partition.log.flush(0)
     partition.flushed(int(partition.log.end_offset), 0)
-    assert pair.fetcher.request(0) is not None
+    assert pair.fetcher.build_request(0) is not None
 
 
 @pytest.mark.parametrize("is_new_session", [False, True])
@@ -527,7 +533,7 @@ def test_a_changed_log_start_offset_is_not_reported_before_it_is_stored(
     partition.advance_start(1)
     partition.save_start()
     if is_new_session:
-        pair.fetcher.lost()
+        pair.fetcher.on_disconnect()
     pair.round()
     assert list(pair.leader.requested[-1]) == [1]
     assert moved == [partition]
@@ -542,10 +548,10 @@ def test_other_partitions_are_fetched_with_a_short_wait_during_a_flush() -> None
     pair.round()
     pair.one.write(0, b"a")
     pair.round()
-    assert pair.request().max_wait_ms == FLUSH_LOOK_MS
+    assert pair.request().max_wait_ms == PENDING_SYNC_WAIT_MS
     pair.two.partitions[0].log.flush(0)
     pair.two.partitions[0].flushed(1, 0)
-    pair.fetcher.lost()
+    pair.fetcher.on_disconnect()
     assert pair.request().max_wait_ms == pair.fetcher.limits.wait_ms
 
 
@@ -557,7 +563,7 @@ def test_the_session_epoch_wraps_around(wraps: bool) -> None:
     if wraps:
         pair.fetcher.fetcher._session_epoch = 0x7FFFFFFF
         pair.request()
-        pair.fetcher.answer(FetchResponse(session_id=1), 0)
+        pair.fetcher.handle_response(FetchResponse(session_id=1), 0)
     assert pair.request().session_epoch == 1
 
 
@@ -567,18 +573,18 @@ def test_a_request_built_during_another_contains_new_partitions() -> None:
     pair.one.become(LEADER, 0)
     pair.two.become(LEADER, 0)
     mine = pair.two.partitions
-    pair.fetcher.follow(TOPIC, mine[0], 0)
+    pair.fetcher.add_partition(TOPIC, mine[0], 0)
     pair.round()
     pair.one.write(0, b"a")
     pair.one.write(1, b"b")
     first = pair.request()
-    pair.fetcher.follow(TOPIC, mine[1], 0)
+    pair.fetcher.add_partition(TOPIC, mine[1], 0)
     second = pair.request()
     assert [one.session_epoch for one in (first, second)] == [1, 2]
     assert [part.partition for topic in second.topics for part in topic.partitions] == [1]
     answers = [pair.leader.answer(request) for request in (first, second)]
     for answer in answers:
-        assert pair.fetcher.answer(answer, 0) == ([], [], 0)
+        assert pair.fetcher.handle_response(answer, 0) == ([], [], None)
     pair.same()
     pair.round()
     assert pair.leader.requested[-1] == {0: 1, 1: 1}
@@ -590,12 +596,12 @@ def test_a_response_does_not_affect_a_partition_missing_in_its_request() -> None
     pair.round()
     pair.one.write(0, b"a")
     late = pair.leader.answer(pair.request())
-    pair.fetcher.leave(TOPIC, 0)
-    pair.fetcher.follow(TOPIC, pair.two.partitions[0], 0)
+    pair.fetcher.remove_partition(TOPIC, 0)
+    pair.fetcher.add_partition(TOPIC, pair.two.partitions[0], 0)
     second = pair.request()
-    pair.fetcher.answer(late, 0)
+    pair.fetcher.handle_response(late, 0)
     assert pair.two.partitions[0].log.end_offset == 0
-    pair.fetcher.answer(pair.leader.answer(second), 0)
+    pair.fetcher.handle_response(pair.leader.answer(second), 0)
     pair.same()
 
 
@@ -606,5 +612,5 @@ def test_a_truncated_response_is_rejected(cut: int) -> None:
     pair.one.write(0, b"a")
     data = encode(pair.leader.answer(pair.request()), 18)
     with pytest.raises(ProtocolError):
-        pair.fetcher.fetcher.answer(data, 0, len(data) - cut, 0, 0)
+        pair.fetcher.fetcher.handle_response(data, 0, len(data) - cut, 0, 0)
     assert pair.two.partitions[0].log.end_offset == 0

@@ -73,7 +73,7 @@ class Stage:
     async def append(self, partition: Partition) -> KafkaError | None:
         """Appends with acks=all; returns the error of the delayed produce, None after its commit."""
         future: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
-        result = partition.append([made()], -1, 0)
+        result = partition.append(made(), -1, 0)
         end = result.last_offset + 1
         if partition.is_committed(end):
             return None
@@ -124,7 +124,7 @@ def test_a_failed_sync_takes_only_its_directory_offline() -> None:
         assert "Input/output error" in str(error)
         stage.files.heal()
         with pytest.raises(KafkaError, match="Input/output error"):
-            first.append([made()], -1, 0)
+            first.append(made(), -1, 0)
         assert await stage.append(second) is None
         # The next sync would succeed and acknowledge records that the system had dropped.
         assert stage.logs.close(0, stage.replicas.high_watermarks()) == []
@@ -141,7 +141,7 @@ def test_a_failed_sync_is_recorded_for_the_next_start(caplog: pytest.LogCaptureF
         stage.logs.dirs.mark_losses_handled()
         stage.replicas.directory_distrusted = lambda: told.append(set(stage.logs.dirs.distrusted))
         (first,) = stage.topic("first")
-        first.append([made()], 1, 0)
+        first.append(made(), 1, 0)
         files.fail("sync", "/disk/a/first-0", errno.EIO)
         files.fail("replace", "/disk/a/.tidemill-boot", errno.EROFS)
         files.fail("remove", "/disk/a/.tidemill-boot", errno.EROFS)
@@ -211,7 +211,7 @@ def test_a_flush_waiting_for_descriptors_continues_with_a_moved_log(
 def test_a_flush_commits_no_record_truncated_during_it() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first")
-        first.append([made(3)], 1, 0)
+        first.append(made(3), 1, 0)
         await asyncio.sleep(0)
         first.truncate_to(0, 0)
         await stage.flushed()
@@ -223,9 +223,9 @@ def test_a_flush_commits_no_record_truncated_during_it() -> None:
 def test_a_truncation_during_a_flush_is_synced_before_the_next_append() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first", config=LogConfig())
-        first.append([made(3)], 1, 0)
+        first.append(made(3), 1, 0)
         first.truncate_to(0, 0)
-        first.log.append([made(2)], 0, 0)
+        first.log.append(made(2), 0, 0)
         await asyncio.sleep(0)
         first.truncate_to(0, 0)
         assert first.flush_under_way
@@ -250,7 +250,7 @@ def test_a_start_does_not_trust_records_that_replace_truncated_ones(
     async def test(stage: Stage) -> None:
         parts = stage.topic("t", 6, LogConfig())
         for one in parts:
-            one.append([made(5)], 1, 0)
+            one.append(made(5), 1, 0)
             one.log.flush(0)
         await stage.replicas.checkpoints.recovery_points()
         stage.files.fail("replace", "recovery-point-offset-checkpoint", errno.ENOSPC, times=3)
@@ -272,7 +272,7 @@ def test_a_start_does_not_trust_records_that_replace_truncated_ones(
 def test_a_truncation_that_cannot_be_stored_takes_the_directory_offline() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("t", config=LogConfig())
-        first.append([made(5)], 1, 0)
+        first.append(made(5), 1, 0)
         first.log.flush(0)
         await stage.replicas.checkpoints.recovery_points()
         stage.files.fail("replace", "recovery-point-offset-checkpoint")
@@ -287,8 +287,8 @@ def test_every_truncated_record_is_logged_once(caplog: pytest.LogCaptureFixture)
     async def test(stage: Stage) -> None:
         first, second = stage.topic("t", 2, LogConfig())
         for one in (first, second):
-            one.append([made(5)], 1, 0)
-            one.append([made(5)], 1, 0)
+            one.append(made(5), 1, 0)
+            one.append(made(5), 1, 0)
         stage.replicas.following = Leaders()
         stage.replicas.unsynced_logs = {second.log.topic_partition: 0}
         caplog.clear()
@@ -600,7 +600,7 @@ def test_a_partition_possibly_in_a_failed_directory_is_not_created_elsewhere() -
         with pytest.raises(StorageError, match="/disk/a"):
             stage.put("known", b"k" * 16, ALONE)
         known = stage.partition("known")
-        for ask in (lambda: known.check_leader(-1), lambda: known.append([made()], -1, 0)):
+        for ask in (lambda: known.check_leader(-1), lambda: known.append(made(), -1, 0)):
             with pytest.raises(KafkaError, match="/disk/a") as caught:
                 ask()
             assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -613,13 +613,13 @@ def test_a_partition_possibly_in_a_failed_directory_is_not_created_elsewhere() -
 def test_a_recreated_topic_is_empty_after_a_missed_deletion() -> None:
     async def test(stage: Stage) -> None:
         (before,) = stage.topic("first")
-        before.append([made(3)], 1, 0)
+        before.append(made(3), 1, 0)
         stage.put("first", bytes([2]) * 16, ALONE, config=FLUSHED)
         after = stage.partition("first")
         assert (after.log.topic_id, int(after.log.end_offset)) == (bytes([2]) * 16, 0)
-        assert after.append([made()], 1, 0).base_offset == 0
+        assert after.append(made(), 1, 0).base_offset == 0
         with pytest.raises(KafkaError):
-            before.append([made()], 1, 0)
+            before.append(made(), 1, 0)
 
     staged(test)
 
@@ -645,7 +645,7 @@ def test_a_retried_batch_does_not_wait_for_later_batches() -> None:
         stage.logs.create(TopicPartition("two", 0), b"t" * 16, LogConfig(), 0)
         stage.put("two", b"t" * 16, PartitionState(0, NODE, 0, (NODE, 2), (NODE, 2)))
         partition = stage.partition("two")
-        partition.append([made(20)], -1, 0)
+        partition.append(made(20), -1, 0)
         ended: list[str] = []
 
         def waiter(name: str) -> CommitCallback:
@@ -683,7 +683,7 @@ def test_a_log_without_a_topic_id_is_served_from_a_full_disk_and_gets_its_id_at_
 
     async def test(stage: Stage) -> None:
         found = stage.logs.create(TopicPartition("t", 0), ZERO_ID, LogConfig(), 0)
-        found.append([made()], 0, 0)
+        found.append(made(), 0, 0)
         stage.files.fail("append", "partition.metadata", errno.ENOSPC)
         stage.put("t", b"n" * 16, ALONE)
         partition = stage.partition("t")
@@ -699,7 +699,7 @@ def test_a_log_without_a_topic_id_is_served_from_a_full_disk_and_gets_its_id_at_
 def test_a_new_leader_applies_min_insync_replicas_before_it_commits() -> None:
     async def test(stage: Stage) -> None:
         found = stage.logs.create(TopicPartition("t", 0), bytes([1]) * 16, LogConfig(), 0)
-        found.append([made()], 0, 0)
+        found.append(made(), 0, 0)
         stage.put(
             "t",
             bytes([1]) * 16,
@@ -721,7 +721,7 @@ def test_a_leader_replaces_the_log_of_a_former_topic_with_an_empty_log(
     async def test(stage: Stage) -> None:
         key = TopicPartition("t", 0)
         stage.replicas.following = Leaders()
-        stage.logs.create(key, b"o" * 16, LogConfig(), 0).append([made()], 0, 0)
+        stage.logs.create(key, b"o" * 16, LogConfig(), 0).append(made(), 0, 0)
         if known:
             setattr(stage.logs.dirs, known, frozenset({key}))
         states = [PartitionState(0, NODE, 1, (NODE,), (NODE,), 1)]
@@ -740,7 +740,7 @@ def test_deleting_a_topic_deletes_no_directory_of_another_topic() -> None:
     async def test(stage: Stage) -> None:
         key = TopicPartition("t", 0)
         old = stage.logs.create(key, b"o" * 16, LogConfig(), 0)
-        old.append([made()], 0, 0)
+        old.append(made(), 0, 0)
         with pytest.raises(StorageError, match="a topic of this name with another id"):
             stage.put("t", b"n" * 16, ALONE)
         list(stage.replicas.deleting("t", b"n" * 16))
@@ -774,7 +774,7 @@ def test_a_full_disk_is_logged_periodically(caplog: pytest.LogCaptureFixture) ->
         stage.files.space_bytes = 0
         for _ in range(3):
             with pytest.raises(DiskFull) as full:
-                partition.append([made()], 1, 0)
+                partition.append(made(), 1, 0)
             stage.replicas.on_storage_error(partition, full.value)
         assert caplog.text.count("produce requests to /disk/a are rejected") == 1
         assert list(stage.replicas.full) == ["/disk/a"]
@@ -789,8 +789,8 @@ def test_the_high_watermark_is_not_above_its_former_value_after_a_restart() -> N
     async def before(stage: Stage) -> None:
         stage.put("t", bytes([1]) * 16, *together)
         partition = stage.partition("t")
-        partition.append([made()], 1, 0)
-        partition.append([made()], 1, 0)
+        partition.append(made(), 1, 0)
+        partition.append(made(), 1, 0)
         partition.fetched_by(2, 1, 0, 0)
         assert partition.high_watermark == 1
         await stage.replicas.checkpoints.high_watermarks()
@@ -813,10 +813,10 @@ class Leaders(ReplicaFetcherPort):
     def __init__(self) -> None:
         self.begun: list[int] = []
 
-    def follow(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         self.begun.append(int(partition.log.end_offset))
 
-    def leave(self, partition: Partition) -> None:
+    def remove_partition(self, partition: Partition) -> None:
         pass
 
 
@@ -825,9 +825,9 @@ def test_a_follower_fetches_unsynced_records_again_after_a_power_cut() -> None:
         stage.replicas.following = leaders = Leaders()
         first, second = stage.topic("t", 2, LogConfig())
         for one in (first, second):
-            one.append([made(3)], 1, 0)
+            one.append(made(3), 1, 0)
             one.log.flush(0)
-            one.append([made(2)], 1, 0)
+            one.append(made(2), 1, 0)
         stage.replicas.unsynced_logs = {first.log.topic_partition: 3}
         stage.put("t", bytes([1]) * 16, *(PartitionState(at, 2, 1, (NODE, 2), (2,), 1) for at in range(2)))
         assert leaders.begun == [3, 5], "no record of the second one is unsynced"
@@ -841,11 +841,11 @@ def test_a_former_leader_keeps_acknowledged_records_after_a_power_cut() -> None:
     async def test(stage: Stage) -> None:
         stage.replicas.following = leaders = Leaders()
         partition = stage.topic("t", 1, LogConfig())[0]
-        partition.append([made(3)], 1, 0)
+        partition.append(made(3), 1, 0)
         partition.log.flush(0)
         stage.replicas.unsynced_logs = {partition.log.topic_partition: 3}
         stage.put("t", bytes([1]) * 16, PartitionState(0, NODE, 1, (NODE, 2), (NODE,), 1))
-        partition.append([made(2)], 1, 0)
+        partition.append(made(2), 1, 0)
         stage.put("t", bytes([1]) * 16, PartitionState(0, 2, 2, (NODE, 2), (NODE, 2), 2))
         assert leaders.begun == [5], "it is in sync, and may become leader again"
 
@@ -934,7 +934,7 @@ def test_counters_of_removed_partitions_are_kept_in_their_topic() -> None:
     async def test(stage: Stage) -> None:
         first, second = stage.topic("t", 2)
         for one in (first, second):
-            one.append([made(3)], 1, 0)
+            one.append(made(3), 1, 0)
         entry = stage.replicas.topics.by_name[b"t"]
         stage.replicas.stop_replica("t", 0, delete=True)
         assert entry.counted_before == counters_of(first)
@@ -976,9 +976,9 @@ def test_doubtful_records_after_a_power_cut_are_fetched_again_even_if_synced() -
     async def test(stage: Stage) -> None:
         stage.replicas.following = leaders = Leaders()
         partition = stage.topic("t", 1, LogConfig())[0]
-        partition.append([made(3)], 1, 0)
+        partition.append(made(3), 1, 0)
         partition.log.flush(0)
-        partition.append([made(2)], 1, 0)
+        partition.append(made(2), 1, 0)
         stage.replicas.unsynced_logs = {partition.log.topic_partition: 3}
         partition.log.roll(0)
         await stage.replicas.flushing.flush_due()
@@ -995,7 +995,7 @@ def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_another_dir
     async def test(stage: Stage) -> None:
         await stage.replicas.checkpoints.write_removals()
         (first,) = stage.topic("t", config=LogConfig())
-        first.append([made()], 1, 0)
+        first.append(made(), 1, 0)
         first.log.flush(0)
         assert first.log.directory == "/disk/a/t-0"
         list(stage.replicas.deleting("t", bytes([1]) * 16))
@@ -1005,7 +1005,7 @@ def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_another_dir
         stage.topic("u", config=LogConfig(), number=2)
         (again,) = stage.topic("t", config=LogConfig(), number=3)
         assert again.log.directory == "/disk/b/t-0"
-        again.append([made(2)], 1, 0)
+        again.append(made(2), 1, 0)
         again.log.flush(0)
         stage.files.power_cut()
         logs = start_logs(stage.files, DIRECTORIES, now_ms=0)

@@ -30,7 +30,7 @@ class Writer:
         """Sends message ``number``; returns its offset."""
         value = b"%d %d" % (self.producer_id, number)
         batch = batch_of(value, producer_id=self.producer_id, producer_epoch=0, base_sequence=number)
-        return int(partition.append([batch], -1, 0).last_offset)
+        return int(partition.append(batch, -1, 0).last_offset)
 
 
 class Two:
@@ -62,13 +62,17 @@ class Two:
         """
         before, self.leader = self.leader, LEADER + FOLLOWER - self.leader
         self.epoch += 1
-        self.led.become(self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
+        self.led.apply_state(
+            self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER), partition_epoch=-1, now_ms=0
+        )
         self.follower = before
         follower = self.partition(before)
-        follower.become(self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
+        follower.apply_state(
+            self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER), partition_epoch=-1, now_ms=0
+        )
         self.answers = Leader(self.brokers[self.leader])
         self.fetcher = MessageFetcher(ReplicaFetcher(before, 7, FetchLimits(backoff_ms=0)))
-        self.fetcher.follow(TOPIC, follower, 0)
+        self.fetcher.add_partition(TOPIC, follower, 0)
         self.waiting = []
         for writer in self.writers:
             for number in range(writer.acknowledged, writer.sent):
@@ -94,7 +98,7 @@ class Two:
 
     def fetch(self) -> None:
         """The follower sends one fetch and handles the response."""
-        request = self.fetcher.request(0)
+        request = self.fetcher.build_request(0)
         assert request is not None
         end = int(self.partition(self.follower).log.end_offset)
         answer = self.answers.answer(request)
@@ -102,8 +106,8 @@ class Two:
             one.diverging_epoch.end_offset >= 0 for topic in answer.responses for one in topic.partitions
         ):
             self.led.fetched_by(self.follower, end, 0, 0)
-        troubles, out_of_range, _ = self.fetcher.answer(answer, 0)
-        assert not troubles
+        failures, out_of_range, _ = self.fetcher.handle_response(answer, 0)
+        assert not failures
         assert not out_of_range
         for offset, writer, number in sorted(self.waiting, key=lambda one: one[0]):
             if offset < self.led.high_watermark:

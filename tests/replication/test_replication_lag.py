@@ -45,8 +45,8 @@ def test_a_failed_follower_lags_from_its_last_offset() -> None:
     broker, partition = led_with_records(isr=(1, 2))
     for follower in (2, 3):
         partition.fetched_by(follower, 3, 0, 1)
-    partition.become(1, 5, ALL, ALL, 8, 0)
-    partition.become(1, 5, ALL, (1, 2), 9, 0)
+    partition.apply_state(1, 5, ALL, ALL, partition_epoch=8, now_ms=0)
+    partition.apply_state(1, 5, ALL, (1, 2), partition_epoch=9, now_ms=0)
     broker.write(0, b"d", b"e")
     partition.fetched_by(2, 5, 0, 2)
     assert partition.lag_max == 2
@@ -61,7 +61,7 @@ def test_the_offset_of_a_failed_follower_survives_a_new_leader_epoch() -> None:
     broker, partition = led_with_records()
     for follower in (2, 3):
         partition.fetched_by(follower, 3, 0, 1)
-    partition.become(1, 6, ALL, (1, 2), 8, 0)
+    partition.apply_state(1, 6, ALL, (1, 2), partition_epoch=8, now_ms=0)
     broker.write(0, b"d")
     partition.fetched_by(2, 4, 0, 1)
     assert partition.lag_max == 1
@@ -71,10 +71,10 @@ def test_a_new_leader_knows_the_in_sync_replicas_of_its_time_as_follower() -> No
     broker, partition = led_with_records()
     for follower in (2, 3):
         partition.fetched_by(follower, 3, 0, 1)
-    partition.become(2, 6, ALL, ALL, 8, 0)
+    partition.apply_state(2, 6, ALL, ALL, partition_epoch=8, now_ms=0)
     assert partition.lag_max == 0, "only a leader reports a lag"
-    partition.become(2, 6, ALL, (1, 2), 9, 0)
-    partition.become(1, 7, ALL, (1,), 10, 0)
+    partition.apply_state(2, 6, ALL, (1, 2), partition_epoch=9, now_ms=0)
+    partition.apply_state(1, 7, ALL, (1,), partition_epoch=10, now_ms=0)
     broker.write(0, b"d", b"e")
     assert partition.lag_max == 2, "of broker 3, which left the set before, and of the former leader"
     partition.fetched_by(2, 5, 0, 1)

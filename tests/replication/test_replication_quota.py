@@ -50,15 +50,15 @@ def test_only_out_of_sync_replicas_are_throttled_above_the_rate() -> None:
     throttle = ReplicationQuota(1, RateLimit(1000))
     throttle.set_topic("t", ["0:1"])
     throttle.record("t", 1, 1_000_000, 50.0)
-    assert not throttle.holds_back("t", 0, 50.0, in_sync=False), "another partition is not counted"
+    assert not throttle.is_throttled("t", 0, 50.0, in_sync=False), "another partition is not counted"
     throttle.record("t", 0, 3000, 50.0)
-    assert throttle.holds_back("t", 0, 50.5, in_sync=False)
-    assert not throttle.holds_back("t", 0, 50.5, in_sync=True)
-    assert not throttle.holds_back("t", 1, 50.5, in_sync=False)
-    assert throttle.holds_back("t", 0, 52.9, in_sync=False)
-    assert not throttle.holds_back("t", 0, 53.1, in_sync=False), "3000 bytes in more than three seconds"
+    assert throttle.is_throttled("t", 0, 50.5, in_sync=False)
+    assert not throttle.is_throttled("t", 0, 50.5, in_sync=True)
+    assert not throttle.is_throttled("t", 1, 50.5, in_sync=False)
+    assert throttle.is_throttled("t", 0, 52.9, in_sync=False)
+    assert not throttle.is_throttled("t", 0, 53.1, in_sync=False), "3000 bytes in more than three seconds"
     throttle.limit.bytes_per_second = 500
-    assert throttle.holds_back("t", 0, 53.1, in_sync=False)
+    assert throttle.is_throttled("t", 0, 53.1, in_sync=False)
 
 
 def test_the_first_second_counts_fully_and_old_samples_expire() -> None:

@@ -32,11 +32,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def doubtful(stage: Stage) -> Partition:
     """A partition after a power cut that may have lost the offsets 3 and 4, of the epochs 0 and 1."""
     (first,) = stage.topic("t", 1, LogConfig())
-    first.append([made(3)], 1, 0)
+    first.append(made(3), 1, 0)
     first.log.flush(0)
-    first.append([made()], 1, 0)
+    first.append(made(), 1, 0)
     stage.put("t", bytes([1]) * 16, PartitionState(0, NODE, 1, (NODE,), (NODE,), 1))
-    first.append([made()], 1, 0)
+    first.append(made(), 1, 0)
     stage.replicas.unsynced_logs = {first.log.topic_partition: 3}
     return first
 

@@ -39,7 +39,7 @@ def stored(stage: Stage) -> dict[str, int]:
 
 
 def append(stage: Stage, topic: str) -> None:
-    stage.partition(topic).append([made()], 1, 0)
+    stage.partition(topic).append(made(), 1, 0)
 
 
 def plain(stage: Stage, *names: str) -> None:

@@ -15,11 +15,11 @@ from tidemill.coordination.cluster_image import TOPIC, ClusterImage
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.server.lost_replicas import report_lost_replicas
@@ -165,7 +165,7 @@ def killed_after(path: Path, count: int) -> Path:
     manager.dirs.mark_losses_handled()
     data = build_batch([(NOW, b"k", b"v" * 50, None)])
     for _ in range(count):
-        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.append(parse_batch(data, 0, len(data)), 0, NOW)
     manager.dirs.unlock()
     return path / "t-0" / f"{0:020}.log"
 
@@ -239,7 +239,7 @@ def test_a_start_that_cannot_record_a_loss_changes_nothing(damage: str) -> None:
     manager.dirs.mark_losses_handled()
     log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
     data = build_batch([(NOW, b"k", b"v" * 50, None)])
-    log.append([parse_batch(data, 0, len(data))], 0, NOW)
+    log.append(parse_batch(data, 0, len(data)), 0, NOW)
     log.flush(NOW)
     manager.checkpoint_recovery_points()
     path = f"/d/t-0/{0:020}.log"

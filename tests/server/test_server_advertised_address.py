@@ -95,7 +95,7 @@ def test_the_advertised_host_depends_on_both_ends_of_the_connection(tmp_path: Pa
     async def run() -> None:
         sets = ["listeners=PLAINTEXT://0.0.0.0:0", f"log.dirs={tmp_path / 'data'}"]
         async with running(BrokerConfig.from_sources(None, sets, {})) as server:
-            server.acceptor.addresses = RemoteClient(False, frozenset())
+            server.socket_server.addresses = RemoteClient(False, frozenset())
             port = server.listeners[0][2]
             assert await asyncio.to_thread(advertised_hosts, port) == {"10.0.0.5"}
 

@@ -15,16 +15,16 @@ from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import StorageError
 from tidemill.server import broker_lifecycle
 from tidemill.server.background_tasks import BackgroundTasks
-from tidemill.server.broker_lifecycle import BrokerLifecycleManager, OtherBrokers
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager, ClusterCommunication, NoOtherBrokers
 from tidemill.server.cluster_member import ClusterMember
 
 
-def lifecycle_with(applier: Any, others: OtherBrokers | None = None) -> BrokerLifecycleManager:
+def lifecycle_with(applier: Any, others: ClusterCommunication | None = None) -> BrokerLifecycleManager:
     """A lifecycle manager with an applier and without a broker."""
     place = BrokerLifecycleManager.__new__(BrokerLifecycleManager)
     place.applier = applier
     place._changes = set()
-    place._others = others or OtherBrokers()
+    place._cluster = others or NoOtherBrokers(Broker())
     return place
 
 
@@ -82,17 +82,17 @@ def test_announce_returns_when_brokers_are_notified_and_fails_only_before(
     assert "after" in str(logged.exc_info)
 
 
-class UnsignableDirectory(BrokerLifecycleManager):
-    """A broker whose new data directory cannot be signed ``refused`` times."""
+class UnwritableDirectory(BrokerLifecycleManager):
+    """A broker that cannot write ``meta.properties`` of a new data directory ``refused`` times."""
 
     def __init__(self, refused: int) -> None:
         self.refused = refused
         self.tasks = BackgroundTasks()
         self.cleared = asyncio.Event()
-        dirs = SimpleNamespace(sign_new=self.accept, mark_losses_handled=lambda: None)
+        dirs = SimpleNamespace(write_new_meta_properties=self.accept, mark_losses_handled=lambda: None)
         logs: Any = SimpleNamespace(missed=0, dirs=dirs)
         self._broker = Broker()
-        self._broker.logs = logs
+        self._broker.log_manager = logs
         applier: Any = SimpleNamespace(first_change_applied=asyncio.Event())
         self.applier = applier
         saving: Any = SimpleNamespace(save_with_retries=self.saved)
@@ -121,7 +121,7 @@ def test_clears_lost_replicas_when_a_full_disk_has_space_again(
     monkeypatch.setattr(broker_lifecycle, "FIRST_LEADER_AND_ISR_S", 0.01)
 
     async def scenario() -> None:
-        place = UnsignableDirectory(3)
+        place = UnwritableDirectory(3)
         if not is_late:
             place.applier.first_change_applied.set()
         await place.wait_for_leader_and_isr()
@@ -165,8 +165,8 @@ def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
         following: Any = SimpleNamespace(stop=stop_fetchers)
         partitions: Any = SimpleNamespace(following=following)
         part: Any = SimpleNamespace(stop=lambda: None)
-        left: Any = SimpleNamespace(stop=ends, leave=ends, context=SimpleNamespace(resign=lambda: None))
-        broker.partitions = partitions
+        left: Any = SimpleNamespace(stop=ends, leave=ends, election=SimpleNamespace(resign=lambda: None))
+        broker.replica_manager = partitions
         broker.controller = cluster._dynamic_config = left
         cluster._isr_changes = cluster._controller_channel = part
         cluster._delayed_metadata = DelayedMetadata()

@@ -13,12 +13,10 @@ from faulty_files import FaultyFiles
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
 from tidemill.broker.metadata_cache import MetadataCache
-from tidemill.controller.controller import KafkaController
 from tidemill.controller.controller_context import ControllerContext
-from tidemill.controller.failover import Failover
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Create, SessionState, SetData, StoreUnavailable
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
 from tidemill.log.log_manager import LogManager
@@ -26,10 +24,33 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.replication.replica_manager import ReplicaManager
-from tidemill.server.broker_registration import Membership, MembershipListener
+from tidemill.server.broker_registration import BrokerRegistrationManager, MembershipListener
+from unwatched_controller import new_controller
 
 
-class Cluster(MembershipListener):
+class IgnoringListener(MembershipListener):
+    """A listener that ignores all changes."""
+
+    def registered(self, epoch: int) -> None:
+        pass
+
+    def controller_changed(self, broker_id: int) -> None:
+        pass
+
+    async def lost_replicas_cleared(self) -> None:
+        pass
+
+    def session_expired(self) -> None:
+        pass
+
+    def store_disconnected(self) -> None:
+        pass
+
+    def store_reconnected(self) -> None:
+        pass
+
+
+class Cluster(IgnoringListener):
     """A stub of the store and the controller. ``faults`` are raised by the next calls."""
 
     session_timeout_s = 1.0
@@ -37,8 +58,8 @@ class Cluster(MembershipListener):
     broker_id = 1
 
     def __init__(self, *faults: Exception) -> None:
-        self.context = self
-        """The stub is also the context of the controller."""
+        self.context = self.election = self
+        """The stub is also the context and the election of the controller."""
         self.faults = list(faults)
         self.activated = asyncio.Event()
         self.met = asyncio.Event()
@@ -112,14 +133,14 @@ class Cluster(MembershipListener):
         self.is_active = False
 
 
-async def joined(cluster: Any, lost: LostReplicas = NOTHING_LOST) -> Membership:
-    one = Membership(cluster, cluster, cluster)
+async def joined(cluster: Any, lost: LostReplicas = NOTHING_LOST) -> BrokerRegistrationManager:
+    one = BrokerRegistrationManager(cluster, cluster, cluster)
     await one.join(BrokerRegistration(1, (), lost=lost))
     cluster.activated.clear()
     return one
 
 
-async def joined_with_a_lost_response(cluster: Cluster) -> Membership:
+async def joined_with_a_lost_response(cluster: Cluster) -> BrokerRegistrationManager:
     """Returns a member that removed its lost replicas, but received no response from the store."""
     one = await joined(cluster, LostReplicas(missing=True))
     cluster.write_faults = [StoreUnavailable("the connection was lost")]
@@ -277,21 +298,21 @@ def test_the_controller_epoch_exceeds_that_of_brokers_after_a_store_restore(
     async def run() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         broker = Broker()
-        broker.node_id, broker.clock, broker.metadata = 1, SystemClock(), MetadataCache()
-        broker.config, broker.logs = BrokerConfig.of(), LogManager(FaultyFiles(), ["/d"])
+        broker.node_id, broker.clock, broker.metadata_cache = 1, SystemClock(), MetadataCache()
+        broker.config, broker.log_manager = BrokerConfig.of(), LogManager(FaultyFiles(), ["/d"])
         with ThreadPoolExecutor(1) as pool:
             loop = asyncio.get_running_loop()
-            broker.partitions = ReplicaManager(1, broker.logs, broker.clock, loop, pool, pool)
+            broker.replica_manager = ReplicaManager(1, broker.log_manager, broker.clock, loop, pool, pool)
             applier = LeaderAndIsrApplier(broker, nothing)
             applier.controller_epoch = 3
-            controller = KafkaController(store, 1, BrokerConfig.of, applier.apply_delta, broker.clock)
+            controller = new_controller(store, 1, BrokerConfig.of, applier.apply_delta, broker.clock)
             await controller.context.load()
-            one = Membership(store, controller)
+            one = BrokerRegistrationManager(store, controller, IgnoringListener())
             applier.controller_moved = one.controller_moved
             try:
                 await one.join(BrokerRegistration(1, ()))
                 await asyncio.wait_for(applier.first_change_applied.wait(), 10)
-                assert broker.metadata.image.controller_epoch == 3
+                assert broker.metadata_cache.image.controller_epoch == 3
             finally:
                 await one.leave()
                 await store.close()
@@ -322,7 +343,7 @@ def test_watches_the_controller_after_the_session_expired_before_the_join() -> N
 
     async def run() -> None:
         cluster = Cluster()
-        one = Membership(cluster, cluster, cluster)  # type: ignore[arg-type]
+        one = BrokerRegistrationManager(cluster, cluster, cluster)  # type: ignore[arg-type]
         cluster.end_session()
         await one.join(BrokerRegistration(1, ()))
         tries = cluster.tries
@@ -366,6 +387,7 @@ def test_a_broker_that_registers_during_the_controllers_reregistration_is_announ
 ) -> None:
     """Otherwise the controller would consider it known, and send it no LeaderAndIsr request."""
     monkeypatch.setattr("tidemill.server.broker_registration.RETRY_S", 0.2)
+    monkeypatch.setattr("tidemill.controller.controller.ControllerContext", ReturningContext)
     faults: list[Exception] = []
     announced: list[Delta] = []
 
@@ -377,11 +399,10 @@ def test_a_broker_that_registers_during_the_controllers_reregistration_is_announ
     async def run() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         config = BrokerConfig.of()
-        controller = KafkaController(store, 1, lambda: config, announce, SystemClock())
-        context = ReturningContext(store, 1, lambda: config, announce, SystemClock())
-        controller.context = context
-        failover, other = Failover(controller.context), store.join()
-        one = Membership(store, controller)
+        controller = new_controller(store, 1, lambda: config, announce, SystemClock())
+        context: Any = controller.context
+        failover, other = controller.failover, store.join()
+        one = BrokerRegistrationManager(store, controller, IgnoringListener())
         await controller.context.load()
         await one.join(BrokerRegistration(1, ()))
 

@@ -169,9 +169,9 @@ def test_counts_unclean_elections(cluster: Brokers) -> None:
     write(cluster, "unclean", 5)
     until(lambda: value_of(cluster, last, "tidemill_under_replicated_partitions") > 0, "one is left in sync")
     cluster.brokers[last].kill()
-    until(lambda: cluster.leaders("unclean") == [-1], "nobody leads")
+    until(lambda: cluster.leaders("unclean") == [-1], "it has no leader")
     cluster.brokers[other].start()
-    until(lambda: cluster.leaders("unclean") == [other], "who is not in sync leads")
+    until(lambda: cluster.leaders("unclean") == [other], "a replica outside the ISR leads")
     assert value_of(cluster, controller_id, "tidemill_unclean_leader_elections_total") == unclean + 1
 
 
@@ -271,11 +271,17 @@ def test_a_reassigned_partition_has_no_series(cluster: Brokers) -> None:
             assert value_of(cluster, 1, name, topic="moved") == counted, "a counter does not fall"
             assert admin.alter_reassignments({place: [2, 3]}) == {place: None}
             held -= 1
-            until(lambda held=held: value_of(cluster, 1, "tidemill_partitions") == held, "it is let go")
+            until(
+                lambda held=held: value_of(cluster, 1, "tidemill_partitions") == held,
+                "it is removed",
+            )
     until(lambda: not has_sample(cluster, 1, name, topic="moved"), "no series is left")
     assert has_sample(cluster, 2, name, topic="moved")
     assert has_sample(cluster, 3, name, topic="moved")
-    until(lambda: total_of(cluster, "tidemill_replica_lag_max_records") == 0, "nobody waits for who has left")
+    until(
+        lambda: total_of(cluster, "tidemill_replica_lag_max_records") == 0,
+        "its lag is not counted",
+    )
 
 
 def has_sample(cluster: Brokers, number: int, name: str, **labels: str) -> bool:

@@ -22,8 +22,8 @@ from tidemill.client import ConfigResource, ResourceType
 from tidemill.client.admin_types import PartitionDescription
 from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.nodes import ReassignmentNode
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.model.types import TopicPartition
 from tidemill.testing.zookeeper import ZooKeeper
 

@@ -65,7 +65,7 @@ def start_after_retention(config: BrokerConfig, cleanup: tuple[str, ...] = ("del
     log = logs.create(TopicPartition("t", 0), b"T" * 16, settings, NOW)
     for number in range(11):
         data = build_batch([(NOW, b"k", b"v", None)])
-        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.append(parse_batch(data, 0, len(data)), 0, NOW)
         if number < 10:
             log.roll(NOW)
     logs.retain(NOW, {TopicPartition("t", 0): int(log.end_offset)})

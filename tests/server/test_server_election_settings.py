@@ -39,7 +39,7 @@ def test_the_first_elections_of_a_controller_use_the_stored_settings(tmp_path: P
                     Create(ConfigNode.path("brokers", DEFAULT_ENTITY), settings),
                 ]
             )
-            controller.context.resign()
+            controller.election.resign()
             assert await controller.context.activate()
             found = controller.image.topics["t"].partitions[0]
             assert (found.leader, found.isr, list(found.elr)) == (own, [own], [8, 9])
@@ -60,9 +60,9 @@ def test_a_leader_applies_the_changed_min_insync_replicas_of_the_cluster(
             await controller.admin_manager.create_topics([NewTopic("t", assignments={0: [own]})])
             assignment = TopicNode.encode(TopicAssignment(None, {0: [own, 8]}))
             await server.broker.store.transact([SetData(TopicNode.path("t"), assignment)])
-            controller.context.resign()
+            controller.election.resign()
             assert await controller.context.activate()
-            partition = server.broker.partitions.find("t", 0)
+            partition = server.broker.replica_manager.find("t", 0)
             assert partition is not None
             assert partition.is_under_min_isr == (before > 1)
             alteration = Alteration("min.insync.replicas", AlterOperation.SET, str(after))

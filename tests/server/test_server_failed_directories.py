@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tidemill.controller.controller import KafkaController
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import (
     Create,
@@ -21,15 +20,16 @@ from tidemill.coordination.coordination_store import (
     StoreUnavailable,
     ensure_paths,
 )
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_directories import DataDirectories
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.server.cluster_member import ClusterMember
 from tidemill.server.failed_sync_store import DistrustedDirectories
+from unwatched_controller import new_controller
 
 
 class Failover:
@@ -137,14 +137,14 @@ def process_notifications(directory: Path, *, is_replaced: bool) -> tuple[list[i
 
     async def scenario() -> tuple[list[int], int]:
         store = EmbeddedStore.open(str(directory / "coordination.db"))
-        controller = KafkaController(store, 1, BrokerConfig.of, announce, SystemClock())
+        controller = new_controller(store, 1, BrokerConfig.of, announce, SystemClock())
         await controller.context.load()
         assert await controller.context.activate()
         await ensure_paths(store, [LOG_DIR_EVENTS])
         for note in (b"{", LogDirEventNode.encode(2)):
             await store.transact([Create(LogDirEventNode.prefix, note, sequential=True)])
         if is_replaced:
-            other = KafkaController(store.join(), 3, BrokerConfig.of, announce, SystemClock())
+            other = new_controller(store.join(), 3, BrokerConfig.of, announce, SystemClock())
             assert await other.context.activate(dead=1)
         asked: list[int] = []
         cluster: Any = SimpleNamespace(

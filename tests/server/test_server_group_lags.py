@@ -27,9 +27,9 @@ class Cluster:
         self.metadata = SimpleNamespace(image=ClusterImage())
         broker: Any = SimpleNamespace(
             node_id=HERE,
-            groups=SimpleNamespace(committed=lambda: self.commits),
-            metadata=SimpleNamespace(topic=lambda name: self.image.topics.get(name), topics={}),
-            partitions=SimpleNamespace(find=lambda topic, partition: self.held.get(partition)),
+            group_coordinator=SimpleNamespace(committed=lambda: self.commits),
+            metadata_cache=SimpleNamespace(topic=lambda name: self.image.topics.get(name), topics={}),
+            replica_manager=SimpleNamespace(find=lambda topic, partition: self.held.get(partition)),
         )
         self.broker = broker
         self.lags = GroupLags(broker)
@@ -42,7 +42,7 @@ class Cluster:
             PartitionImage(at, leader, 0, [HERE, ELSEWHERE], [HERE]) for at, leader in enumerate(leaders)
         )
         self.image = ClusterImage().with_topics([TopicImage("t", topic_id, partitions, {})])
-        self.broker.metadata.topics = self.image.topics
+        self.broker.metadata_cache.topics = self.image.topics
 
     def holds(
         self,

@@ -38,7 +38,7 @@ def cluster(zookeeper_server: ZooKeeper) -> Iterator[Brokers]:
         assert tidemill(found, "consume", "t", "-g", "g", "--from-beginning", "-n", "5").returncode == 0
         holder = found.described("__consumer_offsets").leader
         found.brokers[holder].kill()
-        until(lambda: found.described("__consumer_offsets").leader < 0, "nobody leads the offsets")
+        until(lambda: found.described("__consumer_offsets").leader < 0, "the offsets topic has no leader")
         until(lambda: found.described("t").leader > 0, "the topic is led")
         yield found
 

@@ -182,8 +182,8 @@ def test_connections_with_delayed_requests_are_closed_last() -> None:
             first, second = [await door.connect("CLIENTS") for _ in range(2)]
             assert first
             assert second
-            waiting = next(one for one in door.acceptor.connections if one.context.number == 1)
-            waiting.reply_later()
+            waiting = next(one for one in door.acceptor.connections if one.peer.number == 1)
+            waiting.respond_later()
             assert await door.connect("BROKERS")
             assert [await door.is_closed(one) for one in (first, second)] == [False, True]
 
@@ -228,8 +228,8 @@ def test_a_sending_or_receiving_connection_is_not_idle() -> None:
             assert door.acceptor.close_idle() == 0
             assert peers[0]
             assert await door.use(peers[0])
-            sender = next(one for one in door.acceptor.connections if one.context.number == 2)
-            sender.reply_later().complete([bytes(4)])
+            sender = next(one for one in door.acceptor.connections if one.peer.number == 2)
+            sender.respond_later().complete([bytes(4)])
             assert door.acceptor.close_idle() == 1
             assert [await door.is_closed(one) for one in peers if one] == [False, False, True]
             assert door.acceptor.close_idle() == 2

@@ -11,7 +11,7 @@ from tidemill.broker.metadata_cache import effective_config, warn_overridden
 from tidemill.client import Admin, ConfigResource, ResourceType
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import SetData
-from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
+from tidemill.coordination.embedded_store import FILE_NAME, EmbeddedStore
 from tidemill.coordination.nodes import ConfigNode
 from tidemill.model.configs import BrokerConfig
 from tidemill.testing import Broker

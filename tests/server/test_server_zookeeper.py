@@ -20,8 +20,8 @@ from kazoo.client import KazooClient
 from tidemill.client import Admin, Producer
 from tidemill.client.errors import ClientError
 from tidemill.controller.topics import NewTopic
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.model.configs import BrokerConfig
 from tidemill.server.broker_server import running
 from tidemill.testing import Broker

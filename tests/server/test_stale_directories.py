@@ -12,11 +12,11 @@ from test_lost_replicas import NODE, NOW, TOPIC_ID, fill, image_of
 
 from tidemill.coordination.coordination_store import SetData
 from tidemill.coordination.directory_starts_node import DirectoryStartsNode
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.lost_replicas import LostReplicas
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
+from tidemill.log.system_files import SystemFiles
 from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.stale_directories import DirectoryStarts
 
@@ -37,7 +37,7 @@ async def start(store: EmbeddedStore, *disks: Path, is_processed: bool = True) -
     for key in sorted(logs.dirs.reported_missing):
         logs.create(key, TOPIC_ID, LogConfig(), NOW)
     if is_processed:
-        logs.dirs.sign_new()
+        logs.dirs.write_new_meta_properties()
         logs.dirs.mark_losses_handled()
         await starts.save()
     assert logs.close(NOW, {}) == []

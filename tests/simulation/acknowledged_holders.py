@@ -2,7 +2,7 @@
 
 A replica of the ISR holds every committed record. An *eligible* replica does too: it left the ISR when that
 fell below ``min.insync.replicas``, and nothing is committed below that (KIP-966). The eligible replicas are
-computed here from the in-sync sets in the store, not from the state of the controller.
+computed here from the ISRs in the store, not from the state of the controller.
 
 A replica that lost its disk, or lost its power before a sync, holds none of the records acknowledged before.
 A follower that joins the ISR holds the records of its leader. If the leader loses them before the store has

@@ -103,9 +103,9 @@ def chunks(
 ) -> Iterator[tuple[str, type[Simulation], int]]:
     """Returns the chunks of a campaign, the kinds in turn."""
     base = int(digest[:5], 16) * 10_000
-    for place in range(0, -(-seeds // len(kinds)), CHUNK_SEEDS):
+    for first in range(0, -(-seeds // len(kinds)), CHUNK_SEEDS):
         for kind, simulation in kinds.items():
-            yield kind, simulation, base + place
+            yield kind, simulation, base + first
 
 
 def run(kinds: dict[str, type[Simulation]], seeds: int, jobs: int) -> int:

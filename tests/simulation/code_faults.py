@@ -19,26 +19,26 @@ Patch = Any
 
 def truncate_by_high_watermark() -> list[Patch]:
     """Followers truncate their logs to their own high watermark, as Kafka did before KIP-101."""
-    follow, tell = ReplicaFetcher.follow, ReplicaFetcher._tell
+    follow, tell = ReplicaFetcher.add_partition, ReplicaFetcher._update_requested
 
     def follow_cut(self: ReplicaFetcher, topic_id: bytes, partition: Partition, *times: Any) -> None:
         partition.truncate_to(partition.high_watermark, times[0])
         follow(self, topic_id, partition, *times)
 
     def tell_without_epoch(self: ReplicaFetcher, followed: Any) -> bool:
-        told = tell(self, followed)
+        is_sent = tell(self, followed)
         followed.last_fetched_epoch = -1
-        return told
+        return is_sent
 
     return [
-        mock.patch.object(ReplicaFetcher, "follow", follow_cut),
-        mock.patch.object(ReplicaFetcher, "_tell", tell_without_epoch),
+        mock.patch.object(ReplicaFetcher, "add_partition", follow_cut),
+        mock.patch.object(ReplicaFetcher, "_update_requested", tell_without_epoch),
     ]
 
 
 def acknowledge_before_replicated() -> list[Patch]:
     """A leader acknowledges produces with acks=all as soon as it has appended the records."""
-    return [mock.patch.object(Partition, "holds_back", return_value=False)]
+    return [mock.patch.object(Partition, "must_delay_response", return_value=False)]
 
 
 def commit_before_replicated() -> list[Patch]:
@@ -55,7 +55,7 @@ def never_truncate() -> list[Patch]:
     return [mock.patch.object(Partition, "truncate_to", truncate_to)]
 
 
-def let_in_too_early() -> list[Patch]:
+def join_isr_too_early() -> list[Patch]:
     """Followers join the ISR before they have all committed records."""
 
     def can_join_isr(self: FollowerReplicas, broker: int, *others: Any) -> bool:
@@ -71,6 +71,6 @@ CODE_FAULTS: dict[str, Callable[[], list[Patch]]] = {
         acknowledge_before_replicated,
         commit_before_replicated,
         never_truncate,
-        let_in_too_early,
+        join_isr_too_early,
     )
 }

@@ -54,14 +54,14 @@ LOOK_UP = list_offsets.look_up
 Replica = tuple[TopicKey, int]
 
 
-class Heard(NamedTuple):
+class LatestRequest(NamedTuple):
     """The latest request that a process has applied."""
 
     controller_epoch: int = 0
     connection: int = UNKNOWN_CONNECTION
 
 
-class Owed:
+class UnansweredRequests:
     """The requests to a broker without a response."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Owed:
             command.deleted_topics,
         )
 
-    def add(self, newer: Owed, *, whole: bool) -> None:
+    def add(self, newer: UnansweredRequests, *, whole: bool) -> None:
         """Adds later requests. ``whole``: one of them was a full state."""
         self._tell(whole, newer.states, newer.metadata, newer.stops, newer.gone)
 
@@ -109,24 +109,24 @@ class Queue:
     """A channel of a controller, and its unacknowledged requests."""
 
     def __init__(self) -> None:
-        self.owed = Owed()
+        self.unanswered = UnansweredRequests()
         self.has_whole = False
-        """A full state is among what was told since the last request was sent."""
-        self.sending: Owed | None = None
+        """The requests since the last sent request include a full state."""
+        self.sending: UnansweredRequests | None = None
         self.refused: dict[Replica, ReplicaStop] = {}
-        """Replicas that the broker could not stop: it is told once more after a pause, also where it was told
-        by another command meanwhile. Nothing of the name has been made since."""
+        """Replicas that the broker could not stop. The request is repeated after a pause, even if another
+        request stopped them meanwhile. No topic of the name has been created since."""
 
     def refuse(self, stops: dict[Replica, ReplicaStop]) -> None:
         """The broker could not stop these replicas."""
         self.refused.update(stops)
-        for later in (self.sending, self.owed):
+        for later in (self.sending, self.unanswered):
             if later is not None:
                 self._forget_refused(later.states, later.metadata)
 
     def tell(self, command: ControllerRequestBatch) -> None:
         """The broker has to receive a request."""
-        self.owed.tell(command)
+        self.unanswered.tell(command)
         self.has_whole = self.has_whole or command.is_full
         self._forget_refused(dict(_items(command.states)), dict(_items(command.metadata)))
 
@@ -150,8 +150,8 @@ class CommandsPromise:
         self._broken = broken
         self._excused = excused
         self.topic_gone: Callable[[Any, str, bytes], None] = lambda broker, topic, topic_id: None
-        """Told of deletions that a broker has confirmed."""
-        self._heard: dict[LeaderAndIsrApplier, Heard] = {}
+        """Called with the deletions that a broker has confirmed."""
+        self._latest_requests: dict[LeaderAndIsrApplier, LatestRequest] = {}
         self._queues: dict[ControllerChannel, Queue] = {}
 
     def patches(self) -> list[Any]:
@@ -186,7 +186,7 @@ class CommandsPromise:
     async def _update_metadata(
         self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
     ) -> Any:
-        registered, before = commands._applier.broker_epoch, commands._broker.metadata.image.topics
+        registered, before = commands._applier.broker_epoch, commands._broker.metadata_cache.image.topics
         answer = await UPDATE_METADATA(commands, request, connection)
         if answer.error_code == ErrorCode.NONE:
             self._accepted(commands, request, connection, registered)
@@ -207,32 +207,34 @@ class CommandsPromise:
 
     async def _carry_out(self, applier: LeaderAndIsrApplier, delta: Delta, *others: Any) -> None:
         await CARRY_OUT(applier, delta, *others)
-        epoch, heard = delta.image.controller_epoch, self._heard.get(applier, Heard())
-        if epoch == applier.controller_epoch > heard.controller_epoch:
-            self._heard[applier] = Heard(epoch)
+        epoch, latest = delta.image.controller_epoch, self._latest_requests.get(applier, LatestRequest())
+        if epoch == applier.controller_epoch > latest.controller_epoch:
+            self._latest_requests[applier] = LatestRequest(epoch)
 
     def _accepted(self, commands: ControllerRequests, request: Any, connection: int, registered: int) -> None:
         """A broker has applied a request. It was registered with this epoch on arrival."""
-        heard = self._heard.get(commands._applier, Heard())
-        if request.controller_epoch < heard.controller_epoch:
-            self._tell_of(
+        latest = self._latest_requests.get(commands._applier, LatestRequest())
+        if request.controller_epoch < latest.controller_epoch:
+            self._broken_by(
                 commands,
-                f"obeys the controller of epoch {request.controller_epoch}, and has obeyed that of epoch"
-                f" {heard.controller_epoch} before",
+                f"applies a request of the controller of epoch {request.controller_epoch} after one of epoch"
+                f" {latest.controller_epoch}",
             )
         elif -1 < request.broker_epoch < registered:
-            self._tell_of(
+            self._broken_by(
                 commands,
-                f"obeys a command for epoch {request.broker_epoch} of it, and is registered with"
+                f"applies a request for its epoch {request.broker_epoch}, and is registered with"
                 f" {registered}",
             )
-        elif request.controller_epoch > heard.controller_epoch:
-            heard = Heard(request.controller_epoch)
-        elif UNKNOWN_CONNECTION < connection < heard.connection:
-            self._tell_of(
-                commands, f"obeys what comes over connection {connection}, after {heard.connection}"
+        elif request.controller_epoch > latest.controller_epoch:
+            latest = LatestRequest(request.controller_epoch)
+        elif UNKNOWN_CONNECTION < connection < latest.connection:
+            self._broken_by(
+                commands, f"applies a request over connection {connection} after {latest.connection}"
             )
-        self._heard[commands._applier] = heard._replace(connection=max(connection, heard.connection))
+        self._latest_requests[commands._applier] = latest._replace(
+            connection=max(connection, latest.connection)
+        )
 
     def _check_led(self, commands: ControllerRequests, request: Any) -> None:
         """After a full LeaderAndIsr request a broker has only replicas that are assigned to it."""
@@ -244,19 +246,19 @@ class CommandsPromise:
             for topic in request.topic_states
             for one in topic.partition_states
         }
-        for partition in commands._broker.partitions.all():
+        for partition in commands._broker.replica_manager.all():
             one = told.get((partition.topic, int(partition.index)))
             if one is None or node not in one.replicas:
-                self._tell_of(
+                self._broken_by(
                     commands, f"keeps {partition.topic}-{partition.index}, which is not assigned to it"
                 )
             elif not partition.is_leader or partition.failed:
                 continue
             elif one.leader != node and one.leader_epoch > partition.leader_epoch:
-                self._tell_of(
+                self._broken_by(
                     commands,
-                    f"leads {partition.topic}-{partition.index} in epoch {partition.leader_epoch}, and was"
-                    f" told that {one.leader} does in epoch {one.leader_epoch}",
+                    f"leads {partition.topic}-{partition.index} in epoch {partition.leader_epoch}, and"
+                    f" {one.leader} leads in epoch {one.leader_epoch}",
                 )
 
     def _check_taken(self, commands: ControllerRequests, request: Any, answer: Any) -> None:
@@ -265,33 +267,35 @@ class CommandsPromise:
             for state, code in zip(topic.partition_states, result.partition_errors, strict=True):
                 if code.error_code != ErrorCode.NONE:
                     continue
-                partition = commands._broker.partitions.find(topic.topic_name, state.partition_index)
+                partition = commands._broker.replica_manager.find(topic.topic_name, state.partition_index)
                 if partition is None or (partition.leader_epoch, partition.partition_epoch) < (
                     state.leader_epoch,
                     state.partition_epoch,
                 ):
-                    self._tell_of(commands, f"confirms {state} of {topic.topic_name}, and has not taken it")
+                    self._broken_by(
+                        commands, f"confirms {state} of {topic.topic_name}, and has not applied it"
+                    )
 
     def _check_metadata(self, commands: ControllerRequests, request: Any) -> None:
         """A broker returns the metadata that it received."""
-        image = commands._broker.metadata.image
+        image = commands._broker.metadata_cache.image
         names = {topic.topic_name for topic in request.topic_states}
         if request.type == FULL_REQUEST and (others := sorted(image.topics.keys() - names)):
-            self._tell_of(
-                commands, f"tells of {others}, and was told that there are none but {sorted(names)}"
-            )
+            self._broken_by(commands, f"returns {others}, and a full request has only {sorted(names)}")
         for topic in request.topic_states:
             known = image.topics.get(topic.topic_name)
             for one in topic.partition_states:
                 if one.leader == DURING_DELETION:
                     if known is not None and known.topic_id == topic.topic_id:
-                        self._tell_of(commands, f"confirms that {topic.topic_name} is gone, and tells of it")
+                        self._broken_by(
+                            commands, f"confirms that {topic.topic_name} is deleted, and returns it"
+                        )
                     continue
                 now = None
                 if known is not None and known.topic_id == topic.topic_id:
                     now = known.partition(one.partition_index)
                 if now is None or (now.leader, now.leader_epoch) != (one.leader, one.leader_epoch):
-                    self._tell_of(commands, f"confirms {one} of {topic.topic_name}, and tells {now}")
+                    self._broken_by(commands, f"confirms {one} of {topic.topic_name}, and returns {now}")
 
     def _tell_gone(self, commands: ControllerRequests, request: Any, before: Mapping[str, Any]) -> None:
         """Notifies the coordinator checker of a topic deletion that the broker has applied, if the broker had
@@ -316,9 +320,11 @@ class CommandsPromise:
             name, index = one.topic_name, one.partition_index
             if one.error_code != ErrorCode.NONE:
                 continue
-            has_log = (name, index) in deletes and broker.logs.get(TopicPartition(name, index)) is not None
-            if broker.partitions.find(name, index) is not None or has_log:
-                self._tell_of(commands, f"confirms that {name}-{index} is let go, and has it")
+            has_log = (name, index) in deletes and broker.log_manager.get(
+                TopicPartition(name, index)
+            ) is not None
+            if broker.replica_manager.find(name, index) is not None or has_log:
+                self._broken_by(commands, f"confirms that {name}-{index} is stopped, and has it")
             elif (name, index) in deletes:
                 self._check_checkpoints(commands, TopicPartition(name, index))
 
@@ -327,7 +333,7 @@ class CommandsPromise:
 
         After a crash the line would apply to the next partition of the name.
         """
-        logs = commands._broker.logs
+        logs = commands._broker.log_manager
         if not isinstance(logs.files, SimulatedFiles):
             return
         for directory in logs.dirs.working:
@@ -337,21 +343,21 @@ class CommandsPromise:
                 if not getattr(one, "_is_known", True):
                     self._excused("full-disk")
                     continue
-                self._tell_of(commands, f"confirms that {key} is deleted, and {one.path} has a line of it")
+                self._broken_by(commands, f"confirms that {key} is deleted, and {one.path} contains it")
 
     def _stop(self, commands: ControllerRequests, topic: str, state: Any) -> ErrorCode:
-        known = commands._broker.partitions.find(topic, state.partition_index)
+        known = commands._broker.replica_manager.find(topic, state.partition_index)
         epoch = int(known.leader_epoch) if known is not None else -1
         code = STOP(commands, topic, state)
         if code is ErrorCode.NONE and -1 < state.leader_epoch < epoch:
-            self._tell_of(
+            self._broken_by(
                 commands,
-                f"lets {topic}-{state.partition_index} go as in epoch {state.leader_epoch}, and has it anew"
-                f" in epoch {epoch}",
+                f"stops {topic}-{state.partition_index} of epoch {state.leader_epoch}, and has a later"
+                f" replica in epoch {epoch}",
             )
         return code
 
-    def _tell_of(self, commands: ControllerRequests, text: str) -> None:
+    def _broken_by(self, commands: ControllerRequests, text: str) -> None:
         self._broken("commands", f"broker-{commands._broker.node_id} {text}")
 
     def _look_up(self, partition: Partition, wanted: Any, request: Any, *others: Any) -> Any:
@@ -360,8 +366,8 @@ class CommandsPromise:
         if request.replica_id >= 0 and wanted.current_leader_epoch != partition.leader_epoch:
             self._broken(
                 "leader-epoch",
-                f"{request.replica_id} asks the leader of {partition.topic}-{partition.index} for an"
-                f" offset in leader epoch {wanted.current_leader_epoch}, and is answered in"
+                f"{request.replica_id} requests of the leader of {partition.topic}-{partition.index} an"
+                f" offset in leader epoch {wanted.current_leader_epoch}, and receives a response in"
                 f" {partition.leader_epoch}",
             )
         return found
@@ -373,18 +379,18 @@ class CommandsPromise:
         return TELL(channel, command)
 
     async def _send(self, channel: ControllerChannel, link: Link) -> None:
-        if link.closed or not channel._pending.has_changes:
+        if link.is_closed or not channel._pending.has_changes:
             await SEND(channel, link)
             return
         queue = self._queues.setdefault(channel, Queue())
         self.check(channel, queue)
-        queue.sending, queue.owed, queue.has_whole = queue.owed, Owed(), False
+        queue.sending, queue.unanswered, queue.has_whole = queue.unanswered, UnansweredRequests(), False
         try:
             await SEND(channel, link)
         except Exception:
             # Only replicas to be stopped have a response.
-            queue.sending.add(queue.owed, whole=queue.has_whole)
-            queue.owed, queue.sending = queue.sending, None
+            queue.sending.add(queue.unanswered, whole=queue.has_whole)
+            queue.unanswered, queue.sending = queue.sending, None
             self.check(channel, queue)
             raise
         queue.sending = None
@@ -407,14 +413,15 @@ class CommandsPromise:
             if again:
                 self._broken(
                     "commands",
-                    f"broker {channel.broker.broker_id} has stopped {again}, and would be told so again",
+                    f"broker {channel.broker.broker_id} has stopped {again}, and"
+                    " would receive the request again",
                 )
 
     def _stop_again(self, channel: ControllerChannel) -> None:
         queue = self._queues.setdefault(channel, Queue())
         for replica, _ in _items(channel._refused_stops.stops):
             if replica in queue.refused:
-                queue.owed.stops.setdefault(replica, queue.refused[replica])
+                queue.unanswered.stops.setdefault(replica, queue.refused[replica])
         STOP_AGAIN(channel)
 
     def _end(self, channel: ControllerChannel) -> None:
@@ -423,24 +430,26 @@ class CommandsPromise:
 
     def check(self, channel: ControllerChannel, queue: Queue) -> None:
         """The queue contains the unacknowledged requests."""
-        pending, owed = channel._pending, queue.owed
+        pending, unanswered = channel._pending, queue.unanswered
         about = f"broker {channel.broker.broker_id}"
         stops = dict(_items(pending.stops))
         for replica in stops:
-            if replica not in owed.stops:
-                self._broken("commands", f"{about} is told again to stop {replica}, which it has answered")
+            if replica not in unanswered.stops:
+                self._broken(
+                    "commands", f"{about} receives a StopReplica for {replica} again after its response"
+                )
                 return
-        lost: list[Any] = [one for one in owed.stops if one not in stops]
-        lost += [one for one in owed.gone if one not in pending.deleted_topics]
-        for told, waiting in ((owed.states, pending.states), (owed.metadata, pending.metadata)):
+        lost: list[Any] = [one for one in unanswered.stops if one not in stops]
+        lost += [one for one in unanswered.gone if one not in pending.deleted_topics]
+        for told, waiting in ((unanswered.states, pending.states), (unanswered.metadata, pending.metadata)):
             there = dict(_items(waiting))
             lost += [one for one, image in told.items() if there.get(one) is not image]
             if too_many := [one for one in there if one not in told]:
-                self._broken("commands", f"{about} is told {too_many}, which is not so any more")
+                self._broken("commands", f"{about} receives outdated states {too_many}")
                 return
         if lost:
             self._broken(
-                "commands", f"{about} has not answered what it was told of {lost}, and is not told again"
+                "commands", f"{about} has no response to requests for {lost}, and they are not repeated"
             )
 
 

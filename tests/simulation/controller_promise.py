@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from simulated_loop import PROCESS, Process
-from state_decisions import NOBODY, Answers, Known, faults_of, faults_of_first
+from state_decisions import NOBODY, Answers, KnownState, faults_of, faults_of_first
 
 from tidemill.controller import failover
 from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange, plan_isr_change
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.election_settings import UNCLEAN
 from tidemill.controller.failover import Failover
-from tidemill.controller.leader_election import LogEnd, planning_failed_replicas
+from tidemill.controller.leader_election import LogEnd, plan_failed_replicas_in_slices
 from tidemill.controller.unclean_recovery import ReceivedLogEnds, UncleanRecovery
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Check, Create, Operation, SetData
 from tidemill.coordination.coordination_store import Node as StoreNode
+from tidemill.coordination.embedded_store_tree import Tree
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     BROKER_IDS,
@@ -44,13 +45,12 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
-from tidemill.coordination.tree import Tree
 from tidemill.model.configs import MIN_INSYNC
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 
 if TYPE_CHECKING:
-    from promises import Place, Promises
+    from promises import PartitionKey, Promises
 
 APPLY_S = 2.0
 """What a broker has read it counts by within this time."""
@@ -60,14 +60,14 @@ SETTINGS = (ConfigNode.path("topics", ""), ConfigNode.path("brokers", ""))
 """What the paths of settings begin with."""
 DEFAULTS = ConfigNode.path("brokers", DEFAULT_ENTITY)
 REFRESH_BROKERS = Failover.refresh_brokers
-CHANGING = ControllerContext.changing
+CHANGE_LOCK = ControllerContext.change_lock
 ASK = UncleanRecovery._request_log_ends
 APPLY_SETTINGS = ControllerContext._apply_settings
 PLAN_ISR_CHANGE = plan_isr_change
-PLANNING_FAILED = planning_failed_replicas
+PLANNING_FAILED = plan_failed_replicas_in_slices
 
 
-class Asked(NamedTuple):
+class LogEndsResponse(NamedTuple):
     """The log ends that a controller received, and when."""
 
     answered: ReceivedLogEnds
@@ -82,7 +82,7 @@ class Written(NamedTuple):
     before: Mapping[str, StoreNode | None]
 
 
-class Mind:
+class ControllerKnowledge:
     """The facts that one process has read and received as the controller."""
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class Mind:
         self.read_s = -1.0
         self.changing_since_s = 0.0
         self.changes = 0
-        self.asked: deque[Asked] = deque(maxlen=ANSWERS_KEPT)
-        self.granted: dict[Place, set[frozenset[int]]] = {}
-        """In-sync sets that leaders were granted over the present states."""
+        self.asked: deque[LogEndsResponse] = deque(maxlen=ANSWERS_KEPT)
+        self.granted: dict[PartitionKey, set[frozenset[int]]] = {}
+        """ISRs that leaders were granted over the present states."""
         self.failed: dict[tuple[bytes, int], tuple[int, int]] = {}
-        """Replicas that a broker has reported as failed: the broker, and in which change that is heeded."""
+        """Replicas reported as failed: the broker, and the number of the change that processes the report."""
         self.failed_in: dict[tuple[bytes, int, int], int] = {}
         """The registrations of the brokers that have reported them, by topic id, partition and broker."""
         self.compared: ClusterImage | None = None
@@ -111,16 +111,16 @@ class ControllerPromise:
         self._tree = tree
         self.min_insync_default = 1
         """``min.insync.replicas`` in the files of all brokers."""
-        self.log_of: Callable[[int, int, Place], Partition | None] = lambda broker, epoch, place: None
+        self.log_of: Callable[[int, int, PartitionKey], Partition | None] = lambda broker, epoch, tp: None
         """The replica of a broker that runs, and is registered with that epoch."""
-        self._minds: dict[Process, Mind] = {}
+        self._knowledge_of: dict[Process, ControllerKnowledge] = {}
         self._marked: dict[str, int] = {}
         """The marks of deletions that were in the store when the present controller began."""
         self._indexes: dict[Process, TopicIndex] = {}
-        """What was looked at last of the topics that a process knows."""
+        """The last checked topic index of each process."""
         self._late: dict[tuple[Process, str, int], float] = {}
         """Leaders that do not count by what their brokers have read, and since when."""
-        self._gone: dict[int, dict[Place, bytes]] = {}
+        self._gone: dict[int, dict[PartitionKey, bytes]] = {}
         """By broker the partitions, with the topics' ids, of which it has nothing, or an old log, since its
         machine has another disk, and which no controller has heeded yet."""
         self._configs: dict[str, tuple[int, int]] = {}
@@ -133,36 +133,36 @@ class ControllerPromise:
         promise = self
 
         @contextlib.asynccontextmanager
-        async def changing(context: ControllerContext) -> AsyncIterator[None]:
-            async with CHANGING(context):
-                mind = promise._mind()
-                mind.changing_since_s, mind.changes = promise._promises.now(), mind.changes + 1
+        async def change_lock(context: ControllerContext) -> AsyncIterator[None]:
+            async with CHANGE_LOCK(context):
+                knowledge = promise._knowledge()
+                knowledge.changing_since_s, knowledge.changes = promise._promises.now(), knowledge.changes + 1
                 yield
 
         async def look(self: Failover) -> None:
             dead = dict(self._dead)
-            promise._mind().registrations.clear()
+            promise._knowledge().registrations.clear()
             await REFRESH_BROKERS(self)
-            if self._context.is_active:  # Otherwise it has dropped its dead brokers meanwhile.
+            if self._context.election.is_active:  # Otherwise it has dropped its dead brokers meanwhile.
                 promise._looked(self, {**dead, **self._dead})
 
         async def ask(
             self: UncleanRecovery, wanted: Mapping[TopicPartition, Sequence[int]]
         ) -> ReceivedLogEnds:
             answered = await ASK(self, wanted)
-            promise._mind().asked.append(Asked(answered, promise._promises.now()))
+            promise._knowledge().asked.append(LogEndsResponse(answered, promise._promises.now()))
             promise._check_answers(answered)
             return answered
 
         async def apply_settings(
             self: ControllerContext, settings: Mapping[tuple[str, str], Mapping[str, str]]
         ) -> Delta | None:
-            mind = promise._mind()
-            mind.minimum_changed = _with_another_minimum(self.image, settings)
+            knowledge = promise._knowledge()
+            knowledge.minimum_changed = _with_another_minimum(self.image, settings)
             try:
                 return await APPLY_SETTINGS(self, settings)
             finally:
-                mind.minimum_changed = set()
+                knowledge.minimum_changed = set()
 
         def plan_change(
             image: ClusterImage, topic: str, partition: PartitionImage, change: IsrChange, *others: Any
@@ -179,29 +179,29 @@ class ControllerPromise:
                 )
             return after
 
-        def planning_failed(
+        def plan_failed_in_slices(
             image: ClusterImage, broker: int, failed: Mapping[bytes, Iterable[int]], *others: Any
         ) -> Generator[None, None, Any]:
-            mind = promise._mind()
+            knowledge = promise._knowledge()
             for topic_id, numbers in failed.items():
                 for number in numbers:
-                    mind.failed[topic_id, number] = broker, mind.changes
-                    mind.failed_in[topic_id, number, broker] = image.brokers[broker].epoch
+                    knowledge.failed[topic_id, number] = broker, knowledge.changes
+                    knowledge.failed_in[topic_id, number, broker] = image.brokers[broker].epoch
             return PLANNING_FAILED(image, broker, failed, *others)
 
         return [
-            mock.patch.object(ControllerContext, "changing", changing),
+            mock.patch.object(ControllerContext, "change_lock", change_lock),
             mock.patch.object(Failover, "refresh_brokers", look),
             mock.patch.object(ControllerContext, "_apply_settings", apply_settings),
             mock.patch.object(UncleanRecovery, "_request_log_ends", ask),
             mock.patch.object(failover, "plan_isr_change", plan_change),
-            mock.patch.object(failover, "planning_failed_replicas", planning_failed),
+            mock.patch.object(failover, "plan_failed_replicas_in_slices", plan_failed_in_slices),
         ]
 
     def controller_begins(self) -> None:
         """The store has a new controller, which knows of no failed replica yet."""
-        for mind in self._minds.values():
-            mind.failed.clear()
+        for knowledge in self._knowledge_of.values():
+            knowledge.failed.clear()
         tree = self._tree()
         self._marked = {}
         for name in tree.children(DELETE_TOPICS) if tree.get(DELETE_TOPICS) is not None else ():
@@ -212,36 +212,36 @@ class ControllerPromise:
     def disk_changed(self, broker: int) -> None:
         """The machine of a broker has another disk: an empty one, or a former one."""
         self._gone[broker] = {
-            place: known.topic_id
-            for place, known in self._promises.partitions.items()
-            if broker in known.replicas and self._state(place) is not None
+            tp: known.topic_id
+            for tp, known in self._promises.partitions.items()
+            if broker in known.replicas and self._state(tp) is not None
         }
 
     def registered(self, broker: int, lost: LostReplicas) -> None:
         """A new process of a broker has registered."""
-        for place, topic_id in self._gone.get(broker, {}).items():
-            known, state = self._promises.partitions.get(place), self._state(place)
+        for tp, topic_id in self._gone.get(broker, {}).items():
+            known, state = self._promises.partitions.get(tp), self._state(tp)
             if known is None or known.topic_id != topic_id or state is None or broker not in known.replicas:
                 continue
             may_lead = broker in {*state.isr, *state.elr, state.last_known_leader}
-            if not may_lead or lost.is_lost(*place):
+            if not may_lead or lost.is_lost(*tp):
                 continue
             if not (known.is_being_deleted and self._promises.excused("being-deleted")):
-                self._broken("losses", f"{broker} has another disk, and reports {lost}: {place} is {state}")
+                self._broken("losses", f"{broker} has another disk, and reports {lost}: {tp} is {state}")
 
-    def _heeded(self, place: Place, before: PartitionState | None, after: PartitionState) -> None:
+    def _heeded(self, tp: PartitionKey, before: PartitionState | None, after: PartitionState) -> None:
         """A replica that joins the ISR, or is recorded as lost, has nothing more to report."""
         for broker in {*after.isr} - {*(before.isr if before is not None else ())} | {*after.lost_replicas}:
-            self._gone.get(broker, {}).pop(place, None)
+            self._gone.get(broker, {}).pop(tp, None)
 
     def read(self, path: str, node: StoreNode) -> None:
         """The running process has read one of many nodes."""
         if path.startswith(f"{BROKER_IDS}/") and PROCESS.get() is not None:
-            mind = self._mind()
-            if mind.read_s != self._promises.now():
-                mind.read_s = self._promises.now()
-                mind.registrations.clear()
-            mind.registrations[int(path.rpartition("/")[2])] = node.creation_id
+            knowledge = self._knowledge()
+            if knowledge.read_s != self._promises.now():
+                knowledge.read_s = self._promises.now()
+                knowledge.registrations.clear()
+            knowledge.registrations[int(path.rpartition("/")[2])] = node.creation_id
 
     def wrote(self, written: Written, process: Process | None, context: ControllerContext | None) -> None:
         """A broker's transaction is in the store.
@@ -261,12 +261,12 @@ class ControllerPromise:
                 if len(parts) == 4:
                     self._check_assignment(parts[3])
                 elif parts[-1] == "state":
-                    place = (parts[3], int(parts[5]))
+                    tp = (parts[3], int(parts[5]))
                     old = written.before.get(operation.path)
-                    state = PartitionStateNode.decode(*place, old.data) if old is not None else None
-                    self._heeded(place, state, PartitionStateNode.decode(*place, operation.data))
+                    state = PartitionStateNode.decode(*tp, old.data) if old is not None else None
+                    self._heeded(tp, state, PartitionStateNode.decode(*tp, operation.data))
                     if process is not None and context is not None:
-                        self._check_state(written, place, operation, process, context)
+                        self._check_state(written, tp, operation, process, context)
                     else:
                         self._promises.excused("in-transition")
 
@@ -291,14 +291,16 @@ class ControllerPromise:
         wanted = self._min_insync(image, topic)
         least = min(int(partition.min_insync_replicas), len(partition.replicas) - len(partition.adding))
         if int(partition.min_insync) != least:
-            self._broken("image", f"{broker} counts {partition.min_insync} replicas for {partition.replicas}")
+            self._broken(
+                "image", f"{broker} requires {partition.min_insync} replicas of {partition.replicas}"
+            )
         key = (process, partition.topic, int(partition.index))
         if int(partition.min_insync_replicas) == wanted:
             self._late.pop(key, None)
         elif self._promises.now() - self._late.setdefault(key, self._promises.now()) > APPLY_S:
             self._broken(
                 "image",
-                f"{broker} counts by {MIN_INSYNC} {partition.min_insync_replicas} for {key[1:]}, and has read"
+                f"{broker} uses {MIN_INSYNC} {partition.min_insync_replicas} for {key[1:]}, and has read"
                 f" {wanted}",
             )
 
@@ -308,23 +310,23 @@ class ControllerPromise:
 
     def look(self, context: ControllerContext, process: Process) -> None:
         """Checks a broker that may be the controller."""
-        if not context.is_active or context.is_changing or context._is_stale:
+        if not context.election.is_active or context.is_changing or context._is_stale:
             return
-        mind = self._minds.setdefault(process, Mind())
-        if context.image is not mind.compared:
+        knowledge = self._knowledge_of.setdefault(process, ControllerKnowledge())
+        if context.image is not knowledge.compared:
             node = self._tree().get(CONTROLLER_EPOCH)
-            if node is not None and ControllerEpochNode.decode(node.data) == context._epoch:
-                mind.compared = context.image
+            if node is not None and ControllerEpochNode.decode(node.data) == context.election.epoch:
+                knowledge.compared = context.image
                 self._compare_index("the controller", context.image.topic_index)
                 self._compare(context, process)
 
     # -- what follows from it
 
-    def _mind(self) -> Mind:
+    def _knowledge(self) -> ControllerKnowledge:
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a process is the controller, not the world")
-        return self._minds.setdefault(process, Mind())
+        return self._knowledge_of.setdefault(process, ControllerKnowledge())
 
     def _broken(self, promise: str, text: str) -> None:
         self._promises.broken(promise, text)
@@ -371,13 +373,13 @@ class ControllerPromise:
         name = path.rpartition("/")[2]
         if path == DEFAULTS and before is None:
             return  # The first controller writes the value that is in effect anyway.
-        for place in self._promises.partitions:
-            if not self._is_setting_of(place[0], path):
+        for tp in self._promises.partitions:
+            if not self._is_setting_of(tp[0], path):
                 continue
-            state = self._state(place)
+            state = self._state(tp)
             is_wrong = state is not None and state.elr and state.leader != NOBODY
-            if is_wrong and not self._is_deletion_excused(place[0]):
-                self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {place} is {state}")
+            if is_wrong and not self._is_deletion_excused(tp[0]):
+                self._broken("decision", f"{name} gets another {MIN_INSYNC}, and {tp} is {state}")
 
     def _is_setting_of(self, topic: str, path: str) -> bool:
         """Whether ``min.insync.replicas`` in this node applies to a topic."""
@@ -394,41 +396,41 @@ class ControllerPromise:
                     return True
         return False
 
-    def _state(self, place: Place) -> PartitionState | None:
-        node = self._tree().get(PartitionStateNode.path(*place))
-        return None if node is None else PartitionStateNode.decode(*place, node.data)
+    def _state(self, tp: PartitionKey) -> PartitionState | None:
+        node = self._tree().get(PartitionStateNode.path(*tp))
+        return None if node is None else PartitionStateNode.decode(*tp, node.data)
 
     def _check_state(
         self,
         written: Written,
-        place: Place,
+        tp: PartitionKey,
         operation: Create | SetData,
         process: Process,
         context: ControllerContext,
     ) -> None:
-        image, mind = context.image, self._minds.setdefault(process, Mind())
-        topic = image.topics.get(place[0])
-        node = self._tree().get(TopicNode.path(place[0]))
+        image, knowledge = context.image, self._knowledge_of.setdefault(process, ControllerKnowledge())
+        topic = image.topics.get(tp[0])
+        node = self._tree().get(TopicNode.path(tp[0]))
         if node is None:
             return
-        now = TopicNode.decode(place[0], node.data)
-        after = PartitionStateNode.decode(*place, operation.data)
+        now = TopicNode.decode(tp[0], node.data)
+        after = PartitionStateNode.decode(*tp, operation.data)
         old = written.before.get(operation.path)
-        granted = mind.granted.pop(place, set())
+        granted = knowledge.granted.pop(tp, set())
         if isinstance(operation, Create) or old is None:
-            known = Known(now.replicas[place[1]], 1, {})
-            self._judge(place, None, after, faults_of_first(after, known))
+            known = KnownState(now.replicas[tp[1]], 1, {})
+            self._judge(tp, None, after, faults_of_first(after, known))
             return
-        partition = topic.partition(place[1]) if topic is not None else None
+        partition = topic.partition(tp[1]) if topic is not None else None
         if topic is None or partition is None or partition.partition_epoch != old.version:
             self._promises.excused("in-transition")
             return
-        before = PartitionStateNode.decode(*place, old.data)
-        self._compare_state(place, partition, before)
+        before = PartitionStateNode.decode(*tp, old.data)
+        self._compare_state(tp, partition, before)
         self._check_policy(context, topic)
-        known = self._known(written, place, context, mind, topic, partition, old, now)
+        known = self._known(written, tp, context, knowledge, topic, partition, old, now)
         known = known._replace(joined=granted)
-        operator = self._promises.partitions[place].unclean if place in self._promises.partitions else None
+        operator = self._promises.partitions[tp].unclean if tp in self._promises.partitions else None
         if operator is not None and (operator.leader, operator.epoch) == (after.leader, after.leader_epoch):
             known = known._replace(is_unclean=True)
         self._promises.events.count("states of partitions judged")
@@ -436,44 +438,44 @@ class ControllerPromise:
             self._promises.events.count("elections judged")
             if after.leader not in {*before.isr, *before.elr} - known.lost:
                 self._promises.events.count("recoveries judged")
-        self._judge(place, before, after, faults_of(before, after, known))
+        self._judge(tp, before, after, faults_of(before, after, known))
         if after.leader not in (NOBODY, before.leader):
-            self._check_reading(place, after.leader, image, mind, known)
+            self._check_reading(tp, after.leader, image, knowledge, known)
 
     def _judge(
-        self, place: Place, before: PartitionState | None, after: PartitionState, faults: Iterable[str]
+        self, tp: PartitionKey, before: PartitionState | None, after: PartitionState, faults: Iterable[str]
     ) -> None:
         for fault in faults:
-            self._broken("decision", f"{place} is {after} after {before}: {fault}")
+            self._broken("decision", f"{tp} is {after} after {before}: {fault}")
             return
 
     def _known(
         self,
         written: Written,
-        place: Place,
+        tp: PartitionKey,
         context: ControllerContext,
-        mind: Mind,
+        knowledge: ControllerKnowledge,
         topic: TopicImage,
         partition: PartitionImage,
         state: StoreNode,
         now: TopicAssignment,
-    ) -> Known:
+    ) -> KnownState:
         image = context.image
-        replicas, adding = now.replicas[place[1]], now.adding.get(place[1], [])
-        old = written.before.get(TopicNode.path(place[0]))
-        was = TopicNode.decode(place[0], old.data) if old is not None else now
+        replicas, adding = now.replicas[tp[1]], now.adding.get(tp[1], [])
+        old = written.before.get(TopicNode.path(tp[0]))
+        was = TopicNode.decode(tp[0], old.data) if old is not None else now
         offline = {
             broker
             for broker in partition.offline
             if broker not in image.brokers
             # After another registration the replica may be readable again.
-            or mind.failed_in.get((topic.topic_id, place[1], broker)) in (None, image.brokers[broker].epoch)
+            or knowledge.failed_in.get((topic.topic_id, tp[1], broker)) in (None, image.brokers[broker].epoch)
         }
-        failed = mind.failed.get((topic.topic_id, place[1]))
-        if failed is not None and failed[1] == mind.changes:
+        failed = knowledge.failed.get((topic.topic_id, tp[1]))
+        if failed is not None and failed[1] == knowledge.changes:
             offline.add(failed[0])
         reports = {one.broker_id: one for one in image.brokers.values() if not one.lost.is_none}
-        named = {broker for broker, one in reports.items() if one.lost.is_lost(*place)}
+        named = {broker for broker, one in reports.items() if one.lost.is_lost(*tp)}
         # A report does not apply to replicas created since.
         lost = {
             broker
@@ -482,7 +484,7 @@ class ControllerPromise:
             <= min(reports[broker].lost.first_epoch or reports[broker].epoch, reports[broker].epoch)
         }
         settings = {**image.default_broker_config(), **topic.config}
-        return Known(
+        return KnownState(
             replicas,
             min(self._min_insync(image, topic), len(replicas) - len(adding)),
             {broker: one.epoch for broker, one in image.brokers.items()},
@@ -490,27 +492,30 @@ class ControllerPromise:
             context.stopping(),
             frozenset(lost),
             frozenset(named),
-            frozenset(one for one in lost if reports[one].lost.is_missing(*place)),
+            frozenset(one for one in lost if reports[one].lost.is_missing(*tp)),
             frozenset(reports),
             is_unclean=settings.get(UNCLEAN) == "true",
-            has_moved=_moved(was, now, place[1]),
-            minimum_changed=place[0] in mind.minimum_changed or self._changes_minimum(written, place[0]),
-            answers=[_answers(one.answered, place) for one in mind.asked],
+            has_moved=_moved(was, now, tp[1]),
+            minimum_changed=tp[0] in knowledge.minimum_changed or self._changes_minimum(written, tp[0]),
+            answers=[_answers(one.answered, tp) for one in knowledge.asked],
         )
 
     def _check_reading(
-        self, place: Place, leader: int, image: ClusterImage, mind: Mind, known: Known
+        self,
+        tp: PartitionKey,
+        leader: int,
+        image: ClusterImage,
+        knowledge: ControllerKnowledge,
+        known: KnownState,
     ) -> None:
         """A leader is elected by registrations that were read since the change began."""
-        read = mind.registrations.get(leader)
-        if mind.read_s < mind.changing_since_s:
-            self._broken("decision", f"{leader} is elected for {place} without a look at the registrations")
+        read = knowledge.registrations.get(leader)
+        if knowledge.read_s < knowledge.changing_since_s:
+            self._broken("decision", f"{leader} is elected for {tp} without a read of the registrations")
         elif read is None:
-            self._broken("decision", f"{leader} is elected for {place}, and was not registered then")
+            self._broken("decision", f"{leader} is elected for {tp}, and was not registered then")
         elif read != known.epochs.get(leader):
-            self._broken(
-                "decision", f"{leader} is elected for {place}, and {image.brokers} are not the present"
-            )
+            self._broken("decision", f"{leader} is elected for {tp}, and {image.brokers} are not the present")
 
     def _granted(
         self,
@@ -522,34 +527,36 @@ class ControllerPromise:
         stopping: frozenset[int],
     ) -> None:
         """A leader's request for another ISR was granted."""
-        place = (topic, partition.partition)
+        tp = (topic, partition.partition)
         asked = (change.broker, change.leader_epoch, change.partition_epoch)
         present = (partition.leader, partition.leader_epoch, partition.partition_epoch)
         if asked != present:
-            self._broken("decision", f"{place}: a set is granted to {asked}, and the leader is {present}")
+            self._broken(
+                "decision", f"{tp}: an ISR request of {asked} is accepted, and the leader is {present}"
+            )
         if set(after.isr) != {broker for broker, _ in change.isr}:
-            self._broken("decision", f"{place}: {change.isr} is asked for, and {after.isr} granted")
+            self._broken("decision", f"{tp}: {change.isr} is asked for, and {after.isr} granted")
         for broker, epoch in change.isr:
             registered = image.brokers.get(broker)
             if registered is None:
-                self._broken("decision", f"{place}: {broker} is to be in sync, and does not live")
+                self._broken("decision", f"{tp}: {broker} joins the ISR, and is not alive")
             elif epoch not in (ANY_EPOCH, registered.epoch):
-                self._broken("decision", f"{place}: {broker} is to be in sync, and was meant in {epoch}")
+                self._broken("decision", f"{tp}: {broker} joins the ISR, and was requested in epoch {epoch}")
             elif broker not in partition.isr and (
                 epoch == ANY_EPOCH
                 or broker in stopping
                 or broker in partition.offline
-                or registered.lost.is_lost(*place)
+                or registered.lost.is_lost(*tp)
             ):
-                self._broken("decision", f"{place}: {broker} ({epoch}) is to join {partition}, and may not")
-        self._mind().granted.setdefault(place, set()).add(frozenset(after.isr))
+                self._broken("decision", f"{tp}: {broker} ({epoch}) joins {partition}, and may not")
+        self._knowledge().granted.setdefault(tp, set()).add(frozenset(after.isr))
 
     def _looked(self, of: Failover, dead: Mapping[int, int]) -> None:
         """A controller has read the brokers: it knows those that it has read, except the dead.
 
         A registration that it cannot decode counts as read: the known broker stays.
         """
-        image, registrations = of._context.image, self._mind().registrations
+        image, registrations = of._context.image, self._knowledge().registrations
         if gone := sorted(image.brokers.keys() - registrations.keys()):
             self._broken("image", f"{gone} are known to live, and {sorted(registrations)} are registered")
         for broker, epoch in registrations.items():
@@ -564,15 +571,15 @@ class ControllerPromise:
         truncates its log.
         """
         for key, ends in answered.ends.items():
-            place = (key.topic, key.partition)
+            tp = (key.topic, key.partition)
             for broker, end in ends.items():
-                partition = self.log_of(broker, answered.registrations.get(broker, -1), place)
+                partition = self.log_of(broker, answered.registrations.get(broker, -1), tp)
                 if partition is None or partition.failed:
                     continue
                 latest = int(partition.log.leader_epochs.latest)
                 has = LogEnd(latest, int(partition.log.end_offset))
                 if end > has and partition.leader == NOBODY:
-                    self._broken("decision", f"{broker} says that {place} ends at {end}, and has {has}")
+                    self._broken("decision", f"{broker} reports that {tp} ends at {end}, and has {has}")
 
     def _compare(self, context: ControllerContext, process: Process) -> None:
         """The controller's image of topics equals the store."""
@@ -583,7 +590,7 @@ class ControllerPromise:
         for name, creation_id in self._marked.items():
             mark = tree.get(f"{DELETE_TOPICS}/{name}")
             if mark is not None and mark.creation_id == creation_id and name in image.topics:
-                self._broken("image", f"{name} is marked for deletion, and the controller does not know")
+                self._broken("image", f"{name} is marked for deletion, and the controller does not know it")
         for name, topic in image.topics.items():
             node = tree.get(TopicNode.path(name))
             if node is not None:
@@ -607,21 +614,21 @@ class ControllerPromise:
         """The leader and the ISR are live and online; a partition with a candidate has a leader."""
         living, offline = context.image.brokers.keys(), partition.offline
         unfit = ({*partition.isr, partition.leader} - {NOBODY}) - (living - offline)
-        place = (topic.name, partition.partition)
+        tp = (topic.name, partition.partition)
         if unfit:
             self._broken(
                 "decision",
-                f"{place} is {partition}, and {sorted(unfit)} do not live or cannot be read ({set(offline)})",
+                f"{tp} is {partition}, and {sorted(unfit)} do not live or cannot be read ({set(offline)})",
             )
         if partition.leader != NOBODY or partition.partition_epoch < 0:
             return
-        read = self._minds[process].registrations
+        read = self._knowledge_of[process].registrations
         able = living - offline - context.stopping()
         # A newly registered broker may have lost records: the report is handled first.
         able = {one for one in able if read.get(one) == context.image.brokers[one].epoch}
         could = able & {*partition.isr, *partition.elr} & set(partition.replicas)
         if could:
-            self._broken("decision", f"{place} is {partition}, and {sorted(could)} could lead")
+            self._broken("decision", f"{tp} is {partition}, and {sorted(could)} could lead")
 
     def _compare_topic(self, topic: TopicImage, node: StoreNode) -> None:
         name = topic.name
@@ -651,7 +658,7 @@ class ControllerPromise:
                     (name, number), partition, PartitionStateNode.decode(name, number, state.data)
                 )
 
-    def _compare_state(self, place: Place, partition: PartitionImage, state: PartitionState) -> None:
+    def _compare_state(self, tp: PartitionKey, partition: PartitionImage, state: PartitionState) -> None:
         known = state._replace(
             leader=partition.leader,
             leader_epoch=partition.leader_epoch,
@@ -661,7 +668,7 @@ class ControllerPromise:
             lost_replicas=tuple(partition.lost_replicas),
         )
         if known != state:
-            self._broken("image", f"{place} is {state} in the store, and is known as {known}")
+            self._broken("image", f"{tp} is {state} in the store, and is known as {known}")
 
     def _compare_settings(self, path: str, config: Mapping[str, str], context: ControllerContext) -> None:
         """A controller may learn later of settings that other clients have written since it was elected."""
@@ -678,7 +685,7 @@ class ControllerPromise:
         if context.policies.of(topic).min_insync_replicas != wanted:
             self._broken(
                 "image",
-                f"{topic.name} is counted by {context.policies.of(topic)}, and has {MIN_INSYNC} {wanted}",
+                f"{topic.name} is elected with {context.policies.of(topic)}, and has {MIN_INSYNC} {wanted}",
             )
 
 
@@ -722,8 +729,8 @@ def _moved(before: TopicAssignment, after: TopicAssignment, number: int) -> bool
     )
 
 
-def _answers(answered: ReceivedLogEnds, place: Place) -> Answers:
-    key = TopicPartition(*place)
+def _answers(answered: ReceivedLogEnds, tp: PartitionKey) -> Answers:
+    key = TopicPartition(*tp)
     asked = answered.requested.get(key, ())
     registrations = {broker: answered.registrations[broker] for broker in asked}
     return Answers(answered.ends.get(key, {}), registrations)

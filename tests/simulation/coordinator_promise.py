@@ -18,9 +18,6 @@ from log_inspection import records_of
 
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
 from tidemill.groups.coordinator_effects import (
-    JOIN_TIMER,
-    MEMBER_TIMER,
-    SYNC_TIMER,
     Append,
     AssignmentStored,
     CommitResult,
@@ -33,13 +30,15 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
     SyncResult,
     TimerKey,
+    TimerKind,
     Waiter,
 )
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, Write
 from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.interfaces import OFFSETS_TOPIC
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
+from tidemill.groups.timers import ShardTimer, ShardTimerKey
 from tidemill.model.errors import ErrorCode
 from tidemill.records.record_reader import iter_records
 
@@ -71,7 +70,7 @@ Offsets = dict[str, dict[int, CommittedOffset]]
 decode = lru_cache(maxsize=4096)(decode_record)
 
 
-class Gone(NamedTuple):
+class DeletedTopicOffset(NamedTuple):
     """An offset of a deleted topic, which one of the next writes removes."""
 
     group: str
@@ -79,7 +78,7 @@ class Gone(NamedTuple):
     partition: int
     topic_id: bytes
     accepted: int
-    """How many writes the coordinator had begun when it had heard of the deletion."""
+    """The number of writes that the coordinator had begun when it was notified of the deletion."""
     has_failed: bool = False
     """Its tombstone could not be written, and is not written again."""
 
@@ -134,14 +133,14 @@ class Watched:
         self.partition = partition
         self.replayed = Replayed()
         self.commits: dict[int, tuple[Waiter, tuple[OffsetRecord, ...], tuple[ErrorCode, ...]]] = {}
-        """By the id of who waits: the records of a commit, and what each is answered if they are written."""
+        """By the id of the waiter: the records of a commit, and the responses after their write."""
         self.syncs: dict[int, tuple[Waiter, SyncRequest]] = {}
-        self.gone: list[Gone] = []
+        self.gone: list[DeletedTopicOffset] = []
 
     @property
-    def core(self) -> GroupMetadataManager:
+    def state_machine(self) -> GroupMetadataManager:
         """The coordinator."""
-        return self.shard.core
+        return self.shard._state_machine
 
 
 class CoordinatorPromise:
@@ -151,7 +150,7 @@ class CoordinatorPromise:
         self._broken = broken
         self._excused = excused
         self._watched: dict[GroupCoordinatorShard, Watched] = {}
-        self._by_core: dict[GroupMetadataManager, Watched] = {}
+        self._by_state_machine: dict[GroupMetadataManager, Watched] = {}
         self._former: set[GroupMetadataManager] = set()
         """Coordinators that were closed: a request may still reach them."""
         self._ends: dict[int, tuple[bytes, int]] = {}
@@ -193,7 +192,7 @@ class CoordinatorPromise:
     # -- the log
 
     def _append(self, log: PartitionOffsetsLog, partition: int, batch: bytes) -> Any:
-        found = log._broker.partitions.find(OFFSETS_TOPIC, partition)
+        found = log._broker.replica_manager.find(OFFSETS_TOPIC, partition)
         before = int(found.log.end_offset) if found is not None else 0
         result = APPEND(log, partition, batch)
         if found is not None and int(found.log.end_offset) > before:
@@ -204,17 +203,17 @@ class CoordinatorPromise:
         """A coordinator has loaded its log, and starts to respond."""
         log = shard._log
         if isinstance(log, PartitionOffsetsLog):
-            partition = log._broker.partitions.find(OFFSETS_TOPIC, shard.partition)
+            partition = log._broker.replica_manager.find(OFFSETS_TOPIC, shard.partition)
             if partition is not None and partition.is_leader and not partition.failed:
                 watched = Watched(shard, partition)
                 watched.replayed.take(records_of(partition))
-                self._watched[shard] = self._by_core[shard.core] = watched
+                self._watched[shard] = self._by_state_machine[shard._state_machine] = watched
                 self.check_loaded(watched)
         ACTIVATE(shard)
 
     def check_loaded(self, watched: Watched) -> None:
         """A new coordinator has the state of its log, and the whole log is committed."""
-        partition, known = watched.partition, watched.core.groups
+        partition, known = watched.partition, watched.state_machine.groups
         if int(partition.high_watermark) < int(partition.log.end_offset):
             self._tell(
                 watched,
@@ -246,47 +245,53 @@ class CoordinatorPromise:
     def _written(self, watched: Watched, batch: bytes, end: int) -> None:
         mark = int(watched.partition.high_watermark)
         if not batch or end > mark:
-            self._tell(watched, f"takes what ends at {end} for written, and {mark} is committed")
+            self._tell(watched, f"treats records up to {end} as written, and {mark} is committed")
         watched.replayed.take(batch)
 
     def _close(self, shard: GroupCoordinatorShard) -> None:
         watched = self._watched.pop(shard, None)
         if watched is not None:
-            del self._by_core[watched.core]
-        self._former.add(shard.core)
+            del self._by_state_machine[watched.state_machine]
+        self._former.add(shard._state_machine)
         CLOSE(shard)
 
     # -- what it shows and answers
 
-    def _offsets(self, core: GroupMetadataManager, group_id: str) -> Any:
-        shown = OFFSETS(core, group_id)
-        watched = self._asked(core)
+    def _offsets(self, state_machine: GroupMetadataManager, group_id: str) -> Any:
+        shown = OFFSETS(state_machine, group_id)
+        watched = self._asked(state_machine)
         if watched is not None and shown != watched.replayed.offsets.get(group_id, {}):
             self._check_offsets(watched)
         return shown
 
-    def _asked(self, core: GroupMetadataManager) -> Watched | None:
+    def _asked(self, state_machine: GroupMetadataManager) -> Watched | None:
         """A client sends a request to a coordinator, which must have loaded its log."""
-        watched = self._by_core.get(core)
-        if watched is None and core not in self._former:
-            self._broken("coordinator", f"one is asked that has not loaded its log: {sorted(core.groups)}")
+        watched = self._by_state_machine.get(state_machine)
+        if watched is None and state_machine not in self._former:
+            self._broken(
+                "coordinator", f"one is asked that has not loaded its log: {sorted(state_machine.groups)}"
+            )
         return watched
 
-    def _heartbeat(self, core: GroupMetadataManager, group_id: str, member_id: str, *of: Any) -> ErrorCode:
+    def _heartbeat(
+        self, state_machine: GroupMetadataManager, group_id: str, member_id: str, *of: Any
+    ) -> ErrorCode:
         """A heartbeat of a member arrives: its session starts again."""
-        watched = self._asked(core)
+        watched = self._asked(state_machine)
         # Before the call: the real clock advances during it.
         now_ms = watched.shard.now().steady_ms if watched is not None else 0
-        code = HEARTBEAT(core, group_id, member_id, *of)
+        code = HEARTBEAT(state_machine, group_id, member_id, *of)
         if watched is not None and code in ALIVE:
-            member = core.groups[group_id].members.get(member_id)
+            member = state_machine.groups[group_id].members.get(member_id)
             if member is None or member.deadline_ms < now_ms + member.session_timeout_ms:
-                self._tell(watched, f"has heard of {member_id}, and its session goes on as before")
+                self._tell(
+                    watched, f"received a request of {member_id}, and its session timeout is unchanged"
+                )
         return code
 
-    def _take_effects(self, core: GroupMetadataManager) -> list[Effect]:
-        effects = TAKE_EFFECTS(core)
-        watched = self._by_core.get(core)
+    def _take_effects(self, state_machine: GroupMetadataManager) -> list[Effect]:
+        effects = TAKE_EFFECTS(state_machine)
+        watched = self._by_state_machine.get(state_machine)
         if watched is not None:
             self._check_offsets(watched)
             for index, effect in enumerate(effects):
@@ -336,17 +341,19 @@ class CoordinatorPromise:
                 f" has {given.get(request.member_id)!r}",
             )
 
-    def _sync(self, core: GroupMetadataManager, request: SyncRequest, waiter: Waiter, now: Now) -> None:
+    def _sync(
+        self, state_machine: GroupMetadataManager, request: SyncRequest, waiter: Waiter, now: Now
+    ) -> None:
         """A member requests its assignment; only the leader's assignments are used."""
-        watched = self._asked(core)
+        watched = self._asked(state_machine)
         if watched is None:
-            SYNC(core, request, waiter, now)
+            SYNC(state_machine, request, waiter, now)
             return
         watched.syncs[id(waiter)] = (waiter, request)
-        before = len(core._effects)
-        SYNC(core, request, waiter, now)
-        group = core.groups.get(request.group_id)
-        for effect in core._effects[before:]:
+        before = len(state_machine._effects)
+        SYNC(state_machine, request, waiter, now)
+        group = state_machine.groups.get(request.group_id)
+        for effect in state_machine._effects[before:]:
             if not isinstance(effect, Append) or not isinstance(effect.then, AssignmentStored):
                 continue
             given = dict(request.assignments)
@@ -357,7 +364,7 @@ class CoordinatorPromise:
 
     def _joined(self, watched: Watched, effect: StateChanged, then: Iterable[Effect]) -> None:
         """A generation has the members that have joined it; static members may be absent."""
-        group = watched.core.groups.get(effect.group_id)
+        group = watched.state_machine.groups.get(effect.group_id)
         if group is None or group.generation != effect.generation:
             return
         told = {
@@ -378,10 +385,10 @@ class CoordinatorPromise:
 
     # -- what it knows
 
-    def _timer_fired(self, shard: GroupCoordinatorShard, key: Any) -> None:
+    def _timer_fired(self, shard: GroupCoordinatorShard, key: ShardTimer | TimerKey) -> None:
         TIMER_FIRED(shard, key)
         watched = self._watched.get(shard)
-        if watched is not None and key != "append":
+        if watched is not None and isinstance(key, TimerKey):
             self._check_group(watched, key.group_id)
 
     def topic_gone(self, broker: Any, topic: str, topic_id: bytes) -> None:
@@ -395,7 +402,7 @@ class CoordinatorPromise:
     def _expect_gone(watched: Watched, topics: Mapping[str, bytes]) -> None:
         """The offsets of deleted topics are removed with the writes that have begun by now."""
         watched.gone += [
-            Gone(group_id, topic, partition, topics[topic], watched.shard._accepted)
+            DeletedTopicOffset(group_id, topic, partition, topics[topic], watched.shard._accepted)
             for group_id, of_group in watched.replayed.offsets.items()
             for topic in of_group.keys() & topics.keys()
             for partition, value in of_group[topic].items()
@@ -416,11 +423,13 @@ class CoordinatorPromise:
         self._check_offsets(watched)
         self._check_gone(watched)
         self._check_in_flight(watched)
-        for group_id in list(watched.core.groups):
+        for group_id in list(watched.state_machine.groups):
             self._check_group(watched, group_id)
 
     def _check_offsets(self, watched: Watched) -> None:
-        known = {group_id: one.offsets for group_id, one in watched.core.groups.items() if one.offsets}
+        known = {
+            group_id: one.offsets for group_id, one in watched.state_machine.groups.items() if one.offsets
+        }
         written = watched.replayed.offsets
         if known != written:
             differs = {one for one in {*known, *written} if known.get(one) != written.get(one)}
@@ -451,12 +460,14 @@ class CoordinatorPromise:
         for effect in (*shard._outgoing, *(one for write in shard._writes for one in write.ending)):
             if isinstance(effect.then, OffsetsStored):
                 under_way.setdefault(effect.then.group_id, Counter()).update(effect.then.partitions)
-        known = {group_id: one.in_flight for group_id, one in watched.core.groups.items() if one.in_flight}
+        known = {
+            group_id: one.in_flight for group_id, one in watched.state_machine.groups.items() if one.in_flight
+        }
         if known != under_way:
             self._tell(watched, f"takes {known} for being on its way, and {under_way} is")
 
     def _check_group(self, watched: Watched, group_id: str) -> None:
-        group = watched.core.groups.get(group_id)
+        group = watched.state_machine.groups.get(group_id)
         if group is None:
             return
         value = watched.replayed.groups.get(group_id)
@@ -465,7 +476,7 @@ class CoordinatorPromise:
         if group.state is GroupState.STABLE and not _is_as_written(group, value):
             is_replaced = value is not None and _is_as_written_but_for_ids(group, value)
             if not (is_replaced and self._excused("static-id")):
-                self._tell(watched, f"takes {group_id} for stable, and its log does not: {value}")
+                self._tell(watched, f"treats {group_id} as stable, and its log does not: {value}")
         problem = _amiss(group) or self._missing_timer(watched.shard, group)
         if problem:
             self._tell(watched, f"group {group_id} is {group.state.value}, and {problem}")
@@ -478,18 +489,18 @@ class CoordinatorPromise:
             waits = member.is_new or member.awaits_response
             if not waits and member.deadline_ms > now_ms + member.session_timeout_ms:
                 return f"the session of {member.member_id} is longer than it asked for"
-            key = TimerKey(MEMBER_TIMER, group.group_id, member.member_id)
+            key = TimerKey(TimerKind.MEMBER, group.group_id, member.member_id)
             if member.timer_ms is None and not member.awaits_response:
                 return f"the session of {member.member_id} has ended, or never ends"
-            if member.timer_ms is not None and (shard.number, key) not in timers:
+            if member.timer_ms is not None and ShardTimerKey(shard.number, key) not in timers:
                 return f"the session of {member.member_id} never ends"
-        kind = ""
+        kind: TimerKind | None = None
         if group.state is GroupState.PREPARING_REBALANCE:
-            kind = JOIN_TIMER
+            kind = TimerKind.JOIN
         elif group.state in SYNCED and group.pending_syncs:
-            kind = SYNC_TIMER
-        if kind and (shard.number, TimerKey(kind, group.group_id)) not in timers:
-            return f"the time to {kind} never ends"
+            kind = TimerKind.SYNC
+        if kind and ShardTimerKey(shard.number, TimerKey(kind, group.group_id)) not in timers:
+            return f"the time to {kind.value} never ends"
         return ""
 
     def _tell(self, watched: Watched, text: str) -> None:
@@ -546,15 +557,15 @@ def _amiss(group: GroupMetadata) -> str:
     """Returns the contradictions within a group."""
     members = group.members
     waiting = sum(one.joining is not None for one in members.values())
-    if waiting != group.awaiting:
-        return f"{waiting} members wait for the next generation, and it counts {group.awaiting}"
+    if waiting != group.awaiting_join:
+        return f"{waiting} members wait for the next generation, and it counts {group.awaiting_join}"
     syncing = sorted(one.member_id for one in members.values() if one.syncing is not None)
     if syncing and group.state is not GroupState.COMPLETING_REBALANCE:
-        return f"{syncing} wait for an assignment that nobody makes"
+        return f"{syncing} wait for an assignment without a leader"
     if not group.pending_syncs <= members.keys():
-        return f"it waits for {sorted(group.pending_syncs - members.keys())}, who are no members"
+        return f"it waits for {sorted(group.pending_syncs - members.keys())}, which are not members"
     if members and group.leader not in members:
-        return f"it is led by {group.leader}, who is no member"
+        return f"it is led by {group.leader}, which is not a member"
     if members and group.state is GroupState.EMPTY:
         return f"it has members {sorted(members)}"
     return ""

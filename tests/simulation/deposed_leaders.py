@@ -7,9 +7,9 @@ its successor, and its acknowledged records are lost: it has to stop by itself
 
 from __future__ import annotations
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 SLACK_S = 0.8
-"""A leader looks every half second whether it is cut off, and at records that came before that look."""
+"""A leader checks every half second whether it is isolated, which applies to earlier records."""
 NEVER = float("inf")
 
 
@@ -18,14 +18,14 @@ class DeposedLeaders:
 
     def __init__(self) -> None:
         self.session_s = NEVER
-        """How long a session lives of which nothing is heard."""
+        """The session timeout."""
         self._ended_s: dict[int, float] = {}
         """When the session of a broker ended that has no other since."""
         self._registered_s: dict[int, float] = {}
         self._woken_s: dict[int, float] = {}
         self._troubled_s: dict[int, float] = {}
-        self._followed_s: dict[tuple[Place, int], float] = {}
-        self._late_s: dict[tuple[Place, int], float] = {}
+        self._followed_s: dict[tuple[PartitionKey, int], float] = {}
+        self._late_s: dict[tuple[PartitionKey, int], float] = {}
         """When a leader took its first write that came too late: it may notice with this that it is alone."""
 
     def session_ended(self, broker: int, now: float) -> None:
@@ -58,19 +58,19 @@ class DeposedLeaders:
             return NEVER
         return max(self._registered_s.get(broker, 0.0), self._woken_s.get(broker, 0.0))
 
-    def followed(self, place: Place, leader: int, now: float) -> None:
+    def followed(self, tp: PartitionKey, leader: int, now: float) -> None:
         """A replica follows this broker."""
-        self._followed_s[place, leader] = now
+        self._followed_s[tp, leader] = now
 
     def overdue_s(
-        self, place: Place, broker: int, deposed_s: float, answered_s: float, started_s: float
+        self, tp: PartitionKey, broker: int, deposed_s: float, answered_s: float, started_s: float
     ) -> float:
         """For how many seconds a broker should have refused writes; 0 if it may accept them.
 
         ``deposed_s``: since when another broker leads; ``started_s``: since when the broker's process runs.
         """
         ended_s = self._ended_s.get(broker, NEVER)
-        key = (place, broker)
+        key = (tp, broker)
         alone_s = max(
             ended_s, deposed_s, started_s, self._woken_s.get(broker, 0.0), self._followed_s.get(key, 0.0)
         )

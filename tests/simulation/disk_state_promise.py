@@ -1,7 +1,7 @@
-"""The logs on disks: ``cut``, ``told-start``, ``loss-told``, and the work of retention.
+"""The logs on disks: ``truncation``, ``reported-log-start``, ``reported-loss``, and the work of retention.
 
-The state after a power cut is compared with the state that a broker reports, or has in memory, at the time of
-the report: a power cut at exactly that time is rare.
+The state after a power failure is compared with the state that a broker reports, or has in memory, at the
+time of the report: a power failure at exactly that time is rare.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DATA = "/data"
 
 
 def durable_start(files: SimulatedFiles, partition: str) -> int:
-    """Returns the start offset of a partition's log, such as ``t-0``, after a power cut; -1 without a log."""
+    """Returns the start offset of a partition's log (``t-0``) after a power failure; -1 without one."""
     directory = log_directory(files.durable_names, partition)
     bases = [base for name in files.durable_names(directory) if (base := offset_of(name, LOG)) >= 0]
     if not bases:
@@ -68,7 +68,7 @@ class DiskStatePromise:
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
-        self._told: dict[tuple[Partition, int], int] = {}
+        self._reported_starts: dict[tuple[Partition, int], int] = {}
         """The starts that leaders know of followers."""
         self._has_lost: dict[SimulatedFiles, set[TopicPartition]] = {}
         """Of each start that is under way, the logs that have lost records."""
@@ -84,9 +84,9 @@ class DiskStatePromise:
         for name in files.durable_names(directory):
             if offset_of(name, LOG) > base >= 0 and not files.exists(f"{directory}/{name}"):
                 self._broken(
-                    "cut",
-                    f"{broker}: {directory} is cut in the segment of {base} on the disk, and a power cut"
-                    f" would bring back {name}",
+                    "truncation",
+                    f"{broker}: {directory} is truncated in the segment of {base} on the disk, and a power"
+                    f" failure would restore {name}",
                 )
                 return
 
@@ -100,7 +100,7 @@ class DiskStatePromise:
         if int(log.start_offset) < opening.start_offset:
             self._broken(
                 "log-start",
-                f"{broker} opens {directory} from {log.start_offset} on, and it was to begin at"
+                f"{broker} opens {directory} at {log.start_offset}, and its log start offset is"
                 f" {opening.start_offset}",
             )
         last = int(log.active.base_offset)
@@ -111,7 +111,8 @@ class DiskStatePromise:
             self._has_lost.setdefault(files, set()).add(opening.topic_partition)
             if RECORDS_LOST not in files.durable_names(directory):
                 self._broken(
-                    "loss-told", f"{broker} opens {directory}, which has lost records, without a note"
+                    "reported-loss",
+                    f"{broker} opens {directory}, which has lost records, without a loss record",
                 )
 
     def is_blank(self, files: SimulatedFiles, path: str) -> bool:
@@ -127,16 +128,16 @@ class DiskStatePromise:
         damaged = self._has_lost.pop(files, set())
         for directory in logs.dirs.working:
             if files.exists(directory.file(CLEAN_SHUTDOWN)):
-                self._broken("restart", f"{broker} runs, and its disk says that it has stopped in order")
+                self._broken("restart", f"{broker} runs, and its disk has a clean shutdown file")
             if directory.path in blank and not directory.is_blank:
-                self._broken("loss-told", f"{broker} does not notice that {directory.path} is empty")
+                self._broken("reported-loss", f"{broker} does not notice that {directory.path} is empty")
             is_distrusted = directory.meta is not None and directory.meta.directory_id in logs.dirs.distrusted
             if is_distrusted and not (directory.may_have_lost or directory.is_blank):
-                self._broken("loss-told", f"{broker} trusts {directory.path}, where a sync has failed")
+                self._broken("reported-loss", f"{broker} trusts {directory.path}, where a flush has failed")
             missing = {key for key in damaged if key in directory.logs} - logs.dirs.damaged
             if missing:
                 self._broken(
-                    "loss-told", f"{broker} takes {sorted(missing)[0]} for whole, which lost records"
+                    "reported-loss", f"{broker} reports no loss of {sorted(missing)[0]}, which lost records"
                 )
 
     # -- starts of logs
@@ -149,9 +150,9 @@ class DiskStatePromise:
             return
         for broker, follower in partition.replication.followers.items():
             start = int(follower.start_offset)
-            if start <= 0 or self._told.get((partition, broker)) == start:
+            if start <= 0 or self._reported_starts.get((partition, broker)) == start:
                 continue
-            self._told[partition, broker] = start
+            self._reported_starts[partition, broker] = start
             files = files_of(broker)
             if files is None:
                 continue
@@ -159,9 +160,9 @@ class DiskStatePromise:
             durable = durable_start(files, name)
             if 0 <= durable < start:
                 self._broken(
-                    "told-start",
-                    f"{broker} has told {leader} that {name} starts at {start}, and a power cut would have it"
-                    f" start at {durable}",
+                    "reported-log-start",
+                    f"{broker} reported log start offset {start} of {name} to {leader}, and a power"
+                    f" failure would leave {durable}",
                 )
 
     # -- retention

@@ -12,10 +12,10 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from full_cluster import FullCluster, Whole
+from full_cluster import BrokerProcess, FullCluster
 from promises import ALL
 from simulated_admins import RecordDeleter
-from simulated_network import Weather
+from simulated_network import NetworkDelays
 
 from simulation import LOOK_EVERY, TOPIC, Node
 from tidemill.broker.broker import Broker
@@ -29,7 +29,7 @@ ARRIVES_S = 1.0
 """What was on its way is there by then, and has been answered."""
 SOON_S = 0.05
 FETCH, WISH, NOTHING = "fetch", "wish", "nothing"
-"""What is on its way: what a follower fetched, or the in-sync set that its leader wants."""
+"""What is on its way: what a follower fetched, or the ISR that its leader wants."""
 
 
 class EmptyDiskScenario(FullCluster):
@@ -41,12 +41,12 @@ class EmptyDiskScenario(FullCluster):
         self.partition_count = 3
         self.topic_config = {"min.insync.replicas": "1"}
         self.compacted.is_compacted = False
-        self.network.weather = Weather(slow=0.0)
+        self.network.weather = NetworkDelays(slow=0.0)
         self.session_s = 2.0
         self.committers, self.position_readers, self.members = [], [], []
         self.admins, self.temporary_clients = [], []
         self.topic_replacers = []
-        self.brokers: dict[str, Whole] = {}
+        self.brokers: dict[str, BrokerProcess] = {}
         self.index = 0
         """the partition under test."""
         self.leader = self.follower = self.controller = self.nodes[0]
@@ -61,7 +61,7 @@ class EmptyDiskScenario(FullCluster):
     def _make_deleters(self) -> list[RecordDeleter]:
         return []
 
-    def make_server(self, node: Node) -> Whole:
+    def make_server(self, node: Node) -> BrokerProcess:
         self.brokers[node.name] = made = super().make_server(node)
         return made
 
@@ -71,7 +71,7 @@ class EmptyDiskScenario(FullCluster):
 
     def replica(self, node: Node) -> Partition | None:
         """The partition's replica on ``node``."""
-        partitions = getattr(self.broker(node), "partitions", None)
+        partitions = getattr(self.broker(node), "replica_manager", None)
         return None if partitions is None else partitions.find(TOPIC, self.index)
 
     def led(self) -> Partition:
@@ -81,9 +81,9 @@ class EmptyDiskScenario(FullCluster):
         return found
 
     def pending(self) -> tuple[int, ...]:
-        """The in-sync set that the leader has requested."""
+        """The ISR that the leader has requested."""
         replication = self.led().replication
-        return () if replication is None else replication.pending
+        return () if replication is None else replication.pending_isr or ()
 
     def epoch(self) -> int | None:
         """The epoch of the follower's registration, as the controller knows it."""

@@ -60,7 +60,7 @@ class EventLog(logging.Handler):
             problem = record.exc_info[1]
             trace = logging.Formatter().formatException(record.exc_info)
             self.add(trace)
-            self.violate(f"the program reports a fault of its own: {record.getMessage()} ({problem!r})")
+            self.violate(f"the program logs an internal error: {record.getMessage()} ({problem!r})")
 
     def fingerprint(self) -> str:
         """Returns a short text that differs if any line differs."""

@@ -26,9 +26,9 @@ EVENTS = (
     *("record deletions", "retries acknowledged", "sequences refused", "syncs that dropped data"),
     *("last in-sync replicas that lost records", "partitions that may forget"),
     f"fault {FULL_DISK}",
-    *("excuse lost", "excuse forgotten", "excuse new-leader"),
+    *("excuse lost", "excuse records-lost-before", "excuse new-leader"),
 )
-REPLICATION_EVENTS = (*EVENTS, "in-sync sets refused")
+REPLICATION_EVENTS = (*EVENTS, "ISR requests rejected")
 CLUSTER_EVENTS = (
     *EVENTS,
     *("controllers", "group generations", "commits acknowledged", "commits of old generations refused"),
@@ -38,17 +38,17 @@ CLUSTER_EVENTS = (
     *("excuse needs-operator", "excuse former-coordinator"),
     *("cleanings done", "cleanings done while faults last", "cleanings ended by a change of the log"),
     *("records removed by cleanings", "tombstones removed", "cleaner processes killed"),
-    *("processes that ended in a cleaning, before rename", "excuse compacted", "excuse tombstone-over"),
+    *("processes that ended in a cleaning, before rename", "excuse compacted", "excuse tombstone-expired"),
     *("elections by an operator on duty", "replicas that all others have forgotten"),
     *("groups of segments cut while they were cleaned", "acks=1 of former leaders"),
     *(f"min.insync.replicas {how}" for how in ("raised", "lowered", "changed by its default")),
     *(f"min.insync.replicas {how} while a replica was out of sync" for how in ("raised", "lowered")),
-    *("eligible replicas dropped by another min.insync.replicas", "excuse not-learnt"),
+    *("eligible replicas dropped by another min.insync.replicas", "excuse minimum-not-read"),
     *(f"fault {fault}" for fault in (CUT_FROM_STORE, LOST_DISKS_OF_OTHERS, DISK_PUT_BACK)),
     *(f"fault {fault}" for fault in (LATE_STORE, FAILING_STOP, LEADER_AND_CONTROLLER)),
     *("former disks put back", "clean stops", "stops while a sync hangs that fails"),
     *("sessions that ended with the removal of losses", "starts after power cuts on full disks"),
-    *("answers about larger in-sync sets lost", "controller nodes removed"),
+    *("responses to ISR requests lost", "controller nodes removed"),
     "min.insync.replicas written to the store by others",
 )
 REPLICATION, CLUSTER = "replication", "cluster"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from tidemill.model.interfaces import File, Files
+from tidemill.model.system_interfaces import File, Files
 
 PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
@@ -337,11 +337,11 @@ class FaultyFiles(Files):
         return True
 
     def boot_id(self) -> str:
-        """Returns a new id after each power cut."""
+        """Returns a new id after each power failure."""
         return f"boot-{self.boots}"
 
     def power_cut(self, random: Random | None = None) -> None:
-        """Simulates a power cut of the machine: only synced data is certain to survive.
+        """Simulates a power failure of the machine: only synced data is certain to survive.
 
         With ``random``, parts of the rest survive, too: whole writes, their first sectors, or zeros where the
         file had grown. Open files become unusable, locks are released.

@@ -1,5 +1,6 @@
-"""The facts that leaders use, and how followers follow: ``counted``, ``follows``, ``told`` and
-``stops-leading``.
+"""The positions that leaders use, and the fetches of followers.
+
+Promises ``follower-position``, ``follows``, ``reported-position`` and ``stops-leading``.
 
 A leader that counts too much, or a follower with another history than its leader, does harm only if a fault
 occurs at the right moment. So each decision is checked when it is made: when a fetch is recorded, when a
@@ -28,13 +29,13 @@ from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
 from tidemill.log.file_names import LOG, LOG_STARTS, offset_of
 from tidemill.log.log import Log
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher import Followed, ReplicaFetcher
+from tidemill.replication.replica_fetcher import FollowedPartition, ReplicaFetcher
 from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.server.store_outage import CHECK_INTERVAL_S, StoreOutage
 from tidemill.wire.fetch_layout import FetchedPartition
 
 if TYPE_CHECKING:
-    from promises import Place, Promises
+    from promises import PartitionKey, Promises
 
 Find = Callable[[int, str, int], Partition | None]
 """The partition of a running broker: node, topic and index."""
@@ -42,7 +43,7 @@ Registered = Callable[[int, int], int]
 """The registration of a broker in the metadata of another: that node and the broker; -1 where it has none."""
 
 
-class Told(NamedTuple):
+class ReportedPosition(NamedTuple):
     """The state of a follower's log in its last recorded fetch."""
 
     end: int
@@ -66,20 +67,20 @@ class FollowingPromise:
         self._promises = promises
         self._find = find
         self._registered = registered
-        self._told: dict[Partition, dict[int, Told]] = {}
-        """By partition led: what counts of its followers."""
+        self._reported: dict[Partition, dict[int, ReportedPosition]] = {}
+        """By led partition: the last valid positions of its followers."""
         self._epochs: dict[Partition, dict[int, int]] = {}
-        """By partition led: of whose registration the last fetch was that was noted in this leader epoch."""
+        """By led partition: the broker epochs of the last fetches in this leader epoch."""
         self._registrations: dict[int, int] = {}
-        """By broker the latest registration with which it has asked."""
+        """The latest broker epoch with which each broker has fetched."""
         self._asked: set[Partition] = set()
-        """The replicas that have told their leaders something."""
+        """The replicas that have reported a position to their leaders."""
         self._has_led: set[Partition] = set()
         """The replicas that their processes have led."""
         self._truncations: dict[Log, int] = {}
-        """How often a log had been cut when it was looked at whether the disk has that."""
-        self._cut_before: dict[Log, set[str]] = {}
-        """The segments of which the disk had more as their log was opened: a killed process had cut them."""
+        """The number of truncations of a log at the last check of its disk."""
+        self._unflushed_truncations: dict[Log, set[str]] = {}
+        """Segments longer on the disk than in the log at its open: a killed process had truncated them."""
         self._starts: dict[Log, int] = {}
         self._silent: dict[StoreOutage, Silent] = {}
         self._deserted_s: dict[Partition, float] = {}
@@ -96,23 +97,27 @@ class FollowingPromise:
         if partition.failed:
             return
         if not partition.is_leader:
-            self._told.pop(partition, None)
+            self._reported.pop(partition, None)
             self._epochs.pop(partition, None)
-            waiting = [*partition.delayed.appends, *partition.delayed.syncs, *partition.delayed.deletions]
+            waiting = [
+                *partition.delayed.appends,
+                *partition.delayed.syncs,
+                *partition.delayed.delete_records,
+            ]
             if led_in >= 0 and waiting:
                 self._broken(
                     "stops-leading",
                     partition,
-                    f"it is led by {partition.leader} now, and {len(waiting)} still wait for commits here",
+                    f"{partition.leader} leads now, and {len(waiting)} requests still wait for commits",
                 )
             return
         self._has_led.add(partition)
         if led_in != partition.leader_epoch:
-            self._told[partition] = {}
+            self._reported[partition] = {}
             self._epochs[partition] = {}
         else:
             for broker in set(isr).difference(partition.isr):
-                self._told.get(partition, {}).pop(broker, None)
+                self._reported.get(partition, {}).pop(broker, None)
         self._check_counted(partition)
         self.check_synced(partition)
 
@@ -125,21 +130,21 @@ class FollowingPromise:
         epochs = self._epochs.setdefault(partition, {})
         if 0 <= epoch < epochs.get(broker, -1):
             self._broken(
-                "counted",
+                "follower-position",
                 partition,
                 f"a fetch of registration {epoch} of {broker} counts after one of {epochs[broker]}",
             )
         epochs[broker] = epoch
-        self._told.setdefault(partition, {})[broker] = Told(offset, start)
+        self._reported.setdefault(partition, {})[broker] = ReportedPosition(offset, start)
         self._check_has(partition, broker, offset, epoch)
         self._check_counted(partition)
         caught_up_ms = partition.replication.followers[broker].caught_up_ms
         is_caught_up = caught_up_ms >= 0 and now_ms - caught_up_ms <= partition.lag_ms_max
         if partition._alone and broker not in partition.isr and is_caught_up:
             self._broken(
-                "counted",
+                "follower-position",
                 partition,
-                f"the leader commits alone, and {broker} had all that there was: it could never come back",
+                f"the leader commits alone, and {broker} was caught up: it could never rejoin",
             )
 
     def _check_counted(self, partition: Partition) -> None:
@@ -147,20 +152,23 @@ class FollowingPromise:
         replication = partition.replication
         if replication is None:
             return
-        told = self._told.get(partition, {})
+        reported = self._reported.get(partition, {})
         for broker, follower in replication.followers.items():
-            if follower.end_offset >= 0 and told.get(broker) != (follower.end_offset, follower.start_offset):
+            if follower.end_offset >= 0 and reported.get(broker) != (
+                follower.end_offset,
+                follower.start_offset,
+            ):
                 self._broken(
-                    "counted",
+                    "follower-position",
                     partition,
-                    f"{broker} counts up to {follower.end_offset}, and has told {told.get(broker)} since it"
-                    " left the in-sync set, or since the leader epoch began",
+                    f"{broker} has position {follower.end_offset}, and reported {reported.get(broker)} since"
+                    " it left the ISR, or since the leader epoch began",
                 )
-        if partition._alone and replication.pending:
+        if partition._alone and replication.pending_isr is not None:
             self._broken(
-                "counted",
+                "follower-position",
                 partition,
-                f"the leader commits alone, and has asked for {replication.pending} in sync",
+                f"the leader commits alone, and requests the ISR {replication.pending_isr}",
             )
 
     def _check_has(self, partition: Partition, broker: int, offset: int, epoch: int) -> None:
@@ -175,7 +183,7 @@ class FollowingPromise:
         else:
             fault = self._difference(there, partition, offset)
         if fault and not self._may_be_late(there, partition, epoch):
-            self._broken("counted", there, fault)
+            self._broken("follower-position", there, fault)
 
     def _may_be_late(self, there: Partition, leader: Partition, epoch: int) -> bool:
         """Whether a fetch is of an ended process, and its leader cannot know that."""
@@ -189,18 +197,18 @@ class FollowingPromise:
         if partition.is_leader and partition.replication is not None:
             replication = partition.replication
             for broker, follower in replication.followers.items():
-                if broker in replication.pending and follower.end_offset < offset:
+                if broker in (replication.pending_isr or ()) and follower.end_offset < offset:
                     self._broken(
                         "committed",
                         partition,
-                        f"it is committed up to {offset}; {broker}, asked for in sync, has told"
+                        f"it is committed up to {offset}; {broker}, of the requested ISR, reported"
                         f" {follower.end_offset}",
                     )
         if partition.is_leader and partition.log.needs_flush and offset > partition._flushed_end:
             self._broken(
                 "committed",
                 partition,
-                f"it is committed up to {offset} with flush.messages, and its leader knows of no sync of more"
+                f"it is committed up to {offset} with flush.messages, and its leader has flushed no more"
                 f" than {partition._flushed_end}",
             )
         if partition.is_leader and self._flushes_each(partition) and not self._is_synced(partition, offset):
@@ -217,7 +225,8 @@ class FollowingPromise:
             self._broken(
                 "flush",
                 partition,
-                f"a produce up to {end} is acknowledged, and on the disk is {self._synced_end(partition)}",
+                f"a produce request up to {end} is acknowledged, and the disk has"
+                f" {self._synced_end(partition)}",
             )
 
     def check_synced(self, partition: Partition) -> None:
@@ -225,7 +234,7 @@ class FollowingPromise:
         log, end = partition.log, int(partition._flushed_end)
         if log.closed or end <= log.recovery_point:
             return
-        self._promises.log_state.check_synced(f"broker-{partition.node_id}", log, end, "what it has synced")
+        self._promises.log_state.check_synced(f"broker-{partition.node_id}", log, end, "its flushed offset")
 
     def _flushes_each(self, partition: Partition) -> bool:
         return self._promises.settings_of(partition.topic).flush_each
@@ -239,8 +248,8 @@ class FollowingPromise:
         return synced >= end or (bool(log.config.compact) and synced >= end_of_batches(log, end))
 
     def _synced_end(self, partition: Partition) -> int:
-        place: Place = (partition.topic, int(partition.index))
-        return self._promises.synced_end(place, int(partition.node_id))
+        tp: PartitionKey = (partition.topic, int(partition.index))
+        return self._promises.synced_end(tp, int(partition.node_id))
 
     def looked_up(self, data: FetchPartitionData) -> None:
         """A fetch was looked up: a partition without error is returned, or waits."""
@@ -249,14 +258,14 @@ class FollowingPromise:
             return
         if epoch != partition.leader_epoch:
             self._broken(
-                "counted",
+                "follower-position",
                 partition,
                 f"a fetch in leader epoch {epoch} is served in {partition.leader_epoch}",
             )
 
     # -- followers
 
-    def asked(self, fetcher: ReplicaFetcher, followed: list[Followed]) -> None:
+    def asked(self, fetcher: ReplicaFetcher, followed: list[FollowedPartition]) -> None:
         """A follower fetches these partitions from its leader."""
         broker = int(fetcher.node_id)
         self._registrations[broker] = max(self._registrations.get(broker, -1), int(fetcher.node_epoch))
@@ -267,13 +276,17 @@ class FollowingPromise:
                 continue
             events: Any = partition.events
             if isinstance(events, ReplicaManager) and log.topic_partition in events.unsynced_logs:
-                self._broken("told", partition, "nobody has cut what the machine may not have synced")
+                self._broken(
+                    "reported-position",
+                    partition,
+                    "unflushed records were not truncated after a power failure",
+                )
             end, start = int(one.fetch_offset), int(one.log_start_offset)
             if self._flushes_each(partition) and not self._is_synced(partition, end):
                 self._broken(
-                    "told",
+                    "reported-position",
                     partition,
-                    f"the leader is told of {end}, and on the disk is {self._synced_end(partition)}",
+                    f"it reported {end}, and the disk has {self._synced_end(partition)}",
                 )
             if self._starts.get(log) != start:
                 self._starts[log] = start
@@ -291,15 +304,17 @@ class FollowingPromise:
         written = _start_on_disk(files, log)
         if start > written:
             self._broken(
-                "told", partition, f"the leader is told that it starts at {start}; the disk has {written}"
+                "reported-position",
+                partition,
+                f"it reported log start offset {start}; the disk has {written}",
             )
 
-    def takes(self, partition: Partition, followed: Followed) -> None:
+    def takes(self, partition: Partition, followed: FollowedPartition) -> None:
         """A follower processes a response of its leader."""
         asked = (int(followed.fetch_offset), int(followed.leader_epoch))
         now = (int(partition.log.end_offset), int(partition.leader_epoch))
         if asked != now:
-            self._broken("follows", partition, f"an answer is taken to {asked}, and it is at {now}")
+            self._broken("follows", partition, f"a response to a fetch at {asked} is accepted at {now}")
 
     def cut(self, partition: Partition, common: int, found: FetchedPartition | None) -> None:
         """A follower had this common end with its leader (-1: unknown), and may have truncated its log.
@@ -309,7 +324,9 @@ class FollowingPromise:
         log = partition.log
         is_less = log.end_offset < common and log.end_offset > log.start_offset
         if is_less and not (log.config.compact and self._promises.excused("compacted")):
-            self._broken("follows", partition, f"it is cut to {log.end_offset}, and its leader has {common}")
+            self._broken(
+                "follows", partition, f"it is truncated to {log.end_offset}, and its leader has {common}"
+            )
         if found is None or log.end_offset <= log.start_offset:
             return
         latest, end = int(log.leader_epochs.epoch_of(log.end_offset - 1)), int(log.end_offset)
@@ -317,8 +334,8 @@ class FollowingPromise:
             self._broken(
                 "follows",
                 partition,
-                f"its leader has epoch {found.diverging_epoch} up to {found.diverging_end}, and it is cut to"
-                f" {end} of epoch {latest}",
+                f"its leader has epoch {found.diverging_epoch} up to {found.diverging_end}, and it is"
+                f" truncated to {end} of epoch {latest}",
             )
 
     def cut_doubtful(self, partition: Partition, end: int) -> None:
@@ -331,8 +348,8 @@ class FollowingPromise:
             self._broken(
                 "follows",
                 partition,
-                f"it is cut from {end} to {partition.log.end_offset} as after a power cut, and its process"
-                " has led since",
+                f"it is truncated from {end} to {partition.log.end_offset} as after a power failure, and its"
+                " process has led since",
             )
 
     def begins(self, partition: Partition, offset: int) -> None:
@@ -342,7 +359,9 @@ class FollowingPromise:
             self._broken("follows", partition, f"it is in sync {partition.isr}, and begins at {offset}")
         if leader is not None and offset > leader.log.start_offset:
             self._broken(
-                "follows", partition, f"it begins at {offset}, and its leader at {leader.log.start_offset}"
+                "follows",
+                partition,
+                f"it restarts at {offset}, and its leader starts at {leader.log.start_offset}",
             )
 
     def appended(self, partition: Partition) -> None:
@@ -368,11 +387,13 @@ class FollowingPromise:
         if log_directory(files.durable_names, name) != log.directory:
             return
         left = _cut_off(files, log, _on_disk(files, log))
-        before = left & self._cut_before.get(log, set())
+        before = left & self._unflushed_truncations.get(log, set())
         if before:
-            self._promises.excused("cut-before")
+            self._promises.excused("unflushed-truncation")
         if left - before:
-            self._broken("follows", partition, f"it was cut, and the disk has more of {min(left - before)}")
+            self._broken(
+                "follows", partition, f"it was truncated, and the disk has more of {min(left - before)}"
+            )
 
     def opened(self, log: Log) -> None:
         """A process has opened a log: a killed process may have truncated it without a sync."""
@@ -380,7 +401,9 @@ class FollowingPromise:
         if isinstance(files, SimulatedFiles) and files.exists(log.directory):
             # A sync of the directory makes file names durable, but not truncations.
             unnamed = {name: files.written(f"{log.directory}/{name}") for name in _segment_names(files, log)}
-            self._cut_before[log] = _cut_off(files, log, _on_disk(files, log)) | _cut_off(files, log, unnamed)
+            self._unflushed_truncations[log] = _cut_off(files, log, _on_disk(files, log)) | _cut_off(
+                files, log, unnamed
+            )
 
     def common_end(self, partition: Partition) -> int:
         """Returns the common end of a follower and its leader; -1 if there is none or it is unknown."""
@@ -432,7 +455,7 @@ class FollowingPromise:
         """The session has ended, and the broker knows."""
         for partition in partitions.all():
             if len(partition.replicas) > 1 and partition.is_leader and not partition.failed:
-                self._broken("stops-leading", partition, "it is led, and the session of its leader has ended")
+                self._broken("stops-leading", partition, "its leader leads without a session")
 
     def silence_begins(self, silence: StoreOutage, is_paused: Callable[[], bool]) -> None:
         """A broker receives nothing from the store from now on."""
@@ -452,7 +475,7 @@ class FollowingPromise:
         for silent in self._silent.values():
             broker = silent.silence._broker
             since_ms = int(broker.clock.monotonic_ms()) - int(session_s * 1000)
-            for partition in broker.partitions.all():
+            for partition in broker.replica_manager.all():
                 is_alone = now - silent.since_s >= session_s and _is_deserted(partition, since_ms)
                 if not is_alone or silent.is_paused():
                     self._deserted_s.pop(partition, None)
@@ -460,7 +483,7 @@ class FollowingPromise:
                     self._broken(
                         "stops-leading",
                         partition,
-                        f"it is led, and neither the store nor a replica in sync of {partition.isr} is heard",
+                        f"its leader reaches neither the store nor an in-sync replica of {partition.isr}",
                     )
 
     # -- where it is looked
@@ -471,18 +494,18 @@ class FollowingPromise:
         Compiled classes call their own methods directly: these calls are not observed.
         """
         for owner, name, wrapped in (
-            (Partition, "become", self._becoming),
+            (Partition, "apply_state", self._applying_state),
             (Partition, "fetched_by", self._fetching),
-            (Partition, "holds_back", self._holding_back),
+            (Partition, "must_delay_response", self._delaying_response),
             (Partition, "flushed", self._flushing),
             (Partition, "append", self._appending),
             (Partition, "append_from_leader", self._appending_as_follower),
             (Partition, "restart_at", self._beginning),
             (Partition, "_advance", self._advancing),
             (FetchReader, "read_partition", self._looking_up),
-            (ReplicaFetcher, "request", self._asking),
-            (ReplicaFetcher, "follow", self._following),
-            (ReplicaFetcher, "_take", self._taking),
+            (ReplicaFetcher, "build_request", self._asking),
+            (ReplicaFetcher, "add_partition", self._following),
+            (ReplicaFetcher, "_process_partition_data", self._taking),
             (ReplicaManager, "step_down", self._stepping_down),
         ):
             stack.enter_context(mock.patch.object(owner, name, wrapped(getattr(owner, name))))
@@ -499,10 +522,10 @@ class FollowingPromise:
         stack.enter_context(mock.patch.object(StoreOutage, "store_disconnected", silence_begins))
         stack.enter_context(mock.patch.object(StoreOutage, "stop", silence_stops))
 
-    def _becoming(self, become: Any) -> Any:
-        def wrapped(partition: Partition, *state: Any) -> None:
+    def _applying_state(self, apply_state: Any) -> Any:
+        def wrapped(partition: Partition, *state: Any, **versions: Any) -> None:
             led_in, isr = int(partition.leader_epoch) if partition.is_leader else -1, partition.isr
-            become(partition, *state)
+            apply_state(partition, *state, **versions)
             self.became(partition, led_in, isr)
 
         return wrapped
@@ -518,12 +541,12 @@ class FollowingPromise:
 
         return wrapped
 
-    def _holding_back(self, holds_back: Any) -> Any:
+    def _delaying_response(self, must_delay: Any) -> Any:
         def wrapped(partition: Partition, acks: int, end: int) -> bool:
-            is_held_back = bool(holds_back(partition, acks, end))
-            if not is_held_back and acks == 1:
+            is_delayed = bool(must_delay(partition, acks, end))
+            if not is_delayed and acks == 1:
                 self.answering(partition, int(end))
-            return is_held_back
+            return is_delayed
 
         return wrapped
 
@@ -537,7 +560,11 @@ class FollowingPromise:
     def _appending(self, append: Any) -> Any:
         def wrapped(partition: Partition, *of: Any) -> Any:
             cut = self._truncations.get(partition.log, 0)
-            if cut != partition.log.truncations and partition.is_leader and not partition._cut_unsynced:
+            if (
+                cut != partition.log.truncations
+                and partition.is_leader
+                and not partition._truncation_unsynced
+            ):
                 self.appends(partition)
             return append(partition, *of)
 
@@ -582,8 +609,8 @@ class FollowingPromise:
             body = request(fetcher, *of)
             if body is not None:
                 number = fetcher._number
-                told = [one for one in fetcher._followed.values() if one.told_in == number]
-                self.asked(fetcher, told)
+                reported = [one for one in fetcher._partitions.values() if one.last_request_number == number]
+                self.asked(fetcher, reported)
             return body
 
         return wrapped
@@ -598,16 +625,18 @@ class FollowingPromise:
         return wrapped
 
     def _taking(self, take: Any) -> Any:
-        def wrapped(fetcher: ReplicaFetcher, followed: Followed, found: FetchedPartition, *of: Any) -> Any:
+        def wrapped(
+            fetcher: ReplicaFetcher, followed: FollowedPartition, found: FetchedPartition, *of: Any
+        ) -> Any:
             partition = followed.partition
             self.takes(partition, followed)
             if found.diverging_end < 0:
                 return take(fetcher, followed, found, *of)
             common = self.common_end(partition)
-            trouble = take(fetcher, followed, found, *of)
-            if trouble is None:
+            failure = take(fetcher, followed, found, *of)
+            if failure is None:
                 self.cut(partition, common, found)
-            return trouble
+            return failure
 
         return wrapped
 
@@ -648,7 +677,7 @@ def _agree(own: Log, other: Log, start: int, end: int) -> bool:
 
 
 def _start_on_disk(files: SimulatedFiles, log: Log) -> int:
-    """Returns the log start offset after a power cut."""
+    """Returns the log start offset after a power failure."""
     parent = log.directory.rpartition("/")[0]
     written = 0
     if LOG_STARTS in files.durable_names(parent):
@@ -671,7 +700,7 @@ def _is_deserted(partition: Partition, since_ms: int) -> bool:
         return False
     if partition.high_watermark >= partition.log.end_offset:
         return False
-    if len(partition.isr) == 1 and not partition.is_under_min_isr and not replication.pending:
+    if len(partition.isr) == 1 and not partition.is_under_min_isr and replication.pending_isr is None:
         return False
     members = [follower for broker, follower in replication.followers.items() if broker in partition.isr]
     return all(max(one._fetched_ms, one.caught_up_ms) < since_ms for one in members)
@@ -682,7 +711,7 @@ def _segment_names(files: SimulatedFiles, log: Log) -> list[str]:
 
 
 def _on_disk(files: SimulatedFiles, log: Log) -> dict[str, bytes]:
-    """Returns the segments of a log that survive a power cut."""
+    """Returns the segments of a log that survive a power failure."""
     names = files.durable_names(log.directory)
     return {name: files.durable(f"{log.directory}/{name}") for name in names if offset_of(name, LOG) >= 0}
 

@@ -10,11 +10,11 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
-from asked_deletions import ADMIN_MARK
 from change_phases import CLUSTER_PHASES, COMPACTION_PHASES, MIN_INSYNC_PHASES
 from controller_promise import ControllerPromise, Written
 from deposed_leaders import NEVER, SLACK_S
-from promises import ALL, LEADER, Place, TopicSettings
+from promises import ALL, LEADER, PartitionKey, TopicSettings
+from requested_deletions import ADMIN_MARK
 from simulated_admins import (
     REPLACED_TOPIC,
     TEMPORARY_TOPIC,
@@ -123,10 +123,10 @@ LOST_ANSWERS = 0.5
 LED_EVERY_S = 0.3
 """So often it is looked by which settings leaders count."""
 STORE_CUT_SESSIONS = 2
-"""A cut from the store lasts for so many lives of a session at least."""
+"""The minimum duration of an isolation from the store, in session timeouts."""
 HANGING_SYNC_S_MEAN = 0.5
 STOP_S_MAX = 8.0
-"""Whoever stops in order for longer is killed."""
+"""A process whose shutdown takes longer is killed."""
 
 
 class InOrder(dict[Any, None]):
@@ -150,7 +150,7 @@ class OrderedAcceptor(SocketServer):
         self.connections = connections
 
 
-class Whole:
+class BrokerProcess:
     """A whole broker, for the lifetime of one process."""
 
     def __init__(self, node: Node, config: BrokerConfig) -> None:
@@ -161,12 +161,12 @@ class Whole:
     @property
     def partitions(self) -> ReplicaManager:
         """The partitions that the broker leads and follows."""
-        return self.server.broker.partitions
+        return self.server.broker.replica_manager
 
     @property
     def image(self) -> ClusterImage:
         """The broker's image of the cluster."""
-        return self.server.broker.metadata.image
+        return self.server.broker.metadata_cache.image
 
     @property
     def store(self) -> SimulatedStore:
@@ -191,7 +191,7 @@ class FullCluster(Simulation):
         self.failures_of_disks: list[Failure] = []
         """Failures of cleanings in which a disk has refused something."""
         self.store = StoreServer(self.network)
-        self.store.told = lambda text: self.events.add(text, "the store")
+        self.store.session_ended = lambda text: self.events.add(text, "the store")
         self.store.written = self._written
         self.store.removed = self._removed
         self.store.read = self._read
@@ -210,14 +210,14 @@ class FullCluster(Simulation):
             self.phase_names = (*CLUSTER_PHASES, *COMPACTION_PHASES)
         self.promises.min_insync.begin(self.min_isr_default)
         self._configs: dict[str, BrokerConfig] = {}
-        self._moving: set[Place] = set()
+        self._moving: set[PartitionKey] = set()
         self._heeded: dict[int, Process | None] = {}
-        """By broker the process whose losses were heeded: another report of it says nothing new."""
+        """By broker the process whose losses were processed: further reports of it are ignored."""
         self._unread_settings: set[str] = set()
         """Paths of settings that were written past all brokers, and that no controller has read since."""
         self._unheeded_states: dict[str, int] = {}
-        """State nodes that named eligible replicas then, with their versions: controllers write them anew."""
-        self._operator_s: dict[Place, float] = {}
+        """State nodes that had eligible replicas then, with their versions: controllers rewrite them."""
+        self._operator_s: dict[PartitionKey, float] = {}
         self.committers = [
             self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
             for number in range(random.choice((0, 1, 1)))
@@ -367,10 +367,10 @@ class FullCluster(Simulation):
 
     def _note_unheeded(self, path: str) -> None:
         self._unread_settings.add(path)
-        for place in self.promises.partitions:
-            state_path = PartitionStateNode.path(*place)
+        for tp in self.promises.partitions:
+            state_path = PartitionStateNode.path(*tp)
             node = self.store.tree.get(state_path)
-            if node is not None and PartitionStateNode.decode(*place, node.data).elr:
+            if node is not None and PartitionStateNode.decode(*tp, node.data).elr:
                 self._unheeded_states[state_path] = node.version
 
     def _is_unheeded(self) -> bool:
@@ -384,7 +384,7 @@ class FullCluster(Simulation):
     def _is_known_to_controller(self) -> bool:
         """Whether the controller uses the stored value. The rest of its broker may know it before."""
         node = self._controller()
-        controller = cast(Whole, node.server).server.broker.controller if node is not None else None
+        controller = cast(BrokerProcess, node.server).server.broker.controller if node is not None else None
         topic = controller.image.topics.get(TOPIC) if controller is not None else None
         own = topic.config.get(MIN_INSYNC) if topic is not None else ""
         return own == self.promises.min_insync.own(TOPIC)
@@ -394,7 +394,7 @@ class FullCluster(Simulation):
             return super().changes() if self.deleters else CHANGES
         return super().changes() + sum(admin.changes for admin in self.admins)
 
-    def make_server(self, node: Node) -> Whole:
+    def make_server(self, node: Node) -> BrokerProcess:
         config = self._configs.get(node.name)
         if config is None:
             settings = {
@@ -408,7 +408,7 @@ class FullCluster(Simulation):
                 None, [f"{key}={value}" for key, value in settings.items()], {}
             )
             self._configs[node.name] = config
-        return Whole(node, config)
+        return BrokerProcess(node, config)
 
     def patches(self) -> list[Any]:
         return [
@@ -430,9 +430,9 @@ class FullCluster(Simulation):
     def _look(self) -> None:
         super()._look()
         for node in self.nodes:
-            if isinstance(node.server, Whole):
+            if isinstance(node.server, BrokerProcess):
                 broker = node.server.server.broker
-                self.promises.coordinators.look(node.name, broker.groups, broker.partitions)
+                self.promises.coordinators.look(node.name, broker.group_coordinator, broker.replica_manager)
 
     def _clean_failed(self, cleaning: LogCleaner, log: Log, failure: Failure) -> None:
         """A broker excludes a log from compaction for a while: its disk must have a fault, or had one during
@@ -468,8 +468,8 @@ class FullCluster(Simulation):
             for plan in decisions.plans:
                 for one in plan.topic.partitions:
                     able = image.brokers.keys() - one.offline - stopping
-                    place = (plan.topic.name, one.partition)
-                    self.promises.elected_unclean(place, one.leader, one.leader_epoch, able)
+                    tp = (plan.topic.name, one.partition)
+                    self.promises.elected_unclean(tp, one.leader, one.leader_epoch, able)
         return decisions
 
     def _bind(self, name: str, host: str, port: int, backlog: int) -> list[Listening]:
@@ -525,13 +525,13 @@ class FullCluster(Simulation):
         elif path.startswith("/brokers/topics/") and parts[-1] == "state":
             state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
             self.events.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
-            place = (parts[3], int(parts[5]))
-            self.promises.controller_wrote(place, state.controller_epoch)
-            if self.variations.has_lost_isr_answers and place in self.promises.partitions:
-                self._lose_isr_answer(place, state.leader, set(state.isr))
-            self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
+            tp = (parts[3], int(parts[5]))
+            self.promises.controller_wrote(tp, state.controller_epoch)
+            if self.variations.has_lost_isr_answers and tp in self.promises.partitions:
+                self._lose_isr_answer(tp, state.leader, set(state.isr))
+            self.state_written(tp, state.leader, state.leader_epoch, tuple(state.isr))
             if not self._is_unheeded():
-                self.promises.eligible_written(place, state.elr)
+                self.promises.eligible_written(tp, state.elr)
 
     def _process_of(self, session: int) -> Process | None:
         """Returns the process that began a session, while the session lasts."""
@@ -561,14 +561,16 @@ class FullCluster(Simulation):
     def _controller_of(self, node: Node) -> ControllerContext | None:
         """Returns the controller context of a broker, also while its process starts and stops."""
         whole = node.server or node.starting or node.stopping
-        controller = getattr(whole.server.broker, "controller", None) if isinstance(whole, Whole) else None
+        controller = (
+            getattr(whole.server.broker, "controller", None) if isinstance(whole, BrokerProcess) else None
+        )
         return controller.context if controller is not None else None
 
-    def _log_of(self, broker: int, epoch: int, place: Place) -> Partition | None:
+    def _log_of(self, broker: int, epoch: int, tp: PartitionKey) -> Partition | None:
         node, registration = self.node(broker), self.store.tree.get(BrokerNode.path(broker))
         if registration is None or registration.creation_id != epoch:
             return None
-        found = (one for one in node.all_partitions if (one.topic, int(one.index)) == place)
+        found = (one for one in node.all_partitions if (one.topic, int(one.index)) == tp)
         return next(found, None)
 
     def disk_changed(self, node: Node) -> None:
@@ -598,17 +600,17 @@ class FullCluster(Simulation):
         self.events.count("sessions that ended with the removal of losses")
         self.faults.later(lambda: self.store.end(session, "is ended"), 0.0001)
 
-    def _lose_isr_answer(self, place: Place, leader: int, isr: set[int]) -> None:
+    def _lose_isr_answer(self, tp: PartitionKey, leader: int, isr: set[int]) -> None:
         """The controller does not learn that it has written a larger set, nor the leader its later result.
 
         The joined replica is suspended meanwhile.
         """
-        controller, before = self._controller(), self.promises.partitions[place].holders.isr
+        controller, before = self._controller(), self.promises.partitions[tp].holders.isr
         if controller is None or leader not in before or not set(before) < isr:
             return
         if self._begun_s is None or self.faults.ended or self.random.random() >= LOST_ANSWERS:
             return
-        self.events.count("answers about larger in-sync sets lost")
+        self.events.count("responses to ISR requests lost")
         self.lose_store(controller)
 
         def silence() -> None:
@@ -664,16 +666,16 @@ class FullCluster(Simulation):
             topic, assignment.topic_id or b"", assignment.replicas, assignment.adding, assignment.removing
         )
         for index in assignment.replicas:
-            place = (topic, index)
+            tp = (topic, index)
             is_moving = bool(assignment.adding.get(index) or assignment.removing.get(index))
-            if is_moving and place not in self._moving:
-                self._moving.add(place)
+            if is_moving and tp not in self._moving:
+                self._moving.add(tp)
                 self.phases.begin("move copying")
-            elif not is_moving and place in self._moving:
-                self._end_move(place)
+            elif not is_moving and tp in self._moving:
+                self._end_move(tp)
 
-    def _end_move(self, place: Place) -> None:
-        self._moving.discard(place)
+    def _end_move(self, tp: PartitionKey) -> None:
+        self._moving.discard(tp)
         self.phases.end("move copying")
         self.phases.moment("move ended")
 
@@ -683,8 +685,8 @@ class FullCluster(Simulation):
         if path.startswith("/admin/delete_topics/"):
             self.phases.end("topic deletion written")
         elif path.startswith("/brokers/topics/") and len(parts) == 4:
-            for place in [place for place in self._moving if place[0] == parts[3]]:
-                self._end_move(place)
+            for tp in [tp for tp in self._moving if tp[0] == parts[3]]:
+                self._end_move(tp)
             self._check_replicas_are_gone(parts[3])
             self.promises.topic_removed(parts[3])
             self._check_directories(parts[3])
@@ -694,14 +696,14 @@ class FullCluster(Simulation):
 
         An operator may have unregistered a broker that does not return.
         """
-        for place, known in self.promises.partitions.items():
-            for broker in known.replicas if place[0] == topic else ():
+        for tp, known in self.promises.partitions.items():
+            for broker in known.replicas if tp[0] == topic else ():
                 if self.store.tree.get(BrokerNode.path(broker)) is None:
                     continue
                 server = self.node(broker).server
-                log = server.partitions.logs.logs.get(TopicPartition(*place)) if server is not None else None
+                log = server.partitions.logs.logs.get(TopicPartition(*tp)) if server is not None else None
                 if log is not None and log.topic_id == known.topic_id:
-                    self.promises.broken("deletion", f"{topic} is gone, and {broker} has {place}")
+                    self.promises.broken("deletion", f"{topic} is gone, and {broker} has {tp}")
 
     def _check_directories(self, topic: str) -> None:
         """A broker that acknowledged the deletion of a topic has no records of it, or knows its remaining
@@ -718,7 +720,7 @@ class FullCluster(Simulation):
                 # A full disk leaves a directory without a log.
                 files = [f"/data/{name}/{one}" for one in node.files.list(f"/data/{name}")]
                 if any(one.endswith(LOG) and node.files.size(one) for one in files):
-                    self.promises.broken("new-topic", f"{node.name} has forgotten that {name} is there")
+                    self.promises.broken("new-topic", f"{node.name} does not know its directory of {name}")
 
     async def prepare(self) -> None:
         await self._client(Admin, "admin", TOPIC).make(self.partition_count, self.topic_config)
@@ -744,22 +746,22 @@ class FullCluster(Simulation):
         )
         return producer
 
-    def elect_unclean(self, place: Place) -> bool:
+    def elect_unclean(self, tp: PartitionKey) -> bool:
         """An operator requests the election every few seconds, as long as it is needed."""
         now = self.loop.time()
-        if now - self._operator_s.get(place, 0.0) < 3.0:
+        if now - self._operator_s.get(tp, 0.0) < 3.0:
             return False
-        self._operator_s[place] = now
+        self._operator_s[tp] = now
         process = self.process(f"operator-{int(now)}")
-        operator: Admin = self._client(Admin, process.name, place[0])
+        operator: Admin = self._client(Admin, process.name, tp[0])
 
         async def elect() -> None:
             for address in self.addresses:  # One of them is the controller.
                 try:
                     await operator.link(address)  # The request may take until the broker starts.
-                    if not self.promises.needs_election(place):
+                    if not self.promises.needs_election(tp):
                         return
-                    await operator.elect(place[0], [place[1]], UNCLEAN, address)
+                    await operator.elect(tp[0], [tp[1]], UNCLEAN, address)
                 except (LinkError, Refused) as problem:
                     self.events.add(f"{type(problem).__name__}: {problem}")
 
@@ -824,7 +826,7 @@ class FullCluster(Simulation):
 
     def _store_of(self, node: Node) -> SimulatedStore | None:
         server = node.server
-        return server.store if isinstance(server, Whole) else None
+        return server.store if isinstance(server, BrokerProcess) else None
 
     def lose_store(self, node: Node) -> bool:
         """The connection to the store breaks."""
@@ -853,7 +855,7 @@ class FullCluster(Simulation):
     def _controller(self) -> Node | None:
         for one in self.nodes:
             server = one.server
-            if isinstance(server, Whole) and server.server.broker.controller.is_active:
+            if isinstance(server, BrokerProcess) and server.server.broker.controller.is_active:
                 return one
         return None
 
@@ -923,9 +925,9 @@ class FullCluster(Simulation):
     def shut_down(self, node: Node) -> bool:
         """The broker gets a stop signal, shuts down cleanly, and is started again."""
         server, process = node.server, node.process
-        if not node.is_running or not isinstance(server, Whole) or process.paused:
+        if not node.is_running or not isinstance(server, BrokerProcess) or process.paused:
             return False
-        self.events.add(f"*** {node.name} is told to stop", "the world")
+        self.events.add(f"*** {node.name} receives a shutdown request", "the world")
         self.look_at_commits()
         node.server, node.stopping = None, server
         self.loop.create_task(self._stop_in_order(node, server, process), context=process.context)
@@ -948,7 +950,7 @@ class FullCluster(Simulation):
         self.faults.repair_later(node, LONG_S)
         return True
 
-    async def _stop_in_order(self, node: Node, server: Whole, process: Process) -> None:
+    async def _stop_in_order(self, node: Node, server: BrokerProcess, process: Process) -> None:
         await server.server.stop()
         self.events.add("has stopped")
         self._check_clean_stop(node)

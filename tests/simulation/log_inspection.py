@@ -51,7 +51,7 @@ def log_directory(names_in: Callable[[str], Collection[str]], partition: str) ->
 
 
 def has_line(files: SimulatedFiles, path: str, topic_partition: TopicPartition) -> bool:
-    """Whether the checkpoint at ``path`` after a power cut has a line of a partition."""
+    """Whether the checkpoint at ``path`` after a power failure has a line of a partition."""
     directory, _, name = path.rpartition("/")
     if name not in files.durable_names(directory):
         return False

@@ -50,10 +50,10 @@ class BatchHeader(NamedTuple):
     max_ms: int
     """The largest timestamp in it."""
     horizon_ms: int
-    """Until when tombstones in it stay; -1 where no cleaning has said so."""
+    """The time until which its tombstones stay; -1 before the first cleaning."""
 
 
-class Seen(NamedTuple):
+class CheckedLog(NamedTuple):
     """A log at the last check."""
 
     log: Log
@@ -65,9 +65,9 @@ class Seen(NamedTuple):
     """The latest that is known."""
 
     @staticmethod
-    def of(log: Log) -> Seen:
+    def of(log: Log) -> CheckedLog:
         """Returns the current state."""
-        return Seen(
+        return CheckedLog(
             log,
             int(log.end_offset),
             int(log.recovery_point),
@@ -126,12 +126,12 @@ class LogStatePromise:
     def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
         self._excused = excused
-        self._seen: dict[int, Seen] = {}
-        """Of logs that were looked at, how each was."""
+        self._seen: dict[int, CheckedLog] = {}
+        """The last checked state of each log."""
         self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}
         """By partition the batches that were seen, by leader epoch and offset: checksum, and whose it was."""
         self._ends: dict[Log, set[int]] = {}
-        """Where a log ended when it was opened, and after each cut."""
+        """The log end offsets at the open and after each truncation."""
         self._last_epochs: dict[str, dict[str, tuple[int, int]]] = {}
         """By broker and directory where a log with records ended, and the leader epoch of its last record."""
 
@@ -145,7 +145,7 @@ class LogStatePromise:
         for partition in partitions:
             log = partition.log
             seen = self._seen.get(id(log))
-            now = Seen.of(log)
+            now = CheckedLog.of(log)
             if partition.is_leader:
                 self._check_leads(broker, partition)
             if seen == now:
@@ -172,12 +172,12 @@ class LogStatePromise:
         self.forget_last_epoch(broker, log.directory)
         if log.closed or log.has_unfinished_truncation:
             return
-        self._check_order(broker, Seen.of(log))
+        self._check_order(broker, CheckedLog.of(log))
         epochs = log.leader_epochs
         if epochs.starts and epochs.starts[-1] >= int(log.end_offset):
             self._broken(
                 "epochs",
-                f"{broker} has cut {_name(log)}, and knows an epoch behind its end: {_epochs(log)},"
+                f"{broker} has truncated {_name(log)}, and knows an epoch beyond its end: {_epochs(log)},"
                 f" {log.end_offset}",
             )
         self.check(broker, log)
@@ -192,7 +192,7 @@ class LogStatePromise:
         """A disk has lost its unsynced data, or all: the epoch file may be among them."""
         self._last_epochs.pop(broker, None)
 
-    def _check_order(self, broker: str, now: Seen) -> None:
+    def _check_order(self, broker: str, now: CheckedLog) -> None:
         """No state refers to offsets beyond the end of a log."""
         for what, offset in (
             ("has its recovery point at", now.recovery_point),
@@ -233,7 +233,7 @@ class LogStatePromise:
                     continue
                 self._broken(
                     "checkpoints",
-                    f"{broker}: {_name(log)} goes on, and {checkpoint.path} may have "
+                    f"{broker}: {_name(log)} continues, and {checkpoint.path} may have "
                     f"{checkpoint.max_offset(key)}, not {offset}",
                 )
                 return
@@ -251,7 +251,7 @@ class LogStatePromise:
             for header in headers_of(data)
             if header.base < int(log.end_offset)
         ]
-        self._check_order(broker, Seen.of(log))
+        self._check_order(broker, CheckedLog.of(log))
         self._check_holes(broker, log, batches)
         self._check_same(broker, log, batches)
         self._check_epochs(broker, log, batches)
@@ -264,7 +264,7 @@ class LogStatePromise:
         end = batches[0].base if batches else int(log.end_offset)
         for batch in batches:
             if batch.base < end or (batch.base > end and not self._is_compacted(log)):
-                self._broken("no-hole", f"{broker}: {_name(log)} has a batch at {batch.base} behind {end}")
+                self._broken("no-hole", f"{broker}: {_name(log)} has a batch at {batch.base} beyond {end}")
                 return
             end = batch.last + 1
         if end > int(log.end_offset) or (end < int(log.end_offset) and not self._is_compacted(log)):
@@ -304,14 +304,14 @@ class LogStatePromise:
             if found != batch.epoch:
                 self._broken(
                     "epochs",
-                    f"{broker} takes offset {batch.base} of {_name(log)} for one of epoch {found}, and it is"
-                    f" of {batch.epoch} (known: {_epochs(log)})",
+                    f"{broker} assigns offset {batch.base} of {_name(log)} to epoch {found}, and it has"
+                    f" {batch.epoch} (known: {_epochs(log)})",
                 )
                 return
         if known.starts and known.starts[-1] > int(log.end_offset):
             self._broken(
                 "epochs",
-                f"{broker} knows epochs behind the end of {_name(log)}: {_epochs(log)}, {log.end_offset}",
+                f"{broker} knows epochs beyond the end of {_name(log)}: {_epochs(log)}, {log.end_offset}",
             )
             return
         for epoch, start in zip(known.epochs, known.starts, strict=True):
@@ -354,7 +354,7 @@ class LogStatePromise:
         for before, batch in pairwise(headers_of(data)):
             if before.epoch < latest == batch.epoch and start > before.last + 1:
                 if start in self._ends.get(log, ()):
-                    self._excused("cut-before")
+                    self._excused("unflushed-truncation")
                     return
                 self._broken(
                     "epochs",
@@ -456,7 +456,7 @@ class LogStatePromise:
             if not is_compacted or _missing(files, directory, data, point):
                 self._broken(
                     "recovery-point",
-                    f"{broker}: {what} says that {directory} is on the disk up to {point}, and {name} is not",
+                    f"{broker}: {what} of {directory} is {point}, and {name} is not flushed",
                 )
                 return
 
@@ -475,7 +475,7 @@ def end_of_batches(log: Log, end: int) -> int:
 
 
 def _missing(files: SimulatedFiles, directory: str, data: bytes, point: int) -> set[int]:
-    """Returns the offsets of the batches of a segment before ``point`` that a power cut would lose.
+    """Returns the offsets of the batches of a segment before ``point`` that a power failure would lose.
 
     While compaction replaces segments, the batches are in the replaced ones.
     """

@@ -2,7 +2,7 @@
 
 It is the topic's own value, else the default of the cluster. A change of either counts for the checkers from
 the commit in the store on. A leader learns of it a little later: until then it uses the former value, which
-is excused (``not-learnt``) for no longer than a broker needs to read it.
+is excused (``minimum-not-read``) for no longer than a broker needs to read it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ APPLY_S = 2.0
 """What a broker has read it counts by within this time: it may read the rest of the cluster first."""
 
 
-class Since(NamedTuple):
+class TimedValue(NamedTuple):
     """A value of a node and its time; None without a value."""
 
     value: int | None
     at_s: float
 
 
-class Read(NamedTuple):
+class ReadValue(NamedTuple):
     """A broker has read one of the values of a node."""
 
     index: int
@@ -46,13 +46,13 @@ class MinInsyncSetting:
 
     def __init__(self, promises: Promises) -> None:
         self.promises = promises
-        self._values: dict[str, list[Since]] = {}
+        self._values: dict[str, list[TimedValue]] = {}
         """By the path of a node all values that it had."""
-        self._reads: defaultdict[tuple[int, str], list[Read]] = defaultdict(list)
+        self._reads: defaultdict[tuple[int, str], list[ReadValue]] = defaultdict(list)
 
     def begin(self, default: int) -> None:
         """Brokers have this value in their files."""
-        self._values[DEFAULT_PATH] = [Since(default, self.promises.now())]
+        self._values[DEFAULT_PATH] = [TimedValue(default, self.promises.now())]
 
     # -- what the world reports
 
@@ -63,7 +63,7 @@ class MinInsyncSetting:
         value = _value_in(path, data)
         values = self._values.setdefault(path, [])
         if not values or value != values[-1].value:
-            values.append(Since(value, self.promises.now()))
+            values.append(TimedValue(value, self.promises.now()))
             self._changed(path)
 
     def read(self, broker: int, path: str, data: bytes) -> None:
@@ -71,7 +71,7 @@ class MinInsyncSetting:
         if path in self._values:
             value = _value_in(path, data)
             found = [index for index, one in enumerate(self._values[path]) if one.value == value]
-            self._reads[broker, path].append(Read(max(found, default=0), self.promises.now()))
+            self._reads[broker, path].append(ReadValue(max(found, default=0), self.promises.now()))
 
     def topic_removed(self, topic: str) -> None:
         """The topic was removed from the store."""
@@ -117,7 +117,7 @@ class MinInsyncSetting:
         return self.own(topic) is not None
 
     def _count(self, how: str, topic: str) -> None:
-        known = [one for place, one in self.promises.partitions.items() if place[0] == topic]
+        known = [one for tp, one in self.promises.partitions.items() if tp[0] == topic]
         self.promises.events.count(f"min.insync.replicas {how}")
         if any(set(one.holders.isr) != set(one.replicas) for one in known):
             self.promises.events.count(f"min.insync.replicas {how} while a replica was out of sync")
@@ -130,7 +130,7 @@ class MinInsyncSetting:
         A leader without a session cannot learn of it. If it is the only in-sync replica, it stays the leader:
         no other can be elected (``docs/decisions/isolated-leaders.md``).
         """
-        return self.may_be_enough(topic, leader, having, sent_s) and self.promises.excused("not-learnt")
+        return self.may_be_enough(topic, leader, having, sent_s) and self.promises.excused("minimum-not-read")
 
     def may_be_enough(self, topic: str, leader: int, having: int, since_s: float | None = None) -> bool:
         """Whether that many replicas may have been enough for a leader since some time, or are now."""

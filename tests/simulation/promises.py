@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from acknowledged_holders import NEVER, Holders
-from asked_deletions import AskedDeletions
-from asked_moves import AskedMoves
 from commands_promise import CommandsPromise
 from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
@@ -27,6 +25,8 @@ from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
 from log_state_promise import LogStatePromise
 from min_insync_setting import MinInsyncSetting
+from requested_deletions import RequestedDeletions
+from requested_reassignments import RequestedReassignments
 from restart_promise import RestartPromise
 from simulated_loop import wall_ms_at
 
@@ -52,10 +52,10 @@ PROMISES = {
     "offset than the log has.",
     "no-hole": "The batches of a log follow each other without gap or overlap, except for gaps of "
     "compaction. The log ends with the last batch.",
-    "cut": "After a truncation is on the disk, no power failure restores the truncated records.",
-    "told-start": "A log start offset survives a power failure before a follower reports it to its leader, "
-    "and before a leader returns it to a client that requested it.",
-    "loss-told": "A start that finds fewer records than before reports the loss, and stores the report "
+    "truncation": "After a truncation is on the disk, no power failure restores the truncated records.",
+    "reported-log-start": "A log start offset survives a power failure before a follower reports it to its "
+    "leader, and before a leader returns it to a client that requested it.",
+    "reported-loss": "A start that finds fewer records than before reports the loss, and stores the report "
     "before it truncates.",
     "one-batch": "In a leader epoch an offset is written once: all replicas that have the batch have the "
     "same batch.",
@@ -66,14 +66,14 @@ PROMISES = {
     "is eligible.",
     "committed": "A leader commits a record when every replica of the ISR and min.insync.replicas replicas "
     "have it, with flush.messages=1 on their disks. No replica treats more records as committed.",
-    "counted": "A leader uses the position of a follower from its last fetch, in the same leader epoch, of "
-    "its latest registration, and since it left the ISR. It commits nothing alone while it requests a "
-    "larger ISR, or while another replica was caught up a moment ago.",
+    "follower-position": "A leader uses the position of a follower from its last fetch, in the same leader "
+    "epoch, of its latest registration, and since it left the ISR. It commits nothing alone while it "
+    "requests a larger ISR, or while another replica was caught up a moment ago.",
     "follows": "A follower appends the records of its leader to the end of its log when its truncation is "
     "on the disk. Then both have the same records. It truncates all records that differ, and no others.",
-    "told": "A position that a follower reports to its leader survives a power failure: the log start "
-    "offset, and with flush.messages=1 the log end offset. Records that the machine may have lost do not "
-    "count.",
+    "reported-position": "A position that a follower reports to its leader survives a power failure: the "
+    "log start offset, and with flush.messages=1 the log end offset. Records that the machine may have lost "
+    "do not count.",
     "stops-leading": "No request waits for commits at a broker that no longer leads the partition. A broker "
     "leads nothing without a session, and nothing while it reaches neither the store nor the in-sync "
     "replicas.",
@@ -131,10 +131,10 @@ PROMISES = {
     "prevent it.",
     "no-error": "The program logs no internal error.",
 }
-"""What the cluster promises, by name."""
+"""The guarantees of the cluster, by name."""
 
-TOLD_LATE_S = 5.0
-"""A fetch is under way for no longer than this, which tells a leader what a replica has."""
+FETCH_DELAY_S_MAX = 5.0
+"""The maximum time between the send of a fetch, which reports the position of a replica, and its arrival."""
 _DONE = {"in-sync": "acknowledged", "min-isr": "acknowledged", "committed": "committed"}
 
 EXCUSES = {
@@ -144,9 +144,9 @@ EXCUSES = {
     "partition may recover without it",
     "unclean": "election, acks-all, read: an operator requested an election while no replica with every "
     "committed record could lead",
-    "forgotten": "one-record, in-sync, read, high-watermark, no-gap, order, sequence, positions, "
-    "generation, owner, log-start, delete-records, told-start, retention, rest, equal (where compacted): "
-    "the partition has lost committed records in this way",
+    "records-lost-before": "one-record, in-sync, read, high-watermark, no-gap, order, sequence, positions, "
+    "generation, owner, log-start, delete-records, reported-log-start, retention, rest, equal (where "
+    "compacted): the partition has lost committed records in this way",
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
     "being-deleted": "min-isr: a deletion of the topic removed a replica before the response; losses, "
@@ -171,33 +171,34 @@ EXCUSES = {
     "member has returned, and the write of the new id is in progress or has failed",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
     "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
-    "key exists, as `compaction` permits; no-hole, one-batch, epochs, producers, counted, follows: "
-    "compaction has removed the batches that would show it",
-    "tombstone-over": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of the "
-    "key is older than delete.retention.ms, as `compaction` permits",
+    "key exists, as `compaction` permits; no-hole, one-batch, epochs, producers, follower-position, "
+    "follows: compaction has removed the batches that would show it",
+    "tombstone-expired": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of "
+    "the key is older than delete.retention.ms, as `compaction` permits",
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when other replicas "
     "removed it, or that lost it, keeps the older records of the key",
-    "clock-turned": "compaction, retention, and with `tombstone-over`: tombstones and records are removed "
+    "clock-skew": "compaction, retention, and with `tombstone-expired`: tombstones and records are removed "
     "early, at most by the error of the wall clocks",
-    "not-learnt": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, and the "
-    "leader has not read it yet",
-    "cut-before": "follows, restart: a process had truncated the log, and was killed before the truncation "
-    "was on the disk; epochs: an epoch begins at the log end offset of an open or a truncation, after the "
-    "last batch that compaction has kept",
-    "late-fetch": "counted: a fetch of a former process arrives at a leader that knows no later registration",
+    "minimum-not-read": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, "
+    "and the leader has not read it yet",
+    "unflushed-truncation": "follows, restart: a process had truncated the log, and was killed before the "
+    "truncation was on the disk; epochs: an epoch begins at the log end offset of an open or a truncation, "
+    "after the last batch that compaction has kept",
+    "late-fetch": "follower-position: a fetch of a former process arrives at a leader that knows no later "
+    "registration",
     "full-disk": "checkpoints, commands: a full disk has rejected a checkpoint, which is written when there "
     "is space",
     "slow-network": "progress: on a slow network fewer faults take a run to its time limit",
     "needs-operator": "rest, progress: no replica with every committed record is known; an operator decides",
 }
-"""What a checker lets pass, and for which promises."""
+"""The deviations that checkers accept, and the promises from which they deviate."""
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 """Topic and partition."""
-GROUPS_LOG: Place = ("__consumer_offsets", 0)
-"""What all groups are written to."""
+GROUPS_LOG: PartitionKey = ("__consumer_offsets", 0)
+"""The partition that stores all groups."""
 LogKey = tuple[str, int, bytes]
-"""Topic, partition and topic id: a topic made anew has other logs."""
+"""Topic, partition and topic id: a recreated topic has other logs."""
 ALL, LEADER, NONE = -1, 1, 0
 ANY_BROKER = -1
 
@@ -240,7 +241,7 @@ class Message(NamedTuple):
 class Sent:
     """A sent record, as its producer knows it."""
 
-    place: Place
+    tp: PartitionKey
     acks: int
     session: int
     """Of an idempotent producer; -1 for others."""
@@ -313,7 +314,7 @@ class PartitionHistory:
     reported_lost: set[int] = field(default_factory=set)
     """Replicas that have reported a loss since they were in sync last."""
     unclean: UncleanElection | None = None
-    """That an operator asked for, and that may be written next."""
+    """The election that an operator has requested, and the controller may write next."""
 
     @property
     def waits_for_operator(self) -> bool:
@@ -349,24 +350,24 @@ class Promises:
         self.settings: dict[str, TopicSettings] = {}
         self.sent: dict[Message, Sent] = {}
         self.logs: defaultdict[LogKey, LogHistory] = defaultdict(LogHistory)
-        self.partitions: dict[Place, PartitionHistory] = {}
-        self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
+        self.partitions: dict[PartitionKey, PartitionHistory] = {}
+        self.replica_ends: Callable[[PartitionKey], Mapping[int, int]] = lambda tp: {}
         """The log ends of a partition's running replicas, by broker."""
-        self.durable_start: Callable[[Place, int], int] = lambda place, broker: -1
-        self.live_start: Callable[[Place, int], int] = lambda place, broker: -1
-        """Where the log of a broker that runs starts now; -1 where it has none."""
-        """Where a power cut would leave the start of the log of a broker; -1 where it has none."""
-        self.synced_end: Callable[[Place, int], int] = lambda place, broker: -1
+        self.durable_start: Callable[[PartitionKey, int], int] = lambda tp, broker: -1
+        """The log start offset of a broker after a power failure; -1 without a log."""
+        self.live_start: Callable[[PartitionKey, int], int] = lambda tp, broker: -1
+        """The current log start offset of a running broker; -1 without a log."""
+        self.synced_end: Callable[[PartitionKey, int], int] = lambda tp, broker: -1
         """Up to where a broker has a partition on its disk; -1 when it has nothing there."""
         self.started_s: Callable[[int], float | None] = lambda broker: None
         """Since when the process of a broker runs."""
-        self.has_opened: Callable[[int, Place], bool] = lambda broker, place: True
+        self.has_opened: Callable[[int, PartitionKey], bool] = lambda broker, tp: True
         """Whether the process of a broker has opened the directories in which a log may lie."""
         self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
         self._ends: dict[tuple[str, LogKey], int] = {}
         self._leaders: dict[tuple[LogKey, int], int] = {}
         self._made_s: dict[bytes, float] = {}
-        self._commits: dict[tuple[str, Place], Commits] = {}
+        self._commits: dict[tuple[str, PartitionKey], Commits] = {}
         self._generations: dict[str, dict[tuple[int, str], int]] = {}
         """The generations of each group in their order, by number and leader."""
         self._assignments: dict[str, tuple[int, float]] = {}
@@ -391,8 +392,8 @@ class Promises:
         self.commands.topic_gone = self.coordinators.topic_gone
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
-        self.deletions = AskedDeletions()
-        self.moves = AskedMoves(self.broken)
+        self.deletions = RequestedDeletions()
+        self.reassignments = RequestedReassignments(self.broken)
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""
@@ -427,7 +428,7 @@ class Promises:
         if age_ms >= retention_ms:
             return True
         wrong_ms = self.clock_ahead_ms + self.clock_behind_ms
-        return age_ms + wrong_ms >= retention_ms and self.excused("clock-turned")
+        return age_ms + wrong_ms >= retention_ms and self.excused("clock-skew")
 
     # -- what the store holds, and what machines lose
 
@@ -446,27 +447,29 @@ class Promises:
         """The store has the assignment of a topic."""
         self._made_s.setdefault(topic_id, self.now())
         for index, brokers in replicas.items():
-            place = (topic, index)
-            known = self.partitions.get(place)
+            tp = (topic, index)
+            known = self.partitions.get(tp)
             if known is None or known.topic_id != topic_id:
-                known = self.partitions[place] = PartitionHistory(topic_id, Holders(1))
-            self._assigned(place, known, tuple(brokers), tuple(adding.get(index, ())))
+                known = self.partitions[tp] = PartitionHistory(topic_id, Holders(1))
+            self._assigned(tp, known, tuple(brokers), tuple(adding.get(index, ())))
             if not known.is_being_deleted:
-                self.moves.written(place, topic_id, brokers, adding.get(index, ()), removing.get(index, ()))
+                self.reassignments.written(
+                    tp, topic_id, brokers, adding.get(index, ()), removing.get(index, ())
+                )
             known.removing = tuple(removing.get(index, ()))
-            known.holders.min_isr = self._min_isr_of(place, known)
+            known.holders.min_isr = self._min_isr_of(tp, known)
 
-    def _min_isr_of(self, place: Place, known: PartitionHistory) -> int:
+    def _min_isr_of(self, tp: PartitionKey, known: PartitionHistory) -> int:
         """Returns the in-sync replicas that a commit needs, without those that a reassignment adds."""
-        return min(self.settings_of(place[0]).min_isr, len(known.replicas) - len(known.adding))
+        return min(self.settings_of(tp[0]).min_isr, len(known.replicas) - len(known.adding))
 
     def min_isr_written(self, topic: str, min_isr: int) -> None:
         """The store has another ``min.insync.replicas`` for a topic."""
         if self.settings_of(topic).min_isr == min_isr:
             return
         self.settings[topic] = self.settings_of(topic)._replace(min_isr=min_isr)
-        for place, known in self.partitions.items():
-            if place[0] == topic:
+        for tp, known in self.partitions.items():
+            if tp[0] == topic:
                 had_forgotten = known.holders.has_forgotten
                 if known.holders.eligible and known.leader >= 0:
                     self.events.count("eligible replicas dropped by another min.insync.replicas")
@@ -475,54 +478,54 @@ class Promises:
                     self.started_s(known.leader) is None
                     or self.deposed.in_touch_s(known.leader) == NO_SESSION
                 )
-                least = self._min_isr_of(place, known)
+                least = self._min_isr_of(tp, known)
                 known.holders.min_isr_changed(least, is_led=is_led, has_ended=has_ended)
-                self._note_forgotten(place, known, had_forgotten)
+                self._note_forgotten(tp, known, had_forgotten)
 
     def _assigned(
-        self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
+        self, tp: PartitionKey, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
     ) -> None:
         if not known.is_being_deleted:
-            self._check_stopped_move(place, known, replicas, adding)
+            self._check_stopped_move(tp, known, replicas, adding)
         dropped = set(known.replicas) - set(replicas) - set(known.adding)
         if dropped and not known.is_being_deleted:
             late = set(replicas) - set(adding) - set(known.holders.isr)
             if late:
                 self.broken(
                     "redundancy",
-                    f"{place} drops {sorted(dropped)} of {known.replicas} while {sorted(late)} are not in the"
-                    f" in-sync set {known.holders.isr}",
+                    f"{tp} drops {sorted(dropped)} of {known.replicas} while {sorted(late)} are not in the"
+                    f" ISR {known.holders.isr}",
                 )
         known.replicas, known.adding = replicas, adding
         known.holders.keep(replicas)
 
     def _check_stopped_move(
-        self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
+        self, tp: PartitionKey, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
     ) -> None:
         if not set(known.adding) - set(replicas):
             return
         self.events.count("moves stopped or replaced")
         whole = {*known.holders.isr, *known.holders.eligible} & known.holders.trusted
         kept = whole & set(replicas)
-        least = min(len(whole), self.settings_of(place[0]).min_isr, len(replicas) - len(adding))
+        least = min(len(whole), self.settings_of(tp[0]).min_isr, len(replicas) - len(adding))
         if len(kept) < least:
             self.broken(
                 "redundancy",
-                f"{place} stops a move, and of {sorted(whole)} that have every committed record it keeps"
+                f"{tp} cancels a reassignment, and of {sorted(whole)} with every committed record it keeps"
                 f" {sorted(kept)}, fewer than {least}",
             )
 
     def deletion_began(self, topic: str) -> None:
         """The store has the deletion mark of the topic: its replicas are deleted one after the other."""
         self._check_deletion(topic)
-        for place, known in self.partitions.items():
-            known.is_being_deleted = known.is_being_deleted or place[0] == topic
+        for tp, known in self.partitions.items():
+            known.is_being_deleted = known.is_being_deleted or tp[0] == topic
 
     def topic_removed(self, topic: str) -> None:
         """The topic was removed from the store."""
         self._check_deletion(topic)
-        for place in [place for place in self.partitions if place[0] == topic]:
-            del self.partitions[place]
+        for tp in [tp for tp in self.partitions if tp[0] == topic]:
+            del self.partitions[tp]
         self.min_insync.topic_removed(topic)
 
     def topic_id_of(self, topic: str) -> bytes:
@@ -533,11 +536,11 @@ class Promises:
     def _check_deletion(self, topic: str) -> None:
         topic_id = self.topic_id_of(topic)
         if topic_id and not self.deletions.is_asked(topic, topic_id):
-            self.broken("deletion", f"{topic} is deleted with id {topic_id.hex()}, which nobody asked for")
+            self.broken("deletion", f"{topic} is deleted with id {topic_id.hex()} without a request")
 
-    def state_written(self, place: Place, leader: int, epoch: int, isr: Sequence[int]) -> None:
+    def state_written(self, tp: PartitionKey, leader: int, epoch: int, isr: Sequence[int]) -> None:
         """The store has another state of a partition."""
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is None:
             return
         had_forgotten = known.holders.has_forgotten
@@ -546,13 +549,13 @@ class Promises:
         unclean, known.unclean = known.unclean, None
         if is_new_epoch and leader >= 0:
             is_asked_for = unclean is not None and (unclean.leader, unclean.epoch) == (leader, epoch)
-            self._check_election(place, known, leader, unclean if is_asked_for else None)
-        log = self.logs[*place, known.topic_id]
+            self._check_election(tp, known, leader, unclean if is_asked_for else None)
+        log = self.logs[*tp, known.topic_id]
         # Nor is more expected of a leader if no controller has read its loss yet.
         is_trusted = leader not in known.holders.unsure and leader not in known.holders.unreported
         having_deleted = log.deleted_by & known.holders.trusted if is_trusted else set[int]()
         was_held = bool(known.holders.since)
-        is_enough = self.min_insync.may_be_enough(place[0], leader, len(isr)) if leader >= 0 else False
+        is_enough = self.min_insync.may_be_enough(tp[0], leader, len(isr)) if leader >= 0 else False
         known.holders.state_written(
             self.now(), leader, isr, is_new_epoch=is_new_epoch, is_enough_for_leader=is_enough
         )
@@ -566,35 +569,35 @@ class Promises:
         if leader >= 0:
             known.last_leader, known.is_last_leader_lost = leader, False
         known.reported_lost.difference_update(isr)
-        self._follow_deletion(place, log, leader, isr, having_deleted)
-        self._note_forgotten(place, known, had_forgotten)
+        self._follow_deletion(tp, log, leader, isr, having_deleted)
+        self._note_forgotten(tp, known, had_forgotten)
         acknowledged = log.acknowledged
-        committed = max(max(acknowledged, default=-1) + 1, self.commits.most(place, known.topic_id))
-        if known.holders.has_forgotten and self._lacking(place, known, joined, committed, self.now()):
-            self.excused("forgotten")
+        committed = max(max(acknowledged, default=-1) + 1, self.commits.most(tp, known.topic_id))
+        if known.holders.has_forgotten and self._lacking(tp, known, joined, committed, self.now()):
+            self.excused("records-lost-before")
             # The records of the next leader are held from now on.
             past = {at: at_s for at, (_, at_s) in acknowledged.items() if at_s < self.now()}
             held = (at for at, at_s in past.items() if known.holders.holds(at_s))
             committed = max(held, default=-1) + 1
-        self._check_in_sync(place, known, joined, committed, self.now())
+        self._check_in_sync(tp, known, joined, committed, self.now())
 
-    def eligible_written(self, place: Place, eligible: Sequence[int]) -> None:
+    def eligible_written(self, tp: PartitionKey, eligible: Sequence[int]) -> None:
         """The store has these eligible replicas, in addition to a state written just before.
 
         The controller knows the stored ``min.insync.replicas``.
         """
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is None or known.leader < 0:
             return
         if eligible and len(known.holders.isr) >= known.holders.min_isr:
             self.broken(
                 "eligible",
-                f"{place} has {list(eligible)} eligible beside {known.holders.isr} in sync, and"
+                f"{tp} has {list(eligible)} eligible beside {known.holders.isr} in sync, and"
                 f" {known.holders.min_isr} are enough for commits",
             )
 
     def _check_election(
-        self, place: Place, known: PartitionHistory, leader: int, unclean: UncleanElection | None
+        self, tp: PartitionKey, known: PartitionHistory, leader: int, unclean: UncleanElection | None
     ) -> None:
         holders = known.holders
         is_eligible = leader in holders.isr or leader in holders.eligible
@@ -604,63 +607,61 @@ class Promises:
             self.excused("unclean")
             holders.forget()
         better = holders.better_than(leader)
-        if better and leader in holders.unsure and self.excused("not-learnt"):
+        if better and leader in holders.unsure and self.excused("minimum-not-read"):
             holders.forget_before(self.now())
         elif better:
-            self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
+            self.broken("election", f"{leader} leads {tp}, and lacks records that {better} have")
 
     def _follow_deletion(
-        self, place: Place, log: LogHistory, leader: int, isr: Sequence[int], having_deleted: set[int]
+        self, tp: PartitionKey, log: LogHistory, leader: int, isr: Sequence[int], having_deleted: set[int]
     ) -> None:
         """A replica joins the ISR with the log start offset of its leader. ``having_deleted`` might have led
         instead.
         """
         if leader in log.deleted_by:
-            self._check_has_deleted(place, int(log.deleted_to), set(isr) - log.deleted_by, "gets in sync")
+            self._check_has_deleted(tp, int(log.deleted_to), set(isr) - log.deleted_by, "gets in sync")
             log.deleted_by.update(isr)
         elif leader >= 0 and log.deleted_to:
             if having_deleted:
                 self.broken(
                     "delete-records",
-                    f"{leader} leads {place}, and was not in sync when records were deleted up to"
+                    f"{leader} leads {tp}, and was not in sync when records were deleted up to"
                     f" {log.deleted_to}: {sorted(having_deleted)} were",
                 )
             self.excused("deleted-without")
             log.deleted_to = 0
             log.deleted_by.clear()
 
-    def elected_unclean(self, place: Place, leader: int, epoch: int, able: Iterable[int]) -> None:
+    def elected_unclean(self, tp: PartitionKey, leader: int, epoch: int, able: Iterable[int]) -> None:
         """The controller elected a leader on request of an operator, from these candidates."""
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is not None:
             known.unclean = UncleanElection(leader, epoch, frozenset(able))
 
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
         """A machine lost its unsynced data, or everything."""
         self.log_state.disk_lost(f"broker-{broker}")
-        for place, known in self.partitions.items():
+        for tp, known in self.partitions.items():
             if everything:
-                self.logs[*place, known.topic_id].deleted_by.discard(broker)
-            if everything or not self.settings_of(place[0]).flush_each:
-                self.replica_lost(place, broker)
+                self.logs[*tp, known.topic_id].deleted_by.discard(broker)
+            if everything or not self.settings_of(tp[0]).flush_each:
+                self.replica_lost(tp, broker)
 
-    def replica_lost(self, place: Place, broker: int) -> None:
+    def replica_lost(self, tp: PartitionKey, broker: int) -> None:
         """A replica lost its unsynced records."""
         self.log_state.disk_lost(f"broker-{broker}")
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is not None:
             had_forgotten = known.holders.has_forgotten
             known.holders.lost(broker)
-            self.compaction.replica_lost(place)
+            self.compaction.replica_lost(tp)
             known.lost_s[broker] = self.now()
-            self._note_forgotten(place, known, had_forgotten)
+            self._note_forgotten(tp, known, had_forgotten)
 
-    def _note_forgotten(self, place: Place, known: PartitionHistory, had_forgotten: bool) -> None:
+    def _note_forgotten(self, tp: PartitionKey, known: PartitionHistory, had_forgotten: bool) -> None:
         if known.holders.has_forgotten and not had_forgotten:
             self.events.count("partitions that may forget")
-            self.events.add(
-                f"no replica of {place} holds all that was acknowledged: it may forget", "the world"
-            )
+            self.events.add(f"no replica of {tp} holds all that was acknowledged: it may forget", "the world")
 
     def registered(self, broker: int, lost: LostReplicas, *, is_new: bool = True) -> None:
         """A broker has registered, and reported its possible losses.
@@ -674,9 +675,9 @@ class Promises:
             self._started_s[broker] = self.now()
         self.deposed.registered(broker, self.now())
         started_s = self.started_s(broker)
-        for place, known in self.partitions.items():
+        for tp, known in self.partitions.items():
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
-            if is_new and is_found and not lost.is_lost(*place) and self.has_opened(broker, place):
+            if is_new and is_found and not lost.is_lost(*tp) and self.has_opened(broker, tp):
                 # Its start has found no loss. A later start reads a directory that it cannot open.
                 known.holders.unreported.pop(broker, None)
 
@@ -687,24 +688,24 @@ class Promises:
     def loss_read(self, broker: int, lost: LostReplicas) -> None:
         """The controller has read the possible losses of a broker in its registration."""
         registered_s = self._registered_s.get(broker, NEVER)
-        for place, known in self.partitions.items():
-            if not lost.is_lost(*place) or self._made_s[known.topic_id] > registered_s:
+        for tp, known in self.partitions.items():
+            if not lost.is_lost(*tp) or self._made_s[known.topic_id] > registered_s:
                 continue  # A report does not apply to replicas created since.
             if known.lost_s.get(broker, registered_s) <= registered_s:
                 known.holders.reported(broker)
             known.reported_lost.add(broker)
-            if broker == known.last_leader and lost.is_missing(*place):
+            if broker == known.last_leader and lost.is_missing(*tp):
                 known.is_last_leader_lost = True
 
-    def replica_cut(self, place: Place, broker: int) -> None:
+    def replica_cut(self, tp: PartitionKey, broker: int) -> None:
         """A replica that was reported as lost follows another, and has truncated its uncertain records."""
-        self.compaction.replica_lost(place)
-        known = self.partitions.get(place)
+        self.compaction.replica_lost(tp)
+        known = self.partitions.get(tp)
         if known is not None and broker in known.holders.since:
             had_forgotten = known.holders.has_forgotten
             known.holders.cut(broker)
             self.excused("not-trusted")
-            self._note_forgotten(place, known, had_forgotten)
+            self._note_forgotten(tp, known, had_forgotten)
 
     def may_lose(self, broker: int) -> bool:
         """Whether every partition has another replica with all records."""
@@ -713,14 +714,14 @@ class Promises:
             for known in self.partitions.values()
         )
 
-    def may_forget(self, place: Place) -> bool:
+    def may_forget(self, tp: PartitionKey) -> bool:
         """Whether a partition may have lost committed records, or was removed."""
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         return known is None or known.holders.has_forgotten
 
-    def needs_election(self, place: Place) -> bool:
+    def needs_election(self, tp: PartitionKey) -> bool:
         """Whether a partition has no leader, and no trusted replica could be elected."""
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         return known is not None and known.leader < 0 and known.holders.is_hopeless
 
     def controller_begins(self, epoch: int) -> None:
@@ -729,19 +730,19 @@ class Promises:
             self.broken("one-controller", f"epoch {epoch} comes after epoch {self._controller_epoch}")
         self._controller_epoch = epoch
 
-    def controller_wrote(self, place: Place, epoch: int) -> None:
+    def controller_wrote(self, tp: PartitionKey, epoch: int) -> None:
         """The controller of this epoch wrote the state of a partition."""
         if epoch != self._controller_epoch:
             self.broken(
                 "one-controller",
-                f"the controller of epoch {epoch} wrote a state of {place} in epoch {self._controller_epoch}",
+                f"the controller of epoch {epoch} wrote a state of {tp} in epoch {self._controller_epoch}",
             )
 
-    def leads(self, place: Place, topic_id: bytes, epoch: int, broker: int) -> None:
+    def leads(self, tp: PartitionKey, topic_id: bytes, epoch: int, broker: int) -> None:
         """A broker assumes that it is the leader."""
-        other = self._leaders.setdefault(((*place, topic_id), epoch), broker)
+        other = self._leaders.setdefault(((*tp, topic_id), epoch), broker)
         if other != broker:
-            self.broken("one-leader", f"{place} is led by {other} and by {broker} in epoch {epoch}")
+            self.broken("one-leader", f"{tp} is led by {other} and by {broker} in epoch {epoch}")
 
     # -- producers
 
@@ -759,7 +760,7 @@ class Promises:
 
     def acknowledged(
         self,
-        place: Place,
+        tp: PartitionKey,
         topic_id: bytes,
         base_offset: int,
         messages: Sequence[Message],
@@ -777,67 +778,69 @@ class Promises:
         if base_offset < 0:
             self.excused("duplicate")
             return
-        log = self.logs[*place, topic_id]
-        known = self.partitions.get(place)
+        log = self.logs[*tp, topic_id]
+        known = self.partitions.get(tp)
         if known is None or known.topic_id != topic_id:
             self.excused("recreated")
             return
         if acks == LEADER and known.leader >= 0 and known.leader != broker:
-            self._check_session(place, known, broker, answered_s)
+            self._check_session(tp, known, broker, answered_s)
         if acks == ALL:
             end = base_offset + len(messages)
-            self._check_min_isr(place, known, end, sent_s, broker)
-            self._check_in_sync(place, known, known.holders.isr, end, answered_s)
+            self._check_min_isr(tp, known, end, sent_s, broker)
+            self._check_in_sync(tp, known, known.holders.isr, end, answered_s)
         for offset, message in enumerate(messages, base_offset):
-            self._agree(place, offset, message, log, acks == ALL)
+            self._agree(tp, offset, message, log, acks == ALL)
             if acks == ALL:
                 log.acknowledged[offset] = (message, answered_s)
             elif known.changed_s < sent_s and known.leader == broker:
                 log.led[offset] = LedRecord(message, known.epoch, broker)
 
-    def _check_session(self, place: Place, known: PartitionHistory, broker: int, answered_s: float) -> None:
+    def _check_session(
+        self, tp: PartitionKey, known: PartitionHistory, broker: int, answered_s: float
+    ) -> None:
         """A former leader has acknowledged a record with acks=1."""
         self.events.count("acks=1 of former leaders")
         started_s = self.started_s(broker)
         if started_s is None:
             return
-        late_s = self.deposed.overdue_s(place, broker, known.led_s, answered_s, started_s)
+        late_s = self.deposed.overdue_s(tp, broker, known.led_s, answered_s, started_s)
         if late_s > 0:
             self.broken(
                 "session",
-                f"{broker} acknowledges writes to {place}, and should have stopped {late_s:.1f} s ago:"
+                f"{broker} acknowledges writes to {tp}, and should have stopped {late_s:.1f} s ago:"
                 f" {known.leader} leads, and its own session has ended",
             )
 
     def committed(
-        self, place: Place, topic_id: bytes, epoch: int, broker: int, end: int, since_s: float
+        self, tp: PartitionKey, topic_id: bytes, epoch: int, broker: int, end: int, since_s: float
     ) -> None:
         """The high watermark of a leader has advanced to ``end`` since ``since_s``."""
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is None or (known.topic_id, known.epoch, known.leader) != (topic_id, epoch, broker):
             return
-        self._check_min_isr(place, known, end, since_s, broker, "committed")
-        self._check_in_sync(place, known, known.holders.isr, end, self.now(), "committed")
-        if self.settings_of(place[0]).flush_each:
-            self._check_synced(place, known, end)
+        self._check_min_isr(tp, known, end, since_s, broker, "committed")
+        self._check_in_sync(tp, known, known.holders.isr, end, self.now(), "committed")
+        if self.settings_of(tp[0]).flush_each:
+            self._check_synced(tp, known, end)
 
-    def _check_synced(self, place: Place, known: PartitionHistory, end: int) -> None:
+    def _check_synced(self, tp: PartitionKey, known: PartitionHistory, end: int) -> None:
         """With flush.messages=1 the ISR has the committed records on its disks."""
         for broker in known.holders.isr:
             if known.holders.since.get(broker, NEVER) > self.now() or self.started_s(broker) is None:
                 continue
-            synced = self.synced_end(place, broker)
+            synced = self.synced_end(tp, broker)
             if 0 <= synced < end:
                 self.broken(
                     "committed",
-                    f"{place} is committed up to {end} with flush.messages=1, and {broker} of the in-sync set"
+                    f"{tp} is committed up to {end} with flush.messages=1, and {broker} of the ISR"
                     f" {known.holders.isr} has it on its disk up to {synced}",
                 )
                 return
 
     def _check_min_isr(
         self,
-        place: Place,
+        tp: PartitionKey,
         known: PartitionHistory,
         end: int,
         sent_s: float,
@@ -848,8 +851,8 @@ class Promises:
 
         A leader may learn late that a replica lost records.
         """
-        told_s = sent_s if promise == "min-isr" else sent_s - TOLD_LATE_S
-        ends = self.replica_ends(place)
+        told_s = sent_s if promise == "min-isr" else sent_s - FETCH_DELAY_S_MAX
+        ends = self.replica_ends(tp)
         having = believed = removed = 0
         for broker in known.replicas:
             started_s = self.started_s(broker)
@@ -868,17 +871,17 @@ class Promises:
             self.excused("restarted-since")
         elif having + believed + removed >= least:
             self.excused("being-deleted")
-        elif not self.min_insync.explains(place[0], leader, having + believed + removed, sent_s):
+        elif not self.min_insync.explains(tp[0], leader, having + believed + removed, sent_s):
             self.broken(
                 promise,
-                f"{place} offset {end - 1} was {_DONE[promise]} while {having} of {known.replicas} had it,"
+                f"{tp} offset {end - 1} was {_DONE[promise]} while {having} of {known.replicas} had it,"
                 f" and {believed + removed} may have had it (log ends {dict(ends)}, min.insync.replicas"
                 f" {least})",
             )
 
     def _check_in_sync(
         self,
-        place: Place,
+        tp: PartitionKey,
         known: PartitionHistory,
         members: Iterable[int],
         end: int,
@@ -886,52 +889,52 @@ class Promises:
         promise: str = "in-sync",
     ) -> None:
         """``members`` of the ISR have all records before ``end``, acknowledged at ``answered_s``."""
-        for broker in self._lacking(place, known, members, end, answered_s):
+        for broker in self._lacking(tp, known, members, end, answered_s):
             self.broken(
                 promise,
-                f"{place} offset {end - 1} was {_DONE[promise]}, and broker {broker} of the in-sync set"
-                f" {known.holders.isr} has it not (log ends {dict(self.replica_ends(place))})",
+                f"{tp} offset {end - 1} was {_DONE[promise]}, and broker {broker} of the ISR"
+                f" {known.holders.isr} does not have it (log ends {dict(self.replica_ends(tp))})",
             )
             return
 
     def _lacking(
-        self, place: Place, known: PartitionHistory, members: Iterable[int], end: int, answered_s: float
+        self, tp: PartitionKey, known: PartitionHistory, members: Iterable[int], end: int, answered_s: float
     ) -> list[int]:
         """Returns those of ``members`` that hold the records acknowledged at ``answered_s``, and end before
         ``end``.
         """
-        ends = self.replica_ends(place)
+        ends = self.replica_ends(tp)
         return [
             broker
             for broker in members
             if known.holders.since.get(broker, NEVER) <= answered_s and ends.get(broker, end) < end
         ]
 
-    def refused_sequence(self, place: Place, topic_id: bytes, refusal: str, *, in_doubt: bool) -> None:
+    def refused_sequence(self, tp: PartitionKey, topic_id: bytes, refusal: str, *, in_doubt: bool) -> None:
         """An idempotent producer is refused although no sequence is missing before its batch."""
-        if self.may_forget(place):
-            self.excused("forgotten")
-        elif in_doubt and self._may_be_gone(place, topic_id):
+        if self.may_forget(tp):
+            self.excused("records-lost-before")
+        elif in_doubt and self._may_be_gone(tp, topic_id):
             self.excused("deleted-in-doubt")
         else:
-            self.broken("sequence", f"{refusal}, and all was acknowledged before")
+            self.broken("sequence", f"{refusal}, and all its records were acknowledged")
 
-    def _may_be_gone(self, place: Place, topic_id: bytes) -> bool:
-        settings = self.settings_of(place[0])
+    def _may_be_gone(self, tp: PartitionKey, topic_id: bytes) -> bool:
+        settings = self.settings_of(tp[0])
         is_retained = settings.retention_bytes >= 0 or settings.retention_ms >= 0 or settings.compacts
-        return is_retained or self.logs[*place, topic_id].delete_tried_to > 0
+        return is_retained or self.logs[*tp, topic_id].delete_tried_to > 0
 
     def producer_id_given(self, producer: str, producer_id: int) -> None:
         """A producer requested an id, and received this one."""
         other = self._producer_ids.setdefault(producer_id, producer)
         if other != producer or producer_id < 0:
-            self.broken("producer-id", f"{producer} is given id {producer_id}, which {other} has")
+            self.broken("producer-id", f"{producer} receives id {producer_id}, which {other} has")
 
     # -- consumers
 
     def saw(
         self,
-        place: Place,
+        tp: PartitionKey,
         topic_id: bytes,
         offset: int,
         message: Message,
@@ -940,22 +943,22 @@ class Promises:
         broker: int,
     ) -> None:
         """A consumer received a record, in a response that the broker sent at ``answered_s``."""
-        log = self.logs[*place, topic_id]
+        log = self.logs[*tp, topic_id]
         sent = self.sent.get(message)
-        if sent is None or sent.place != place or not sent.times:
-            self.broken("no-invention", f"{place} offset {offset} holds {message}, which was not sent there")
+        if sent is None or sent.tp != tp or not sent.times:
+            self.broken("no-invention", f"{tp} offset {offset} holds {message}, which was not sent there")
             return
-        self._check_incarnation(place, topic_id, offset, message, sent)
+        self._check_incarnation(tp, topic_id, offset, message, sent)
         is_deleted = offset < log.deleted_to and log.deleted_s < asked_s
-        if is_deleted and not self._may_know_no_deletion(place, broker):
+        if is_deleted and not self._may_know_no_deletion(tp, broker):
             self.broken(
-                "delete-records", f"{place} offset {offset} is read, and was deleted up to {log.deleted_to}"
+                "delete-records", f"{tp} offset {offset} is read, and was deleted up to {log.deleted_to}"
             )
-        self._agree(place, offset, message, log, is_committed=True)
+        self._agree(tp, offset, message, log, is_committed=True)
         log.read.setdefault(offset, (message, answered_s))
 
     def _check_incarnation(
-        self, place: Place, topic_id: bytes, offset: int, message: Message, sent: Sent
+        self, tp: PartitionKey, topic_id: bytes, offset: int, message: Message, sent: Sent
     ) -> None:
         made_s = self._made_s.get(topic_id, 0.0)
         is_other = bool(sent.topic_id) and sent.topic_id != topic_id
@@ -963,69 +966,68 @@ class Promises:
         if is_other or is_before:
             self.broken(
                 "new-topic",
-                f"{place} offset {offset} holds {message} of a topic of that name that was deleted",
+                f"{tp} offset {offset} holds {message} of a topic of that name that was deleted",
             )
 
     def _agree(
-        self, place: Place, offset: int, message: Message, log: LogHistory, is_committed: bool
+        self, tp: PartitionKey, offset: int, message: Message, log: LogHistory, is_committed: bool
     ) -> None:
         if not is_committed:
             return  # Another leader may assign the offset to another record.
         for what, known in (("acknowledged", log.acknowledged), ("read", log.read)):
             other, _ = known.get(offset, (message, 0.0))
-            if other != message and not (self.may_forget(place) and self.excused("forgotten")):
+            if other != message and not (self.may_forget(tp) and self.excused("records-lost-before")):
                 self.broken(
-                    "one-record", f"{place} offset {offset} holds {message}, and {other} was {what} there"
+                    "one-record", f"{tp} offset {offset} holds {message}, and {other} was {what} there"
                 )
 
-    def skipped(self, consumer: str, place: Place, topic_id: bytes, position: int, found: int) -> None:
+    def skipped(self, consumer: str, tp: PartitionKey, topic_id: bytes, position: int, found: int) -> None:
         """A consumer requested one offset, and received a later one."""
-        if self.compaction.is_compacted(place):
-            self.compaction.skipped(consumer, place, topic_id, position, found)
-        elif not (self.may_forget(place) and self.excused("forgotten")):
-            self.broken("no-gap", f"{consumer} asked {place} for offset {position}, and was given {found}")
+        if self.compaction.is_compacted(tp):
+            self.compaction.skipped(consumer, tp, topic_id, position, found)
+        elif not (self.may_forget(tp) and self.excused("records-lost-before")):
+            self.broken("no-gap", f"{consumer} fetched offset {position} of {tp}, and received {found}")
 
-    def end_told(self, consumer: str, place: Place, topic_id: bytes, end: int, how: str) -> None:
+    def end_told(self, consumer: str, tp: PartitionKey, topic_id: bytes, end: int, how: str) -> None:
         """A consumer received the end of the partition for readers."""
-        key = (consumer, (*place, topic_id))
+        key = (consumer, (*tp, topic_id))
         before = self._ends.get(key, -1)
-        if end < before and not (self.may_forget(place) and self.excused("forgotten")):
+        if end < before and not (self.may_forget(tp) and self.excused("records-lost-before")):
             self.broken(
-                "high-watermark", f"{consumer} was told that {place} ends at {before}, and now {end} ({how})"
+                "high-watermark",
+                f"the high watermark of {tp} for {consumer} was {before}, and is {end} ({how})",
             )
         self._ends[key] = max(before, end)
 
-    def _may_know_no_deletion(self, place: Place, broker: int) -> bool:
+    def _may_know_no_deletion(self, tp: PartitionKey, broker: int) -> bool:
         """Whether a broker need not know of deleted records."""
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is not None and known.leader != broker != ANY_BROKER:
             return self.excused("former-leader")
-        return self.may_forget(place) and self.excused("forgotten")
+        return self.may_forget(tp) and self.excused("records-lost-before")
 
-    def start_told(
-        self, place: Place, topic_id: bytes, start: int, asked_s: float, broker: int = ANY_BROKER
+    def log_start_returned(
+        self, tp: PartitionKey, topic_id: bytes, start: int, asked_s: float, broker: int = ANY_BROKER
     ) -> None:
         """A consumer that sent a request to ``broker`` at this time received the log start offset."""
-        log = self.logs[*place, topic_id]
-        settings = self.settings_of(place[0])
+        log = self.logs[*tp, topic_id]
+        settings = self.settings_of(tp[0])
         is_moved = settings.retention_bytes >= 0 or settings.retention_ms >= 0
         is_deleted = start < log.deleted_to and log.deleted_s < asked_s
-        if is_deleted and not self._may_know_no_deletion(place, broker):
-            self.broken(
-                "delete-records", f"{place} starts at {start}, and was deleted up to {log.deleted_to}"
-            )
+        if is_deleted and not self._may_know_no_deletion(tp, broker):
+            self.broken("delete-records", f"{tp} starts at {start}, and was deleted up to {log.deleted_to}")
         is_started_late = start > log.delete_tried_to and not is_moved
-        if is_started_late and not (self.may_forget(place) and self.excused("forgotten")):
+        if is_started_late and not (self.may_forget(tp) and self.excused("records-lost-before")):
             self.broken(
                 "log-start",
-                f"{place} starts at {start}, and nobody deleted records from {log.delete_tried_to} on",
+                f"{tp} starts at {start}, and no request deleted records from {log.delete_tried_to} on",
             )
         if settings.retention_ms >= 0 and settings.retention_bytes < 0:
-            self._check_retained(place, topic_id, start, settings.retention_ms)
+            self._check_retained(tp, topic_id, start, settings.retention_ms)
 
-    def _check_retained(self, place: Place, topic_id: bytes, start: int, retention_ms: int) -> None:
+    def _check_retained(self, tp: PartitionKey, topic_id: bytes, start: int, retention_ms: int) -> None:
         """Known records that were removed were older than retention.ms."""
-        log = self.logs[*place, topic_id]
+        log = self.logs[*tp, topic_id]
         first = max(log.retention_checked_to, log.delete_tried_to)
         if start <= first:
             return
@@ -1036,97 +1038,97 @@ class Promises:
                 continue
             message = known[0]
             age_ms = (self.now() - self.sent[message].first_s) * 1000
-            if age_ms >= retention_ms or self.compaction.was_taken(place, topic_id, offset, message):
+            if age_ms >= retention_ms or self.compaction.was_taken(tp, topic_id, offset, message):
                 continue
-            if age_ms + self.clock_ahead_ms >= retention_ms and self.excused("clock-turned"):
+            if age_ms + self.clock_ahead_ms >= retention_ms and self.excused("clock-skew"):
                 continue
-            if not (self.may_forget(place) and self.excused("forgotten")):
+            if not (self.may_forget(tp) and self.excused("records-lost-before")):
                 self.broken(
                     "retention",
-                    f"{place} starts at {start}; {message} at {offset} is {age_ms:.0f} ms old at most, and"
+                    f"{tp} starts at {start}; {message} at {offset} is {age_ms:.0f} ms old at most, and"
                     f" retention.ms is {retention_ms}",
                 )
                 return
 
     def out_of_range(
-        self, consumer: str, place: Place, topic_id: bytes, position: int, start: int, end: int
+        self, consumer: str, tp: PartitionKey, topic_id: bytes, position: int, start: int, end: int
     ) -> None:
         """A position of a consumer is out of range; it then received the start and the end."""
         if position < start:
             self.events.count("out of range below the start")
-        elif position > end and not (self.may_forget(place) and self.excused("forgotten")):
-            self.broken("read", f"{consumer} has read {place} up to {position}, which ends at {end} now")
+        elif position > end and not (self.may_forget(tp) and self.excused("records-lost-before")):
+            self.broken("read", f"{consumer} has read {tp} up to {position}, which ends at {end} now")
 
     # -- administrators
 
-    def delete_tried(self, place: Place, topic_id: bytes, offset: int) -> None:
+    def delete_tried(self, tp: PartitionKey, topic_id: bytes, offset: int) -> None:
         """DeleteRecords is sent; -1 for the high watermark."""
-        log = self.logs[*place, topic_id]
+        log = self.logs[*tp, topic_id]
         log.delete_tried_to = max(log.delete_tried_to, float("inf") if offset < 0 else offset)
 
-    def delete_answered(self, place: Place, topic_id: bytes, offset: int, broker: int) -> None:
+    def delete_answered(self, tp: PartitionKey, topic_id: bytes, offset: int, broker: int) -> None:
         """``broker`` acknowledged DeleteRecords: no record below ``offset`` exists."""
-        log = self.logs[*place, topic_id]
+        log = self.logs[*tp, topic_id]
         self.events.count("record deletions")
-        known = self.partitions.get(place)
+        known = self.partitions.get(tp)
         if known is not None and known.leader != broker:
             self.excused("former-leader")
             return
-        self._check_durable_start(place, offset, broker)
+        self._check_durable_start(tp, offset, broker)
         if known is not None:
             others = set(known.holders.isr) - {broker} - set(known.holders.unreported)
-            self._check_has_deleted(place, offset, others, "is in sync")
+            self._check_has_deleted(tp, offset, others, "is in sync")
         if offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
             # The eligible replicas were in sync when the broker responded: it waits for min.insync.replicas.
             holders = known.holders if known is not None else None
             log.deleted_by = set() if holders is None else {broker, *holders.isr, *holders.eligible}
 
-    def _check_has_deleted(self, place: Place, offset: int, brokers: Iterable[int], what: str) -> None:
+    def _check_has_deleted(self, tp: PartitionKey, offset: int, brokers: Iterable[int], what: str) -> None:
         """No electable replica may restore records deleted below ``offset``."""
         for broker in sorted(brokers):
-            start = self.live_start(place, broker)
-            if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
+            start = self.live_start(tp, broker)
+            if 0 <= start < offset and not (self.may_forget(tp) and self.excused("records-lost-before")):
                 self.broken(
                     "delete-records",
-                    f"{broker} {what} for {place}, whose records below {offset} were deleted, and its log"
+                    f"{broker} {what} for {tp}, whose records below {offset} were deleted, and its log"
                     f" starts at {start}",
                 )
 
-    def _check_durable_start(self, place: Place, offset: int, broker: int) -> None:
+    def _check_durable_start(self, tp: PartitionKey, offset: int, broker: int) -> None:
         if self.started_s(broker) is None:
             return  # Its process has ended since its response, and the machine may have another disk.
-        start = self.durable_start(place, broker)
-        if 0 <= start < offset and not (self.may_forget(place) and self.excused("forgotten")):
+        start = self.durable_start(tp, broker)
+        if 0 <= start < offset and not (self.may_forget(tp) and self.excused("records-lost-before")):
             self.broken(
-                "told-start",
-                f"{broker} has deleted the records of {place} below {offset}, and a power cut would leave its"
-                f" log starting at {start}",
+                "reported-log-start",
+                f"{broker} has deleted the records of {tp} below {offset}, and a power failure would leave"
+                f" its log start offset at {start}",
             )
 
     # -- groups
 
-    def commits_of(self, group: str, place: Place) -> Commits:
+    def commits_of(self, group: str, tp: PartitionKey) -> Commits:
         """Returns the history of a group's offset."""
-        return self._commits.setdefault((group, place), Commits())
+        return self._commits.setdefault((group, tp), Commits())
 
-    def commit_tried(self, group: str, place: Place, offset: int) -> None:
+    def commit_tried(self, group: str, tp: PartitionKey, offset: int) -> None:
         """A commit is in flight: from now on it may be found."""
-        self.commits_of(group, place).tried[offset] += 1
+        self.commits_of(group, tp).tried[offset] += 1
 
-    def commit_refused(self, group: str, place: Place, offset: int) -> None:
+    def commit_refused(self, group: str, tp: PartitionKey, offset: int) -> None:
         """A commit got an error response."""
-        self.commits_of(group, place).tried[offset] -= 1
+        self.commits_of(group, tp).tried[offset] -= 1
 
     def commit_acknowledged(
-        self, group: str, place: Place, offset: int, *, sent_s: float = 0.0, generation: int = -1
+        self, group: str, tp: PartitionKey, offset: int, *, sent_s: float = 0.0, generation: int = -1
     ) -> None:
         """A commit was acknowledged."""
         self.events.count("commits acknowledged")
-        commits = self.commits_of(group, place)
+        commits = self.commits_of(group, tp)
         commits.tried[offset] -= 1
         commits.settled = max(commits.settled, offset)
-        what = f"committed {offset} for {place}"
+        what = f"committed {offset} for {tp}"
         self.accepted_in_generation(group, what, sent_s=sent_s, generation=generation)
 
     def accepted_in_generation(self, group: str, what: str, *, sent_s: float, generation: int) -> None:
@@ -1134,11 +1136,11 @@ class Promises:
         newest, assigned_s = self._assignments.get(group, (-1, 0.0))
         is_old = 0 <= generation < newest and assigned_s < sent_s
         # A removed group counts its generations from 1 again.
-        if is_old and not (self.may_forget(GROUPS_LOG) and self.excused("forgotten")):
+        if is_old and not (self.may_forget(GROUPS_LOG) and self.excused("records-lost-before")):
             self.broken(
                 "generation",
-                f"a member of {group} {what} in generation {generation} of all, and was not refused; the"
-                f" members of generation {newest} had their assignment before that was asked",
+                f"a member of {group} {what} in generation {generation}, and was not rejected; the"
+                f" members of generation {newest} had their assignment before the request",
             )
 
     def joined(self, group: str, generation: int, leader: str) -> int:
@@ -1161,7 +1163,7 @@ class Promises:
         owners = self._owners.setdefault((group, order), {})
         for partition in partitions:
             owner = owners.setdefault(partition, member)
-            if owner != member and not (self.may_forget(GROUPS_LOG) and self.excused("forgotten")):
+            if owner != member and not (self.may_forget(GROUPS_LOG) and self.excused("records-lost-before")):
                 self.broken(
                     "owner",
                     f"{member} and {owner} of {group} own partition {partition} in generation {order}",
@@ -1171,89 +1173,89 @@ class Promises:
             self._assignments[group] = (order, self.now())
 
     def committed_found(
-        self, group: str, place: Place, offset: int, log_place: Place, broker: int, least: int
+        self, group: str, tp: PartitionKey, offset: int, log_tp: PartitionKey, broker: int, least: int
     ) -> bool:
         """A group requested its offset from ``broker``; it was ``least`` or more at the time of the request.
 
-        ``log_place`` is the partition that stores offsets. False: the broker is a former coordinator.
+        ``log_tp`` is the partition that stores offsets. False: the broker is a former coordinator.
         """
-        known = self.partitions.get(log_place)
+        known = self.partitions.get(log_tp)
         if known is None or known.leader != broker:
             return not self.excused("former-coordinator")
-        commits = self.commits_of(group, place)
+        commits = self.commits_of(group, tp)
         is_known = offset >= least and (offset <= commits.settled or commits.tried[offset] > 0)
         is_doubtful = commits.has_no_members and commits.tried[offset] > 0
         if is_known:
             commits.settled = max(commits.settled, offset)
         elif is_doubtful:
             self.excused("in-doubt")
-        elif not (self.may_forget(log_place) and self.excused("forgotten")):
+        elif not (self.may_forget(log_tp) and self.excused("records-lost-before")):
             tried = sorted(offset for offset, count in commits.tried.items() if count)
             self.broken(
                 "positions",
-                f"{group} had position {least} in {place} (in doubt: {tried}), and finds {offset}",
+                f"{group} had position {least} in {tp} (in doubt: {tried}), and finds {offset}",
             )
         return True
 
     # -- the end
 
     def check_log(
-        self, place: Place, topic_id: bytes, start: int, end: int, log: Sequence[tuple[int, Message]]
+        self, tp: PartitionKey, topic_id: bytes, start: int, end: int, log: Sequence[tuple[int, Message]]
     ) -> None:
         """``log`` is the final content of a partition, from ``start`` to ``end``."""
-        self.check_lost(place, topic_id, start, dict(log))
-        self.compaction.check_skips(place, topic_id, start, dict(log))
-        self.start_told(place, topic_id, start, self.now())
+        self.check_lost(tp, topic_id, start, dict(log))
+        self.compaction.check_skips(tp, topic_id, start, dict(log))
+        self.log_start_returned(tp, topic_id, start, self.now())
         times = Counter(message for _, message in log)
         for message, count in times.items():
             sent = self.sent.get(message)
-            if sent is None or sent.place != place or count > (1 if sent.session >= 0 else sent.times):
-                self.broken("no-invention", f"{place} holds {message} {count} times: {sent}")
+            if sent is None or sent.tp != tp or count > (1 if sent.session >= 0 else sent.times):
+                self.broken("no-invention", f"{tp} holds {message} {count} times: {sent}")
                 return
             if sent.acks == NONE and count > 1:
-                self.broken("acks-0", f"{place} holds {message} {count} times")
+                self.broken("acks-0", f"{tp} holds {message} {count} times")
         for offset, message in log:
-            self._check_incarnation(place, topic_id, offset, message, self.sent[message])
-        self._check_order(place, topic_id, log)
+            self._check_incarnation(tp, topic_id, offset, message, self.sent[message])
+        self._check_order(tp, topic_id, log)
 
-    def check_lost(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
+    def check_lost(self, tp: PartitionKey, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
         """``log`` has all records acknowledged or read from ``start`` on."""
-        history = self.logs[*place, topic_id]
-        known = self.partitions[place]
+        history = self.logs[*tp, topic_id]
+        known = self.partitions[tp]
 
         def is_gone(offset: int, message: Message) -> bool:
             return offset >= start and log.get(offset) != message
 
         for promise, records in (("acks-all", history.acknowledged), ("read", history.read)):
             gone = {offset: message for offset, (message, _) in records.items() if is_gone(offset, message)}
-            compacted = self.compaction.explains(place, topic_id, log, gone)
+            compacted = self.compaction.explains(tp, topic_id, log, gone)
             for offset, message in gone.items():
                 if offset in compacted:
                     continue
                 _, at_s = records[offset]
                 if known.holders.holds(at_s):
-                    self.broken(promise, self._missing(place, offset, message, log))
+                    self.broken(promise, self._missing(tp, offset, message, log))
                     return
                 self.excused("lost")
         gone = {offset: led.message for offset, led in history.led.items()}
         gone = {offset: message for offset, message in gone.items() if is_gone(offset, message)}
-        compacted = self.compaction.explains(place, topic_id, log, gone)
+        compacted = self.compaction.explains(tp, topic_id, log, gone)
         for offset, led in history.led.items():
             if offset not in gone or offset in compacted:
                 continue
             if known.epoch == led.epoch and led.leader not in known.lost_s:
-                self.broken("acks-1", self._missing(place, offset, led.message, log))
+                self.broken("acks-1", self._missing(tp, offset, led.message, log))
                 return
             self.excused("new-leader")
 
-    def _missing(self, place: Place, offset: int, message: Message, log: Mapping[int, Message]) -> str:
+    def _missing(self, tp: PartitionKey, offset: int, message: Message, log: Mapping[int, Message]) -> str:
         return (
-            f"{message} was at {place} offset {offset}, which holds {log.get(offset)} now"
+            f"{message} was at {tp} offset {offset}, which holds {log.get(offset)} now"
             f" ({len(log)} records up to {max(log, default=-1)}; it is held by"
-            f" {self.partitions[place].holders.since})"
+            f" {self.partitions[tp].holders.since})"
         )
 
-    def _check_order(self, place: Place, topic_id: bytes, log: Sequence[tuple[int, Message]]) -> None:
+    def _check_order(self, tp: PartitionKey, topic_id: bytes, log: Sequence[tuple[int, Message]]) -> None:
         """Idempotent producers: the first record in the log is arbitrary, since the log start moves."""
         last: dict[tuple[str, int], tuple[int, Message]] = {}
         for offset, message in log:
@@ -1263,12 +1265,12 @@ class Promises:
             key = (message.producer, sent.session)
             before, other = last.get(key, (sent.sequence - 1, None))
             if sent.sequence != before + 1 and not self.compaction.explains_gap(
-                place, topic_id, log, offset, (message.producer, sent.session), (before + 1, sent.sequence)
+                tp, topic_id, log, offset, (message.producer, sent.session), (before + 1, sent.sequence)
             ):
-                if not (self.may_forget(place) and self.excused("forgotten")):
+                if not (self.may_forget(tp) and self.excused("records-lost-before")):
                     self.broken(
                         "order",
-                        f"{place} offset {offset} holds {message} (sequence {sent.sequence}) after {other}"
+                        f"{tp} offset {offset} holds {message} (sequence {sent.sequence}) after {other}"
                         f" (sequence {before})",
                     )
                 return

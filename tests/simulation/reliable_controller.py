@@ -18,16 +18,16 @@ from tidemill.controller.alter_partition import IsrChange, plan_isr_change
 from tidemill.controller.leader_election import (
     ElectionPolicy,
     LogEnd,
-    plan_takeover,
-    planning_broker_change,
-    planning_failed_replicas,
+    plan_broker_change_in_slices,
+    plan_failed_replicas_in_slices,
+    plan_topic_elections,
 )
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class ReliableController:
         self.node_ids = node_ids
         self.image = ClusterImage(CLUSTER_ID, 0, 1, {}, {topic.name: topic})
         self._brokers: dict[int, tuple[Process, ReplicationBroker, float]] = {}
-        """Who has registered: its process, and when it was heard last."""
-        self._told: dict[int, int] = {}
+        """The registered brokers: process and time of the last heartbeat."""
+        self._sent_numbers: dict[int, int] = {}
         """The number of the image that each broker has."""
         self._number = 0
         self._epoch = 0
@@ -80,7 +80,7 @@ class ReliableController:
             brokers = {node: one for node, one in self.image.brokers.items() if node not in gone}
             for node_id in gone:
                 del self._brokers[node_id]
-                self._told.pop(node_id, None)
+                self._sent_numbers.pop(node_id, None)
             self._change_brokers(brokers, gone=gone)
         self.network.world_timer(now + AGAIN_S, self._look)
 
@@ -103,7 +103,7 @@ class ReliableController:
                 lost=lost,
             )
             self._brokers[broker.node_id] = (process, broker, self.loop.time())
-            self._told.pop(broker.node_id, None)
+            self._sent_numbers.pop(broker.node_id, None)
             brokers = {**self.image.brokers, broker.node_id: BrokerImage(registration, self._epoch)}
             losses = {} if lost.is_none else {broker.node_id: lost}
             self._change_brokers(brokers, came=[broker.node_id], losses=losses)
@@ -136,9 +136,11 @@ class ReliableController:
         if is_new and len(brokers) < len(self.node_ids):
             plans = []  # Partitions are created once all their brokers are registered.
         elif is_new:
-            plans = plan_takeover(image, policy_of=policy_of)
+            plans = plan_topic_elections(image, policy_of=policy_of)
         else:
-            plans = in_one_go(planning_broker_change(image, gone or (), came or (), losses or {}, policy_of))
+            plans = run_without_pauses(
+                plan_broker_change_in_slices(image, gone or (), came or (), losses or {}, policy_of)
+            )
         self._publish(image.with_topics(plan.topic for plan in plans))
         self._recover()
 
@@ -155,7 +157,9 @@ class ReliableController:
                 for topic in topics.values()
             }
             if self.is_registered(broker):
-                plans = in_one_go(planning_failed_replicas(self.image, broker.node_id, by_topic, policy_of))
+                plans = run_without_pauses(
+                    plan_failed_replicas_in_slices(self.image, broker.node_id, by_topic, policy_of)
+                )
                 if plans:
                     self._publish(self.image.with_topics(plan.topic for plan in plans))
                     self._recover()
@@ -179,7 +183,7 @@ class ReliableController:
         def policy(topic: TopicImage) -> ElectionPolicy:
             return policy_of(topic)._replace(unclean=is_unclean)
 
-        plans = plan_takeover(self.image, policy_of=policy, ends=ends)
+        plans = plan_topic_elections(self.image, policy_of=policy, ends=ends)
         if plans:
             self._publish(self.image.with_topics(plan.topic for plan in plans))
 
@@ -189,8 +193,8 @@ class ReliableController:
                 before = self.image.topics[topic.name].partitions[partition.partition]
                 if partition.partition_epoch != before.partition_epoch:
                     self.promises.events.add(f"the controller writes {topic.name}-{partition}", "the world")
-                    place = (topic.name, partition.partition)
-                    self.state_written(place, partition.leader, partition.leader_epoch, tuple(partition.isr))
+                    tp = (topic.name, partition.partition)
+                    self.state_written(tp, partition.leader, partition.leader_epoch, tuple(partition.isr))
         self.image = image
         self._number += 1
         for node_id in list(self._brokers):
@@ -199,7 +203,7 @@ class ReliableController:
     def _tell(self, node_id: int) -> None:
         """Sends a broker the newest image repeatedly until it arrives."""
         known = self._brokers.get(node_id)
-        if known is None or self._told.get(node_id) == self._number:
+        if known is None or self._sent_numbers.get(node_id) == self._number:
             return
         process, broker, _ = known
         image, number = self.image, self._number
@@ -208,8 +212,8 @@ class ReliableController:
         def arrive() -> None:
             if not self.network.is_open(self.machine, machine) or not self.is_registered(broker):
                 return
-            if number > self._told.get(node_id, 0):
-                self._told[node_id] = number
+            if number > self._sent_numbers.get(node_id, 0):
+                self._sent_numbers[node_id] = number
                 broker.take(image)
                 self._ask(process, lambda: self._heeded(broker))
 
@@ -258,7 +262,7 @@ class ReliableController:
             except KafkaError as problem:
                 self.promises.events.add(f"the controller refuses {change}: {problem}", "the world")
                 if problem.code in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST):
-                    self.promises.events.count("in-sync sets refused")
+                    self.promises.events.count("ISR requests rejected")
             if state is not None and state is not old:
                 partitions = list(found.partitions)
                 partitions[partition] = state

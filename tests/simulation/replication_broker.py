@@ -36,7 +36,7 @@ from tidemill.coordination.topic_image import PartitionImage
 from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.link import Link, LinkError
@@ -92,26 +92,26 @@ class ReplicationBroker:
     @property
     def partitions(self) -> ReplicaManager:
         """The partitions that it leads and follows."""
-        return self.broker.partitions
+        return self.broker.replica_manager
 
     @property
     def image(self) -> ClusterImage:
         """Its image of the cluster."""
-        return self.broker.metadata.image
+        return self.broker.metadata_cache.image
 
     async def start(self) -> None:
         """Loads the logs, listens, and registers. Raises TidemillError."""
         broker = self.broker
         config = broker.config
-        broker.logs = logs = LogManager(broker.files, self.directories)
+        broker.log_manager = logs = LogManager(broker.files, self.directories)
         logs.dirs.lock()
         logs.dirs.claim(CLUSTER_ID, self.node_id)
         topics = self.controller.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
         nobody: Any = None
-        broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
-        broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
-        broker.metadata = MetadataCache(self.controller.image.with_brokers({}))
+        broker.replica_manager = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
+        broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
+        broker.metadata_cache = MetadataCache(self.controller.image.with_brokers({}))
         broker.producer_ids = ProducerIds(self.controller.next_producer_ids)
         acceptor = self._build_request_path()
         limits = FetchLimits(
@@ -120,20 +120,20 @@ class ReplicationBroker:
         self.following = ReplicaFetcherManager(
             self.node_id, ANY_EPOCH, limits, self._connect, broker.clock, self._storage_failed
         )
-        broker.partitions.following = self.following
-        broker.partitions.change_isr = self._change_isr
-        broker.partitions.directory_failed = self._tell_failed
+        broker.replica_manager.following = self.following
+        broker.replica_manager.change_isr = self._change_isr
+        broker.replica_manager.directory_failed = self._tell_failed
         listening: Any = Listening(self.network, self.machine, PORT)
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
         acceptor.listen(listener, [listening])
         self._start_periodic_tasks()
         self._register()
-        logs.dirs.sign_new()
+        logs.dirs.write_new_meta_properties()
         if len(self.directories) > 1:
-            broker.partitions.mover.full_retry_s = MOVE_S_MEAN
-            broker.partitions.mover.set_bytes_per_second(MOVED_BYTES_PER_SECOND)
-            broker.partitions.mover.piece_bytes = MOVED_PIECE_BYTES
-            broker.partitions.mover.resume()
+            broker.replica_manager.mover.full_retry_s = MOVE_S_MEAN
+            broker.replica_manager.mover.set_bytes_per_second(MOVED_BYTES_PER_SECOND)
+            broker.replica_manager.mover.piece_bytes = MOVED_PIECE_BYTES
+            broker.replica_manager.mover.resume()
             self._tasks.append(self.loop.create_task(_repeat(MOVE_S_MEAN, self._move)))
 
     def _build_request_path(self) -> SocketServer:
@@ -143,7 +143,7 @@ class ReplicationBroker:
         deadlines = Deadlines(self.loop)
         memory = MemoryPool(self.loop, 1 << 30)
         preparation = ProduceValidation(self.loop, nobody, memory)
-        topics = broker.partitions.topics
+        topics = broker.replica_manager.topics
         produces = ProduceHandler(topics, broker.clock, deadlines, preparation, memory)
         sessions = FetchSessions(broker.clock, 100)
         reader = FetchReader(
@@ -151,7 +151,7 @@ class ReplicationBroker:
             broker.clock,
             self.loop,
             config.int("fetch.max.bytes"),
-            broker_epoch=broker.metadata.broker_epoch,
+            broker_epoch=broker.metadata_cache.broker_epoch,
         )
         fetches = FetchHandler(reader, self.loop, deadlines, sessions)
         broker.apis = APIS
@@ -175,7 +175,7 @@ class ReplicationBroker:
 
     def _register(self) -> None:
         self.is_registering = True
-        lost = report_lost_replicas(self.controller.image, self.node_id, self.broker.logs)
+        lost = report_lost_replicas(self.controller.image, self.node_id, self.broker.log_manager)
         self.controller.register(self, PORT, lost)
 
     async def _register_again(self) -> None:
@@ -193,7 +193,7 @@ class ReplicationBroker:
                 self.partitions.mover.begin(key, random.choice(self.directories))
 
     async def _connect(self, leader: int) -> Link:
-        known = self.broker.metadata.brokers.get(leader)
+        known = self.broker.metadata_cache.brokers.get(leader)
         if known is None:
             raise LinkError(f"broker {leader} is not known")
         endpoint = known.endpoints["PLAINTEXT"]
@@ -208,8 +208,8 @@ class ReplicationBroker:
     def take(self, image: ClusterImage) -> None:
         """Applies a change of the cluster."""
         with contextlib.suppress(StorageError):
-            self.broker.logs.dirs.mark_losses_handled()
-        self.broker.metadata.image = image
+            self.broker.log_manager.dirs.mark_losses_handled()
+        self.broker.metadata_cache.image = image
         self.following.registered(image.brokers[self.node_id].epoch)
         for topic in image.topics.values():
             states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]

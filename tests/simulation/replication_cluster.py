@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from promises import Place
+from promises import PartitionKey
 from reliable_controller import ReliableController, new_topic
 from replication_broker import ReplicationBroker
 
@@ -48,6 +48,6 @@ class ReplicationCluster(Simulation):
             ("/data", "/data2") if self.moves_directories else ("/data",),
         )
 
-    def elect_unclean(self, place: Place) -> bool:
+    def elect_unclean(self, tp: PartitionKey) -> bool:
         self.controller.elect_unclean()
         return True

@@ -1,10 +1,10 @@
 """The logs of a restarted broker: see the promise ``restart``.
 
 The content of a log is recorded at the end of its process, as the system has it, and compared with the log
-that the next process opens. A killed process loses nothing. A power cut, or pages that the system drops after
-a failed sync, may lose the end of a log: no records stay after a missing one, else a leader would continue
-behind a hole. They may also restore recently truncated records, in place of later ones. A compacted log may
-lack records that compaction has removed: a start completes an interrupted exchange of segments.
+that the next process opens. A killed process loses nothing. A power failure, or pages that the system drops
+after a failed sync, may lose the end of a log: no records stay after a missing one, else a leader would
+continue after a gap. They may also restore recently truncated records, in place of later ones. A compacted
+log may lack records that compaction has removed: a start completes an interrupted segment swap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidemill.records.record_reader import iter_records
 DATA = "/data"
 
 
-class Remembered(NamedTuple):
+class RecordedLog(NamedTuple):
     """The segments of a log at the end of its process. ``may_lose``: unsynced data may be lost."""
 
     files: dict[str, bytes]
@@ -45,7 +45,7 @@ class RestartPromise:
         self._broken = broken
         self._excused = excused
         self._is_tombstone_over = is_tombstone_over
-        self._before: dict[tuple[SimulatedFiles, str], Remembered] = {}
+        self._before: dict[tuple[SimulatedFiles, str], RecordedLog] = {}
 
     def process_ends(self, files: SimulatedFiles, *, may_lose: bool) -> None:
         """A process is about to end, or a machine without one is about to lose its power."""
@@ -61,7 +61,7 @@ class RestartPromise:
             if before is not None and is_same_log(before.files, now):
                 # Its content at that time counts.
                 now = before.files
-            self._before[key] = Remembered(now, may_lose)
+            self._before[key] = RecordedLog(now, may_lose)
 
     def power_lost(self, files: SimulatedFiles) -> None:
         """Drops the logs whose directories were not synced."""
@@ -111,7 +111,7 @@ class RestartPromise:
         for base, data in gone.items():
             at = bisect_right(spans, (base, base)) - 1
             if at >= 0 and spans[at][1] >= base:
-                self._excused("cut-before")
+                self._excused("unflushed-truncation")
             else:
                 left[base] = data
         return left
@@ -134,7 +134,7 @@ class RestartPromise:
                 if last > base and last in left:
                     self._excused("compacted")
                 elif tombstone_ms >= 0 and self._is_tombstone_over(tombstone_ms, retention_ms):
-                    self._excused("tombstone-over")
+                    self._excused("tombstone-expired")
                 else:
                     unexplained.append(base)
         return unexplained

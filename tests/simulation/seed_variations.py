@@ -5,38 +5,38 @@ from __future__ import annotations
 from random import Random
 
 OPERATOR_SHARE = 0.5
-"""Of the seeds have an operator who looks after partitions that wait for one."""
+"""The share of seeds with an operator who elects leaders for partitions that wait for one."""
 SLOW_CLEANER_SHARE = 0.5
-"""Of the seeds have cleaners that may take seconds for a group of segments."""
+"""The share of seeds with cleaners that may take seconds for a group of segments."""
 SLOW_CHECKPOINT_SHARE = 0.5
-"""Of the seeds have cleaners that rest for long, and so write late up to where logs are clean."""
+"""The share of seeds with long pauses of cleaners, which write cleaner checkpoints late."""
 STORE_CUTS_SHARE = 0.4
-"""Of the seeds have brokers that are cut from the store for longer than a session lives."""
+"""The share of seeds with brokers that are isolated from the store beyond a session timeout."""
 STOPS_SHARE = 0.5
-"""Of the seeds have processes that end in the middle of an exchange of several segments."""
+"""The share of seeds with processes that end during a swap of several segments."""
 MIN_INSYNC_CHANGES_SHARE = 0.4
-"""Of the seeds have an administrator who changes ``min.insync.replicas`` now and then."""
+"""The share of seeds with an administrator who changes ``min.insync.replicas``."""
 FULL_DISKS_SHARE = 0.3
-"""Of the seeds have disks that are full for a while."""
+"""The share of seeds with disks that are full for a time."""
 REFUSED_DELETIONS_SHARE = 0.5
-"""Of the seeds have disks that refuse to rename the directory of a partition that is deleted, for a while."""
+"""The share of seeds with disks that reject the rename of deleted partition directories for a time."""
 DIRECTORY_MOVES_SHARE = 0.3
-"""Of the seeds of replication have brokers with two data directories, between which partitions move."""
+"""The share of replication seeds with two data directories, between which partitions move."""
 DELETION_BURSTS_SHARE = 0.4
-"""Of the seeds have an administrator who deletes a topic in several ways, and makes it, all at once."""
+"""The share of seeds with concurrent deletions and creations of a topic."""
 
 LATE_STORE_SHARE = 0.4
-"""Of the seeds have times at which the store's answers and events come late to a broker."""
+"""The share of seeds with delayed responses and events of the store."""
 LOST_ANSWERS_SHARE = 0.4
-"""Of the seeds have sessions that end as the store takes a registration that tells of fewer losses."""
+"""The share of seeds with sessions that end at the write of a registration with fewer losses."""
 LOST_ISR_ANSWERS_SHARE = 0.3
-"""Of the seeds have leaders that do not hear that a larger in-sync set is written."""
+"""The share of seeds with lost responses to the write of a larger ISR."""
 FULL_STARTS_SHARE = 0.5
-"""Of the seeds with full disks have starts after power cuts that find a disk full."""
+"""The share of seeds with full disks that start on a full disk after a power failure."""
 FAILING_STOPS_SHARE = 0.4
-"""Of the seeds have brokers that are told to stop while a sync hangs that will fail."""
+"""The share of seeds with shutdown requests during a hanging fsync that fails."""
 PASSING_POSITIONS_SHARE = 0.5
-"""Of the seeds with bursts of deletions have a group that commits positions in the topic that is deleted."""
+"""The share of seeds with bursts of deletions and a group that commits offsets in the deleted topic."""
 
 
 class Variations:

@@ -35,6 +35,7 @@ from tidemill.wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from tidemill.wire.messages.unregister_broker import UnregisterBrokerRequest
+from tidemill.wire.schema import Struct
 
 CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION, DELETE_RECORDS_VERSION = 5, 4, 0, 2, 2
 ALTER_CONFIGS_VERSION, DELETE_BY_ID_VERSION = 1, 6
@@ -50,7 +51,7 @@ LOOK_S = 0.02
 TEMPORARY_TOPIC = "u"
 """A topic that comes and goes."""
 REPLACED_TOPIC = "v"
-"""A topic without records that is made anew again and again."""
+"""A topic without records that is recreated repeatedly."""
 PREFERRED, UNCLEAN = 0, 1
 HIGH_WATERMARK = -1
 
@@ -158,14 +159,14 @@ class ClusterAdmin(Admin):
     async def _move(self, partition: int, replicas: list[int] | None) -> None:
         """Reassigns a partition, or cancels its reassignment (None)."""
         self.events.add(f"moves {self.topic}-{partition} to {replicas}")
-        place = self.topic, partition
-        self.promises.moves.asking(place, replicas)
+        tp = self.topic, partition
+        self.promises.reassignments.requested(tp, replicas)
         topic = ReassignableTopic(
             name=self.topic,
             partitions=[ReassignablePartition(partition_index=partition, replicas=replicas)],
         )
         await self._change("move asked", self._reassign(topic))
-        self.promises.moves.granted(place, replicas)
+        self.promises.reassignments.accepted(tp, replicas)
 
     async def _reassign(self, topic: ReassignableTopic) -> None:
         request = AlterPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=[topic])
@@ -228,9 +229,9 @@ class TopicReplacer(Admin):
         """Sends a request over a new connection: a broker answers the requests of one connection in order."""
         link = await Link.open(0, self.random.choice(self._bootstrap), PORT, self.name, PATIENCE_S)
         try:
-            return await link.ask(key, version, request, PATIENCE_S)
+            return await link.request(key, version, request, Struct, PATIENCE_S)
         finally:
-            link.close("the answer is there, or nobody waits for it")
+            link.close("the response has arrived, or no request waits for it")
 
     async def _soon(self, change: Awaitable[None]) -> None:
         await asyncio.sleep(self.random.expovariate(1 / BURST_S_MEAN))
@@ -304,7 +305,7 @@ class MinInsyncAdmin(Client):
         """Waits until a condition holds for some partition of the topic, or for a while."""
         until_s = self.now + WAIT_S_MAX
         while self.now < until_s and not self.ended:
-            if any(is_so(one) for place, one in self.promises.partitions.items() if place[0] == self.topic):
+            if any(is_so(one) for tp, one in self.promises.partitions.items() if tp[0] == self.topic):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -351,9 +352,9 @@ class RecordDeleter(Client):
         await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
         if self.ended:
             return
-        place = (self.topic, self.random.randrange(self.partitions))
-        address = await self.leader(place[1])
-        log = self.promises.logs[*place, self.topic_id]
+        tp = (self.topic, self.random.randrange(self.partitions))
+        address = await self.leader(tp[1])
+        log = self.promises.logs[*tp, self.topic_id]
         seen = max(log.read, default=-1) + 1
         if self.random.random() < 0.4:
             offset = HIGH_WATERMARK
@@ -361,23 +362,23 @@ class RecordDeleter(Client):
             offset = self.random.randint(min(log.deleted_to, seen), seen)
         self.phases.begin("DeleteRecords asked")
         try:
-            await self._delete(place, address, offset)
+            await self._delete(tp, address, offset)
         finally:
             self.phases.end("DeleteRecords asked")
 
-    async def _delete(self, place: tuple[str, int], address: str, offset: int) -> None:
-        self.events.add(f"deletes the records of {place} below {offset} at {address}")
-        self.promises.delete_tried(place, self.topic_id, offset)
-        wanted = DeleteRecordsPartition(partition_index=place[1], offset=offset)
+    async def _delete(self, tp: tuple[str, int], address: str, offset: int) -> None:
+        self.events.add(f"deletes the records of {tp} below {offset} at {address}")
+        self.promises.delete_tried(tp, self.topic_id, offset)
+        wanted = DeleteRecordsPartition(partition_index=tp[1], offset=offset)
         request = DeleteRecordsRequest(
             topics=[DeleteRecordsTopic(name=self.topic, partitions=[wanted])], timeout_ms=TIMEOUT_MS
         )
         answer = await self.ask(address, ApiKey.DELETE_RECORDS, DELETE_RECORDS_VERSION, request)
         one = answer.topics[0].partitions[0]
         check(one.error_code)
-        self.events.add(f"{place} starts at {one.low_watermark} now")
+        self.events.add(f"{tp} starts at {one.low_watermark} now")
         start = max(offset, one.low_watermark)
-        self.promises.delete_answered(place, self.topic_id, start, node_of(address))
+        self.promises.delete_answered(tp, self.topic_id, start, node_of(address))
         self.phases.moment("DeleteRecords answered")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from promises import NONE, Message, Place, Promises, Sent
+from promises import NONE, Message, PartitionKey, Promises, Sent
 from simulated_loop import wall_ms_at
 
 from tidemill.model.errors import ErrorCode
@@ -26,7 +26,13 @@ from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopi
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tidemill.wire.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidemill.wire.schema import Struct
 
 PATIENCE_S = 1.5
 """A request that is not answered for so long has failed."""
@@ -113,14 +119,14 @@ class Client:
     async def link(self, address: str) -> Link:
         """Returns an open link."""
         link = self._links.get(address)
-        if link is None or link.closed:
+        if link is None or link.is_closed:
             link = self._links[address] = await Link.open(0, address, PORT, self.name, PATIENCE_S)
         return link
 
     async def ask(self, address: str, key: int, version: int, request: Any) -> Any:
         """Sends a request to a broker."""
         link = await self.link(address)
-        return await link.ask(key, version, request, PATIENCE_S)
+        return await link.request(key, version, request, Struct, PATIENCE_S)
 
     def answered_s(self, address: str) -> float:
         """Returns when the broker at ``address`` sent its last response."""
@@ -265,7 +271,7 @@ class Producer(Client):
                     ApiKey.PRODUCE, self.version, 1, self.name, self._request(partition, batch)
                 )
                 self._report_sending(partition, batch)
-                link._send(data)
+                link._send_bytes(data)
             unsettled.clear()
             self.events.count("batches sent with acks=0", len(batches))
             return
@@ -291,7 +297,7 @@ class Producer(Client):
         request = self._request(partition, batch)
         self._report_sending(partition, batch)
         self.events.add(lambda: f"sends {batch.messages} to {self.topic}-{partition} at {address}")
-        answer = await link.ask(ApiKey.PRODUCE, self.version, request, PATIENCE_S)
+        answer = await link.request(ApiKey.PRODUCE, self.version, request, ProduceResponse, PATIENCE_S)
         ((one,),) = [topic.partition_responses for topic in answer.responses]
         return self.answered_s(address), one
 
@@ -307,12 +313,12 @@ class Producer(Client):
         return ProduceRequest(acks=self.acks, timeout_ms=int(PATIENCE_S * 500), topic_data=[topic])
 
     def _report_sending(self, partition: int, batch: Batch) -> None:
-        for place, message in enumerate(batch.messages):
+        for tp, message in enumerate(batch.messages):
             sent = Sent(
-                place=(self.topic, partition),
+                tp=(self.topic, partition),
                 acks=self.acks,
                 session=self._session if self.is_idempotent else -1,
-                sequence=batch.sequence + place,
+                sequence=batch.sequence + tp,
                 topic_id=batch.topic_id if self.version >= BY_TOPIC_ID else b"",
             )
             self.promises.sending(message, sent)
@@ -321,16 +327,16 @@ class Producer(Client):
         self, partition: int, batch: Batch, answer: Any, address: str, *, is_first: bool
     ) -> Refused | None:
         code = answer.error_code
-        place: Place = (self.topic, partition)
+        tp: PartitionKey = (self.topic, partition)
         if code in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-            self.events.add(lambda: f"{batch.messages} are at {place} offset {answer.base_offset}")
+            self.events.add(lambda: f"{batch.messages} are at {tp} offset {answer.base_offset}")
             self._unsettled[partition].remove(batch)
             self.last_acknowledged_s = self.now
             offset = answer.base_offset if code == 0 else -1
             if batch.is_in_doubt:
                 self.events.count("retries acknowledged")
             self.promises.acknowledged(
-                place,
+                tp,
                 self._log_id(batch),
                 offset,
                 batch.messages,
@@ -343,8 +349,8 @@ class Producer(Client):
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
             self.events.count("sequences refused")
             if is_first:
-                refusal = f"{self.name} is refused by {place}: {name_of(code)}"
-                self.promises.refused_sequence(place, self.topic_id, refusal, in_doubt=batch.is_in_doubt)
+                refusal = f"{self.name} is refused by {tp}: {name_of(code)}"
+                self.promises.refused_sequence(tp, self.topic_id, refusal, in_doubt=batch.is_in_doubt)
                 self._begin_session()
         elif code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             # A leader returns it as well if it has appended the batch, and stops leading before all replicas
@@ -393,7 +399,7 @@ class Consumer(Client):
     ) -> None:
         super().__init__(*client)
         self.partition = partition
-        self.place: Place = (self.topic, partition)
+        self.tp: PartitionKey = (self.topic, partition)
         self.position = 0
         self.again = again
         """How often it reads again from an offset below its position."""
@@ -409,10 +415,10 @@ class Consumer(Client):
         if luck < 0.1:
             asked_s = self.now
             end = await self._ask_offset(address, LATEST)
-            self.promises.end_told(self.name, self.place, self.topic_id, end, "ListOffsets")
+            self.promises.end_told(self.name, self.tp, self.topic_id, end, "ListOffsets")
             if luck < 0.05:
                 start = await self._ask_offset(address, EARLIEST)
-                self.promises.start_told(self.place, self.topic_id, start, asked_s, node_of(address))
+                self.promises.log_start_returned(self.tp, self.topic_id, start, asked_s, node_of(address))
         elif luck < 0.1 + self.again:
             self.position = self.random.randrange(self.position + 1)
         await self._fetch(address)
@@ -430,11 +436,11 @@ class Consumer(Client):
         ((one,),) = [topic.partitions for topic in answer.topics]
         if one.error_code:
             raise Refused(one.error_code)
-        known = self.promises.partitions.get(self.place)
+        known = self.promises.partitions.get(self.tp)
         if known is not None and known.topic_id != self.topic_id:
             # ListOffsets has no topic id: the response may be for the recreated topic.
             raise Refused(ErrorCode.UNKNOWN_TOPIC_ID)
-        self.events.add(lambda: f"offset {timestamp} of {self.place} is {one.offset}")
+        self.events.add(lambda: f"offset {timestamp} of {self.tp} is {one.offset}")
         return int(one.offset)
 
     async def _fetch(self, address: str) -> None:
@@ -457,9 +463,11 @@ class Consumer(Client):
         if one.error_code:
             raise Refused(one.error_code)
         if one.high_watermark >= 0:
-            self.promises.end_told(self.name, self.place, topic_id, one.high_watermark, "Fetch")
+            self.promises.end_told(self.name, self.tp, topic_id, one.high_watermark, "Fetch")
         if version > 4 and one.log_start_offset >= 0:
-            self.promises.start_told(self.place, topic_id, one.log_start_offset, asked_s, node_of(address))
+            self.promises.log_start_returned(
+                self.tp, topic_id, one.log_start_offset, asked_s, node_of(address)
+            )
         self._take(one.records or b"", topic_id, asked_s, address)
 
     async def _out_of_range(self, address: str, topic_id: bytes) -> None:
@@ -469,24 +477,24 @@ class Consumer(Client):
         start = await self._ask_offset(address, EARLIEST)
         end = await self._ask_offset(address, LATEST)
         if topic_id == self.topic_id:
-            self.promises.start_told(self.place, topic_id, start, asked_s, node_of(address))
-            self.promises.out_of_range(self.name, self.place, topic_id, self.position, start, end)
+            self.promises.log_start_returned(self.tp, topic_id, start, asked_s, node_of(address))
+            self.promises.out_of_range(self.name, self.tp, topic_id, self.position, start, end)
             self.position = start
 
     def _take(self, records: bytes, topic_id: bytes, asked_s: float, address: str) -> None:
         answered_s = self.answered_s(address)
         for record in iter_records(records, self.position):
             if record.offset != self.position:
-                self.promises.skipped(self.name, self.place, topic_id, self.position, record.offset)
+                self.promises.skipped(self.name, self.tp, topic_id, self.position, record.offset)
             message = Message.of(record)
-            if record.offset not in self.promises.logs[*self.place, topic_id].read:
+            if record.offset not in self.promises.logs[*self.tp, topic_id].read:
                 self.events.add(f"sees {message} at {record.offset}")
             self.promises.saw(
-                self.place, topic_id, record.offset, message, asked_s, answered_s, node_of(address)
+                self.tp, topic_id, record.offset, message, asked_s, answered_s, node_of(address)
             )
             self.position = record.offset + 1
         # A compacted log has batches without records, and batches without their last records.
         last = max((int(batch.last_offset) for batch in iter_stored(records)), default=-1)
         if last >= self.position:
-            self.promises.skipped(self.name, self.place, topic_id, self.position, last + 1)
+            self.promises.skipped(self.name, self.tp, topic_id, self.position, last + 1)
             self.position = last + 1

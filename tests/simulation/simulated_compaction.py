@@ -17,7 +17,7 @@ from compaction_promise import Raw
 from disk_state_promise import written_offset
 from log_inspection import end_on_disk
 from log_state_promise import headers_of
-from promises import Place, TopicSettings
+from promises import PartitionKey, TopicSettings
 from seed_variations import Variations
 from simulated_disk import ALL_OPERATIONS, OLD_SEGMENTS, RENAMES, SimulatedFiles
 
@@ -113,7 +113,7 @@ class SimulatedCleaner:
         self._killed: list[Generator[CleanedGroup, None, None]] = []
         """Runs of processes that were killed: they must not be ended, which would tidy up."""
 
-    async def clean(self, job: CleanJob, place: ReplaceSegments) -> CleanCounts | Failure | None:
+    async def clean(self, job: CleanJob, replace_segments: ReplaceSegments) -> CleanCounts | Failure | None:
         """See :class:`tidemill.broker.cleaner_process_client.CleanerWorker`."""
         simulation, random = self.simulation, self.simulation.random
         simulation.phases.moment("cleaning")
@@ -138,7 +138,7 @@ class SimulatedCleaner:
                 if len(group.old) > 1 and simulation.variations.has_stops and random.random() < STOP_SHARE:
                     simulation.stop_in_exchange(self.node)
                 simulation.phases.moment("exchange of segments")
-                if not await self._put_in_place(look, place, group):
+                if not await self._put_in_place(look, replace_segments, group):
                     simulation.events.count("cleanings ended by a change of the log")
                     run.close()
                     break
@@ -148,12 +148,14 @@ class SimulatedCleaner:
         self._killed.remove(run)
         return cleaner.counts if group is None else None
 
-    async def _put_in_place(self, look: CleaningCheck, place: ReplaceSegments, group: CleanedGroup) -> bool:
+    async def _put_in_place(
+        self, look: CleaningCheck, replace_segments: ReplaceSegments, group: CleanedGroup
+    ) -> bool:
         """The broker replaces segments; returns False if the log has changed."""
         was_unchanged = look.is_unchanged()
         look.watch(group)
         try:
-            is_placed = await place(group)
+            is_placed = await replace_segments(group)
         finally:
             self.node.files.renamed = None
         look.placed(group, was_unchanged=was_unchanged, is_placed=is_placed)
@@ -196,7 +198,7 @@ class CleaningCheck:
         self.files: SimulatedFiles = node.files
         self.job = job
         name, _, index = job.name.rpartition("-")
-        self.place: Place = (name, int(index))
+        self.tp: PartitionKey = (name, int(index))
         self.before = {one.base_offset: self._segment(one.base_offset) for one in job.segments}
         records = [record for segment in self.before.values() for record in segment]
         partition = self._partition()
@@ -207,7 +209,7 @@ class CleaningCheck:
         self._going: dict[int, bytes] = {}
         """Its tombstones that go: their keys by offset."""
         self.start = 0 if partition is None else int(partition.log.start_offset)
-        """Nobody can read what lies before it."""
+        """Records before it are not readable."""
         high_watermark = -1 if partition is None else int(partition.high_watermark)
         self.newest = {record.key: record.offset for record in records if record.offset < high_watermark}
         """The newest committed record of each key."""
@@ -226,8 +228,8 @@ class CleaningCheck:
         written = written_offset(self.files, RECOVERY_POINTS, self.job.name)
         if min(recovery_point, written) < self.job.upper_bound:
             self._broken(
-                f"it is cleaned up to {self.job.upper_bound}, is synced up to {recovery_point}, and a start"
-                f" would take it for synced up to {written}"
+                f"it is cleaned up to {self.job.upper_bound}, is flushed up to {recovery_point}, and a start"
+                f" would treat it as flushed up to {written}"
             )
 
     # -- one exchange
@@ -276,19 +278,19 @@ class CleaningCheck:
         """The broker has replaced segments, or reports that the log has changed."""
         partition = self._partition()
         if partition is not None and is_placed and not was_unchanged:
-            self._broken(f"the segments {group.old} were cleaned before it was cut, and are exchanged")
+            self._broken(f"the segments {group.old} were cleaned before a truncation, and are swapped")
         if partition is None or partition.failed or not was_unchanged or not self.is_unchanged():
             return
         # Retention and DeleteRecords remove segments at the log's start.
         are_there = set(group.old) <= {int(one.base_offset) for one in partition.log.segments[:-1]}
         if not is_placed and are_there and not self.files.is_failing:
-            self._broken(f"the segments {group.old} are not exchanged, and the log is what was cleaned")
+            self._broken(f"the segments {group.old} are not swapped, and the log has the cleaned records")
 
     def _check_durable(self, group: CleanedGroup) -> None:
         names = self.files.durable_names(self.job.directory)
         back = [base for base in group.old[1:] if offset_name(base, LOG) in names]
         if back or not self.files.is_synced(f"{self.job.directory}/{offset_name(group.old[0], LOG)}"):
-            self._broken(f"a power cut takes the exchange of {group.old} back, which has ended")
+            self._broken(f"a power failure reverts the completed swap of {group.old}")
 
     def _check_batches(self, group: CleanedGroup, partition: Partition) -> None:
         """The last batch of each producer is kept, and tombstones get their deletion horizon."""
@@ -312,8 +314,8 @@ class CleaningCheck:
                 least_ms = self.job.now_ms + self.job.delete_retention_ms
             if header.horizon_ms < least_ms:
                 self._broken(
-                    f"tombstones of the batch at {header.base} go at {header.horizon_ms}, and are to stay"
-                    f" until {least_ms}"
+                    f"tombstones of the batch at {header.base} are removed at {header.horizon_ms}, and must"
+                    f" stay until {least_ms}"
                 )
 
     def _partition(self) -> Partition | None:
@@ -393,17 +395,17 @@ class CleaningCheck:
         )
         if not 0 <= horizon_ms <= self.job.now_ms:
             self._broken(
-                f"the tombstone {record} goes at {self.job.now_ms}, and is to stay until {horizon_ms}"
+                f"the tombstone {record} is removed at {self.job.now_ms}, and must stay until {horizon_ms}"
             )
         least_ms = self.job.delete_retention_ms
         if not self.promises.is_tombstone_over(record.timestamp, least_ms):
             age_ms = self.node.clock.wall_ms() - record.timestamp
-            self._broken(f"the tombstone {record} goes after {age_ms} ms, and is to stay {least_ms} ms")
+            self._broken(f"the tombstone {record} is removed after {age_ms} ms, and must stay {least_ms} ms")
         self.removed[record.offset] = record.key or b""
         self.simulation.events.count("tombstones removed")
 
     def _on_disk(self) -> set[int]:
-        """Returns the offsets of the log after a power cut."""
+        """Returns the offsets of the log after a power failure."""
         found: set[int] = set()
         for name in self.files.durable_names(self.job.directory):
             if name.endswith(LOG):
@@ -443,14 +445,14 @@ class CleaningCheck:
         """Other replicas may not have the tombstones yet."""
         if not tombstones:
             return
-        known = self.promises.partitions.get(self.place)
+        known = self.promises.partitions.get(self.tp)
         if known is None:
             return
         ends = {
             broker: end_on_disk(self.simulation.node(broker).files, self.job.name)
             for broker in known.replicas
         }
-        self.promises.compaction.tombstones_removed(self.place, tombstones, ends)
+        self.promises.compaction.tombstones_removed(self.tp, tombstones, ends)
 
 
 def _records(data: bytes) -> list[Raw]:

@@ -95,7 +95,7 @@ class SimulatedFiles(FaultyFiles):
         self.process_ends: Callable[[bool], None] = lambda may_lose: None
         """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
         self.power_lost: Callable[[], None] = lambda: None
-        """Called when only what a power cut left is there."""
+        """Called with the disk as it is after a power failure."""
         self._fresh: set[str] = set()
         """Files of which the present process has met a sync that failed."""
         self.is_full = False
@@ -229,16 +229,16 @@ class SimulatedFiles(FaultyFiles):
         return list(filter(is_wanted, self._names.names_in(directory)))
 
     def durable_names(self, directory: str) -> list[str]:
-        """Returns the names in a directory after a power cut."""
+        """Returns the names in a directory after a power failure."""
         return sorted(self._durable_names.names_in(directory))
 
     def is_synced(self, path: str) -> bool:
-        """Whether a file, as a process reads it, survives a power cut with its name."""
+        """Whether a file, as a process reads it, survives a power failure with its name."""
         node = self._durable_names.get(path)
         return node is not None and node is self._names.get(path) and not node.pending and not node.dropped
 
     def durable(self, path: str) -> bytes:
-        """Returns the guaranteed content of a file after a power cut."""
+        """Returns the guaranteed content of a file after a power failure."""
         node = self._durable_names[path]
         return b"" if node is None else node.durable.read(0, len(node.durable))
 

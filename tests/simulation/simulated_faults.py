@@ -124,7 +124,7 @@ class Faults:
         if FULL_DISK in names:
             self._aimed += [(FULL_DISK, "DeleteRecords asked")] * FULL_DISKS_AIMED
         self._forgotten: Node | None = None
-        """A node that all others have forgotten: it is killed soon after it has heard of that."""
+        """A node with a replica that all others have lost: it is killed soon after it has read that."""
         self.phases.on_begin = self._aim
         self.ended = False
         self.quiet_from_s = 0.0
@@ -414,7 +414,7 @@ class Faults:
     def _misses_replica(self, node: Node) -> bool:
         here = {(one.topic, int(one.index)) for one in node.partitions if not one.failed}
         histories = self.promises.partitions.items()
-        return any(node.node_id in known.replicas and place not in here for place, known in histories)
+        return any(node.node_id in known.replicas and tp not in here for tp, known in histories)
 
     def drop_sync(self, node: Node) -> bool:
         """A sync fails, and the system drops the unwritten pages: a start finds the old ones."""

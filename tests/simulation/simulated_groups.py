@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from change_phases import ChangePhases
-from promises import Place
+from promises import PartitionKey
 from simulated_clients import Client, Refused, node_of
 
 from tidemill.model.errors import ErrorCode
@@ -37,7 +37,7 @@ FENCED = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.R
 SENT_AGAIN = 0.4
 """The share of new generations in which a member sends its last commit of a former one again."""
 STALL_S = 2.0
-"""A member that stands still for so long is taken out of its group, and does not know."""
+"""A member that is paused for this time is removed from its group without its knowledge."""
 REST_S = 2 * SESSION_MS / 1000
 """A group is at rest when it has had one assignment for so long: sessions of former members are over."""
 
@@ -58,9 +58,9 @@ class GroupClient(Client):
         self._coordinator = answer.host
 
     async def _commit(
-        self, place: Place, offset: int, generation: int = -1, member_id: str = "", order: int = -1
+        self, tp: PartitionKey, offset: int, generation: int = -1, member_id: str = "", order: int = -1
     ) -> None:
-        topic, partition = place
+        topic, partition = tp
         one = OffsetCommitRequestPartition(
             partition_index=partition, committed_offset=offset, committed_metadata=None
         )
@@ -70,36 +70,36 @@ class GroupClient(Client):
             member_id=member_id,
             topics=[OffsetCommitRequestTopic(name=topic, partitions=[one])],
         )
-        self.promises.commit_tried(self.group, place, offset)
-        self.events.add(f"commits {offset} for {place} at {self._coordinator}")
+        self.promises.commit_tried(self.group, tp, offset)
+        self.events.add(f"commits {offset} for {tp} at {self._coordinator}")
         sent_s = self.now
         answer = await self.ask(self._coordinator, ApiKey.OFFSET_COMMIT, COMMIT_VERSION, request)
         code = answer.topics[0].partitions[0].error_code
         if code in FENCED:
             self.events.count("commits of old generations refused")
-            self.promises.commit_refused(self.group, place, offset)
+            self.promises.commit_refused(self.group, tp, offset)
         if code:
             raise Refused(code)
-        self.events.add(f"{offset} for {place} is committed")
-        self.promises.commit_acknowledged(self.group, place, offset, sent_s=sent_s, generation=order)
+        self.events.add(f"{offset} for {tp} is committed")
+        self.promises.commit_acknowledged(self.group, tp, offset, sent_s=sent_s, generation=order)
 
-    async def _position(self, place: Place) -> tuple[int, bool]:
+    async def _position(self, tp: PartitionKey) -> tuple[int, bool]:
         """Returns the group's offset; False if the coordinator may not know the last one."""
-        topic, partition = place
+        topic, partition = tp
         request = OffsetFetchRequest(
             group_id=self.group,
             topics=[OffsetFetchRequestTopic(name=topic, partition_indexes=[partition])],
         )
-        least = self.promises.commits_of(self.group, place).settled
+        least = self.promises.commits_of(self.group, tp).settled
         answer = await self.ask(self._coordinator, ApiKey.OFFSET_FETCH, FETCH_VERSION, request)
         if answer.error_code:
             raise Refused(answer.error_code)
         one = answer.topics[0].partitions[0]
         if one.error_code:
             raise Refused(one.error_code)
-        self.events.add(f"finds {one.committed_offset} for {place} at {self._coordinator}")
+        self.events.add(f"finds {one.committed_offset} for {tp} at {self._coordinator}")
         offset, broker = one.committed_offset, node_of(self._coordinator)
-        is_sure = self.promises.committed_found(self.group, place, offset, (OFFSETS, 0), broker, least)
+        is_sure = self.promises.committed_found(self.group, tp, offset, (OFFSETS, 0), broker, least)
         return offset, is_sure
 
 
@@ -108,8 +108,8 @@ class Committer(GroupClient):
 
     def __init__(self, *client: Any, group: str, partition: int) -> None:
         super().__init__(*client, group=group)
-        self.place: Place = (self.topic, partition)
-        self.promises.commits_of(group, self.place).has_no_members = True
+        self.tp: PartitionKey = (self.topic, partition)
+        self.promises.commits_of(group, self.tp).has_no_members = True
         self._offset = 0
         self._commits = False
         self._found_in_the_end = False
@@ -127,12 +127,12 @@ class Committer(GroupClient):
             if not self._coordinator:
                 await self._find()
             if not self._commits:
-                _, self._found_in_the_end = await self._position(self.place)
+                _, self._found_in_the_end = await self._position(self.tp)
                 self._coordinator = ""
                 return
             if self.random.random() < 0.3:
-                await self._position(self.place)
-            await self._commit(self.place, self._offset)
+                await self._position(self.tp)
+            await self._commit(self.tp, self._offset)
             self._commits = False
         except BaseException:
             self._coordinator = ""
@@ -170,14 +170,14 @@ class PositionReader(GroupClient):
 
     def __init__(self, *client: Any, group: str, partition: int) -> None:
         super().__init__(*client, group=group)
-        self.place: Place = (self.topic, partition)
+        self.tp: PartitionKey = (self.topic, partition)
 
     async def work(self) -> None:
         await asyncio.sleep(self.random.expovariate(1 / READ_PAUSE_S_MEAN))
         try:
             if not self._coordinator:
                 await self._find()
-            _, is_sure = await self._position(self.place)
+            _, is_sure = await self._position(self.tp)
             if not is_sure:
                 self._coordinator = ""
         except BaseException:
@@ -222,7 +222,7 @@ class GroupMember(GroupClient):
         """The place of the generation among all of the group."""
         self._positions: dict[int, int] | None = None
         """Of the partitions that it is assigned; None while it has no assignment."""
-        self._last_commit: tuple[Place, int, int, str, int] | None = None
+        self._last_commit: tuple[PartitionKey, int, int, str, int] | None = None
 
     @property
     def order(self) -> int:
@@ -333,9 +333,9 @@ class GroupMember(GroupClient):
         return [
             SyncGroupRequestAssignment(
                 member_id=member,
-                assignment=json.dumps(list(range(place, self.partitions, len(members)))).encode(),
+                assignment=json.dumps(list(range(tp, self.partitions, len(members)))).encode(),
             )
-            for place, member in enumerate(members)
+            for tp, member in enumerate(members)
         ]
 
     async def _sync(self, shares: list[SyncGroupRequestAssignment]) -> list[int]:
@@ -373,7 +373,7 @@ class GroupMember(GroupClient):
             await self._leave()
             return
         elif luck < 0.08:
-            self.events.add("is started anew")
+            self.events.add("is restarted")
             self.events.count("members that end without leaving")
             self._member_id, self._positions = "", None
             return
@@ -382,8 +382,8 @@ class GroupMember(GroupClient):
             await self._beat()
         for partition in positions:
             positions[partition] += self.random.choice((1, 1, 5))
-            place = (self.topic, partition)
-            commit = (place, positions[partition], self._generation, self._member_id, self._order)
+            tp = (self.topic, partition)
+            commit = (tp, positions[partition], self._generation, self._member_id, self._order)
             self._last_commit = commit
             await self._commit(*commit)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from faulty_files import Killed
 
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 
 WALL_MS = 1_700_000_000_000
 """The wall clock when the simulation begins."""
@@ -64,7 +64,7 @@ class Process:
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
-"""For which process the present callback runs; None for the world itself."""
+"""The process of the current callback; None for the simulator."""
 
 
 class Call(asyncio.Handle):
@@ -122,12 +122,12 @@ WAITS_MAX = 100
 """A coroutine that is ended waits so often at most."""
 
 
-class NothingLeft(RuntimeError):
+class NoPendingCallbacks(RuntimeError):
     """No callback is left, and the awaited event has not occurred."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """The loop of a simulated world. Sockets are those of the simulated network."""
+    """The event loop of a simulation. Its sockets are those of the simulated network."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """The network's, by descriptor."""
         self.is_in_job = False
         self.job_hangs_s = 0.0
-        """Set by a job that is done: whoever waits for it is told so much later."""
+        """Set by a completed job: its result is returned this much later."""
         """Whether a thread's job runs now, in the middle of which a process may end."""
 
     def time(self) -> float:
@@ -190,11 +190,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not self._soon:
                 self._wait()
             due, self._soon = self._soon, []
-            for place, handle in enumerate(due):
+            for position, handle in enumerate(due):
                 if not handle._cancelled:  # type: ignore[attr-defined]
                     self._call(handle)
                 if self._stopping:
-                    self._soon = [*due[place + 1 :], *self._soon]
+                    self._soon = [*due[position + 1 :], *self._soon]
                     return
 
     def _wait(self) -> None:
@@ -212,7 +212,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if self.on_step is not None and self.steps % self.steps_a_look == 0:
                 self.on_step()
             return
-        raise NothingLeft("nothing will ever happen again")
+        raise NoPendingCallbacks("nothing will ever happen again")
 
     def _call(self, handle: Any) -> None:
         """Calls back, if the process runs and is not suspended."""

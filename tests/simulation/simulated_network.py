@@ -24,7 +24,7 @@ AGAIN_S = 0.2
 """After so long a packet that was lost is sent again."""
 
 
-class Weather(NamedTuple):
+class NetworkDelays(NamedTuple):
     """The delays of packets, in seconds."""
 
     delay_s_mean: float = 0.0005
@@ -38,7 +38,7 @@ class Weather(NamedTuple):
         return self.slow * self.slow_s_mean + (1 - self.slow) * self.delay_s_mean
 
 
-class Ended(NamedTuple):
+class StreamEnd(NamedTuple):
     """Marks the end of a stream."""
 
     problem: OSError | None
@@ -76,17 +76,17 @@ class Stream:
         self.target = target
         self.reader: Socket
         self.writer: Socket
-        self.sent: deque[tuple[float, float, bytes | Pages | Ended]] = deque()
+        self.sent: deque[tuple[float, float, bytes | Pages | StreamEnd]] = deque()
         """What is under way, with the times of its arrival and of its sending."""
         self.unread_bytes = 0
         self._last_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, item: bytes | Pages | Ended) -> None:
+    def put(self, item: bytes | Pages | StreamEnd) -> None:
         """Sends ``item``."""
         self._last_s = max(self._last_s, self.network.arrival_s())
         self.sent.append((self._last_s, self.network.loop.time(), item))
-        if not isinstance(item, Ended):
+        if not isinstance(item, StreamEnd):
             self.unread_bytes += len(item)
         self.go_on()
 
@@ -103,9 +103,9 @@ class Stream:
         if not self.network.is_open(self.source, self.target):
             return
         _, sent_s, item = self.sent.popleft()
-        if not isinstance(item, Ended):
+        if not isinstance(item, StreamEnd):
             self.reader.received_sent_s = sent_s
-        self.reader.take(item if isinstance(item, bytes | Ended) else item.read())
+        self.reader.take(item if isinstance(item, bytes | StreamEnd) else item.read())
         self.go_on()
 
     def drop(self) -> None:
@@ -131,7 +131,7 @@ class Socket:
         self.received_sent_s = 0.0
         """When the bytes were sent that came last."""
         self._received = bytearray()
-        self._ended: Ended | None = None
+        self._ended: StreamEnd | None = None
         self._reader: asyncio.Handle | None = None
         self._writer: asyncio.Handle | None = None
         self._poked = False
@@ -193,7 +193,7 @@ class Socket:
         return room
 
     def close(self) -> None:
-        self.end(Ended(None))
+        self.end(StreamEnd(None))
 
     # -- what the loop calls
 
@@ -213,14 +213,14 @@ class Socket:
 
     # -- what the network does
 
-    def take(self, item: bytes | Ended) -> None:
+    def take(self, item: bytes | StreamEnd) -> None:
         """An item has arrived."""
         process = self.process
         if not self.machine.is_up:
             return
         if self.closed or (process is not None and not process.alive):
             if isinstance(item, bytes):
-                self.outgoing.put(Ended(ConnectionResetError("reset by the peer")))
+                self.outgoing.put(StreamEnd(ConnectionResetError("reset by the peer")))
             return
         if isinstance(item, bytes):
             if self._ended is None:
@@ -235,7 +235,7 @@ class Socket:
             waiting.set_result(None)
         self.poke()
 
-    def end(self, how: Ended) -> None:
+    def end(self, how: StreamEnd) -> None:
         """The program closes the socket, or the system does so for a killed process."""
         if self.closed:
             return
@@ -306,7 +306,7 @@ class Listening:
     def close(self) -> None:
         self.machine.listening.pop(self.port, None)
         for one in self._backlog:
-            one.end(Ended(ConnectionResetError("reset by the peer")))
+            one.end(StreamEnd(ConnectionResetError("reset by the peer")))
         self._backlog.clear()
 
     def set_reader(self, handle: asyncio.Handle | None) -> bool:
@@ -335,7 +335,7 @@ class Listening:
 class Network:
     """All machines, and the connections between them."""
 
-    def __init__(self, loop: SimulatedLoop, random: Random, weather: Weather) -> None:
+    def __init__(self, loop: SimulatedLoop, random: Random, weather: NetworkDelays) -> None:
         self.loop = loop
         self.random = random
         self.weather = weather
@@ -429,7 +429,7 @@ class Network:
 
     def reset(self, one: Socket) -> None:
         """Breaks a connection: both ends get a reset, and bytes in flight are lost."""
-        problem = Ended(ConnectionResetError("reset by the network"))
+        problem = StreamEnd(ConnectionResetError("reset by the network"))
         for stream in (one.incoming, one.outgoing):
             stream.drop()
             stream.put(problem)
@@ -439,7 +439,7 @@ class Network:
         for listening in list(machine.listening.values()):
             listening.close()
         for one in sorted(machine.sockets, key=lambda one: one.descriptor):
-            one.end(Ended(ConnectionResetError("reset by the peer")))
+            one.end(StreamEnd(ConnectionResetError("reset by the peer")))
 
     def power_lost(self, machine: Machine) -> None:
         """The machine is silent; its peers are not notified."""

@@ -4,7 +4,7 @@ The server is a machine of the network. Calls of a client arrive in order, and s
 over one connection at a time. When a connection breaks, calls in flight may have arrived or not, and
 responses and events are lost. A session that is silent for its timeout expires, together with its ephemeral
 nodes; a client that returns too late is notified, and begins another session. The guarantees are those of
-ZooKeeper, as :mod:`tidemill.coordination.zookeeper` provides them: see
+ZooKeeper, as :mod:`tidemill.coordination.zookeeper_store` provides them: see
 :mod:`tidemill.coordination.coordination_store`.
 """
 
@@ -38,7 +38,7 @@ from tidemill.coordination.coordination_store import (
     Watcher,
     check_path,
 )
-from tidemill.coordination.tree import Tree
+from tidemill.coordination.embedded_store_tree import Tree
 from tidemill.coordination.zookeeper_watches import Seen, missed
 
 STORE_MACHINE = "store"
@@ -104,8 +104,8 @@ class StoreServer:
         self.machine = network.machine(STORE_MACHINE)
         self.tree = Tree()
         self.sessions: dict[int, Session] = {}
-        self.told: Callable[[str], None] = lambda text: None
-        """For the story of a run."""
+        self.session_ended: Callable[[str], None] = lambda text: None
+        """Called with a description of each ended session."""
         self.written: Callable[[str, bytes], None] = lambda path, data: None
         """Called with each node that was written, and its data."""
         self.removed: Callable[[str], None] = lambda path: None
@@ -154,7 +154,7 @@ class StoreServer:
         if session is None:
             return
         owned = sorted(self.tree.owned_by(number))
-        self.told(f"session {number:#x} {how}; its nodes go: {', '.join(owned) or 'it had none'}")
+        self.session_ended(f"session {number:#x} {how}; its nodes go: {', '.join(owned) or 'it had none'}")
         if session.connection is not None:
             session.connection.broken = True
         self.ended(owned)
@@ -230,7 +230,7 @@ class SimulatedStore(Store):
         self._connection: Connection | None = None
         self._usable = False
         self._closed = False
-        self._told = SessionState.SUSPENDED
+        self._reported_state = SessionState.SUSPENDED
         self._calls: dict[asyncio.Future[Any], None] = {}
         self._watches: dict[str, list[_Watch]] = {}
         self._seen: dict[str, Seen | None] = {}
@@ -238,7 +238,7 @@ class SimulatedStore(Store):
         self._answered_s = self._loop.time()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self.late_s = 0.0
-        """So much longer answers and events take."""
+        """The additional delay of responses and events."""
         self.context = copy_context()
 
     @classmethod
@@ -302,7 +302,7 @@ class SimulatedStore(Store):
         connection.broken = True
         self._connection = None
         self._drop(StoreUnavailable("the connection to the simulated store was lost"))
-        if self._told is SessionState.CONNECTED:
+        if self._reported_state is SessionState.CONNECTED:
             self._tell(SessionState.SUSPENDED)
         self._loop.call_later(TRY_AGAIN_S + self._network.delay_s(), self._dial_again, context=self.context)
 
@@ -325,7 +325,7 @@ class SimulatedStore(Store):
         self._number = session.number
         self._usable = True
         if not self._opened.done():
-            self._told = SessionState.CONNECTED
+            self._reported_state = SessionState.CONNECTED
             self._opened.set_result(None)
             return
         events = [Event(kind, path) for path in seen for kind in missed(self._seen.get(path), seen[path])]
@@ -343,9 +343,9 @@ class SimulatedStore(Store):
                 call.exception()  # The caller may have ended.
 
     def _tell(self, state: SessionState) -> None:
-        if state is self._told:
+        if state is self._reported_state:
             return
-        self._told = state
+        self._reported_state = state
         for listener in list(self._listeners):
             listener(state)
 

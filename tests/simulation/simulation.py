@@ -24,20 +24,20 @@ from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
 from change_phases import REPLICATION_PHASES, ChangePhases
-from committed_promise import Looked, synced_end
+from committed_promise import CheckedBroker, synced_end
 from compaction_promise import Raw
 from disk_state_promise import durable_start
 from event_log import EventLog, Violation
 from following_promise import FollowingPromise
 from log_inspection import LogWatch, end_on_disk, records_of
-from promises import ALL, LEADER, NONE, Message, Place, Promises, TopicSettings
+from promises import ALL, LEADER, NONE, Message, PartitionKey, Promises, TopicSettings
 from seed_variations import Variations
 from simulated_admins import RecordDeleter
 from simulated_clients import Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
 from simulated_loop import PROCESS, START_S, JobsInOrder, Process, SimulatedClock, SimulatedLoop
-from simulated_network import WORLD, Network, Weather
+from simulated_network import WORLD, Network, NetworkDelays
 
 from tidemill import _build_mode
 from tidemill.coordination.cluster_image import ClusterImage
@@ -62,7 +62,7 @@ BATCHES = 170
 CHANGES = 6
 """And until administrators have made so many changes."""
 CAP_S = 45.0
-"""Or until so much simulated time is over, if faults explain it."""
+"""The limit of simulated time, if faults explain it."""
 DISTURBED_SHARE = 0.5
 """Faults explain a slow run where they, and the time to recover from them, fill this share of it."""
 SLOW_DISTURBED_SHARE = 0.4
@@ -145,7 +145,7 @@ class Node:
         self.starting: Server | None = None
         """The one that does not serve yet; its broker may lead already."""
         self.stopping: Server | None = None
-        """The one that stops in order: it is looked at no more, but goes on with its work for a while."""
+        """The process in a clean shutdown: it is not checked, and continues its work for a time."""
         self.is_running = False
         self.started_s = 0.0
         self.stopped_s = 0.0
@@ -230,12 +230,12 @@ class Node:
 
 
 class Simulation:
-    """A world with a cluster; subclasses define its kind."""
+    """A simulated cluster; subclasses define its kind."""
 
     phase_names: tuple[str, ...] = REPLICATION_PHASES
     """What faults are aimed at."""
     is_whole = False
-    """Whether brokers are whole, so that seeds differ in what :class:`Variations` tells."""
+    """Whether brokers are complete, so that seeds have the properties of :class:`Variations`."""
 
     def __init__(self, seed: int, batches: int = BATCHES) -> None:
         self.seed = seed
@@ -246,12 +246,10 @@ class Simulation:
         self.events = EventLog(self.loop)
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
-        self.promises.synced_end = lambda place, broker: synced_end(
-            self.node(broker).files, f"{place[0]}-{place[1]}"
-        )
+        self.promises.synced_end = lambda tp, broker: synced_end(self.node(broker).files, f"{tp[0]}-{tp[1]}")
         self.promises.live_start = self._live_start
-        self.promises.durable_start = lambda place, broker: durable_start(
-            self.node(broker).files, f"{place[0]}-{place[1]}"
+        self.promises.durable_start = lambda tp, broker: durable_start(
+            self.node(broker).files, f"{tp[0]}-{tp[1]}"
         )
         self.promises.started_s = self._started_s
         self.promises.has_opened = self._has_opened
@@ -259,7 +257,7 @@ class Simulation:
         self.following = FollowingPromise(self.promises, self._find, self._registered)
         self.phases = ChangePhases(self.loop.time)
         choice = self.random.choice
-        weather = Weather(choice((0.0002, 0.001, 0.004)), choice((0.0, 0.02, 0.1)), choice((0.02, 0.2)))
+        weather = NetworkDelays(choice((0.0002, 0.001, 0.004)), choice((0.0, 0.02, 0.1)), choice((0.02, 0.2)))
         self.network = Network(self.loop, self.random, weather)
         self.partition_count = choice((1, 1, 2, 3))
         self.topic_config = self._draw_topic_config()
@@ -323,7 +321,7 @@ class Simulation:
         return {}
 
     def machine_names(self) -> list[str]:
-        """Returns the machines between which the network may be cut."""
+        """Returns the machines between which network partitions may occur."""
         return sorted(self.network.machines)
 
     def patches(self) -> list[Any]:
@@ -341,11 +339,11 @@ class Simulation:
         """Returns the number of administrators' changes, of :data:`CHANGES`."""
         return self.events.counts.get("record deletions", 0)
 
-    def places(self) -> list[Place]:
+    def partition_keys(self) -> list[PartitionKey]:
         """Returns the partitions that have to come to rest."""
         return list(self.promises.partitions)
 
-    def elect_unclean(self, place: Place) -> bool:
+    def elect_unclean(self, tp: PartitionKey) -> bool:
         """An operator has the replica with the longest log elected; False if there is no such command."""
         return False
 
@@ -440,7 +438,7 @@ class Simulation:
         self._mend()
         await self._come_to_rest()
         self._check_logs()
-        self.promises.moves.at_rest()
+        self.promises.reassignments.at_rest()
 
     def _look(self) -> None:
         now = self.loop.time()
@@ -451,12 +449,12 @@ class Simulation:
                 served = [one for one in partitions if not one.failed]
                 self.promises.log_state.look(node.name, served, node.server.partitions.logs.dirs)
             for partition in partitions:
-                place = (partition.topic, int(partition.index))
+                tp = (partition.topic, int(partition.index))
                 if not partition.is_leader:
-                    self.promises.deposed.followed(place, int(partition.leader), now)
+                    self.promises.deposed.followed(tp, int(partition.leader), now)
                 elif not partition.failed:
                     epoch = int(partition.leader_epoch)
-                    self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
+                    self.promises.leads(tp, partition.log.topic_id, epoch, node.node_id)
                     self.promises.disk_state.look(node.name, partition, self._files_of)
         self.look_at_commits()
         self.following.look()
@@ -467,7 +465,7 @@ class Simulation:
 
     def look_at_commits(self) -> None:
         """Checks the high watermarks of all running brokers, also those that start and stop."""
-        self.promises.commits.look([Looked(one.node_id, one.all_partitions) for one in self.nodes])
+        self.promises.commits.look([CheckedBroker(one.node_id, one.all_partitions) for one in self.nodes])
 
     def is_compacted(self, topic: str) -> bool:
         """Whether a topic is compacted."""
@@ -477,7 +475,7 @@ class Simulation:
         """Adds the time since the last call if all partitions of producers wait for an operator."""
         now, looked_s = self.loop.time(), self._looked_s
         self._looked_s = now
-        topic = [known for place, known in self.promises.partitions.items() if place[0] == TOPIC]
+        topic = [known for tp, known in self.promises.partitions.items() if tp[0] == TOPIC]
         if topic and all(known.waits_for_operator for known in topic):
             self._waited_s += max(0.0, now - max(looked_s, self.faults.quiet_from_s))
 
@@ -530,10 +528,10 @@ class Simulation:
         if what in self.phase_names:
             self.phases.moment(what)
 
-    def _replica_ends(self, place: Place) -> dict[int, int]:
+    def _replica_ends(self, tp: PartitionKey) -> dict[int, int]:
         """Excludes replicas that never came online: an empty log replaces an unreachable one."""
         ends = {}
-        for node, one in self._replicas(place):
+        for node, one in self._replicas(tp):
             end = int(one.log.end_offset)
             if end or not one.failed:
                 ends[node.node_id] = end
@@ -547,8 +545,8 @@ class Simulation:
         replicas = opened_replicas(node.server or node.starting or node.stopping)
         return None if replicas is None else replicas.find(topic, index)
 
-    def _live_start(self, place: Place, node_id: int) -> int:
-        partition = self._find(node_id, *place)
+    def _live_start(self, tp: PartitionKey, node_id: int) -> int:
+        partition = self._find(node_id, *tp)
         return -1 if partition is None or partition.failed else int(partition.log.start_offset)
 
     def _registered(self, node_id: int, broker: int) -> int:
@@ -564,13 +562,13 @@ class Simulation:
             return None
         return node.started_s if node.server is not None else self.loop.time()
 
-    def _has_opened(self, node_id: int, place: Place) -> bool:
+    def _has_opened(self, node_id: int, tp: PartitionKey) -> bool:
         node = self.node(node_id)
         replicas = opened_replicas(node.server or node.starting)
         if replicas is None:
             return True
         logs = replicas.logs
-        return len(logs.dirs.working) == len(logs.dirs.all) or TopicPartition(*place) in logs.logs
+        return len(logs.dirs.working) == len(logs.dirs.all) or TopicPartition(*tp) in logs.logs
 
     def _stop(self) -> None:
         self.loop.call_soon(self._raise, context=WORLD)
@@ -593,9 +591,9 @@ class Simulation:
 
     # -- what the store holds
 
-    def state_written(self, place: Place, leader: int, epoch: int, isr: Sequence[int]) -> None:
+    def state_written(self, tp: PartitionKey, leader: int, epoch: int, isr: Sequence[int]) -> None:
         """The store has another state of a partition."""
-        known = self.promises.partitions.get(place)
+        known = self.promises.partitions.get(tp)
         if known is not None:
             before = set(known.holders.isr)
             if epoch != known.epoch:
@@ -604,7 +602,7 @@ class Simulation:
                 self.phases.moment("ISR shrink")
             elif before and set(isr) - before:
                 self.phases.moment("ISR expand")
-        self.promises.state_written(place, leader, epoch, isr)
+        self.promises.state_written(tp, leader, epoch, isr)
 
     # -- what disks lose
 
@@ -613,10 +611,10 @@ class Simulation:
 
     def check_synced(self, node: Node) -> None:
         """With flush.messages=1 a machine that lost its power has all acknowledged records."""
-        for place, known in self.promises.partitions.items():
-            if not self.promises.settings_of(place[0]).flush_each:
+        for tp, known in self.promises.partitions.items():
+            if not self.promises.settings_of(tp[0]).flush_each:
                 continue
-            log = self.promises.logs[*place, known.topic_id]
+            log = self.promises.logs[*tp, known.topic_id]
             promised = -1
             if known.holders.since.get(node.node_id, 0.0) < 0 and node.node_id in known.holders.isr:
                 promised = max(log.acknowledged, default=-1)
@@ -624,11 +622,11 @@ class Simulation:
                 for offset, led in log.led.items():
                     if led.leader == known.leader == node.node_id and led.epoch == known.epoch:
                         promised = max(promised, offset)
-            end = end_on_disk(node.files, f"{place[0]}-{place[1]}")
+            end = end_on_disk(node.files, f"{tp[0]}-{tp[1]}")
             if end >= 0 and end <= promised:
                 self.promises.broken(
                     "flush",
-                    f"{node.name} has {place} up to {end} on its disk, and {promised} was acknowledged",
+                    f"{node.name} has {tp} up to {end} on its disk, and {promised} was acknowledged",
                 )
 
     def sync_dropped(self, node: Node, path: str) -> None:
@@ -829,21 +827,21 @@ class Simulation:
     async def _be_on_duty(self) -> None:
         """An operator has leaders elected for waiting partitions, so that they accept writes again."""
         while not self.faults.ended:
-            for place, known in list(self.promises.partitions.items()):
-                if known.waits_for_operator and self.elect_unclean(place):
+            for tp, known in list(self.promises.partitions.items()):
+                if known.waits_for_operator and self.elect_unclean(tp):
                     self.events.count("elections by an operator on duty")
             await asyncio.sleep(ON_DUTY_S)
 
     def _help_as_operator(self) -> None:
         """Partitions that wait only for an operator get a leader."""
-        for place in self.promises.partitions:
-            if self.promises.needs_election(place) and self.elect_unclean(place):
+        for tp in self.promises.partitions:
+            if self.promises.needs_election(tp) and self.elect_unclean(tp):
                 self.promises.excused("needs-operator")
 
     def _unrest(self) -> str:
         """Returns the deviations from rest; empty without any."""
-        for place in self.places():
-            problem = self._unrest_of(place)
+        for tp in self.partition_keys():
+            problem = self._unrest_of(tp)
             if problem:
                 return problem
         for client in self._clients():
@@ -851,68 +849,68 @@ class Simulation:
                 return f"{client.name} does not know what became of what it asked for"
         return self._behind()
 
-    def _unrest_of(self, place: Place) -> str:
-        known = self.promises.partitions[place]
+    def _unrest_of(self, tp: PartitionKey) -> str:
+        known = self.promises.partitions[tp]
         if known.adding or known.removing:
-            return f"{place} is still being moved: to {known.replicas}, adding {known.adding}"
-        found = [(node, one) for node, one in self._replicas(place) if one.log.topic_id == known.topic_id]
+            return f"{tp} is still being moved: to {known.replicas}, adding {known.adding}"
+        found = [(node, one) for node, one in self._replicas(tp) if one.log.topic_id == known.topic_id]
         having = {node.node_id for node, _ in found}
         if having != set(known.replicas):
-            return f"{place} is on {sorted(having)}, and assigned to {known.replicas}"
+            return f"{tp} is on {sorted(having)}, and assigned to {known.replicas}"
         leaders = [node for node, partition in found if partition.is_leader]
         if len(leaders) != 1:
-            return f"{place} is led by {[node.name for node in leaders]}"
+            return f"{tp} is led by {[node.name for node in leaders]}"
         ends = [int(partition.log.end_offset) for _, partition in found]
         marks = [int(partition.high_watermark) for _, partition in found]
         if len(set(ends + marks)) != 1:
-            return f"the logs of {place} end at {ends}, and are committed up to {marks}"
-        deleted_to = self.promises.logs[*place, known.topic_id].deleted_to
+            return f"the logs of {tp} end at {ends}, and are committed up to {marks}"
+        deleted_to = self.promises.logs[*tp, known.topic_id].deleted_to
         starts = [int(partition.log.start_offset) for _, partition in found]
         is_forgotten = self.promises.may_forget
-        if min(starts) < deleted_to and not (is_forgotten(place) and self.promises.excused("forgotten")):
-            return f"the logs of {place} start at {starts}, and records were deleted up to {deleted_to}"
+        if min(starts) < deleted_to and not (
+            is_forgotten(tp) and self.promises.excused("records-lost-before")
+        ):
+            return f"the logs of {tp} start at {starts}, and records were deleted up to {deleted_to}"
         counted = {int(partition.min_insync) for _, partition in found}
         if counted != {known.holders.min_isr}:
-            return (
-                f"{place} takes {known.holders.min_isr} replicas for a commit, and brokers count by {counted}"
-            )
+            return f"{tp} takes {known.holders.min_isr} replicas for a commit, and brokers count by {counted}"
         isr = next(partition.isr for _, partition in found if partition.is_leader)
         if set(isr) != having or set(known.holders.isr) != having:
-            return f"{place} has {isr} in sync, and {known.holders.isr} in the store"
+            return f"{tp} has {isr} in sync, and {known.holders.isr} in the store"
         return ""
 
     def _behind(self) -> str:
         for consumer in self.consumers:
-            found = [one for _, one in self._replicas(consumer.place) if one.is_leader]
+            found = [one for _, one in self._replicas(consumer.tp) if one.is_leader]
             if found and consumer.position < found[0].log.end_offset:
                 return f"{consumer.name} is at {consumer.position} of {found[0].log.end_offset}"
         return ""
 
-    def _replicas(self, place: Place) -> list[tuple[Node, Partition]]:
+    def _replicas(self, tp: PartitionKey) -> list[tuple[Node, Partition]]:
         return [
             (node, partition)
             for node in self.nodes
             for partition in node.partitions
-            if (partition.topic, int(partition.index)) == place
+            if (partition.topic, int(partition.index)) == tp
         ]
 
     def _check_logs(self) -> None:
-        for place in self.places():
-            replicas = [partition for _, partition in self._replicas(place)]
+        for tp in self.partition_keys():
+            replicas = [partition for _, partition in self._replicas(tp)]
             start = max(int(partition.log.start_offset) for partition in replicas)
             leader = next(partition for partition in replicas if partition.is_leader)
-            self._check_files(place)
-            for node, partition in self._replicas(place):
+            self._check_files(tp)
+            for node, partition in self._replicas(tp):
                 self.promises.log_state.check(node.name, partition.log)
             contents = [records_of(partition) for partition in replicas]
-            self._check_equal(place, start, contents)
-            if not place[0].startswith("_"):
+            self._check_equal(tp, start, contents)
+            if not tp[0].startswith("_"):
                 own_start, end = int(leader.log.start_offset), int(leader.log.end_offset)
                 held = self._messages(leader)
-                self.promises.check_log(place, leader.log.topic_id, own_start, end, held)
-                self._check_retention(place, leader)
-                if self.promises.compaction.is_compacted(place):
-                    self._check_each_replica(place, leader.log.topic_id)
+                self.promises.check_log(tp, leader.log.topic_id, own_start, end, held)
+                self._check_retention(tp, leader)
+                if self.promises.compaction.is_compacted(tp):
+                    self._check_each_replica(tp, leader.log.topic_id)
             self._check_stopped()
 
     def _messages(self, partition: Partition) -> list[tuple[int, Message]]:
@@ -923,53 +921,53 @@ class Simulation:
             if record.offset >= start
         ]
 
-    def _check_each_replica(self, place: Place, topic_id: bytes) -> None:
+    def _check_each_replica(self, tp: PartitionKey, topic_id: bytes) -> None:
         """Replicas of a compacted partition differ: each has to hold the promised records."""
-        for node, partition in self._replicas(place):
+        for node, partition in self._replicas(tp):
             start, held = int(partition.log.start_offset), dict(self._messages(partition))
-            self.promises.check_lost(place, topic_id, start, held)
-            self.promises.compaction.check_replica(place, topic_id, node.node_id, start, held)
+            self.promises.check_lost(tp, topic_id, start, held)
+            self.promises.compaction.check_replica(tp, topic_id, node.node_id, start, held)
 
-    def _check_equal(self, place: Place, start: int, contents: list[bytes]) -> None:
+    def _check_equal(self, tp: PartitionKey, start: int, contents: list[bytes]) -> None:
         """Replicas with other log start offsets are compared from the latest one."""
         if all(content == contents[0] for content in contents):
             return
         held = [[Raw.of(record) for record in iter_records(content)] for content in contents]
         held = [[record for record in records if record.offset >= start] for records in held]
-        if self.promises.compaction.is_compacted(place):
-            difference = self.promises.compaction.difference(place, held)
+        if self.promises.compaction.is_compacted(tp):
+            difference = self.promises.compaction.difference(tp, held)
         else:
             difference = "" if all(records == held[0] for records in held) else "they hold other records"
         if difference:
-            self.promises.broken("equal", f"the replicas of {place} differ in the end: {difference}")
+            self.promises.broken("equal", f"the replicas of {tp} differ in the end: {difference}")
             raise _Stopped
 
-    def _check_files(self, place: Place) -> None:
+    def _check_files(self, tp: PartitionKey) -> None:
         """Files removed by retention are on no disk: only the next start would find them."""
-        for node, partition in self._replicas(place):
+        for node, partition in self._replicas(tp):
             names = node.files.stored(partition.log.directory, lambda name: name.endswith(LOG))
             bases = {int(segment.base_offset) for segment in partition.log.segments}
             left = sorted(name for name in names if offset_of(name, LOG) not in bases)
             if left:
                 self.promises.broken(
-                    "retention", f"{node.name} has files of {place} that are not of its log: {left}"
+                    "retention", f"{node.name} has files of {tp} that are not of its log: {left}"
                 )
                 raise _Stopped
 
-    def _check_retention(self, place: Place, leader: Partition) -> None:
-        settings = self.promises.settings_of(place[0])
-        history = self.promises.logs[*place, leader.log.topic_id]
+    def _check_retention(self, tp: PartitionKey, leader: Partition) -> None:
+        settings = self.promises.settings_of(tp[0])
+        history = self.promises.logs[*tp, leader.log.topic_id]
         if settings.retention_bytes < 0 or int(leader.log.start_offset) <= history.delete_tried_to:
             return
         kept = sum(int(segment.size) for segment in leader.log.segments)
         if kept >= settings.retention_bytes:
             return
         is_excused = (settings.compacts and self.promises.excused("compacted")) or (
-            self.promises.may_forget(place) and self.promises.excused("forgotten")
+            self.promises.may_forget(tp) and self.promises.excused("records-lost-before")
         )
         if not is_excused:
             self.promises.broken(
-                "retention", f"{place} keeps {kept} bytes, and retention.bytes is {settings.retention_bytes}"
+                "retention", f"{tp} keeps {kept} bytes, and retention.bytes is {settings.retention_bytes}"
             )
 
 

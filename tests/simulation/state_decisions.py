@@ -24,7 +24,7 @@ class Answers(NamedTuple):
     registrations: Mapping[int, int]
 
 
-class Known(NamedTuple):
+class KnownState(NamedTuple):
     """The facts that a controller knew when it wrote a state, and its other writes."""
 
     replicas: Sequence[int]
@@ -54,7 +54,7 @@ class Known(NamedTuple):
     controller takes it over."""
     answers: Sequence[Answers] = ()
     joined: Collection[frozenset[int]] = ()
-    """The in-sync sets that the leader was granted since the state before."""
+    """The ISRs that the leader was granted since the state before."""
 
     @property
     def able(self) -> set[int]:
@@ -67,19 +67,19 @@ class Known(NamedTuple):
         return set(self.replicas) & set(self.epochs) - self.offline
 
 
-def faults_of_first(state: PartitionState, known: Known) -> Iterator[str]:
+def faults_of_first(state: PartitionState, known: KnownState) -> Iterator[str]:
     """Returns the errors of the first state of a partition."""
     if state.leader_epoch != 0:
         yield f"the first leader epoch is {state.leader_epoch}"
     if state.leader not in state.isr:
-        yield f"the first leader {state.leader} is not in the in-sync set"
+        yield f"the first leader {state.leader} is not in the ISR"
     if not set(state.isr) <= set(known.replicas):
-        yield f"the in-sync set is not within the replicas {list(known.replicas)}"
+        yield f"the ISR is not within the replicas {list(known.replicas)}"
     if state.elr or state.lost_replicas:
         yield "a new partition has replicas that are eligible or lost"
 
 
-def faults_of(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
+def faults_of(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
     """Returns the errors of a state that replaces another."""
     yield from _faults_of_sets(after, known)
     yield from _faults_of_epoch(before, after, known)
@@ -97,12 +97,12 @@ def faults_of(before: PartitionState, after: PartitionState, known: Known) -> It
         yield f"{list(after.elr)} are eligible after a recovery by the logs"
 
 
-def _faults_of_sets(after: PartitionState, known: Known) -> Iterator[str]:
+def _faults_of_sets(after: PartitionState, known: KnownState) -> Iterator[str]:
     isr = set(after.isr)
     if len(isr) < len(after.isr):
-        yield "the in-sync set names a replica twice"
+        yield "the ISR names a replica twice"
     if after.leader != NOBODY and after.leader not in isr:
-        yield f"the leader {after.leader} is not in the in-sync set"
+        yield f"the leader {after.leader} is not in the ISR"
     for what, found in (("in-sync", isr), ("eligible", set(after.elr)), ("lost", set(after.lost_replicas))):
         others = found - set(known.replicas)
         if others:
@@ -113,7 +113,7 @@ def _faults_of_sets(after: PartitionState, known: Known) -> Iterator[str]:
         yield f"{after.last_known_leader} is the last known leader beside a leader"
 
 
-def _faults_of_epoch(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
+def _faults_of_epoch(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
     raised = after.leader_epoch - before.leader_epoch
     if after.leader != before.leader:
         if raised != 1:
@@ -122,7 +122,7 @@ def _faults_of_epoch(before: PartitionState, after: PartitionState, known: Known
         yield f"the leader stays, and the leader epoch is {raised} higher (moved: {known.has_moved})"
 
 
-def _faults_of_members(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
+def _faults_of_members(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
     isr, former = set(after.isr), set(before.isr)
     unfit = {
         "do not live": isr - set(known.epochs),
@@ -136,28 +136,28 @@ def _faults_of_members(before: PartitionState, after: PartitionState, known: Kno
     joined = isr - former
     if after.leader == before.leader:
         if joined and frozenset(isr) not in known.joined:
-            yield f"{sorted(joined)} join the in-sync set, for which no leader has asked"
+            yield f"{sorted(joined)} join the ISR without a request of the leader"
     elif joined - {after.leader}:
-        yield f"{sorted(joined)} join the in-sync set with another leader"
+        yield f"{sorted(joined)} join the ISR with another leader"
     elif joined and isr != joined:
         yield f"{sorted(isr - joined)} stay in sync beside a leader that was not"
 
 
-def _faults_of_losses(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
+def _faults_of_losses(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
     replicas, lost = set(known.replicas), set(after.lost_replicas)
     outside = replicas - set(after.isr)
     kept = set(before.lost_replicas) | known.lost & {*before.isr, *before.elr}
     if not kept & outside <= lost:
         yield f"{sorted(kept & outside - lost)} were lost, and are not any more"
     if not lost <= {*before.lost_replicas, *known.named}:
-        yield f"{sorted(lost - {*before.lost_replicas, *known.named})} are lost, which nobody has reported"
+        yield f"{sorted(lost - {*before.lost_replicas, *known.named})} are lost without a report"
     if after.leader == NOBODY and after.last_known_leader != _last_leader(before, known):
         yield (
             f"the last known leader is {after.last_known_leader}, and should be {_last_leader(before, known)}"
         )
 
 
-def _last_leader(before: PartitionState, known: Known) -> int:
+def _last_leader(before: PartitionState, known: KnownState) -> int:
     """Returns the last known leader of a partition without a leader."""
     last = before.leader if before.leader != NOBODY else before.last_known_leader
     if last == NOBODY and len(before.isr) == 1:
@@ -166,14 +166,14 @@ def _last_leader(before: PartitionState, known: Known) -> int:
     return NOBODY if last in known.missing or last not in known.replicas else last
 
 
-def _whole(before: PartitionState, known: Known) -> set[int]:
+def _whole(before: PartitionState, known: KnownState) -> set[int]:
     """Returns the replicas with every committed record."""
     if before.leader != NOBODY and len(before.isr) >= known.minimum:
         return set(before.isr)
     return {*before.isr, *before.elr}
 
 
-def _faults_of_eligible(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
+def _faults_of_eligible(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
     isr, eligible = set(after.isr), set(after.elr)
     most: set[int] = set()
     if len(isr) < known.minimum:
@@ -191,7 +191,7 @@ def _faults_of_eligible(before: PartitionState, after: PartitionState, known: Kn
         )
 
 
-def _faults_of_election(before: PartitionState, after: PartitionState, known: Known) -> Iterator[str]:
+def _faults_of_election(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
     leader = after.leader
     if leader not in known.able:
         yield f"{leader} is elected, and does not live, cannot be read or is about to stop"
@@ -214,7 +214,7 @@ def _faults_of_election(before: PartitionState, after: PartitionState, known: Kn
         yield f"{leader} is elected by the logs, and has not the best by {list(known.answers)}"
 
 
-def is_best(leader: int, answers: Answers, known: Known) -> bool:
+def is_best(leader: int, answers: Answers, known: KnownState) -> bool:
     """Whether a replica has the best log of the requested registrations."""
     ends = {
         broker: end

@@ -32,7 +32,7 @@ GONE = PartitionImage(0, DURING_DELETION, DURING_DELETION, [], [])
 NOTHING = SimpleNamespace(controller_epoch=5, broker_epoch=10, type=FULL_REQUEST, topic_states=[])
 
 
-class Thing(SimpleNamespace):
+class ProgramObject(SimpleNamespace):
     """Replaces an object of the program."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -62,12 +62,12 @@ def commands(*replicas: Any, registered: int = 10) -> ControllerRequests:
     topics = {"t": SimpleNamespace(topic_id=KEY[1], partition=lambda index: STATE)}
     broker = SimpleNamespace(
         node_id=NODE,
-        partitions=partitions,
-        logs=SimpleNamespace(get=lambda key: None, files=None),
-        metadata=SimpleNamespace(image=SimpleNamespace(topics=topics)),
+        replica_manager=partitions,
+        log_manager=SimpleNamespace(get=lambda key: None, files=None),
+        metadata_cache=SimpleNamespace(image=SimpleNamespace(topics=topics)),
     )
-    applier = Thing(broker_epoch=registered, controller_epoch=0)
-    return cast(ControllerRequests, Thing(_broker=broker, _applier=applier))
+    applier = ProgramObject(broker_epoch=registered, controller_epoch=0)
+    return cast(ControllerRequests, ProgramObject(_broker=broker, _applier=applier))
 
 
 def request(
@@ -122,7 +122,7 @@ def obey(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return play
 
 
-def test_a_broker_that_does_what_it_confirms_breaks_nothing(obey: Callable[..., list[str]]) -> None:
+def test_confirmed_and_executed_requests_break_no_promise(obey: Callable[..., list[str]]) -> None:
     to = commands(partition())
     wanted = [
         ("_leader_and_isr", request(whole=True), 1),
@@ -137,12 +137,12 @@ def test_a_broker_that_does_what_it_confirms_breaks_nothing(obey: Callable[..., 
 @pytest.mark.parametrize(
     ("second", "connection", "text"),
     [
-        (request(controller_epoch=4), 8, "obeys the controller of epoch 4"),
-        (request(broker_epoch=9), 8, "obeys a command for epoch 9"),
-        (request(), 6, "obeys what comes over connection 6, after 7"),
+        (request(controller_epoch=4), 8, "applies a request of the controller of epoch 4"),
+        (request(broker_epoch=9), 8, "applies a request for its epoch 9"),
+        (request(), 6, "applies a request over connection 6 after 7"),
     ],
 )
-def test_a_broker_that_obeys_a_former_controller_life_or_connection_is_found(
+def test_a_request_of_a_former_controller_registration_or_connection_is_found(
     obey: Callable[..., list[str]], second: Any, connection: int, text: str
 ) -> None:
     wanted = [("_update_metadata", request(), 7), ("_update_metadata", second, connection)]
@@ -153,24 +153,24 @@ def test_a_broker_that_obeys_a_former_controller_life_or_connection_is_found(
 @pytest.mark.parametrize(
     ("what", "replicas", "body", "text"),
     [
-        ("_leader_and_isr", [partition(2)], request(), "has not taken it"),
-        ("_leader_and_isr", [], request(), "has not taken it"),
-        ("_update_metadata", [], request(LATER), "and tells"),
-        ("_update_metadata", [], request(GONE), "t is gone, and tells of it"),
-        ("_update_metadata", [], NOTHING, "tells of ['t']"),
-        ("_stop_replica", [partition()], request(), "is let go, and has it"),
+        ("_leader_and_isr", [partition(2)], request(), "has not applied it"),
+        ("_leader_and_isr", [], request(), "has not applied it"),
+        ("_update_metadata", [], request(LATER), "and returns"),
+        ("_update_metadata", [], request(GONE), "t is deleted, and returns it"),
+        ("_update_metadata", [], NOTHING, "returns ['t']"),
+        ("_stop_replica", [partition()], request(), "is stopped, and has it"),
         ("_update_metadata", [partition(topic="u")], request(whole=True), "keeps u-0"),
-        ("_leader_and_isr", [partition()], request(LATER, whole=True), "was told that 2 does in epoch 4"),
+        ("_leader_and_isr", [partition()], request(LATER, whole=True), "2 leads in epoch 4"),
     ],
 )
-def test_a_broker_that_does_not_do_what_it_confirms_is_found(
+def test_a_confirmed_but_not_executed_request_is_found(
     obey: Callable[..., list[str]], what: str, replicas: list[Any], body: Any, text: str
 ) -> None:
     assert any(text in one for one in obey(commands(*replicas), (what, body, 1)))
 
 
 @pytest.mark.parametrize("name", [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS])
-def test_a_deletion_that_is_confirmed_before_the_checkpoints_have_it_is_found(
+def test_a_deletion_confirmed_before_its_checkpoints_is_found(
     obey: Callable[..., list[str]], name: str
 ) -> None:
     to = commands()
@@ -178,7 +178,7 @@ def test_a_deletion_that_is_confirmed_before_the_checkpoints_have_it_is_found(
     files.make_directory("/data")
     directory = DataDirectory(files, "/data", {})
     dirs = SimpleNamespace(working=[directory])
-    cast(Any, to)._broker.logs = SimpleNamespace(get=lambda key: None, files=files, dirs=dirs)
+    cast(Any, to)._broker.log_manager = SimpleNamespace(get=lambda key: None, files=files, dirs=dirs)
     wanted = ("_stop_replica", request(), 1)
     files.replace(f"/data/{name}", render_checkpoint(["u 0 5"]))
     assert obey(to, wanted) == []
@@ -187,24 +187,24 @@ def test_a_deletion_that_is_confirmed_before_the_checkpoints_have_it_is_found(
     for one in written:
         one._is_known = True
     (found,) = obey(to, wanted)
-    assert f"/data/{name} has a line of it" in found
+    assert f"/data/{name} contains it" in found
     # A failed write is retried.
     for one in written:
         one._is_known = False
     assert obey(to, wanted) == []
 
 
-def test_a_replica_that_is_let_go_by_a_late_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_removed_by_a_late_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched()
     monkeypatch.setattr(commands_promise, "STOP", lambda *of: ErrorCode.NONE)
     state = SimpleNamespace(partition_index=0, leader_epoch=3)
     watched.promise._stop(commands(partition(3)), "t", state)
     assert watched.found == []
     watched.promise._stop(commands(partition(4)), "t", state)
-    assert "has it anew in epoch 4" in watched.found[0]
+    assert "has a later replica in epoch 4" in watched.found[0]
 
 
-def test_an_offset_that_a_follower_asks_for_in_another_epoch_is_found(
+def test_an_offset_request_in_another_leader_epoch_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = Watched()
@@ -223,7 +223,7 @@ class Sending:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.watched = Watched()
-        self.channel: Any = Thing(
+        self.channel: Any = ProgramObject(
             _pending=ControllerRequestBatch(),
             _refused_stops=ControllerRequestBatch(),
             broker=SimpleNamespace(broker_id=2),
@@ -265,7 +265,7 @@ class Sending:
         """Sends the pending requests; returns the findings."""
 
         async def story() -> None:
-            link: Any = SimpleNamespace(closed="")
+            link: Any = SimpleNamespace(is_closed=False)
             try:
                 await self.watched.promise._send(cast(ControllerChannel, self.channel), link)
             except LinkError:
@@ -275,7 +275,7 @@ class Sending:
         return self.watched.found
 
 
-def test_a_controller_that_repeats_what_was_not_answered_breaks_nothing(
+def test_a_repeated_unanswered_request_breaks_no_promise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sending = Sending(monkeypatch)
@@ -288,29 +288,29 @@ def test_a_controller_that_repeats_what_was_not_answered_breaks_nothing(
     assert sending.play() == []
 
 
-def test_a_command_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sending = Sending(monkeypatch)
     sending.tell(metadata={KEY: {0: STATE}})
     sending.forgets = True
-    assert "is not told again" in sending.play()[0]
+    assert "they are not repeated" in sending.play()[0]
 
 
-def test_a_stop_that_would_be_repeated_once_it_is_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_replica_repeated_after_its_response_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sending = Sending(monkeypatch)
     sending.tell(stops={KEY: {0: ReplicaStop(3, True)}})
     sending.answers_stops = sending.stops_twice = True
-    assert "would be told so again" in sending.play()[0]
+    assert "would receive the request again" in sending.play()[0]
 
 
-def test_a_state_that_a_full_one_has_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_a_full_state_has_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sending = Sending(monkeypatch)
     sending.tell(metadata={KEY: {0: STATE}})
     sending.tell(is_full=True)
     sending.channel._pending.metadata = {KEY: {0: STATE}}
-    assert "is not so any more" in sending.play()[0]
+    assert "receives outdated states" in sending.play()[0]
 
 
-def test_a_stop_that_was_refused_may_be_repeated_until_the_replica_is_there_again(
+def test_a_rejected_stop_replica_may_be_repeated_until_the_replica_is_assigned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for is_given_again in (False, True):

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from controller_promise import APPLY_S, ControllerPromise, Mind, Written, _with_another_minimum
+from controller_promise import APPLY_S, ControllerKnowledge, ControllerPromise, Written, _with_another_minimum
 from simulated_loop import PROCESS, Process
-from test_promise_checkers import ID, PLACE, Checked
+from test_promise_checkers import ID, TP, Checked
 
 from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.failover import Failover
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
 from tidemill.coordination.coordination_store import Check, Create, Operation, SetData
+from tidemill.coordination.embedded_store_tree import Tree
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
@@ -30,12 +31,11 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
-from tidemill.coordination.tree import Tree
 from tidemill.replication.partition import Partition
 
 SESSION = 7
 STATE = PartitionState(1, 4, [1], 2, elr=(2,))
-PATH = PartitionStateNode.path(*PLACE)
+PATH = PartitionStateNode.path(*TP)
 FENCE = Check(CONTROLLER_EPOCH, 0)
 
 
@@ -49,7 +49,7 @@ class Store:
         self.promise.min_insync_default = 2
         for path in (*PERSISTENT_PATHS, "/brokers/topics/t", "/brokers/topics/t/partitions"):
             self._make(path)
-        self._make(PartitionStateNode.parent(*PLACE))
+        self._make(PartitionStateNode.parent(*TP))
         self.tree.apply([Create(PATH, PartitionStateNode.encode(STATE))], 0)
         data = TopicNode.encode(TopicAssignment(ID, {0: [1, 2, 3]}))
         self.tree.apply([SetData(TopicNode.path("t"), data)], 0)
@@ -81,10 +81,9 @@ class Store:
             "policies": policy,
             "store": SimpleNamespace(session_id=SESSION),
             "stopping": frozenset,
-            "is_active": True,
+            "election": SimpleNamespace(is_active=True, epoch=2),
             "is_changing": False,
             "_is_stale": False,
-            "_epoch": 2,
         }
         return cast(ControllerContext, SimpleNamespace(**{**known, **others}))
 
@@ -110,7 +109,7 @@ class Store:
         return [text.partition(":")[0] for text in self.checked.broken]
 
 
-def test_a_state_that_follows_from_the_one_before_breaks_nothing() -> None:
+def test_a_state_that_follows_from_the_previous_state_breaks_no_promise() -> None:
     assert Store().written(STATE) == []
 
 
@@ -128,7 +127,7 @@ def test_eligible_replicas_that_are_dropped_without_another_minimum_are_found() 
         (ConfigNode.path("brokers", "<default>"), "2", "3", []),
     ],
 )
-def test_another_minimum_in_the_same_transaction_drops_the_eligible(
+def test_a_changed_minimum_in_the_same_transaction_removes_the_eligible_replicas(
     path: str, before: str | None, after: str, found: list[str]
 ) -> None:
     store = Store()
@@ -142,28 +141,28 @@ def test_another_minimum_in_the_same_transaction_drops_the_eligible(
     assert store.write(FENCE, state, operation) == found
 
 
-def test_another_minimum_that_others_have_written_drops_the_eligible_while_it_is_taken_over() -> None:
+def test_a_minimum_written_by_another_program_removes_the_eligible_replicas() -> None:
     store = Store()
-    mind = store.promise._minds.setdefault(store.process, Mind())
+    knowledge = store.promise._knowledge_of.setdefault(store.process, ControllerKnowledge())
     settings = {("topics", "t"): {"min.insync.replicas": "1"}}
-    mind.minimum_changed = _with_another_minimum(store.image, settings)
-    assert mind.minimum_changed == {"t"}
+    knowledge.minimum_changed = _with_another_minimum(store.image, settings)
+    assert knowledge.minimum_changed == {"t"}
     assert _with_another_minimum(store.image, {("topics", "t"): {}}) == set()
     assert _with_another_minimum(store.image, {("brokers", "<default>"): settings["topics", "t"]}) == {"t"}
     assert store.written(STATE._replace(elr=())) == []
 
 
-def test_a_state_without_a_fence_is_found() -> None:
+def test_a_state_written_without_an_epoch_check_is_found() -> None:
     store = Store()
     assert store.write(SetData(PATH, PartitionStateNode.encode(STATE), 0)) == ["one-controller"]
 
 
-def test_a_state_that_does_not_follow_is_found() -> None:
+def test_a_state_that_does_not_follow_from_the_previous_state_is_found() -> None:
     store = Store()
     assert store.written(STATE._replace(isr=[1, 2, 3], elr=())) == ["decision"]
 
 
-def test_a_state_by_who_knows_another_one_is_found() -> None:
+def test_a_state_based_on_an_outdated_state_is_found() -> None:
     store = Store()
     store.partition = store.partition.replaced(elr=())
     assert store.written(STATE) == ["image"]
@@ -174,19 +173,19 @@ def elected(store: Store, read_s: float, read: dict[int, int]) -> list[str]:
     store.epochs = {2: 12, 3: 13}
     token = PROCESS.set(store.process)
     try:
-        mind = store.promise._mind()
-        mind.changing_since_s, mind.read_s, mind.registrations = 19.0, read_s, read
+        knowledge = store.promise._knowledge()
+        knowledge.changing_since_s, knowledge.read_s, knowledge.registrations = 19.0, read_s, read
         return store.written(STATE._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,)))
     finally:
         PROCESS.reset(token)
 
 
-def test_an_election_without_a_look_at_the_registrations_is_found() -> None:
+def test_an_election_without_a_read_of_the_registrations_is_found() -> None:
     assert elected(Store(), 18.0, {2: 12}) == ["decision"]
 
 
 @pytest.mark.parametrize("read", [{2: 12}, {2: 11}, {}])
-def test_an_election_of_a_broker_that_was_not_registered_is_found(read: dict[int, int]) -> None:
+def test_an_election_of_an_unregistered_broker_is_found(read: dict[int, int]) -> None:
     assert elected(Store(), 19.0, read) == ([] if read == {2: 12} else ["decision"])
 
 
@@ -200,34 +199,34 @@ def test_an_election_of_a_broker_that_was_not_registered_is_found(read: dict[int
         ({1: 11, 2: 12, 3: 13, 4: 14}, {4: 14}, []),
     ],
 )
-def test_a_look_at_the_brokers_leaves_those_that_are_registered_and_not_dead(
+def test_a_read_of_the_brokers_returns_the_registered_live_brokers(
     read: dict[int, int], dead: dict[int, int], found: list[str]
 ) -> None:
     store = Store()
     token = PROCESS.set(store.process)
     try:
-        store.promise._mind().registrations = read
+        store.promise._knowledge().registrations = read
         store.promise._looked(cast(Failover, SimpleNamespace(_context=store.office())), dead)
         assert store.found() == found
     finally:
         PROCESS.reset(token)
 
 
-def test_another_minimum_beside_eligible_replicas_is_found() -> None:
+def test_eligible_replicas_after_a_changed_minimum_are_found() -> None:
     store = Store()
     path = ConfigNode.path("topics", "t")
     store._make("/config/topics")
     assert store.write(FENCE, Create(path, ConfigNode.encode({"min.insync.replicas": "1"}))) == ["decision"]
 
 
-def test_a_topic_that_loses_a_replica_that_is_in_sync_is_found() -> None:
+def test_a_removed_in_sync_replica_is_found() -> None:
     store = Store()
     data = TopicNode.encode(TopicAssignment(ID, {0: [1, 3]}))
     assert store.write(FENCE, SetData(TopicNode.path("t"), data)) == ["decision"]
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_what_is_amiss_of_a_topic_that_is_to_be_deleted_is_counted(is_marked: bool) -> None:
+def test_deviations_of_a_topic_in_deletion_are_excused(is_marked: bool) -> None:
     setting = Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"min.insync.replicas": "1"}))
     moved = SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(ID, {0: [1, 3]})))
     for operation in (setting, moved):
@@ -239,14 +238,14 @@ def test_what_is_amiss_of_a_topic_that_is_to_be_deleted_is_counted(is_marked: bo
         assert store.checked.counts["excuse being-deleted"] == is_marked
     store = Store()
     store.promise.disk_changed(1)
-    store.checked.promises.partitions[PLACE].is_being_deleted = is_marked
+    store.checked.promises.partitions[TP].is_being_deleted = is_marked
     store.promise.registered(1, LostReplicas())
     assert store.found() == ["losses"] * (not is_marked)
     assert store.checked.counts["excuse being-deleted"] == is_marked
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_a_state_by_who_is_gone_or_does_not_know_its_last_write_is_counted(is_gone: bool) -> None:
+def test_a_state_of_an_ended_controller_or_after_an_unanswered_write_is_excused(is_gone: bool) -> None:
     store = Store()
     data = PartitionStateNode.encode(STATE._replace(elr=()))
     before = {PATH: store.tree.get(PATH)}
@@ -258,7 +257,7 @@ def test_a_state_by_who_is_gone_or_does_not_know_its_last_write_is_counted(is_go
     assert (store.found(), store.checked.counts["excuse in-transition"]) == ([], 1)
 
 
-def test_who_knows_what_the_store_has_breaks_nothing() -> None:
+def test_an_image_equal_to_the_store_breaks_no_promise() -> None:
     assert Store().looked() == []
 
 
@@ -273,21 +272,21 @@ def test_who_knows_what_the_store_has_breaks_nothing() -> None:
         {"replicas": [1, 2]},
     ],
 )
-def test_who_knows_of_a_partition_what_is_not_in_the_store_is_found(wrong: dict[str, Any]) -> None:
+def test_an_image_of_a_partition_that_differs_from_the_store_is_found(wrong: dict[str, Any]) -> None:
     store = Store()
     store.partition = store.partition.replaced(**wrong)
     assert "image" in store.looked()
 
 
-def test_a_new_controller_has_not_heard_of_replicas_that_failed() -> None:
+def test_a_new_controller_does_not_know_offline_replicas() -> None:
     store = Store()
-    mind = store.promise._minds.setdefault(store.process, Mind())
-    mind.failed[ID, 0] = 1, 0
+    knowledge = store.promise._knowledge_of.setdefault(store.process, ControllerKnowledge())
+    knowledge.failed[ID, 0] = 1, 0
     store.promise.controller_begins()
-    assert mind.failed == {}
+    assert knowledge.failed == {}
 
 
-def test_a_deletion_that_a_new_controller_does_not_know_is_found() -> None:
+def test_a_deletion_unknown_to_a_new_controller_is_found() -> None:
     store = Store()
     store._make(DeleteTopicNode.path("t"))
     assert store.looked() == [], "it was marked since"
@@ -295,12 +294,12 @@ def test_a_deletion_that_a_new_controller_does_not_know_is_found() -> None:
     assert store.looked() == ["image"]
 
 
-def test_a_controller_that_counts_by_other_settings_than_it_knows_is_found() -> None:
+def test_a_controller_that_uses_outdated_settings_is_found() -> None:
     policy = SimpleNamespace(of=lambda topic: SimpleNamespace(min_insync_replicas=1))
     assert Store().looked(policies=policy) == ["image"]
 
 
-def test_a_leader_that_does_not_live_or_cannot_be_read_is_found() -> None:
+def test_a_dead_or_offline_leader_is_found() -> None:
     store = Store()
     store.epochs = {2: 12, 3: 13}
     assert store.looked() == ["decision"]
@@ -309,8 +308,11 @@ def test_a_leader_that_does_not_live_or_cannot_be_read_is_found() -> None:
     assert store.looked() == ["decision"]
 
 
-def test_who_is_in_the_middle_of_a_change_is_left_alone() -> None:
-    for why in ({"is_active": False}, {"is_changing": True}, {"_is_stale": True}, {"_epoch": 1}):
+def test_an_image_is_not_compared_during_a_change() -> None:
+    inactive, replaced = (
+        SimpleNamespace(is_active=is_active, epoch=epoch) for is_active, epoch in ((False, 2), (True, 1))
+    )
+    for why in ({"election": inactive}, {"is_changing": True}, {"_is_stale": True}, {"election": replaced}):
         store = Store()
         store.partition = store.partition.replaced(elr=())
         assert store.looked(**why) == []
@@ -331,7 +333,7 @@ def _leader(least: int, counted: int) -> Partition:
     )
 
 
-def test_a_leader_that_goes_on_counting_by_former_settings_is_found() -> None:
+def test_a_leader_that_keeps_former_settings_is_found() -> None:
     store = Store()
     store.promise.look_at_leader(1, store.process, store.image, _leader(1, 1))
     assert store.found() == [], "it puts them into effect a little later"
@@ -340,7 +342,7 @@ def test_a_leader_that_goes_on_counting_by_former_settings_is_found() -> None:
     assert store.found() == ["image"]
 
 
-def test_a_leader_that_wants_another_number_of_replicas_is_found() -> None:
+def test_a_leader_that_requires_another_number_of_replicas_is_found() -> None:
     store = Store()
     store.promise.look_at_leader(1, store.process, store.image, _leader(2, 3))
     assert store.found() == ["image"]
@@ -368,7 +370,7 @@ def _index(**others: Any) -> TopicIndex:
         (_index(eligible={"t": None}), ["image"]),
     ],
 )
-def test_an_index_that_differs_from_one_made_anew_is_found(index: TopicIndex, found: list[str]) -> None:
+def test_an_updated_index_that_differs_from_a_new_index_is_found(index: TopicIndex, found: list[str]) -> None:
     store = Store()
     image = ClusterImage("", 1, 2, {}, index)
     for _ in range(2):
@@ -376,7 +378,7 @@ def test_an_index_that_differs_from_one_made_anew_is_found(index: TopicIndex, fo
     assert store.found() == found
 
 
-def test_the_index_of_a_controller_is_compared_as_well() -> None:
+def test_the_topic_index_of_a_controller_is_compared_with_a_new_index() -> None:
     store = Store()
     assert store.looked() == []
     image = store.image
@@ -384,7 +386,7 @@ def test_the_index_of_a_controller_is_compared_as_well() -> None:
     assert store.looked(image=image) == ["image"]
 
 
-def test_another_disk_has_to_be_reported() -> None:
+def test_an_unreported_replaced_disk_is_found() -> None:
     for lost, found in ((LostReplicas(missing=True), []), (LostReplicas(), ["losses"])):
         store = Store()
         store.promise.disk_changed(1)
@@ -406,7 +408,7 @@ def test_another_disk_has_to_be_reported() -> None:
         (IsrChange(1, 4, 0, [(1, 11), (2, -1)]), ["decision"]),
     ],
 )
-def test_a_set_is_granted_to_the_present_leader_with_present_members(
+def test_an_isr_request_requires_the_current_leader_and_broker_epochs(
     change: IsrChange, found: list[str]
 ) -> None:
     store = Store()

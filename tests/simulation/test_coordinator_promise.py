@@ -21,17 +21,17 @@ from tidemill.groups import membership, offset_commits, rebalance
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     JoinRequest,
+    MemberProtocol,
     OffsetToCommit,
-    Protocol,
     SyncRequest,
     Waiter,
 )
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
+from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
 from tidemill.groups.group_metadata import GroupState
-from tidemill.groups.interfaces import OFFSETS_TOPIC
 from tidemill.groups.offset_records import CommittedOffset
-from tidemill.groups.rebalance import GroupConfig
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import LogLoader
@@ -46,7 +46,7 @@ JOIN = JoinRequest(
     member_id="",
     new_member_id="",
     protocol_type="consumer",
-    protocols=(Protocol("range", b""),),
+    protocols=(MemberProtocol(name="range", metadata=b""),),
     session_timeout_ms=10_000,
     rebalance_timeout_ms=10_000,
     client_id="one",
@@ -72,8 +72,8 @@ class Led:
         self.waiting: list[Any] = []
         self.delayed = SimpleNamespace(wait_committed=self._wait_committed)
 
-    def append(self, batches: Any, acks: int, now_ms: int) -> Any:
-        result = self.log.append(batches, 0, now_ms)
+    def append(self, batch: Any, acks: int, now_ms: int) -> Any:
+        result = self.log.append(batch, 0, now_ms)
         if not self.waits:
             self.high_watermark = int(self.log.end_offset)
         return result
@@ -118,7 +118,7 @@ class Coordinated:
         )
         clock = SystemClock()
         broker = SimpleNamespace(
-            partitions=self.partitions, partition=lambda topic, index: self.led, clock=clock
+            replica_manager=self.partitions, partition=lambda topic, index: self.led, clock=clock
         )
         self.service = GroupCoordinator(
             offsets_log=PartitionOffsetsLog(cast(Any, broker)),
@@ -142,7 +142,10 @@ class Coordinated:
 
     async def commit(self, offset: int, topic_id: bytes = TOPIC_ID, topic: str = "t") -> ErrorCode:
         """A group without members commits an offset."""
-        request = CommitRequest("simple", (OffsetToCommit(topic, 0, offset, topic_id=topic_id),))
+        request = CommitRequest(
+            group_id="simple",
+            offsets=(OffsetToCommit(topic=topic, partition=0, offset=offset, topic_id=topic_id),),
+        )
         return (await self.service.commit(request)).errors[0]
 
     async def reaches_log(self) -> None:
@@ -154,9 +157,9 @@ class Coordinated:
         """A group with one member has its assignment."""
         joined = await self.service.join(JOIN.replace(instance_id=instance_id))
         request = SyncRequest(
-            "g",
-            joined.member_id,
-            joined.generation,
+            group_id="g",
+            member_id=joined.member_id,
+            generation=joined.generation,
             assignments=((joined.member_id, b"x"),),
             instance_id=instance_id,
         )
@@ -190,7 +193,7 @@ def run(story: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 
 @run
-async def test_a_coordinator_that_goes_by_its_log_breaks_nothing() -> None:
+async def test_a_coordinator_equal_to_its_log_breaks_no_promise() -> None:
     async with coordinated() as stage:
         assert await stage.commit(5) is ErrorCode.NONE
         member = await stage.make_stable()
@@ -212,16 +215,16 @@ async def test_a_coordinator_that_goes_by_its_log_breaks_nothing() -> None:
 
 
 @run
-async def test_a_position_that_the_log_does_not_have_is_found() -> None:
+async def test_a_committed_offset_that_is_not_in_the_log_is_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
-        stage.shard.core.groups["simple"].offsets["t"][0] = CommittedOffset(6)
+        stage.shard._state_machine.groups["simple"].offsets["t"][0] = CommittedOffset(6)
         await stage.service.fetch("simple")
         assert "group simple" in stage.broken[0]
 
 
 @run
-async def test_a_commit_that_is_answered_before_it_is_committed_is_found() -> None:
+async def test_an_offset_commit_acknowledged_before_it_is_committed_is_found() -> None:
     async with coordinated() as stage:
         stage.led.waits = True
         with mock.patch.object(Led, "is_committed", return_value=True):
@@ -230,7 +233,7 @@ async def test_a_commit_that_is_answered_before_it_is_committed_is_found() -> No
 
 
 @run
-async def test_a_log_that_is_shown_before_all_of_it_is_committed_is_found() -> None:
+async def test_groups_served_before_their_log_is_committed_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         stage.service.resign(0)
@@ -245,7 +248,7 @@ async def test_a_log_that_is_shown_before_all_of_it_is_committed_is_found() -> N
 
 
 @run
-async def test_a_log_that_is_not_read_to_its_end_is_found() -> None:
+async def test_an_incompletely_loaded_log_is_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         await stage.make_stable()
@@ -271,13 +274,11 @@ async def test_groups_of_a_partition_that_another_broker_leads_are_found() -> No
 
 @pytest.mark.parametrize("instance_id", [None, "i"])
 @pytest.mark.parametrize("state", ["generation", "leader", "assignment", "protocol"])
-def test_a_group_that_is_stable_otherwise_than_its_log_says_is_found(
-    state: str, instance_id: str | None
-) -> None:
+def test_a_stable_group_that_differs_from_its_log_is_found(state: str, instance_id: str | None) -> None:
     async def story() -> None:
         async with coordinated() as stage:
             member = await stage.make_stable(instance_id)
-            group = stage.shard.core.groups["g"]
+            group = stage.shard._state_machine.groups["g"]
             if state == "generation":
                 group.generation += 1
             elif state == "leader":
@@ -287,13 +288,13 @@ def test_a_group_that_is_stable_otherwise_than_its_log_says_is_found(
             else:
                 group.members[member].assignment = b"y"
             await stage.commit(1)
-            assert any("takes g for stable" in one for one in stage.broken)
+            assert any("treats g as stable" in one for one in stage.broken)
 
     asyncio.run(story())
 
 
 @run
-async def test_a_static_member_that_comes_back_has_another_id_before_its_log_has() -> None:
+async def test_a_returned_static_member_has_its_new_id_before_the_log_has_it() -> None:
     async with coordinated() as stage:
         await stage.make_stable("i")
         stage.led.waits = True
@@ -317,7 +318,7 @@ async def test_an_assignment_of_another_generation_is_found() -> None:
             lambda group, member: rebalance.sync_response(group, member).replace(assignment=b"z"),
         ):
             member = await stage.make_stable()
-            await stage.service.sync(SyncRequest("g", member, 1))
+            await stage.service.sync(SyncRequest(group_id="g", member_id=member, generation=1))
         assert "assigns b'z'" in stage.broken[0]
 
 
@@ -325,7 +326,7 @@ async def test_an_assignment_of_another_generation_is_found() -> None:
 async def test_a_member_whose_session_never_ends_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
-        stage.shard.core.groups["g"].members[member].timer_ms = None
+        stage.shard._state_machine.groups["g"].members[member].timer_ms = None
         await stage.commit(1)
         assert "the session of" in stage.broken[0]
 
@@ -333,18 +334,18 @@ async def test_a_member_whose_session_never_ends_is_found() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("awaiting", 1, "0 members wait for the next generation"),
-        ("pending_syncs", {"x"}, "who are no members"),
-        ("leader", "x", "who is no member"),
+        ("awaiting_join", 1, "0 members wait for the next generation"),
+        ("pending_syncs", {"x"}, "which are not members"),
+        ("leader", "x", "which is not a member"),
         ("state", GroupState.EMPTY, "it has members"),
         ("state", GroupState.PREPARING_REBALANCE, "the time to join never ends"),
     ],
 )
-def test_a_group_that_contradicts_itself_is_found(name: str, value: object, text: str) -> None:
+def test_an_inconsistent_group_is_found(name: str, value: object, text: str) -> None:
     async def story() -> None:
         async with coordinated() as stage:
             await stage.make_stable()
-            setattr(stage.shard.core.groups["g"], name, value)
+            setattr(stage.shard._state_machine.groups["g"], name, value)
             await stage.commit(1)
             assert any(text in one for one in stage.broken)
 
@@ -352,35 +353,35 @@ def test_a_group_that_contradicts_itself_is_found(name: str, value: object, text
 
 
 @run
-async def test_a_member_that_waits_for_an_assignment_of_nobody_is_found() -> None:
+async def test_a_member_that_waits_for_an_assignment_without_a_leader_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
-        stage.shard.core.groups["g"].members[member].syncing = Waiter(object())
+        stage.shard._state_machine.groups["g"].members[member].syncing = Waiter(object())
         await stage.commit(1)
-        assert "wait for an assignment that nobody makes" in stage.broken[0]
+        assert "wait for an assignment without a leader" in stage.broken[0]
 
 
 @run
-async def test_a_member_that_is_heard_of_in_vain_is_found() -> None:
+async def test_a_heartbeat_without_effect_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
-        stage.shard.core.groups["g"].members[member].session_timeout_ms = 1_000
+        stage.shard._state_machine.groups["g"].members[member].session_timeout_ms = 1_000
         await stage.commit(1)
         assert "is longer than it asked for" in stage.broken.pop()
         with mock.patch.object(membership, "touch", return_value=None):
-            stage.shard.core.groups["g"].members[member].session_timeout_ms = 20_000
+            stage.shard._state_machine.groups["g"].members[member].session_timeout_ms = 20_000
             stage.service.heartbeat("g", member, 1, None)
-        assert "goes on as before" in stage.broken[0]
+        assert "session timeout is unchanged" in stage.broken[0]
 
 
 @run
-async def test_a_coordinator_that_shows_what_it_has_not_loaded_is_found() -> None:
+async def test_a_coordinator_that_serves_unloaded_groups_is_found() -> None:
     async with coordinated() as stage:
         stage.service.resign(0)
         stage.service.become_leader(0, 2)
         assert await stage.service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
         assert stage.broken == []
-        stage.shard.core.offsets("g")
+        stage.shard._state_machine.offsets("g")
         assert "has not loaded its log" in stage.broken[0]
 
 
@@ -388,20 +389,20 @@ async def test_a_coordinator_that_shows_what_it_has_not_loaded_is_found() -> Non
 async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
     async with coordinated() as stage:
         first = await stage.make_stable()
-        stage.shard.core.groups["g"].pending_joins.add("x")
+        stage.shard._state_machine.groups["g"].pending_joins.add("x")
         joining = asyncio.ensure_future(stage.service.join(JOIN.replace(client_id="two")))
         await asyncio.sleep(0)
-        group = stage.shard.core.groups["g"]
+        group = stage.shard._state_machine.groups["g"]
         with mock.patch.object(rebalance, "drop_member", return_value=None):
-            rebalance.complete_join(group, stage.shard.core._turn(stage.shard.now()))
-            stage.shard.perform()
+            rebalance.complete_join(group, stage.shard._state_machine._context(stage.shard.now()))
+            stage.shard._perform_effects()
         await joining
         assert first in stage.broken[0]
         assert "did not join" in stage.broken[0]
 
 
 @run
-async def test_positions_that_outlive_their_topic_are_found() -> None:
+async def test_committed_offsets_that_outlive_their_topic_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         stage.service.topics_deleted({"t": b"u" * 16})  # Of another topic of the name.
@@ -414,7 +415,7 @@ async def test_positions_that_outlive_their_topic_are_found() -> None:
 
 
 @run
-async def test_a_position_that_outlives_its_topic_is_found_when_another_write_fails() -> None:
+async def test_a_committed_offset_that_outlives_its_topic_is_found_after_another_write_failed() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         stage.led.waits = True
@@ -430,7 +431,7 @@ async def test_a_position_that_outlives_its_topic_is_found_when_another_write_fa
 
 
 @run
-async def test_a_position_may_outlive_its_topic_when_its_tombstone_cannot_be_written() -> None:
+async def test_a_committed_offset_may_outlive_its_topic_if_the_write_of_its_tombstone_failed() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         stage.led.waits = True

@@ -82,7 +82,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_segments_behind_a_cut_leave_the_disk_before_it_is_there(is_synced: bool) -> None:
+def test_segments_after_a_truncation_leave_the_disk_before_it_is_flushed(is_synced: bool) -> None:
     disk = Disk(0, 5, 10)
     file = disk.files.open(disk.segment(5))
     disk.remove(10)
@@ -90,11 +90,11 @@ def test_segments_behind_a_cut_leave_the_disk_before_it_is_there(is_synced: bool
         disk.files.sync_directory("/data/t-0")
     file.truncate(50)
     file.sync()
-    assert disk.broken == ["cut"] * (not is_synced)
+    assert disk.broken == ["truncation"] * (not is_synced)
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_segments_that_a_start_removes_behind_a_cut_leave_the_disk(is_synced: bool) -> None:
+def test_segments_that_a_recovery_removes_leave_the_disk(is_synced: bool) -> None:
     disk = Disk(0, 5, 10)
     disk.remove(10)
     disk.opened()
@@ -102,10 +102,10 @@ def test_segments_that_a_start_removes_behind_a_cut_leave_the_disk(is_synced: bo
     if is_synced:
         disk.files.sync_directory("/data/t-0")
     disk.opened(segments=(0, 5, 10))
-    assert disk.broken == ["cut"] * (not is_synced)
+    assert disk.broken == ["truncation"] * (not is_synced)
 
 
-def test_a_log_does_not_begin_before_its_written_start() -> None:
+def test_a_log_does_not_start_before_its_stored_log_start_offset() -> None:
     disk = Disk(0)
     disk.opened(start=3)
     assert disk.broken == []
@@ -115,21 +115,21 @@ def test_a_log_does_not_begin_before_its_written_start() -> None:
 
 @pytest.mark.parametrize("is_noted", [True, False])
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_log_that_has_lost_something_is_noted_and_told(is_noted: bool, is_told: bool) -> None:
+def test_a_lost_log_is_recorded_and_reported(is_noted: bool, is_told: bool) -> None:
     disk = Disk(0)
     if is_noted:
         disk.files.replace(f"/data/t-0/{RECORDS_LOST}", b"")
     disk.opened(has_lost=True)
     disk.loaded(damaged={KEY} if is_told else set())
-    assert disk.broken == ["loss-told"] * ((not is_noted) + (not is_told))
+    assert disk.broken == ["reported-loss"] * ((not is_noted) + (not is_told))
 
 
-def test_an_empty_disk_and_one_whose_sync_has_failed_are_told() -> None:
+def test_an_empty_disk_and_a_failed_flush_are_reported() -> None:
     disk = Disk(0)
     assert not disk.promise.is_blank(disk.files, "/data")
     disk.loaded(was_blank=True)
     disk.loaded(meta=SimpleNamespace(directory_id="an id"))
-    assert disk.broken == ["loss-told"] * 2
+    assert disk.broken == ["reported-loss"] * 2
     disk.loaded(was_blank=True, is_blank=True)
     disk.loaded(was_blank=True, path="/data2")
     disk.loaded(meta=SimpleNamespace(directory_id="an id"), may_have_lost=True)
@@ -137,7 +137,7 @@ def test_an_empty_disk_and_one_whose_sync_has_failed_are_told() -> None:
     assert len(disk.broken) == 2
 
 
-def test_a_disk_is_blank_until_it_has_a_log_or_a_boot() -> None:
+def test_a_disk_is_empty_until_it_has_a_log_or_a_boot_id() -> None:
     disk = Disk()
     disk.files.remove("/data/t-0")
     assert disk.promise.is_blank(disk.files, "/data")
@@ -149,7 +149,7 @@ def test_a_disk_is_blank_until_it_has_a_log_or_a_boot() -> None:
     assert not disk.promise.is_blank(disk.files, "/data")
 
 
-def test_a_process_that_runs_has_no_mark_of_a_clean_stop() -> None:
+def test_a_running_process_has_no_clean_shutdown_file() -> None:
     disk = Disk(0)
     disk.files.replace(f"/data/{CLEAN_SHUTDOWN}", b"")
     disk.loaded()
@@ -157,7 +157,7 @@ def test_a_process_that_runs_has_no_mark_of_a_clean_stop() -> None:
 
 
 @pytest.mark.parametrize(("start", "is_broken"), [(5, False), (7, False), (8, True)])
-def test_a_start_that_a_follower_has_told_holds_after_a_power_cut(start: int, is_broken: bool) -> None:
+def test_a_reported_log_start_offset_survives_a_power_failure(start: int, is_broken: bool) -> None:
     disk = Disk(5, 10)
     disk.files.replace(f"/data/{LOG_STARTS}", render_checkpoint(["t 0 7"]))
     disk.remove(5)
@@ -165,7 +165,7 @@ def test_a_start_that_a_follower_has_told_holds_after_a_power_cut(start: int, is
     known = SimpleNamespace(followers={2: SimpleNamespace(start_offset=start)})
     leader = mock.Mock(replication=known, log=SimpleNamespace(directory="/data/t-0"))
     disk.promise.look("broker-1", leader, lambda broker: disk.files)
-    assert disk.broken == ["told-start"] * is_broken
+    assert disk.broken == ["reported-log-start"] * is_broken
 
 
 SEGMENT = build_batch([(40, b"k", b"v", None)])
@@ -186,7 +186,7 @@ SEGMENT = build_batch([(40, b"k", b"v", None)])
         (LogConfig(retention_bytes=0, retention_ms=0, cleanup_policy=("compact",)), 15, 4, True),
     ],
 )
-def test_retention_takes_old_segments_and_those_above_the_size(
+def test_retention_removes_segments_by_time_and_by_size(
     config: LogConfig, high_watermark: int, start: int, is_broken: bool
 ) -> None:
     disk = Disk()

@@ -20,7 +20,7 @@ from tidemill.replication.partition import Partition
 from tidemill.server import broker_server
 
 SEEDS = (1, 3, 4)
-"""In these the former life's fetch arrives in time to have the leader ask for a larger in-sync set."""
+"""Seeds in which the fetch of the former process arrives in time, and the leader requests a larger ISR."""
 REFUSED = "the controller refuses the ISR: INELIGIBLE_REPLICA"
 
 
@@ -33,12 +33,12 @@ def without_epochs() -> Any:
     return mock.patch.object(alter_partition_manager, "members_of", members_of)
 
 
-def without_a_word() -> Any:
+def without_loss_report() -> Any:
     """A broker with an empty disk does not report it in its registration."""
     return mock.patch.object(broker_server, "report_lost_replicas", return_value=NOTHING_LOST)
 
 
-def told(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:
+def events_of(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:
     """Returns the events until all requests in flight were answered. Raises Violation."""
     with ExitStack() as stack:
         for fault in faults:
@@ -50,7 +50,7 @@ def told(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("on_its_way", [WISH, FETCH, NOTHING])
-def test_a_broker_that_lost_its_disk_is_counted_on_once_it_has_caught_up(on_its_way: str, seed: int) -> None:
+def test_a_broker_with_a_lost_disk_holds_records_after_it_has_caught_up(on_its_way: str, seed: int) -> None:
     scenario = EmptyDiskScenario(seed, on_its_way)
     scenario.run()
     replica = scenario.replica(scenario.follower)
@@ -60,22 +60,22 @@ def test_a_broker_that_lost_its_disk_is_counted_on_once_it_has_caught_up(on_its_
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("on_its_way", [WISH, FETCH])
-def test_epochs_of_registrations_tell_its_former_life_from_this_one(on_its_way: str, seed: int) -> None:
-    assert REFUSED in told(on_its_way, seed, without_a_word)
+def test_broker_epochs_distinguish_the_former_process(on_its_way: str, seed: int) -> None:
+    assert REFUSED in events_of(on_its_way, seed, without_loss_report)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("on_its_way", "faults"),
     [
-        (WISH, [without_a_word, without_epochs]),
-        (FETCH, [without_a_word, without_epochs]),
-        (NOTHING, [without_a_word]),
+        (WISH, [without_loss_report, without_epochs]),
+        (FETCH, [without_loss_report, without_epochs]),
+        (NOTHING, [without_loss_report]),
     ],
 )
-def test_without_them_what_was_acknowledged_is_lost(
+def test_acknowledged_records_are_lost_without_broker_epochs(
     on_its_way: str, faults: list[Callable[[], Any]], seed: int
 ) -> None:
     with pytest.raises(Violation) as lost:
-        told(on_its_way, seed, *faults)
+        events_of(on_its_way, seed, *faults)
     assert "the scenario does not proceed" not in str(lost.value)

@@ -13,13 +13,14 @@ from simulated_disk import SimulatedFiles
 from test_log_state_promise import Kept
 from test_promise_checkers import Checked
 
+from partition_events import IgnoredEvents
 from record_builders import build_batch
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.log.log_config import LogConfig
 from tidemill.records.batch import parse_batch
 from tidemill.records.batch_validation import Limits
-from tidemill.replication.partition import Partition, PartitionEvents
-from tidemill.replication.replica_fetcher import FetchLimits, Followed, ReplicaFetcher
+from tidemill.replication.partition import Partition
+from tidemill.replication.replica_fetcher import FetchLimits, FollowedPartition, ReplicaFetcher
 from tidemill.wire.fetch_layout import FetchedPartition, RequestedPartition
 
 LEADER, FOLLOWER = 1, 2
@@ -29,7 +30,7 @@ EPOCH = 6
 """In which one leads; logs have the epochs 0, 0, 3, 3, 5."""
 
 
-class Quiet(PartitionEvents):
+class Quiet(IgnoredEvents):
     """Records that a sync was requested."""
 
     def flush_requested(self, partition: Partition) -> None:
@@ -58,7 +59,7 @@ class Pair:
             self.watch.watch(stack, lambda: lambda: False)
             self.stack = stack.pop_all()
         for partition in self.partitions.values():
-            partition.become(LEADER, EPOCH, BOTH, isr, 1, 0)
+            partition.apply_state(LEADER, EPOCH, BOTH, isr, partition_epoch=1, now_ms=0)
 
     def _find(self, node: int, topic: str, index: int) -> Partition | None:
         return self.partitions.get(node)
@@ -86,7 +87,7 @@ class Pair:
 
     def write(self) -> None:
         data = build_batch([(NOW, b"k", b"v", None)])
-        self.leader.append([parse_batch(data, 0, len(data))], 1, NOW)
+        self.leader.append(parse_batch(data, 0, len(data)), 1, NOW)
 
     @property
     def found(self) -> str:
@@ -96,8 +97,8 @@ class Pair:
 
 def lead_and_follow(pair: Pair) -> None:
     """The follower leads for one epoch."""
-    pair.follower.become(FOLLOWER, EPOCH + 1, BOTH, BOTH, 2, 0)
-    pair.follower.become(LEADER, EPOCH + 2, BOTH, BOTH, 3, 0)
+    pair.follower.apply_state(FOLLOWER, EPOCH + 1, BOTH, BOTH, partition_epoch=2, now_ms=0)
+    pair.follower.apply_state(LEADER, EPOCH + 2, BOTH, BOTH, partition_epoch=3, now_ms=0)
 
 
 @pytest.fixture
@@ -115,53 +116,53 @@ def alone() -> Iterator[Pair]:
         yield made
 
 
-def test_a_leader_and_its_follower_that_work_break_nothing(pair: Pair) -> None:
+def test_a_correct_leader_and_follower_break_no_promise(pair: Pair) -> None:
     pair.fetch(5)
     pair.write()
     pair.follower.append_from_leader(pair.batch(5, EPOCH), 5, 0, NOW)
     pair.fetch(6)
-    pair.leader.become(LEADER, EPOCH, BOTH, (LEADER,), 2, 3)
+    pair.leader.apply_state(LEADER, EPOCH, BOTH, (LEADER,), partition_epoch=2, now_ms=3)
     pair.fetch(6)
     assert pair.found == ""
 
 
-def test_a_fetch_of_a_former_life_does_not_count(pair: Pair) -> None:
+def test_a_position_from_a_fetch_of_a_former_process_is_found(pair: Pair) -> None:
     pair.fetch(5, epoch=3)
     pair.watch.fetched(pair.leader, FOLLOWER, 5, 0, 2, 2)
-    assert pair.found == "counted"
+    assert pair.found == "follower-position"
 
 
-def test_nothing_counts_for_a_follower_that_has_not_fetched_since_it_left_the_set(pair: Pair) -> None:
+def test_a_position_from_before_the_follower_left_the_isr_is_found(pair: Pair) -> None:
     pair.fetch(5)
     replication: Any = pair.leader.replication
-    pair.leader.become(LEADER, EPOCH, BOTH, (LEADER,), 2, 3)
+    pair.leader.apply_state(LEADER, EPOCH, BOTH, (LEADER,), partition_epoch=2, now_ms=3)
     assert pair.found == ""
     replication.followers[FOLLOWER].end_offset = 5
-    pair.leader.become(LEADER, EPOCH, BOTH, (LEADER,), 3, 4)
-    assert pair.found == "counted"
+    pair.leader.apply_state(LEADER, EPOCH, BOTH, (LEADER,), partition_epoch=3, now_ms=4)
+    assert pair.found == "follower-position"
 
 
-def test_a_follower_has_what_counts_for_it(pair: Pair) -> None:
+def test_a_position_beyond_the_log_of_the_follower_is_found(pair: Pair) -> None:
     pair.write()
     pair.fetch(6)
-    assert pair.found == "counted"
+    assert pair.found == "follower-position"
 
 
-def test_a_fetch_of_a_process_that_is_gone_may_come_before_the_first_of_the_next(pair: Pair) -> None:
+def test_a_late_fetch_of_a_former_process_before_the_next_registration_is_excused(pair: Pair) -> None:
     pair.write()
     pair.leader.fetched_by(FOLLOWER, 6, 0, 1, 1)
     assert pair.found == ""
     assert pair.checked.counts["excuse late-fetch"] == 1
 
 
-def test_a_fetch_that_comes_late_and_tells_what_is_so_needs_no_excuse(pair: Pair) -> None:
+def test_a_late_fetch_with_a_correct_position_needs_no_excuse(pair: Pair) -> None:
     pair.leader.fetched_by(FOLLOWER, 5, 0, 1, 1)
     assert pair.found == ""
     assert pair.checked.counts["excuse late-fetch"] == 0
 
 
-@pytest.mark.parametrize(("registered", "found"), [(1, ""), (2, "counted")])
-def test_a_fetch_of_a_process_that_is_gone_does_not_count_for_a_leader_that_knows_the_next(
+@pytest.mark.parametrize(("registered", "found"), [(1, ""), (2, "follower-position")])
+def test_a_fetch_of_a_former_process_after_the_next_registration_was_read_is_found(
     pair: Pair, registered: int, found: str
 ) -> None:
     pair.write()
@@ -171,33 +172,33 @@ def test_a_fetch_of_a_process_that_is_gone_does_not_count_for_a_leader_that_know
     assert pair.checked.counts["excuse late-fetch"] == (not found)
 
 
-def test_a_follower_without_records_counts(pair: Pair) -> None:
+def test_a_follower_without_records_has_a_position(pair: Pair) -> None:
     pair.follower.log.truncate_fully(0, NOW)
     pair.leader.log.truncate_fully(0, NOW)
     pair.fetch(0)
     assert pair.found == ""
 
 
-def test_a_follower_that_counts_has_the_history_of_its_leader(pair: Pair) -> None:
+def test_a_follower_with_another_history_than_its_leader_is_found(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.follower.log.append_as_follower(pair.batch(4, 4), NOW)
     pair.fetch(5)
-    assert pair.found == "counted"
+    assert pair.found == "follower-position"
 
 
-def test_a_leader_that_asks_for_others_in_sync_does_not_commit_alone(alone: Pair) -> None:
+def test_a_leader_that_requests_a_larger_isr_does_not_commit_alone(alone: Pair) -> None:
     alone.fetch(3)
     assert alone.found == ""
     replication: Any = alone.leader.replication
-    replication.pending = BOTH
+    replication.request(BOTH)
     alone.watch.fetched(alone.leader, FOLLOWER, 3, 0, 2, 1)
-    assert alone.found == "counted"
+    assert alone.found == "follower-position"
 
 
-def test_a_leader_commits_what_those_have_that_it_has_asked_for_in_sync(alone: Pair) -> None:
+def test_a_commit_waits_for_the_replicas_of_a_requested_isr(alone: Pair) -> None:
     alone.fetch(3)
     replication: Any = alone.leader.replication
-    replication.pending = BOTH
+    replication.request(BOTH)
     alone.watch.committing(alone.leader, 3)
     assert alone.found == ""
     alone.watch.committing(alone.leader, 4)
@@ -208,22 +209,22 @@ def test_a_leader_waits_for_a_follower_that_is_caught_up(alone: Pair) -> None:
     alone.fetch(5)
     assert alone.found == ""
     replication: Any = alone.leader.replication
-    replication.pending = ()
+    replication.withdraw_request()
     alone.leader._alone = True
     alone.watch.fetched(alone.leader, FOLLOWER, 5, 0, 2, 1)
-    assert alone.found == "counted"
+    assert alone.found == "follower-position"
 
 
-def test_with_flush_messages_a_leader_commits_what_is_on_its_disk(pair: Pair) -> None:
+def test_with_flush_messages_a_leader_commits_only_flushed_records(pair: Pair) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
-    pair.checked.promises.synced_end = lambda place, broker: 5
+    pair.checked.promises.synced_end = lambda tp, broker: 5
     pair.watch.committing(pair.leader, 5)
     assert pair.found == ""
     pair.watch.committing(pair.leader, 6)
     assert pair.found == "committed"
 
 
-def test_a_leader_commits_what_it_knows_to_be_synced(pair: Pair) -> None:
+def test_a_leader_commits_only_records_with_a_known_flush(pair: Pair) -> None:
     pair.leader.log._flush_messages = 1
     pair.write()
     pair.watch.committing(pair.leader, 5)
@@ -232,34 +233,34 @@ def test_a_leader_commits_what_it_knows_to_be_synced(pair: Pair) -> None:
     assert pair.found == "committed"
 
 
-def test_with_flush_messages_acks_1_means_the_disk_of_the_leader(pair: Pair) -> None:
+def test_with_flush_messages_acks_1_waits_for_the_disk_of_the_leader(pair: Pair) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
-    pair.checked.promises.synced_end = lambda place, broker: 5
+    pair.checked.promises.synced_end = lambda tp, broker: 5
     pair.watch.answering(pair.leader, 6)
     assert pair.found == "flush"
 
 
 @pytest.mark.parametrize(("synced_end", "is_broken"), [(5, True), (6, False)])
-def test_of_a_compacted_log_the_last_batch_before_an_end_has_to_be_on_the_disk(
+def test_the_last_batch_of_a_compacted_log_before_an_offset_must_be_on_the_disk(
     pair: Pair, synced_end: int, is_broken: bool
 ) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True, compacts=True)
-    pair.checked.promises.synced_end = lambda place, broker: synced_end
+    pair.checked.promises.synced_end = lambda tp, broker: synced_end
     for kept in pair.logs.values():
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
         kept.append(5, 5)
         kept.log.end_offset = 8
     pair.watch.committing(pair.leader, 8)
     pair.watch.answering(pair.leader, 8)
-    followed = Followed(b"", pair.follower)
+    followed = FollowedPartition(b"", pair.follower)
     followed.fetch_offset = 8
     pair.watch.asked(ReplicaFetcher(FOLLOWER, 1, FetchLimits()), [followed])
     found = [text.partition(":")[0] for text in pair.checked.broken]
-    assert found == ["committed", "flush", "told"] * is_broken
+    assert found == ["committed", "flush", "reported-position"] * is_broken
 
 
 @pytest.mark.parametrize("is_synced", [False, True])
-def test_nothing_is_appended_to_a_compacted_log_before_a_cut_is_on_the_disk(
+def test_an_append_to_a_compacted_log_before_its_truncation_is_flushed_is_found(
     pair: Pair, is_synced: bool
 ) -> None:
     pair.follower.log.set_config(LogConfig(cleanup_policy=("compact",)))
@@ -270,7 +271,7 @@ def test_nothing_is_appended_to_a_compacted_log_before_a_cut_is_on_the_disk(
     assert pair.found == ("" if is_synced else "follows")
 
 
-def test_what_compaction_may_have_taken_of_a_history_is_counted(pair: Pair) -> None:
+def test_epochs_that_compaction_may_have_removed_are_excused(pair: Pair) -> None:
     for kept in pair.logs.values():
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
     pair.watch.appended(pair.follower)
@@ -297,7 +298,7 @@ def test_a_follower_of_a_compacted_log_has_no_more_than_its_leader(pair: Pair) -
     assert pair.found == "follows"
 
 
-def test_what_counts_as_synced_is_on_the_disk(pair: Pair) -> None:
+def test_a_flushed_offset_beyond_the_disk_is_found(pair: Pair) -> None:
     pair.write()
     found: list[str] = []
     pair.checked.promises.log_state._broken = lambda promise, text: found.append(promise)
@@ -308,8 +309,8 @@ def test_what_counts_as_synced_is_on_the_disk(pair: Pair) -> None:
     assert found == ["recovery-point"]
 
 
-def test_an_answer_is_taken_to_what_was_asked(pair: Pair) -> None:
-    followed = Followed(b"", pair.follower)
+def test_a_response_for_another_fetch_offset_is_found(pair: Pair) -> None:
+    followed = FollowedPartition(b"", pair.follower)
     followed.fetch_offset = 5
     pair.watch.takes(pair.follower, followed)
     assert pair.found == ""
@@ -318,7 +319,7 @@ def test_an_answer_is_taken_to_what_was_asked(pair: Pair) -> None:
     assert pair.found == "follows"
 
 
-def test_a_cut_leaves_nothing_that_the_leader_lacks(pair: Pair) -> None:
+def test_a_truncation_that_leaves_diverging_records_is_found(pair: Pair) -> None:
     found = FetchedPartition(b"", 0, b"")
     found.diverging_epoch, found.diverging_end = 5, 5
     pair.watch.cut(pair.follower, -1, found)
@@ -329,7 +330,7 @@ def test_a_cut_leaves_nothing_that_the_leader_lacks(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("is_compacted", [True, False])
-def test_a_cut_takes_nothing_that_the_leader_has(pair: Pair, is_compacted: bool) -> None:
+def test_a_truncation_of_common_records_is_found(pair: Pair, is_compacted: bool) -> None:
     if is_compacted:
         for kept in pair.logs.values():
             kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
@@ -341,14 +342,14 @@ def test_a_cut_takes_nothing_that_the_leader_has(pair: Pair, is_compacted: bool)
     assert pair.checked.counts["excuse compacted"] == is_compacted
 
 
-def test_what_two_logs_have_in_common_ends_with_the_first_other_epoch(pair: Pair) -> None:
+def test_the_common_part_of_two_logs_ends_at_the_first_different_epoch(pair: Pair) -> None:
     pair.follower.log.truncate_to(3, NOW)
     assert pair.watch.common_end(pair.follower) == 3
     pair.follower.log.append_as_follower(pair.batch(3, 4), NOW)
     assert pair.watch.common_end(pair.follower) == 3
 
 
-def test_where_a_leader_has_deleted_all_that_both_have_a_follower_may_cut_more(pair: Pair) -> None:
+def test_a_follower_may_truncate_more_if_the_leader_has_deleted_the_common_part(pair: Pair) -> None:
     pair.follower.log.truncate_to(3, NOW)
     for offset in (3, 4):
         pair.follower.log.append_as_follower(pair.batch(offset, 4), NOW)
@@ -356,20 +357,20 @@ def test_where_a_leader_has_deleted_all_that_both_have_a_follower_may_cut_more(p
     assert pair.watch.common_end(pair.follower) == -1
 
 
-def test_a_follower_begins_where_its_leader_starts(alone: Pair) -> None:
+def test_a_follower_restarts_its_log_at_the_log_start_offset_of_the_leader(alone: Pair) -> None:
     alone.watch.begins(alone.follower, 0)
     assert alone.found == ""
     alone.watch.begins(alone.follower, 5)
     assert alone.found == "follows"
 
 
-def test_a_follower_in_sync_keeps_what_is_committed(pair: Pair) -> None:
+def test_a_truncation_of_committed_records_in_sync_is_found(pair: Pair) -> None:
     pair.follower.high_watermark = 5
     pair.follower.restart_at(0, NOW)
     assert pair.found == "follows"
 
 
-def test_what_is_appended_follows_what_the_leader_has(pair: Pair) -> None:
+def test_an_append_that_differs_from_the_log_of_the_leader_is_found(pair: Pair) -> None:
     pair.write()
     pair.follower.log.truncate_to(4, NOW)
     pair.follower.log.flush(NOW)
@@ -377,21 +378,23 @@ def test_what_is_appended_follows_what_the_leader_has(pair: Pair) -> None:
     assert pair.found == "follows"
 
 
-def test_nothing_is_appended_before_a_cut_is_on_the_disk(pair: Pair) -> None:
+def test_an_append_before_the_truncation_is_flushed_is_found(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.watch.appends(pair.follower)
     assert pair.found == "follows"
 
 
-def test_what_a_killed_process_had_cut_may_be_on_the_disk_when_the_next_one_appends(pair: Pair) -> None:
+def test_records_that_a_killed_process_had_truncated_may_be_on_the_disk_at_the_next_append(
+    pair: Pair,
+) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.watch.opened(pair.follower.log)
     pair.watch.appends(pair.follower)
     assert pair.found == ""
-    assert pair.checked.counts["excuse cut-before"] == 1
+    assert pair.checked.counts["excuse unflushed-truncation"] == 1
 
 
-def test_the_name_of_a_segment_that_a_killed_process_had_cut_may_reach_the_disk_later(pair: Pair) -> None:
+def test_the_directory_entry_of_a_truncated_segment_may_return_after_a_kill(pair: Pair) -> None:
     pair.files.rename("/data/t-0", "/data/t-0-new")
     pair.files.sync_directory("/data")
     pair.files.rename("/data/t-0-new", "/data/t-0")
@@ -401,37 +404,37 @@ def test_the_name_of_a_segment_that_a_killed_process_had_cut_may_reach_the_disk_
     pair.files.sync_directory("/data/t-0")
     pair.watch.appends(pair.follower)
     assert pair.found == ""
-    assert pair.checked.counts["excuse cut-before"] == 1
+    assert pair.checked.counts["excuse unflushed-truncation"] == 1
 
 
-def test_what_is_appended_after_a_cut_that_is_synced_breaks_nothing(pair: Pair) -> None:
+def test_an_append_after_a_flushed_truncation_breaks_no_promise(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.follower.log.flush(NOW)
     pair.watch.appends(pair.follower)
     assert pair.found == ""
 
 
-def test_a_follower_tells_what_is_on_its_disk(pair: Pair) -> None:
+def test_a_reported_position_beyond_the_disk_is_found(pair: Pair) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
-    pair.checked.promises.synced_end = lambda place, broker: 5
+    pair.checked.promises.synced_end = lambda tp, broker: 5
     fetcher = ReplicaFetcher(FOLLOWER, 1, FetchLimits())
-    followed = Followed(b"", pair.follower)
+    followed = FollowedPartition(b"", pair.follower)
     followed.fetch_offset = 5
     pair.watch.asked(fetcher, [followed])
     assert pair.found == ""
     followed.fetch_offset = 6
     pair.watch.asked(fetcher, [followed])
-    assert pair.found == "told"
+    assert pair.found == "reported-position"
 
 
-def test_a_follower_tells_a_start_that_is_written_down(pair: Pair) -> None:
-    followed = Followed(b"", pair.follower)
+def test_a_reported_log_start_offset_beyond_the_disk_is_found(pair: Pair) -> None:
+    followed = FollowedPartition(b"", pair.follower)
     followed.log_start_offset = 3
     pair.watch.asked(ReplicaFetcher(FOLLOWER, 1, FetchLimits()), [followed])
-    assert pair.found == "told"
+    assert pair.found == "reported-position"
 
 
-def test_nobody_waits_at_a_leader_that_was_demoted(pair: Pair) -> None:
+def test_a_request_that_waits_at_a_demoted_leader_is_found(pair: Pair) -> None:
     waiter: Any = None
     pair.watch.became(pair.follower, EPOCH, BOTH)
     assert pair.found == ""
@@ -440,7 +443,7 @@ def test_nobody_waits_at_a_leader_that_was_demoted(pair: Pair) -> None:
     assert pair.found == "stops-leading"
 
 
-def test_nothing_is_led_without_a_session(pair: Pair) -> None:
+def test_a_leader_without_a_session_is_found(pair: Pair) -> None:
     class Everything:
         def all(self) -> list[Partition]:
             return [pair.follower]
@@ -454,14 +457,14 @@ def test_nothing_is_led_without_a_session(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("hears_s", "expected"), [(0.0, "stops-leading"), (9.5, "")])
-def test_nobody_leads_who_is_cut_off(pair: Pair, hears_s: float, expected: str) -> None:
+def test_an_isolated_broker_leads_no_partition(pair: Pair, hears_s: float, expected: str) -> None:
     class Cut:
         """A disconnected broker."""
 
     silence: Any = Cut()
     silence._broker = Cut()
-    silence._broker.partitions = Cut()
-    silence._broker.partitions.all = lambda: [pair.leader]
+    silence._broker.replica_manager = Cut()
+    silence._broker.replica_manager.all = lambda: [pair.leader]
     silence._broker.clock = Cut()
     pair.checked.promises.deposed.session_s = 2.0
     pair.write()
@@ -476,18 +479,18 @@ def test_nobody_leads_who_is_cut_off(pair: Pair, hears_s: float, expected: str) 
     assert pair.found == expected
 
 
-def test_a_fetch_in_another_leader_epoch_is_not_served(pair: Pair) -> None:
-    for epoch, found in ((EPOCH, ""), (EPOCH - 1, "counted")):
+def test_a_served_fetch_in_another_leader_epoch_is_found(pair: Pair) -> None:
+    for epoch, found in ((EPOCH, ""), (EPOCH - 1, "follower-position")):
         requested = RequestedPartition(key=b"t", index=0, leader_epoch=epoch)
         pair.watch.looked_up(FetchPartitionData(requested, pair.leader))
         assert pair.found == found
 
 
-def test_a_replica_that_has_led_and_is_cut_as_after_a_power_cut_is_found(pair: Pair) -> None:
+def test_a_recovery_truncation_of_a_replica_that_has_led_is_found(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
     pair.watch.cut_doubtful(pair.follower, 5)
     assert pair.found == ""
     lead_and_follow(pair)
     pair.watch.cut_doubtful(pair.follower, 5)
     assert pair.found == "follows"
-    assert "it is cut from 5 to 4 as after a power cut" in pair.checked.broken[0]
+    assert "it is truncated from 5 to 4 as after a power failure" in pair.checked.broken[0]

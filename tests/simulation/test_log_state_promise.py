@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from committed_promise import DOUBT_S, Looked, synced_end
+from committed_promise import DOUBT_S, CheckedBroker, synced_end
 from log_inspection import end_on_disk
 from log_state_promise import LogStatePromise
 from promises import TopicSettings
 from simulated_compaction import CleaningCheck
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
-from test_promise_checkers import ID, PLACE, Checked
+from test_promise_checkers import ID, TP, Checked
 
 from record_builders import build_batch
 from tidemill.log.checkpoint_files import render_checkpoint
@@ -59,7 +59,7 @@ class Kept:
         data = build_batch(
             [(NOW, b"k", value, None)], producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence
         )
-        self.log.append([parse_batch(data, 0, len(data))], epoch, NOW)
+        self.log.append(parse_batch(data, 0, len(data)), epoch, NOW)
 
     def sync(self) -> None:
         """The log is on the disk."""
@@ -93,7 +93,7 @@ class Kept:
         return [one.partition(":")[0] for one in self.broken]
 
 
-def test_a_log_of_which_everything_is_known_breaks_nothing() -> None:
+def test_a_consistent_log_breaks_no_promise() -> None:
     kept = Kept()
     assert kept.found() == []
     kept.sync()
@@ -102,7 +102,7 @@ def test_a_log_of_which_everything_is_known_breaks_nothing() -> None:
     assert kept.found() == []
 
 
-def test_of_a_log_that_moves_the_copy_counts_once_it_has_its_name() -> None:
+def test_the_future_log_of_a_move_is_checked_after_its_rename() -> None:
     kept, longer = Kept(), Kept()
     kept.sync()
     longer.append(5, 5)
@@ -125,7 +125,7 @@ def test_of_a_log_that_moves_the_copy_counts_once_it_has_its_name() -> None:
 
 
 @pytest.mark.parametrize("is_same_process", [True, False])
-def test_a_cleaning_says_nothing_of_the_log_that_the_next_process_opens(is_same_process: bool) -> None:
+def test_a_cleaning_does_not_apply_to_the_log_of_the_next_process(is_same_process: bool) -> None:
     """A cut renames segments, as an exchange does, and what it takes is not lost."""
     kept, checked = Kept(), Checked()
     partition = SimpleNamespace(log=kept.log, high_watermark=5)
@@ -145,7 +145,7 @@ def test_a_cleaning_says_nothing_of_the_log_that_the_next_process_opens(is_same_
     assert bool(checked.broken) is is_same_process
 
 
-def test_tombstones_are_gone_once_a_start_would_end_the_exchange_that_takes_them() -> None:
+def test_tombstones_are_removed_when_a_start_would_complete_their_swap() -> None:
     kept, checked = Kept(), Checked()
     checked.written(1)
     segment = "/data/t-0/" + offset_name(0, LOG)
@@ -160,9 +160,9 @@ def test_tombstones_are_gone_once_a_start_would_end_the_exchange_that_takes_them
     check = CleaningCheck(cast(Any, world), cast(Any, node), cast(Any, job))
     check.watch(cast(Any, SimpleNamespace(old=(0,))))
     removed = checked.promises.compaction._removed
-    assert not removed[PLACE]
+    assert not removed[TP]
     kept.files.rename(segment + CLEANED, segment + SWAP)
-    assert removed[PLACE] == {5: b"k"}
+    assert removed[TP] == {5: b"k"}
 
 
 def forget_an_epoch(log: Log) -> None:
@@ -211,7 +211,7 @@ def be_longer_than_the_last_batch(log: Log) -> None:
     ],
 )
 @pytest.mark.parametrize("is_compacted", [True, False])
-def test_what_compaction_may_have_taken_is_counted(
+def test_state_that_compaction_may_have_removed_is_excused(
     fault: Callable[[Log], None], name: str, is_compacted: bool
 ) -> None:
     kept = Kept()
@@ -236,13 +236,13 @@ def test_what_compaction_may_have_taken_is_counted(
         (take_all_for_synced, "recovery-point"),
     ],
 )
-def test_what_is_known_and_not_so_is_found(fault: Callable[[Log], None], found: str) -> None:
+def test_log_state_that_differs_from_the_segments_is_found(fault: Callable[[Log], None], found: str) -> None:
     kept = Kept()
     fault(kept.log)
     assert kept.found() == [found]
 
 
-def test_a_cut_is_looked_at_and_so_is_a_recovery_point_that_moves() -> None:
+def test_a_truncation_and_a_new_recovery_point_are_checked() -> None:
     kept = Kept()
     kept.look()
     forget_a_producer(kept.log)
@@ -261,7 +261,7 @@ def test_a_cut_is_looked_at_and_so_is_a_recovery_point_that_moves() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["recovery_points", "start_offsets", "cleaner_offsets"])
 @pytest.mark.parametrize(("said", "is_broken"), [(0, False), (1, True)])
-def test_before_a_log_goes_on_checkpoints_say_no_more_than_is(
+def test_checkpoints_beyond_the_log_are_found_before_it_continues(
     checkpoint: str, said: int, is_broken: bool
 ) -> None:
     kept = Kept()
@@ -272,7 +272,7 @@ def test_before_a_log_goes_on_checkpoints_say_no_more_than_is(
     assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"] * is_broken
 
 
-def test_a_log_that_begins_anew_goes_on_with_its_first_record() -> None:
+def test_a_restarted_log_continues_with_its_first_record() -> None:
     kept = Kept()
     kept.look()
     kept.log.truncate_to(2, NOW)
@@ -285,7 +285,7 @@ def test_a_log_that_begins_anew_goes_on_with_its_first_record() -> None:
     assert [one.partition(":")[0] for one in kept.broken] == ["checkpoints"]
 
 
-def test_a_checkpoint_that_a_full_disk_refused_may_say_more() -> None:
+def test_a_checkpoint_that_a_full_disk_rejected_is_excused() -> None:
     kept = Kept()
     kept.look()
     kept.append(5, 5)
@@ -294,7 +294,7 @@ def test_a_checkpoint_that_a_full_disk_refused_may_say_more() -> None:
 
 
 @pytest.mark.parametrize("known", ["recovery_point", "clean_end", "start_offset"])
-def test_nothing_is_known_of_what_lies_behind_the_end_of_a_log(known: str) -> None:
+def test_state_beyond_the_log_end_offset_is_found(known: str) -> None:
     kept = Kept()
     setattr(kept.log.durability if known == "recovery_point" else kept.log, known, 6)
     kept.look()
@@ -302,13 +302,13 @@ def test_nothing_is_known_of_what_lies_behind_the_end_of_a_log(known: str) -> No
 
 
 @pytest.mark.parametrize(("epoch", "is_broken"), [(5, False), (6, True)])
-def test_a_leader_knows_its_epoch_before_it_has_written_in_it(epoch: int, is_broken: bool) -> None:
+def test_a_leader_knows_its_epoch_before_its_first_write(epoch: int, is_broken: bool) -> None:
     kept = Kept()
     kept.look(led_in=epoch)
     assert [one.partition(":")[0] for one in kept.broken] == ["epochs"] * is_broken
 
 
-def test_a_log_that_was_cut_knows_no_epoch_without_records() -> None:
+def test_an_epoch_without_records_after_a_truncation_is_found() -> None:
     kept = Kept()
     kept.log.truncate_to(3, NOW)
     kept.promise.cut("broker-1", kept.log)
@@ -319,7 +319,7 @@ def test_a_log_that_was_cut_knows_no_epoch_without_records() -> None:
 
 
 @pytest.mark.parametrize("offset", [4, 6])
-def test_a_hole_an_overlap_and_an_end_without_a_batch_are_found(offset: int) -> None:
+def test_a_gap_an_overlap_and_an_end_without_a_batch_are_found(offset: int) -> None:
     kept = Kept()
     kept.log.end_offset = offset
     kept.append(5, 5)
@@ -330,7 +330,7 @@ def test_a_hole_an_overlap_and_an_end_without_a_batch_are_found(offset: int) -> 
 
 
 @pytest.mark.parametrize("is_compacted", [True, False])
-def test_compaction_leaves_holes_and_no_overlap(is_compacted: bool) -> None:
+def test_compaction_leaves_gaps_and_no_overlap(is_compacted: bool) -> None:
     kept = Kept()
     if is_compacted:
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
@@ -344,7 +344,9 @@ def test_compaction_leaves_holes_and_no_overlap(is_compacted: bool) -> None:
 
 
 @pytest.mark.parametrize(("begin", "is_broken"), [(5, False), (6, True)])
-def test_in_a_copy_of_a_compacted_log_an_epoch_begins_where_it_ended(begin: int, is_broken: bool) -> None:
+def test_an_epoch_in_a_copy_of_a_compacted_log_starts_at_the_former_log_end(
+    begin: int, is_broken: bool
+) -> None:
     kept = Kept()
     kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
     kept.look()
@@ -357,7 +359,7 @@ def test_in_a_copy_of_a_compacted_log_an_epoch_begins_where_it_ended(begin: int,
 
 @pytest.mark.parametrize(("begin", "is_broken"), [(6, False), (7, True)])
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_in_a_compacted_log_an_epoch_begins_behind_the_last_batch_only_where_the_log_was_opened_or_cut(
+def test_an_epoch_after_the_last_batch_of_a_compacted_log_starts_at_an_open_or_truncation(
     begin: int, is_broken: bool, is_cut: bool
 ) -> None:
     kept = Kept()
@@ -376,10 +378,10 @@ def test_in_a_compacted_log_an_epoch_begins_behind_the_last_batch_only_where_the
     kept.excuses.clear()
     kept.look()
     assert [one.partition(":")[0] for one in kept.broken] == ["epochs"] * is_broken
-    assert kept.excuses["cut-before"] == (not is_broken)
+    assert kept.excuses["unflushed-truncation"] == (not is_broken)
 
 
-def test_what_a_producer_sent_over_is_not_kept() -> None:
+def test_a_repeated_sequence_in_a_producer_state_is_found() -> None:
     kept = Kept()
     kept.append(5, 5)
     batches = kept.log.producer_state.entries[PRODUCER].batches
@@ -390,7 +392,7 @@ def test_what_a_producer_sent_over_is_not_kept() -> None:
 
 @pytest.mark.parametrize("is_compacted", [True, False])
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool, is_compacted: bool) -> None:
+def test_a_recovery_point_checkpoint_beyond_the_disk_is_found(is_synced: bool, is_compacted: bool) -> None:
     kept = Kept()
     if is_synced:
         kept.sync()
@@ -403,7 +405,7 @@ def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool
     assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"] * (not is_synced)
 
 
-def test_the_recovery_point_of_a_copy_says_nothing_before_its_name_is_on_the_disk() -> None:
+def test_the_recovery_point_of_a_future_log_is_checked_after_its_rename_is_flushed() -> None:
     kept = Kept()
     kept.sync()
     kept.files.make_directory("/data2")
@@ -425,7 +427,7 @@ def test_the_recovery_point_of_a_copy_says_nothing_before_its_name_is_on_the_dis
 
 
 @pytest.mark.parametrize("is_compacted", [True, False])
-def test_the_recovery_point_of_a_compacted_log_is_looked_at_too(is_compacted: bool) -> None:
+def test_the_recovery_point_of_a_compacted_log_is_checked(is_compacted: bool) -> None:
     kept = Kept()
     if is_compacted:
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
@@ -434,7 +436,7 @@ def test_the_recovery_point_of_a_compacted_log_is_looked_at_too(is_compacted: bo
 
 
 @pytest.mark.parametrize("base", [0, 7])
-def test_while_segments_are_exchanged_those_that_go_are_on_the_disk(base: int) -> None:
+def test_replaced_segments_are_on_the_disk_during_a_swap(base: int) -> None:
     kept = Kept()
     kept.sync()
     kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
@@ -454,7 +456,7 @@ def test_while_segments_are_exchanged_those_that_go_are_on_the_disk(base: int) -
 
 
 @pytest.mark.parametrize(("begin", "excused"), [(5, 2), (6, 1)])
-def test_an_epoch_whose_first_batches_compaction_took_is_counted(begin: int, excused: int) -> None:
+def test_an_epoch_whose_first_batches_were_compacted_is_excused(begin: int, excused: int) -> None:
     kept = Kept()
     kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
     kept.log.end_offset = 6
@@ -463,7 +465,7 @@ def test_an_epoch_whose_first_batches_compaction_took_is_counted(begin: int, exc
     assert (kept.found(), kept.excuses["compacted"]) == ([], excused)
 
 
-def test_of_a_compacted_log_another_batch_of_the_same_epoch_is_counted() -> None:
+def test_another_batch_of_the_same_epoch_in_a_compacted_log_is_excused() -> None:
     one, other = Kept(), Kept()
     for kept, value in ((one, b"one"), (other, b"other")):
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
@@ -473,7 +475,7 @@ def test_of_a_compacted_log_another_batch_of_the_same_epoch_is_counted() -> None
 
 
 @pytest.mark.parametrize("is_same_epoch", [True, False])
-def test_two_replicas_have_no_different_batches_of_one_epoch(is_same_epoch: bool) -> None:
+def test_different_batches_of_two_replicas_in_one_epoch_are_found(is_same_epoch: bool) -> None:
     one, other = Kept(), Kept()
     other.promise = one.promise
     one.append(5, 6, b"one")
@@ -491,26 +493,26 @@ def replica(mark: int, *, end: int = 10, start: int = 0, is_leader: bool = False
 
 
 def looked_at(checked: Checked, **replicas: Partition) -> list[str]:
-    """What is broken once the brokers were looked at, of which each has a replica."""
-    brokers = [Looked(int(name[1:]), [one]) for name, one in replicas.items()]
+    """Returns the broken promises after a check of brokers with a replica each."""
+    brokers = [CheckedBroker(int(name[1:]), [one]) for name, one in replicas.items()]
     checked.promises.commits.look(brokers)
     return [one.partition(":")[0] for one in checked.broken]
 
 
-def test_a_leader_commits_what_the_in_sync_set_has_and_with_flush_messages_on_disks() -> None:
+def test_a_commit_without_the_isr_or_without_its_flush_is_found() -> None:
     checked = Checked()
     assert looked_at(checked, b1=replica(10, is_leader=True), b2=replica(8)) == []
     checked.ends = {1: 12, 2: 12, 3: 11}
     assert looked_at(checked, b1=replica(12, end=12, is_leader=True)) == ["committed"]
     checked = Checked()
     checked.promises.settings["t"] = TopicSettings(flush_each=True)
-    checked.promises.synced_end = lambda place, broker: 10 if broker == 1 else 9
+    checked.promises.synced_end = lambda tp, broker: 10 if broker == 1 else 9
     checked.promises.started_s = lambda broker: 1.0
     assert looked_at(checked, b1=replica(9, is_leader=True)) == []
     assert looked_at(checked, b1=replica(10, is_leader=True)) == ["committed"]
 
 
-def test_no_replica_takes_for_committed_what_it_does_not_have_or_no_leader_committed() -> None:
+def test_a_high_watermark_beyond_the_log_or_the_leader_is_found() -> None:
     checked = Checked()
     assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6, end=5)) == ["committed"]
     leader = replica(5, is_leader=True)
@@ -522,7 +524,7 @@ def test_no_replica_takes_for_committed_what_it_does_not_have_or_no_leader_commi
 
 
 @pytest.mark.parametrize("later", [replica(6, is_leader=True), replica(6), None])
-def test_a_leader_may_have_told_what_it_was_not_seen_with(later: Partition | None) -> None:
+def test_a_leader_may_have_sent_a_high_watermark_between_two_checks(later: Partition | None) -> None:
     checked = Checked()
     looked_at(checked, b1=replica(5, is_leader=True))
     follower = replica(6)
@@ -531,7 +533,7 @@ def test_a_leader_may_have_told_what_it_was_not_seen_with(later: Partition | Non
     assert looked_at(checked, b2=follower, **({} if later is None else {"b1": later})) == []
 
 
-def test_a_leader_that_is_gone_may_have_told_what_its_successor_has_not_committed_yet() -> None:
+def test_a_former_leader_may_have_sent_a_higher_high_watermark_than_its_successor() -> None:
     checked = Checked()
     looked_at(checked, b1=replica(5, is_leader=True), b2=replica(5), b3=replica(5))
     looked_at(checked, b2=replica(5), b3=replica(5))
@@ -545,22 +547,24 @@ def test_a_leader_that_is_gone_may_have_told_what_its_successor_has_not_committe
     assert looked_at(checked, b2=replica(5, is_leader=True), b3=replica(7, end=12)) == ["committed"]
 
 
-def test_a_log_does_not_start_above_what_is_committed() -> None:
+def test_a_log_start_offset_above_the_high_watermark_is_found() -> None:
     checked = Checked()
     assert looked_at(checked, b1=replica(5, start=5, is_leader=True)) == []
     assert looked_at(checked, b1=replica(5, start=6, is_leader=True)) == ["committed"]
 
 
 @pytest.mark.parametrize(("in_sync", "is_broken"), [((1, 2), True), ((1,), False)])
-def test_no_replica_is_eligible_beside_enough_in_sync(in_sync: tuple[int, ...], is_broken: bool) -> None:
+def test_an_eligible_replica_with_enough_in_sync_replicas_is_found(
+    in_sync: tuple[int, ...], is_broken: bool
+) -> None:
     checked = Checked()
     checked.promises.min_isr_written("t", 2)
     checked.written(*in_sync)
-    checked.promises.eligible_written(PLACE, [3])
+    checked.promises.eligible_written(TP, [3])
     assert [one.partition(":")[0] for one in checked.broken] == ["eligible"] * is_broken
 
 
-def test_the_epoch_that_is_the_latest_again_after_a_cut_may_begin_behind_what_compaction_has_left() -> None:
+def test_the_latest_epoch_after_a_truncation_may_start_after_the_compacted_batches() -> None:
     kept = Kept()
     kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
     kept.look()
@@ -575,7 +579,7 @@ def test_the_epoch_that_is_the_latest_again_after_a_cut_may_begin_behind_what_co
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-def test_an_emptied_log_that_forgets_the_epoch_of_its_last_record_is_found(is_forgotten: bool) -> None:
+def test_an_emptied_log_without_the_epoch_of_its_last_record_is_found(is_forgotten: bool) -> None:
     kept = Kept()
     kept.look()
     kept.log.advance_start(5)
@@ -586,7 +590,7 @@ def test_an_emptied_log_that_forgets_the_epoch_of_its_last_record_is_found(is_fo
     assert kept.broken == ([f"epochs: {text}"] if is_forgotten else [])
 
 
-def test_a_log_that_begins_anew_has_another_last_record() -> None:
+def test_a_restarted_log_has_another_last_record() -> None:
     kept = Kept()
     kept.look()
     kept.promise.forget_last_epoch("broker-1", kept.log.directory)

@@ -17,12 +17,12 @@ from tidemill.coordination.nodes import ConfigNode
 from tidemill.model.configs import MIN_INSYNC
 
 ID = bytes(range(16))
-PLACE = ("t", 0)
+TP = ("t", 0)
 PATH = ConfigNode.path("topics", "t")
 
 
 class Changed:
-    """A partition of three replicas that broker 1 leads; a session lives two seconds."""
+    """A partition of three replicas that broker 1 leads; the session timeout is two seconds."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
@@ -43,7 +43,7 @@ class Changed:
         self.counts[what] += times
 
     def write(self, value: int | None, path: str = PATH) -> None:
-        """Somebody writes the setting of the topic, or the default, to the store."""
+        """Writes the setting of the topic, or the default, to the store."""
         self.promises.min_insync.written(path, self._data(value))
 
     def read(self, value: int | None, broker: int = 1, path: str = PATH) -> None:
@@ -56,27 +56,27 @@ class Changed:
 
     def written(self, *isr: int, leader: int = 1) -> None:
         """The store has another state."""
-        self.promises.state_written(PLACE, leader, 1, isr)
+        self.promises.state_written(TP, leader, 1, isr)
 
     def acknowledged_alone(self, at_s: float) -> None:
-        """Broker 1 acknowledges a record with acks=all that nobody else has."""
+        """Broker 1 acknowledges a record with acks=all that no other replica has."""
         self.now = at_s
         message = Message("p", 9)
-        self.promises.sending(message, Sent(place=PLACE, acks=ALL, session=-1, sequence=0, topic_id=ID))
-        self.promises.acknowledged(PLACE, ID, 9, [message], sent_s=at_s - 0.1, answered_s=at_s, broker=1)
+        self.promises.sending(message, Sent(tp=TP, acks=ALL, session=-1, sequence=0, topic_id=ID))
+        self.promises.acknowledged(TP, ID, 9, [message], sent_s=at_s - 0.1, answered_s=at_s, broker=1)
 
     @property
     def min_isr(self) -> int:
         """By which value the checkers count."""
-        return self.promises.partitions[PLACE].holders.min_isr
+        return self.promises.partitions[TP].holders.min_isr
 
     @property
     def eligible(self) -> set[int]:
         """The replicas that left while too few were in sync."""
-        return self.promises.partitions[PLACE].holders.eligible
+        return self.promises.partitions[TP].holders.eligible
 
 
-def test_the_checkers_count_by_the_value_of_the_topic_that_the_store_has() -> None:
+def test_the_checkers_use_the_topic_value_in_the_store() -> None:
     changed = Changed()
     changed.write(2)
     assert changed.min_isr == 2
@@ -85,7 +85,7 @@ def test_the_checkers_count_by_the_value_of_the_topic_that_the_store_has() -> No
     assert changed.counts["min.insync.replicas raised"] == changed.counts["min.insync.replicas lowered"] == 1
 
 
-def test_the_default_counts_where_the_topic_has_no_value() -> None:
+def test_the_default_applies_to_a_topic_without_a_value() -> None:
     changed = Changed()
     changed.write(2, DEFAULT_PATH)
     assert changed.min_isr == 1
@@ -97,7 +97,7 @@ def test_the_default_counts_where_the_topic_has_no_value() -> None:
 
 
 @pytest.mark.parametrize("leader", [1, -1])
-def test_another_value_ends_that_replicas_are_eligible_where_somebody_leads(leader: int) -> None:
+def test_a_changed_value_removes_the_eligible_replicas_of_a_partition_with_a_leader(leader: int) -> None:
     changed = Changed()
     changed.write(2)
     changed.written(1)
@@ -107,7 +107,7 @@ def test_another_value_ends_that_replicas_are_eligible_where_somebody_leads(lead
     assert (changed.eligible == set()) == (leader > 0)
 
 
-def test_a_topic_made_anew_with_a_value_does_not_count_by_a_default_that_changed_meanwhile() -> None:
+def test_a_recreated_topic_with_a_value_ignores_a_changed_default() -> None:
     changed = Changed()
     changed.promises.deletions.by_name("t")
     changed.promises.topic_removed("t")
@@ -134,14 +134,14 @@ def raised_while_alone() -> Changed:
     return changed
 
 
-def test_a_leader_that_has_not_read_a_higher_value_yet_is_excused() -> None:
+def test_a_leader_that_has_not_read_a_raised_value_is_excused() -> None:
     changed = raised_while_alone()
     changed.acknowledged_alone(21.0)
     assert changed.broken == []
-    assert changed.counts["excuse not-learnt"] == 1
+    assert changed.counts["excuse minimum-not-read"] == 1
 
 
-def test_a_leader_that_has_read_a_higher_value_has_to_count_by_it() -> None:
+def test_a_leader_that_has_read_a_raised_value_must_use_it() -> None:
     changed = raised_while_alone()
     changed.read(2, broker=2)
     changed.read(2)
@@ -152,7 +152,7 @@ def test_a_leader_that_has_read_a_higher_value_has_to_count_by_it() -> None:
     assert broken.startswith("min-isr: ")
 
 
-def test_a_leader_that_does_not_read_a_higher_value_for_long_is_found() -> None:
+def test_a_leader_that_reads_a_raised_value_too_late_is_found() -> None:
     changed = raised_while_alone()
     changed.acknowledged_alone(24.5)
     assert changed.broken == []
@@ -176,7 +176,7 @@ def test_a_leader_without_a_session_cannot_read_a_higher_value() -> None:
     assert len(changed.broken) == 1
 
 
-def test_a_leader_of_a_topic_without_a_value_may_not_have_read_another_default_yet() -> None:
+def test_a_leader_that_has_not_read_a_raised_default_is_excused() -> None:
     changed = Changed()
     changed.write(None)
     changed.read(None)
@@ -201,39 +201,39 @@ def elected_after_a_raise(*, is_read: bool) -> Changed:
     changed.written(1)
     changed.now = 24.0
     changed.written(1)
-    changed.promises.state_written(PLACE, 2, 2, (2,))
+    changed.promises.state_written(TP, 2, 2, (2,))
     return changed
 
 
-def test_a_replica_that_left_before_the_leader_read_a_raise_may_lack_what_that_committed() -> None:
+def test_a_replica_that_left_before_a_raised_value_was_read_may_lack_committed_records() -> None:
     changed = elected_after_a_raise(is_read=False)
     assert changed.broken == []
-    assert changed.counts["excuse not-learnt"] == 1
-    assert changed.promises.may_forget(PLACE)
+    assert changed.counts["excuse minimum-not-read"] == 1
+    assert changed.promises.may_forget(TP)
 
 
-def test_what_comes_after_such_an_election_is_held_by_the_replicas_that_are_eligible_then() -> None:
+def test_records_after_such_an_election_are_held_by_the_replicas_eligible_then() -> None:
     changed = Changed()
     changed.now = 20.0
     changed.write(2)
     changed.read(2, broker=2)
     changed.now = 21.0
     changed.written(1)
-    changed.promises.state_written(PLACE, 2, 2, (2,))
-    assert changed.counts["excuse not-learnt"] == 1
+    changed.promises.state_written(TP, 2, 2, (2,))
+    assert changed.counts["excuse minimum-not-read"] == 1
     changed.now = 22.0
-    changed.promises.state_written(PLACE, 1, 3, (1,))
+    changed.promises.state_written(TP, 1, 3, (1,))
     assert changed.broken == [], "broker 1 is eligible, and nothing was committed without it"
 
 
-def test_a_replica_that_left_once_the_leader_had_read_a_raise_holds_what_was_committed() -> None:
+def test_a_replica_that_left_after_a_raised_value_was_read_holds_committed_records() -> None:
     changed = elected_after_a_raise(is_read=True)
     assert changed.broken == []
-    assert changed.counts["excuse not-learnt"] == 0
-    assert not changed.promises.may_forget(PLACE)
+    assert changed.counts["excuse minimum-not-read"] == 0
+    assert not changed.promises.may_forget(TP)
 
 
-def test_the_other_eligible_replicas_may_lack_the_same_once_one_of_them_was_elected() -> None:
+def test_all_eligible_replicas_may_lack_records_after_the_election_of_one_that_does() -> None:
     """The leader had not read a raise yet, and loses its disk; then each of the eligible leads alone."""
     changed = Changed()
     changed.now = 20.0
@@ -244,14 +244,14 @@ def test_the_other_eligible_replicas_may_lack_the_same_once_one_of_them_was_elec
     changed.promises.registered(1, LostReplicas(missing=True))
     changed.promises.loss_read(1, LostReplicas(missing=True))
     changed.now = 22.0
-    changed.promises.state_written(PLACE, 2, 2, (2,))
+    changed.promises.state_written(TP, 2, 2, (2,))
     changed.now = 23.0
-    changed.promises.state_written(PLACE, 3, 3, (3,))
+    changed.promises.state_written(TP, 3, 3, (3,))
     assert changed.broken == []
-    assert changed.counts["excuse not-learnt"] == 1
+    assert changed.counts["excuse minimum-not-read"] == 1
 
 
-def test_values_of_a_topic_that_was_deleted_excuse_nothing() -> None:
+def test_values_of_a_deleted_topic_are_no_excuse() -> None:
     changed = Changed()
     changed.write(2)
     changed.written(1)
@@ -273,9 +273,9 @@ def test_an_eligible_replica_may_be_elected_if_the_leader_had_ended_before_the_v
     if has_ended:
         changed.promises.started_s = lambda broker: None if broker == 1 else 0.0
     changed.write(1)
-    changed.promises.state_written(PLACE, 2, 2, [2])
+    changed.promises.state_written(TP, 2, 2, [2])
     assert [one.partition(":")[0] for one in changed.broken] == ["election"] * (not has_ended)
-    assert changed.counts["excuse not-learnt"] == has_ended
+    assert changed.counts["excuse minimum-not-read"] == has_ended
 
 
 @pytest.mark.parametrize(("troubled_s", "is_excused"), [(17.0, True), (10.5, False), (NEVER, True)])

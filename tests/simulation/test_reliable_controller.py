@@ -1,4 +1,4 @@
-"""The controller of simulations of replication alone decides by what the real one is told."""
+"""The controller of the replication simulation decides by the same data as the real controller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_S = 20.0
 
 
 class FailedDirectoryScenario(ReplicationCluster):
-    """The leader of a partition has a disk that takes nothing any more, and lives on."""
+    """The leader of a partition has a disk that rejects writes, and stays alive."""
 
     async def _run(self) -> None:
         self.loop.on_step, self.loop.steps_a_look = self._look, LOOK_EVERY
@@ -38,6 +38,6 @@ class FailedDirectoryScenario(ReplicationCluster):
                 await asyncio.sleep(0.01)
 
 
-def test_others_lead_the_partitions_of_a_broker_that_lives_and_cannot_write() -> None:
+def test_partitions_of_a_live_broker_with_a_failed_disk_get_another_leader() -> None:
     for seed in (1, 2, 3):
         FailedDirectoryScenario(seed).run()

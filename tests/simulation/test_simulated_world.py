@@ -1,4 +1,4 @@
-"""The simulated world does what the real one does: time, processes, the network, the store."""
+"""The simulated time, processes, network and store behave as the real ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from promises import Promises
 from simulated_clients import TemporaryProducer
 from simulated_disk import SimulatedFiles
 from simulated_loop import Process, SimulatedLoop
-from simulated_network import Listening, Network, Socket, Weather
+from simulated_network import Listening, Network, NetworkDelays, Socket
 from simulated_store import SimulatedStore, StoreServer
 from test_coordination_engines_agree import told
 
@@ -30,7 +30,7 @@ from tidemill.coordination.coordination_store import (
     Store,
     StoreUnavailable,
 )
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 
 TIMEOUT_S = 6.0
 
@@ -41,7 +41,7 @@ class Stage:
     def __init__(self, seed: int = 1) -> None:
         self.random = Random(seed)
         self.loop = SimulatedLoop(self.random)
-        self.network = Network(self.loop, self.random, Weather())
+        self.network = Network(self.loop, self.random, NetworkDelays())
         self.server = StoreServer(self.network)
         self.processes: list[Process] = []
 
@@ -86,7 +86,7 @@ def stage() -> Any:
 # -- time and processes
 
 
-def test_time_passes_at_once_and_in_order(stage: Stage) -> None:
+def test_simulated_time_advances_without_waiting_and_in_order(stage: Stage) -> None:
     seen = []
 
     async def wait(seconds: float) -> None:
@@ -101,7 +101,7 @@ def test_time_passes_at_once_and_in_order(stage: Stage) -> None:
     assert seen == [(1.0, 1.0), (60.0, 60.0), (3600.0, 3600.0)]
 
 
-def test_a_killed_process_runs_nothing_more_and_a_paused_one_runs_all_of_it_later(stage: Stage) -> None:
+def test_a_killed_process_runs_no_more_work_and_a_paused_process_runs_it_later(stage: Stage) -> None:
     seen: list[tuple[str, int]] = []
 
     async def count(name: str) -> None:
@@ -129,7 +129,7 @@ def test_a_killed_process_runs_nothing_more_and_a_paused_one_runs_all_of_it_late
     assert seen[4:] == [("paused", number) for number in (2, 3, 4, 5, -1)]
 
 
-def test_jobs_of_threads_take_time_and_tell_their_errors(stage: Stage) -> None:
+def test_thread_jobs_take_time_and_raise_their_errors(stage: Stage) -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -141,7 +141,7 @@ def test_jobs_of_threads_take_time_and_tell_their_errors(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_whoever_waits_for_a_sync_that_hangs_is_told_later_and_what_it_dropped_is_not_on_the_disk(
+def test_a_hanging_fsync_fails_late_and_drops_its_data(
     stage: Stage,
 ) -> None:
     files = SimulatedFiles(stage.loop)
@@ -169,7 +169,7 @@ def test_whoever_waits_for_a_sync_that_hangs_is_told_later_and_what_it_dropped_i
     stage.run(story())
 
 
-def test_what_was_cut_before_a_sync_failed_is_not_there_again_when_the_disk_is_read(stage: Stage) -> None:
+def test_data_truncated_before_a_failed_fsync_does_not_return(stage: Stage) -> None:
     files = SimulatedFiles(stage.loop)
     files.make_directory("/data")
     one = files.open("/data/1.log", create=True)
@@ -210,7 +210,7 @@ async def receive(stage: Stage, sock: Socket) -> bytes:
     return bytes(buffer[:count])
 
 
-def test_bytes_arrive_later_in_order_and_so_does_the_end(stage: Stage) -> None:
+def test_bytes_and_the_end_of_a_connection_arrive_later_and_in_order(stage: Stage) -> None:
     async def story() -> None:
         _, accepted = await served(stage)
         ours = await stage.network.connect("server", 9092)
@@ -226,7 +226,7 @@ def test_bytes_arrive_later_in_order_and_so_does_the_end(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_part_of_a_file_arrives_as_the_file_is_then_but_for_pages_that_were_cut_off(stage: Stage) -> None:
+def test_sendfile_delivers_the_current_file_except_truncated_pages(stage: Stage) -> None:
     async def story() -> None:
         _, accepted = await served(stage)
         ours = await stage.network.connect("server", 9092)
@@ -250,7 +250,7 @@ def test_a_part_of_a_file_arrives_as_the_file_is_then_but_for_pages_that_were_cu
     stage.run(story())
 
 
-def test_nobody_listens_there(stage: Stage) -> None:
+def test_a_connection_to_a_closed_port_is_refused(stage: Stage) -> None:
     async def story() -> None:
         with pytest.raises(ConnectionRefusedError):
             await stage.network.connect("nobody", 9092)
@@ -258,7 +258,7 @@ def test_nobody_listens_there(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_what_was_sent_while_the_network_was_cut_arrives_once_it_is_mended(stage: Stage) -> None:
+def test_bytes_sent_during_a_network_partition_arrive_after_it(stage: Stage) -> None:
     async def story() -> None:
         _, accepted = await served(stage)
         ours = await stage.network.connect("server", 9092)
@@ -280,7 +280,7 @@ def test_what_was_sent_while_the_network_was_cut_arrives_once_it_is_mended(stage
     stage.run(story())
 
 
-def test_the_system_resets_what_a_killed_process_had_open(stage: Stage) -> None:
+def test_connections_of_a_killed_process_are_reset(stage: Stage) -> None:
     async def story() -> None:
         process, _ = await served(stage)
         ours = await stage.network.connect("server", 9092)
@@ -294,7 +294,7 @@ def test_the_system_resets_what_a_killed_process_had_open(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_machine_without_power_is_silent_and_resets_who_writes_once_it_is_back(stage: Stage) -> None:
+def test_a_machine_without_power_is_silent_and_resets_connections_after_its_return(stage: Stage) -> None:
     async def story() -> None:
         machine = stage.network.machine("server")
         process, _ = await served(stage)
@@ -312,7 +312,7 @@ def test_a_machine_without_power_is_silent_and_resets_who_writes_once_it_is_back
     stage.run(story())
 
 
-def test_a_writer_waits_for_a_reader_that_does_not_read(stage: Stage) -> None:
+def test_a_writer_waits_for_a_slow_reader(stage: Stage) -> None:
     async def story() -> None:
         _, accepted = await served(stage)
         ours = await stage.network.connect("server", 9092)
@@ -345,7 +345,7 @@ async def simulated_sessions() -> AsyncIterator[tuple[Store, Store]]:
     """Two sessions with one server."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
-    server = StoreServer(Network(loop, loop.random, Weather()))
+    server = StoreServer(Network(loop, loop.random, NetworkDelays()))
     one = await SimulatedStore.open(server, TIMEOUT_S)
     two = await SimulatedStore.open(server, TIMEOUT_S)
     yield one, two
@@ -354,7 +354,7 @@ async def simulated_sessions() -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.mark.parametrize("name", sorted(STORE_TESTS))
-def test_the_simulated_store_does_what_every_engine_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulated_store_passes_the_store_tests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "run", run_simulated)
     STORE_TESTS[name](simulated_sessions)
 
@@ -374,7 +374,7 @@ def test_the_simulated_store_agrees_with_the_embedded_one(seed: int, tmp_path: P
     assert stage.run(simulated()) == asyncio.run(embedded())
 
 
-def test_a_session_from_which_nothing_is_heard_expires_and_its_client_learns_it_later(stage: Stage) -> None:
+def test_a_silent_session_expires_and_its_client_is_notified_later(stage: Stage) -> None:
     cut_off, other = stage.process("cut off"), stage.process("other")
     states: list[SessionState] = []
     events: list[Event] = []
@@ -411,7 +411,7 @@ def test_a_session_from_which_nothing_is_heard_expires_and_its_client_learns_it_
     assert [event.kind for event in events] == [EventKind.CREATED, EventKind.CHILDREN_CHANGED]
 
 
-def test_what_the_store_sends_may_come_late_and_what_it_is_sent_does_not(stage: Stage) -> None:
+def test_store_events_may_be_delayed_and_requests_are_not(stage: Stage) -> None:
     late, other = stage.process("late"), stage.process("other")
     done: list[str] = []
 
@@ -438,7 +438,7 @@ def test_what_the_store_sends_may_come_late_and_what_it_is_sent_does_not(stage: 
     assert done == ["written", "answered"]
 
 
-def test_of_a_call_in_flight_nobody_knows_whether_it_was_done(stage: Stage) -> None:
+def test_a_call_in_flight_at_a_connection_loss_has_an_unknown_result(stage: Stage) -> None:
     done = 0
 
     async def story() -> None:
@@ -463,7 +463,7 @@ def test_of_a_call_in_flight_nobody_knows_whether_it_was_done(stage: Stage) -> N
 
 
 class Remade(TemporaryProducer):
-    """Its topic is made anew while it looks for the leader; keeps with which id it would have sent."""
+    """Its topic is recreated during its leader lookup; records the producer id of its next send."""
 
     remade = True
     ids: list[int]
@@ -481,7 +481,7 @@ class Remade(TemporaryProducer):
         self.ids.append(self._id[0])
 
 
-def test_an_idempotent_producer_sends_nothing_without_an_id_when_its_topic_is_made_anew(stage: Stage) -> None:
+def test_an_idempotent_producer_sends_nothing_without_an_id_to_a_recreated_topic(stage: Stage) -> None:
     promises = Promises(EventLog(stage.loop), stage.loop.time)
     producer = Remade(
         "p", [], "u", promises, Random(1), partitions=1, acks=-1, is_idempotent=True, pause_s=0.1, in_flight=3
@@ -492,7 +492,7 @@ def test_an_idempotent_producer_sends_nothing_without_an_id_when_its_topic_is_ma
     assert producer.ids == [1001]
 
 
-def test_a_coroutine_that_waits_as_it_ends_is_ended_with_its_world() -> None:
+def test_a_coroutine_that_waits_in_its_cleanup_ends_with_the_simulation() -> None:
     """Else it would be when it is collected, in the middle of something else."""
     loop = SimulatedLoop(Random(1))
     process = Process("one")
@@ -519,7 +519,7 @@ def test_a_coroutine_that_waits_as_it_ends_is_ended_with_its_world() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_directory_holds_what_was_put_into_it_and_not_taken_out(seed: int) -> None:
+def test_a_simulated_directory_matches_a_model(seed: int) -> None:
     random = Random(seed)
     files = FaultyFiles()
     paths = {"/a", "/a/b", "/a/c"}
@@ -550,7 +550,7 @@ def test_a_directory_holds_what_was_put_into_it_and_not_taken_out(seed: int) -> 
     assert set(files.list("/a")) == {one.split("/")[2] for one in paths if one.count("/") > 1}
 
 
-def test_a_full_disk_refuses_new_pages_and_keeps_what_it_has() -> None:
+def test_a_full_disk_rejects_new_pages_and_keeps_its_data() -> None:
     loop = SimulatedLoop(Random(1))
     files = SimulatedFiles(loop)
     files.make_directory("/data")

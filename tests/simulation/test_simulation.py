@@ -27,7 +27,7 @@ from promises import EXCUSES, LEADER, PROMISES, Message, Sent, TopicSettings
 from replication_cluster import ReplicationCluster
 from simulated_admins import Admin, RecordDeleter
 from simulated_faults import Faults
-from simulated_network import Weather
+from simulated_network import NetworkDelays
 from simulated_store import SimulatedStore
 
 from record_builders import build_batch
@@ -48,7 +48,7 @@ SEEDS_A_TEST = 5
 CLUSTER_SEEDS, REPLICATION_SEEDS = 30, 20
 CODE_FAULT_SEEDS = 100
 """A fault that was put in is found within so many seeds."""
-RARELY_FOUND = {"let-in-too-early"}
+RARELY_FOUND = {"join-isr-too-early"}
 """It takes many seeds."""
 BROKER = BrokerNode.encode(BrokerRegistration(1, ()))
 SIMULATE = Path(__file__).parent / "simulate.py"
@@ -102,7 +102,7 @@ def replicas_held() -> list[object]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster])
-def test_nothing_of_a_cluster_stays_in_memory_after_its_run(kind: type[Simulation]) -> None:
+def test_a_cluster_is_freed_after_its_run(kind: type[Simulation]) -> None:
     before = {id(one) for one in replicas_held()}
     kind(1).run()
     left = [one for one in replicas_held() if id(one) not in before]
@@ -124,7 +124,7 @@ def simulate(*options: str, hash_seed: str = "random") -> subprocess.CompletedPr
         for name in sorted(CODE_FAULTS)
     ],
 )
-def test_a_fault_that_was_put_in_is_found_and_its_events_shown(name: str) -> None:
+def test_a_planted_fault_is_found_and_its_events_are_printed(name: str) -> None:
     ended = simulate("--kind", "replication", "--seeds", str(CODE_FAULT_SEEDS), "--code-fault", name)
     assert ended.returncode == 1, ended.stdout[-1000:]
     shown = ended.stdout.splitlines()
@@ -135,7 +135,7 @@ def test_a_fault_that_was_put_in_is_found_and_its_events_shown(name: str) -> Non
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["replication", "cluster"])
-def test_a_seed_does_the_same_each_time(kind: str) -> None:
+def test_a_seed_is_reproducible(kind: str) -> None:
     one, other = (simulate("--kind", kind, "--seed", "4", hash_seed=seed) for seed in ("1", "2"))
     assert one.returncode == other.returncode == 0, one.stdout + one.stderr
     (line,) = [line for line in one.stdout.splitlines() if line.startswith("fingerprint: ")]
@@ -145,7 +145,7 @@ def test_a_seed_does_the_same_each_time(kind: str) -> None:
 # -- promises and what excuses them
 
 
-def test_the_page_of_promises_lists_what_is_checked() -> None:
+def test_the_page_of_promises_equals_the_checked_promises() -> None:
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE))
     assert rows == {**PROMISES, **EXCUSES}
 
@@ -157,7 +157,7 @@ def held(*min_isr: int) -> Holders:
     return holders
 
 
-def test_a_replica_that_leaves_while_the_in_sync_set_is_too_small_is_still_counted_on() -> None:
+def test_a_replica_that_leaves_the_isr_below_the_minimum_still_holds_records() -> None:
     holders = held(2)
     holders.state_written(20.0, 1, [1])
     holders.lost(1)
@@ -175,7 +175,7 @@ def test_a_replica_that_lost_its_disk_is_worse_than_those_that_left_before_it() 
     assert holders.better_than(2) == []
 
 
-def test_a_replica_that_reported_a_loss_is_no_better_one_until_it_is_in_sync_again() -> None:
+def test_a_replica_with_a_reported_loss_is_not_better_until_it_is_in_sync_again() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1, 2])
     holders.reported(2)
@@ -185,7 +185,7 @@ def test_a_replica_that_reported_a_loss_is_no_better_one_until_it_is_in_sync_aga
     assert holders.better_than(3) == [1, 2]
 
 
-def test_a_replica_that_a_leader_asked_for_before_its_loss_has_what_the_leader_had() -> None:
+def test_a_replica_whose_isr_request_preceded_the_loss_of_the_leader_holds_its_records() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1, 3])
     holders.lost(1)
@@ -201,7 +201,7 @@ def test_a_replica_that_a_leader_asked_for_before_its_loss_has_what_the_leader_h
     assert holders.better_than(1) == []
 
 
-def test_a_replica_whose_disk_lost_something_has_it_as_long_as_its_process_runs() -> None:
+def test_a_replica_with_a_disk_loss_holds_records_while_its_process_runs() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1, 2])
     holders.lost(3)
@@ -211,7 +211,7 @@ def test_a_replica_whose_disk_lost_something_has_it_as_long_as_its_process_runs(
     assert holders.since == {2: ALWAYS, 1: ALWAYS}
 
 
-def test_a_replica_that_gets_in_sync_with_a_leader_whose_loss_was_read_lacks_what_that_lacks() -> None:
+def test_a_replica_that_joins_a_leader_with_a_read_loss_lacks_the_same_records() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1, 3])
     holders.lost(1)
@@ -220,7 +220,7 @@ def test_a_replica_that_gets_in_sync_with_a_leader_whose_loss_was_read_lacks_wha
     assert holders.better_than(2) == [3]
 
 
-def test_a_replica_that_cut_what_it_was_not_sure_of_is_not_counted_on() -> None:
+def test_a_replica_that_truncated_unflushed_records_does_not_hold_them() -> None:
     holders = held(1)
     holders.state_written(20.0, 3, [3])
     holders.since[2] = ALWAYS
@@ -228,7 +228,7 @@ def test_a_replica_that_cut_what_it_was_not_sure_of_is_not_counted_on() -> None:
     assert holders.since == {3: ALWAYS}
 
 
-def test_a_replica_that_leaves_while_enough_are_in_sync_is_not_counted_on() -> None:
+def test_a_replica_that_leaves_a_sufficient_isr_does_not_hold_records() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1])
     holders.lost(1)
@@ -237,7 +237,7 @@ def test_a_replica_that_leaves_while_enough_are_in_sync_is_not_counted_on() -> N
     assert holders.is_hopeless
 
 
-def test_after_a_recovery_only_what_is_acknowledged_from_then_on_is_counted_on() -> None:
+def test_only_records_acknowledged_after_a_recovery_are_held() -> None:
     holders = held(1)
     for broker in (1, 2, 3):
         holders.lost(broker)
@@ -249,7 +249,7 @@ def test_after_a_recovery_only_what_is_acknowledged_from_then_on_is_counted_on()
     assert holders.since == {2: 30.0, 3: 30.0}
 
 
-def test_a_partition_recovers_without_a_replica_that_is_not_trusted() -> None:
+def test_a_partition_recovers_without_a_replica_with_unknown_records() -> None:
     holders = held(2)
     holders.lost(1)
     holders.lost(3)
@@ -261,7 +261,7 @@ def test_a_partition_recovers_without_a_replica_that_is_not_trusted() -> None:
     assert not holders.holds(15.0)
 
 
-def test_a_replica_that_has_not_reported_its_loss_holds_nothing_by_being_in_sync() -> None:
+def test_an_in_sync_replica_with_an_unreported_loss_holds_no_records() -> None:
     holders = held(1)
     holders.lost(3)
     holders.state_written(20.0, 1, [1, 2])
@@ -273,21 +273,21 @@ def test_a_replica_that_has_not_reported_its_loss_holds_nothing_by_being_in_sync
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_an_operator_asks_for_no_election_once_another_has_a_leader_elected(is_late: bool) -> None:
+def test_an_operator_requests_no_election_after_another_election(is_late: bool) -> None:
     cluster = FullCluster(1)
-    place = ("t", 0)
+    tp = ("t", 0)
     cluster.promises.topic_written("t", bytes(16), {0: [1, 2, 3]}, {}, {})
     asked = []
 
     async def link(_: Admin, address: str) -> None:
         if is_late or asked:
-            cluster.promises.state_written(place, 1, 1, [1])
+            cluster.promises.state_written(tp, 1, 1, [1])
 
     async def elect(_: Admin, topic: str, partitions: list[int], election_type: int, address: str) -> None:
         asked.append(address)
 
     async def wait() -> None:
-        cluster.elect_unclean(place)
+        cluster.elect_unclean(tp)
         await asyncio.sleep(1.0)
 
     with mock.patch.object(Admin, "link", link), mock.patch.object(Admin, "elect", elect):
@@ -309,13 +309,13 @@ def test_an_operator_asks_for_no_election_once_another_has_a_leader_elected(is_l
         (BATCHES, CHANGES - 1, 0.0, DISTURBED_SHARE * CAP_S, ""),
     ],
 )
-def test_a_cap_that_faults_do_not_explain_is_found_for_batches_and_for_changes(
+def test_a_time_limit_that_faults_do_not_explain_is_found_for_batches_and_changes(
     batches: int, changes: int, disturbed_s: float, waited_s: float, violation: str
 ) -> None:
     cluster = FullCluster(1)
     cluster.faults = cast(Faults, SimpleNamespace(disturbed_s=disturbed_s))
     cluster._waited_s = waited_s
-    cluster.network.weather = Weather(0.001, 0.0, 0.0)
+    cluster.network.weather = NetworkDelays(0.001, 0.0, 0.0)
     cluster.events.counts["batches acknowledged with acks=1"] = batches
     cluster.deleters = [cast(RecordDeleter, object())]
     with (
@@ -335,20 +335,20 @@ def test_a_cap_that_faults_do_not_explain_is_found_for_batches_and_for_changes(
 
 
 @pytest.mark.parametrize("is_former_disk", [False, True])
-def test_a_disk_is_expected_to_have_only_what_was_acknowledged_while_it_was_there(
+def test_a_disk_is_expected_to_have_only_records_acknowledged_while_it_was_attached(
     is_former_disk: bool,
 ) -> None:
     cluster = FullCluster(1)
-    place, topic_id = ("t", 0), bytes(16)
+    tp, topic_id = ("t", 0), bytes(16)
     cluster.promises.settings["t"] = TopicSettings(flush_each=True)
     cluster.promises.topic_written("t", topic_id, {0: [1]}, {}, {})
-    cluster.promises.state_written(place, 1, 0, [1])
+    cluster.promises.state_written(tp, 1, 0, [1])
     sent_s = cluster.loop.time() + 1.0
     for offset, message in enumerate((Message("p", 0), Message("p", 1))):
-        sent = Sent(place=place, acks=LEADER, session=-1, sequence=0, topic_id=topic_id)
+        sent = Sent(tp=tp, acks=LEADER, session=-1, sequence=0, topic_id=topic_id)
         cluster.promises.sending(message, sent)
         cluster.promises.acknowledged(
-            place, topic_id, offset, [message], sent_s=sent_s, answered_s=sent_s, broker=1
+            tp, topic_id, offset, [message], sent_s=sent_s, answered_s=sent_s, broker=1
         )
     node = cluster.node(1)
     node.files.make_directory("/data/t-0")
@@ -365,7 +365,7 @@ def test_a_disk_is_expected_to_have_only_what_was_acknowledged_while_it_was_ther
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_an_emptied_log_may_forget_its_last_epoch_only_where_the_disk_has_lost_that(is_lost: bool) -> None:
+def test_an_emptied_log_may_lose_its_last_epoch_only_after_a_disk_loss(is_lost: bool) -> None:
     cluster = FullCluster(1)
     node = cluster.node(1)
     node.files.make_directory("/data/t-0")
@@ -374,7 +374,7 @@ def test_an_emptied_log_may_forget_its_last_epoch_only_where_the_disk_has_lost_t
     )
     log = opening.open()
     batch = build_batch([(0, None, b"only", None)])
-    log.append([parse_batch(batch, 0, len(batch))], 5, 0)
+    log.append(parse_batch(batch, 0, len(batch)), 5, 0)
     cluster.promises.log_state.check(node.name, log)
     log.advance_start(1)
     if is_lost:
@@ -389,7 +389,7 @@ def test_an_emptied_log_may_forget_its_last_epoch_only_where_the_disk_has_lost_t
 
 
 @pytest.mark.parametrize("since", ["", "next started", "stops", "another disk"])
-def test_what_a_process_that_is_killed_or_stops_has_registered_says_nothing_of_a_start(since: str) -> None:
+def test_the_registration_of_an_ending_process_does_not_count_as_a_start(since: str) -> None:
     cluster = FullCluster(1)
     node = cluster.node(1)
 
@@ -416,7 +416,7 @@ def test_what_a_process_that_is_killed_or_stops_has_registered_says_nothing_of_a
 
 
 @pytest.mark.parametrize("has_opened", [False, True])
-def test_a_fault_of_a_broker_that_looks_for_a_replica_is_not_taken_for_a_start(has_opened: bool) -> None:
+def test_a_fault_during_a_replica_lookup_does_not_count_as_a_start(has_opened: bool) -> None:
     cluster = FullCluster(1)
 
     def breaks(*_: object) -> None:
@@ -434,13 +434,13 @@ def test_a_fault_of_a_broker_that_looks_for_a_replica_is_not_taken_for_a_start(h
 # -- coverage, and campaigns that resume
 
 
-def test_a_fault_that_never_met_a_phase_is_missing() -> None:
+def test_a_fault_that_never_occurred_in_a_phase_is_missing() -> None:
     counts = Counter(fault_coverage.required("replication"))
     del counts["kill during ISR shrink"]
     assert fault_coverage.missing("replication", counts) == ["kill during ISR shrink"]
 
 
-def test_a_campaign_that_was_stopped_knows_what_is_done(tmp_path: Path) -> None:
+def test_an_interrupted_campaign_continues_after_the_completed_seeds(tmp_path: Path) -> None:
     path = tmp_path / "build" / "digest.json"
     chunk = {
         "counts": {"faults": 3},
@@ -458,7 +458,7 @@ def test_a_campaign_that_was_stopped_knows_what_is_done(tmp_path: Path) -> None:
     assert again.failures == ["cluster 7: no"] * 2
 
 
-def test_a_campaign_is_keyed_by_what_a_seed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_is_keyed_by_the_source_of_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_digest, "ROOT", tmp_path)
 
     def digest(text: str) -> str:
@@ -475,7 +475,7 @@ def test_a_campaign_is_keyed_by_what_a_seed_runs(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", ["cluster", "replication"])
-def test_a_seed_imports_nothing_that_its_digest_leaves_out(kind: str) -> None:
+def test_all_imports_of_a_seed_are_in_its_digest(kind: str) -> None:
     command = (
         "import sys; sys.argv[1:] = ['--kind', sys.argv[1], '--seed', '1']; import simulate; simulate.main();"
         "print(*(one.__file__ for name, one in sys.modules.items() if name.startswith('tidemill.')))"

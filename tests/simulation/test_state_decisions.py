@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from state_decisions import Answers, Known, faults_of, faults_of_first
+from state_decisions import Answers, KnownState, faults_of, faults_of_first
 
 from tidemill.controller.leader_election import LogEnd
 from tidemill.coordination.nodes import PartitionState
@@ -16,12 +16,12 @@ LEADERLESS = PartitionState(-1, 5, [], 1, (), 1, (2,))
 EPOCHS = {1: 10, 2: 20, 3: 30}
 
 
-def known(**others: Any) -> Known:
+def known(**others: Any) -> KnownState:
     """What a controller knows of a partition of three replicas, with a minimum of two."""
-    return Known(**{"replicas": [1, 2, 3], "minimum": 2, "epochs": EPOCHS, **others})
+    return KnownState(**{"replicas": [1, 2, 3], "minimum": 2, "epochs": EPOCHS, **others})
 
 
-def without(*gone: int, **others: Any) -> Known:
+def without(*gone: int, **others: Any) -> KnownState:
     """The same where some brokers are gone."""
     return known(epochs={one: epoch for one, epoch in EPOCHS.items() if one not in gone}, **others)
 
@@ -61,8 +61,8 @@ ENDS = asked(b1=(2, 5), b2=(3, 4), b3=(3, 9))
         (LOST_ALL, RECOVERED, known(answers=ENDS)),
     ],
 )
-def test_what_follows_from_the_state_before_is_right(
-    before: PartitionState, after: PartitionState, what: Known
+def test_a_state_that_follows_from_the_previous_state_is_accepted(
+    before: PartitionState, after: PartitionState, what: KnownState
 ) -> None:
     assert list(faults_of(before, after, what)) == []
 
@@ -72,14 +72,14 @@ def test_what_follows_from_the_state_before_is_right(
     [
         (LED, LED._replace(leader=2, isr=[2, 3]), without(1), "0 higher"),
         (LED, LED._replace(leader_epoch=5), known(), "1 higher"),
-        (LED, LED._replace(leader=2, leader_epoch=5, isr=[1, 3]), known(), "not in the in-sync set"),
+        (LED, LED._replace(leader=2, leader_epoch=5, isr=[1, 3]), known(), "not in the ISR"),
         (LED, LED._replace(isr=[1, 1, 2]), known(), "twice"),
         (LED, LED, known(replicas=[1, 2]), "not among the replicas"),
         (LED, LED._replace(leader=2, leader_epoch=5), without(1), "do not live"),
         (LED, LED._replace(leader=2, leader_epoch=5), known(offline={2}), "cannot be read"),
         (LED, LED._replace(leader=2, leader_epoch=5), known(stopping={2}), "about to stop"),
         (LED, LED._replace(leader=2, leader_epoch=5), known(lost={3}, named={3}), "reported a loss"),
-        (SHRUNK, LED._replace(isr=[1, 2]), known(), "no leader has asked"),
+        (SHRUNK, LED._replace(isr=[1, 2]), known(), "without a request of the leader"),
         (SHRUNK, LED._replace(leader=2, leader_epoch=5, isr=[1, 2]), known(), "beside a leader"),
         (LED, SHRUNK._replace(elr=()), known(), "[2, 3] should be"),
         (LED, LED._replace(isr=[1, 2], elr=(3,)), known(), "[] should be"),
@@ -94,7 +94,7 @@ def test_what_follows_from_the_state_before_is_right(
             known(minimum_changed=True, lost={2}, named={2}),
             "were lost, and are not any more",
         ),
-        (LED, LED._replace(isr=[1, 2], lost_replicas=(3,)), known(), "nobody has reported"),
+        (LED, LED._replace(isr=[1, 2], lost_replicas=(3,)), known(), "lost without a report"),
         (SHRUNK, PartitionState(-1, 5, [], 1, (1, 2), 2), without(1, 2), "last known leader is 2"),
         (
             LED._replace(isr=[1]),
@@ -118,20 +118,20 @@ def test_what_follows_from_the_state_before_is_right(
         (LOST_ALL, RECOVERED, known(answers=ENDS, epochs={**EPOCHS, 1: 11}), "has not the best"),
     ],
 )
-def test_what_does_not_follow_from_the_state_before_is_found(
-    before: PartitionState, after: PartitionState, what: Known, fault: str
+def test_a_wrong_successor_state_is_found(
+    before: PartitionState, after: PartitionState, what: KnownState, fault: str
 ) -> None:
     assert fault in "; ".join(faults_of(before, after, what))
 
 
-def test_an_operator_need_not_wait_for_who_may_come_back() -> None:
+def test_an_election_by_an_operator_does_not_wait_for_offline_replicas() -> None:
     recovered = RECOVERED._replace(lost_replicas=(2,))
     assert list(faults_of(LEADERLESS, recovered, without(1, 2, is_unclean=True))) == []
     after = RECOVERED._replace(leader=2, isr=[2], lost_replicas=(1, 3))
     assert "best" in "; ".join(faults_of(LOST_ALL, after, known(is_unclean=True, answers=ENDS)))
 
 
-def test_a_partition_begins_with_a_leader_in_sync_in_epoch_0() -> None:
+def test_a_new_partition_has_an_in_sync_leader_in_epoch_0() -> None:
     first = PartitionState(1, 0, [1, 2, 3], 1)
     assert list(faults_of_first(first, known())) == []
     for wrong in (

@@ -138,9 +138,7 @@ def test_a_follower_that_is_cut_off_from_the_leader_leaves_the_isr(cluster: Clus
     assert stored(cluster.bootstrap, topic) == [b"x"]
 
 
-def test_an_isolated_leader_is_replaced_and_acknowledges_nothing_meanwhile(
-    cluster: Cluster, topic: str
-) -> None:
+def test_an_isolated_leader_is_replaced_and_acknowledges_nothing(cluster: Cluster, topic: str) -> None:
     leader = cluster.leader(topic)
     number = number_of(cluster, leader)
     cluster.isolate(number)
@@ -169,12 +167,12 @@ def test_a_broker_without_the_store_reports_that_and_serves_its_clients(
 ) -> None:
     victim = number_of(cluster, cluster.followers(topic)[0])
     with Admin(cluster.bootstrap) as admin:
-        assert admin.silent_stores() == {}
+        assert admin.brokers_without_store() == {}
         cluster.cut(victim, "store", how)
-        until(lambda: list(admin.silent_stores()) == [victim], "the broker says so")
+        until(lambda: list(admin.brokers_without_store()) == [victim], "the broker reports its lost store")
         assert outcome(cluster.bootstrap, topic) == "stored"
         cluster.heal(victim, "store")
-        until(lambda: admin.silent_stores() == {}, "it is back")
+        until(lambda: admin.brokers_without_store() == {}, "the store is connected again")
 
 
 def test_produce_continues_without_the_store_and_topics_cannot_be_created(
@@ -187,7 +185,7 @@ def test_produce_continues_without_the_store_and_topics_cannot_be_created(
         with pytest.raises(ClientError):
             admin.create_topic(f"{topic}-more", timeout=3.0)
         cluster.store.start()
-        until(lambda: admin.silent_stores() == {}, "the store is back")
+        until(lambda: admin.brokers_without_store() == {}, "the store is connected again")
         until(lambda: f"{topic}-more" in _names(admin, f"{topic}-more"), "topics can be made")
 
 
@@ -267,7 +265,7 @@ def test_rejects_unknown_ends_of_links(cluster: Cluster) -> None:
         Cluster(0)
 
 
-def test_a_cluster_reports_what_to_install_without_kazoo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_kazoo_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BrokerFailed, match=r"pip install 'tidemill\[testing\]'"):
         Cluster()
@@ -281,7 +279,7 @@ def test_a_cluster_can_use_a_given_zookeeper(zookeeper_server: ZooKeeper) -> Non
         assert outcome(cluster.bootstrap, "t") == "stored"
         cluster.cut(1, "store", "reset")
         with Admin(cluster.bootstrap) as admin:
-            until(lambda: list(admin.silent_stores()) == [1], "the broker says so")
+            until(lambda: list(admin.brokers_without_store()) == [1], "the broker reports its lost store")
 
 
 def test_close_removes_all_processes_and_files_of_a_cluster() -> None:

@@ -233,7 +233,7 @@ def test_a_pause_of_the_store_expires_no_session(store: StoreServer) -> None:
         store.pause()
         time.sleep(2.5)
         store.resume()
-        until(lambda: one.connected and one.exists("/kept") is not None, "it goes on")
+        until(lambda: one.connected and one.exists("/kept") is not None, "the client is connected again")
         assert one.client_id[0] == session
 
 

@@ -33,6 +33,11 @@ def test_the_table_matches_the_page() -> None:
     }
 
 
+def test_the_page_counts_the_keys() -> None:
+    count, first, last = re.findall(r"all (\d+) keys of Apache Kafka [\d.]+, (\d+) to\s(\d+)", PAGE)[0]
+    assert (int(count), int(first), int(last)) == (len(API), min(API), max(API))
+
+
 def test_the_versions_of_the_broker_match_the_page() -> None:
     rows = re.findall(r"^\| (\d+) \| \w+ \| [\d-]+ \| \w+ \| ([\d-]+) \| ([\d-]+) \|$", PAGE, re.MULTILINE)
     told = {int(key): (announced, handled) for key, announced, handled in rows if announced != "-"}

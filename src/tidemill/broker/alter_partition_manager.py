@@ -91,7 +91,7 @@ class _PendingChange:
             not partition.deleted
             and partition.leader_epoch == self.leader_epoch
             and replication is not None
-            and replication.pending == self.isr
+            and replication.pending_isr == self.isr
             and (in_any_state or replication.partition_epoch == self.partition_epoch)
         )
 
@@ -161,7 +161,7 @@ class AlterPartitionManager:
         A change without a known outcome may have been written. Until the leader knows, a record is committed
         only if the replicas of the pending ISR have it, too.
         """
-        partitions = self._broker.partitions
+        partitions = self._broker.replica_manager
         if not one.is_pending():
             return
         if isinstance(result, PartitionState):
@@ -188,8 +188,8 @@ class AlterPartitionManager:
     async def _send(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
         if self._broker.controller.is_active:
             return await self._alter_locally(changes)
-        response: AlterPartitionResponse = await self._channel.send_when_connected(
-            ApiKey.ALTER_PARTITION, VERSIONS, lambda: self._request(changes)
+        response = await self._channel.send_when_connected(
+            ApiKey.ALTER_PARTITION, VERSIONS, lambda: self._request(changes), AlterPartitionResponse
         )
         if response.error_code != 0:
             raise KafkaError("the controller refuses ISR changes", ErrorCode(response.error_code))

@@ -21,9 +21,9 @@ from tidemill.model.event_loop_slices import (
     ITEMS_A_PAUSE,
     STEPS_PER_SLICE,
     TimeSlice,
-    a_pause,
     slices_of,
     with_pauses,
+    yield_to_loop,
 )
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.partition_state import PartitionState
@@ -127,7 +127,7 @@ class LeaderAndIsrApplier:
                 self._next_config = None
             if not delta.before.brokers:
                 await self.log_stray_directories({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
-            await self._broker.metadata.publish(delta)
+            await self._broker.metadata_cache.publish(delta)
             self.first_change_applied.set()
             if published is not None and not published.done():
                 published.set_result(None)
@@ -180,7 +180,7 @@ class LeaderAndIsrApplier:
 
     def serves(self, topic: str, index: int) -> bool:
         """Whether this broker has the partition, and its directory works."""
-        partition = self._broker.partitions.find(topic, index)
+        partition = self._broker.replica_manager.find(topic, index)
         return partition is not None and not partition.failed
 
     async def stop_unassigned_replicas(self, topics: ReplicaAssignments) -> None:
@@ -190,7 +190,7 @@ class LeaderAndIsrApplier:
         StopReplica arrived.
         """
         assigned = await with_pauses(_assigned_to(self._broker.node_id, topics))
-        partitions = self._broker.partitions
+        partitions = self._broker.replica_manager
         for some in slices_of(list(partitions.all()), STEPS_PER_SLICE):
             for partition in partitions.stop_unassigned(list(some), assigned):
                 log.warning(
@@ -200,7 +200,7 @@ class LeaderAndIsrApplier:
                     partition.index,
                     partition.log.directory,
                 )
-            await a_pause()
+            await yield_to_loop()
 
     async def log_stray_directories(self, others: Container[str] = ()) -> None:
         """Warns of logs of partitions of which this broker has no replica. Called with all replicas known.
@@ -208,15 +208,15 @@ class LeaderAndIsrApplier:
         The logs are kept, as by Apache Kafka's brokers on ZooKeeper: an operator may have removed the topic
         by mistake.
         """
-        partitions = self._broker.partitions
+        partitions = self._broker.replica_manager
         strays = []
-        for some in slices_of(list(self._broker.logs.logs.items()), ITEMS_A_PAUSE):
+        for some in slices_of(list(self._broker.log_manager.logs.items()), ITEMS_A_PAUSE):
             strays += [
                 one.directory
                 for key, one in some
                 if key.topic not in others and partitions.find(key.topic, key.partition) is None
             ]
-            await a_pause()
+            await yield_to_loop()
         if strays:
             log.warning(
                 "directories of partitions of which this broker has no replica: %d, %s for instance. These "
@@ -228,7 +228,7 @@ class LeaderAndIsrApplier:
             )
 
     async def _delete_topics(self, delta: Delta, time_slice: TimeSlice) -> None:
-        partitions = self._broker.partitions
+        partitions = self._broker.replica_manager
         for topic in delta.deleted:
             try:
                 for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
@@ -243,7 +243,7 @@ class LeaderAndIsrApplier:
     async def retry_topic_deletion(self, topic: TopicImage) -> None:
         """Deletes the logs of a topic whose deletion has failed before. Raises StorageError."""
         async with self.lock:
-            partitions = self._broker.partitions
+            partitions = self._broker.replica_manager
             known = partitions.topics.by_name.get(topic.name.encode())
             if known is not None and known.topic_id != topic.topic_id:
                 return  # Another controller has completed the deletion, and a new topic has the name.
@@ -255,8 +255,8 @@ class LeaderAndIsrApplier:
     async def retry_replica_deletion(self, topic: TopicImage, index: int) -> None:
         """Deletes a replica that was reassigned, unless it is assigned again. Raises StorageError."""
         async with self.lock:
-            partitions = self._broker.partitions
-            known = self._broker.metadata.image.topics.get(topic.name)
+            partitions = self._broker.replica_manager
+            known = self._broker.metadata_cache.image.topics.get(topic.name)
             if known is None or known.topic_id != topic.topic_id:
                 return  # The deletion of the topic has deleted this replica as well.
             image = known.partition(index)
@@ -309,7 +309,7 @@ class LeaderAndIsrApplier:
         for index in reassigned:
             await time_slice.step()
             try:
-                self._broker.partitions.stop_replica(new.name, index, delete=True)
+                self._broker.replica_manager.stop_replica(new.name, index, delete=True)
             except KafkaError as problem:
                 log.error("%s-%d: %s", new.name, index, problem)
                 delta.fail(new.name, problem)
@@ -329,18 +329,18 @@ class LeaderAndIsrApplier:
         failure: KafkaError | None = None
         for state in states:
             await time_slice.step()
-            if broker.partitions.find(name, state.partition) is None:
+            if broker.replica_manager.find(name, state.partition) is None:
                 try:
                     key = TopicPartition(name, state.partition)
                     is_new = state.partition in leader_and_isr.new_partitions
-                    broker.logs.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
+                    broker.log_manager.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
                 except KafkaError as problem:
                     log.error("%s-%d: %s", name, state.partition, problem)
                     failures[state.partition] = problem
         for start in range(0, len(states), STEPS_PER_SLICE):
             try:
                 part = states[start : start + STEPS_PER_SLICE]
-                broker.partitions.put_topic(name, topic_id, leader_and_isr.internal, part, config)
+                broker.replica_manager.put_topic(name, topic_id, leader_and_isr.internal, part, config)
             except KafkaError as problem:
                 log.error("%s: %s", name, problem)
                 failure = failure or problem
@@ -357,14 +357,14 @@ class LeaderAndIsrApplier:
         The first change of a new controller has all partitions as if they were new, and may have ids for
         topics that an older version of Kafka has created without ids.
         """
-        known = self._broker.metadata.image.topics.get(name)
+        known = self._broker.metadata_cache.image.topics.get(name)
         if known is None or known.topic_id not in (topic_id, ZERO_ID) or index >= len(known.partitions):
             return False
         return self._broker.node_id in known.partitions[index].replicas
 
     async def publish_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Publishes an image with ``settings``, by kind and name. The caller holds :attr:`lock`."""
-        metadata = self._broker.metadata
+        metadata = self._broker.metadata_cache
         image = metadata.image.with_settings(settings)
         if image is not metadata.image:
             await metadata.publish(Delta.between(metadata.image, image))

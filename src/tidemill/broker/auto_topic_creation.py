@@ -37,7 +37,7 @@ async def create_missing_topics(broker: Broker, names: Sequence[str]) -> Creatio
     When it returns, this broker has their metadata, unless that takes longer than ``METADATA_WAIT_S_MAX``.
     """
     # A standalone broker limits the replication factor to 1. In a cluster, missing brokers may be starting.
-    replicas_max = len(broker.metadata.brokers) if broker.config.store() == "embedded" else None
+    replicas_max = len(broker.metadata_cache.brokers) if broker.config.store() == "embedded" else None
     topics = [automatic_topic(broker.config, name, replicas_max) for name in names]
     if broker.controller.is_active or broker.controller_channel is None:
         outcomes = await broker.controller.admin_manager.create_topics(topics)
@@ -54,7 +54,7 @@ async def _wait_for_metadata(broker: Broker, names: Sequence[str]) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + METADATA_WAIT_S_MAX
     for name in names:
-        while name not in broker.metadata.topics and loop.time() < deadline:  # noqa: ASYNC110 - there is no event
+        while name not in broker.metadata_cache.topics and loop.time() < deadline:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(METADATA_POLL_S)
 
 
@@ -81,7 +81,7 @@ async def _send_create_topics(
         ],
         timeout_ms=TIMEOUT_MS,
     )
-    response: CreateTopicsResponse = await channel.send_request(ApiKey.CREATE_TOPICS, VERSIONS, request)
+    response = await channel.send_request(ApiKey.CREATE_TOPICS, VERSIONS, request, CreateTopicsResponse)
     return {
         one.name: KafkaError(one.error_message or "", ErrorCode(one.error_code))
         for one in response.topics

@@ -32,7 +32,7 @@ class Broker(BrokerState):
     failover: Failover
     store_connectivity: StoreConnectivity
     leader_and_isr: LeaderAndIsrApplier
-    groups: GroupCoordinator
+    group_coordinator: GroupCoordinator
     producer_ids: ProducerIds
     controller_requests: ControllerRequests | None = None
     controller_channel: BrokerToControllerChannel | None = None

@@ -54,7 +54,7 @@ class BrokerLinks:
 
     async def open(self, broker_id: int) -> Link:
         """Connects to a broker by its id. Raises LinkError."""
-        known = self._broker.metadata.brokers.get(broker_id)
+        known = self._broker.metadata_cache.brokers.get(broker_id)
         if known is None:
             return await self.open_to(await self._read_registration(broker_id))
         try:

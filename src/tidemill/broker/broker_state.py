@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.coordination_store import Store
     from tidemill.log.log_manager import LogManager
     from tidemill.model.configs import BrokerConfig
-    from tidemill.model.interfaces import Clock, Files
+    from tidemill.model.system_interfaces import Clock, Files
     from tidemill.replication.partition import Partition
     from tidemill.replication.replica_manager import ReplicaManager
 
@@ -23,10 +23,10 @@ class BrokerState:
     config: BrokerConfig
     clock: Clock
     files: Files
-    logs: LogManager
-    partitions: ReplicaManager
+    log_manager: LogManager
+    replica_manager: ReplicaManager
     store: Store
-    metadata: MetadataCache
+    metadata_cache: MetadataCache
     node_id: int
     cluster_id: str
 
@@ -35,7 +35,7 @@ class BrokerState:
 
     def partition(self, topic: str, index: int) -> Partition:
         """Returns a partition of this broker. Raises UNKNOWN_TOPIC_OR_PARTITION."""
-        found = self.partitions.find(topic, index)
+        found = self.replica_manager.find(topic, index)
         if found is None:
             raise KafkaError(f"{topic}-{index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return found

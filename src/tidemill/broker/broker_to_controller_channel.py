@@ -12,17 +12,19 @@ import contextlib
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TypeVar
 
 from tidemill.broker.connect_errors import connect_with_retries
 from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.envelope import EnvelopeRequest
+from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidemill.wire.schema import Struct
 
 log = logging.getLogger("tidemill.broker")
+
+ResponseT = TypeVar("ResponseT", bound=Struct)
 
 CONNECTION_WAIT_S_MAX = 5.0
 """How long a request waits for a connection to the controller."""
@@ -88,7 +90,7 @@ class BrokerToControllerChannel:
             link = await connect_with_retries(lambda: self._connect(controller), on_ended)
             closed = asyncio.Event()
             link.on_close = lambda reason, closed=closed: closed.set()
-            if link.closed:
+            if link.is_closed:
                 continue
             waiting = self._link
             if waiting is not None and not waiting.done():
@@ -99,17 +101,24 @@ class BrokerToControllerChannel:
                 link.close("another broker is the controller")
             self._link = asyncio.get_running_loop().create_future()
 
-    async def send_request(self, key: int, versions: tuple[int, int], request: Struct) -> Any:
+    async def send_request(
+        self, key: int, versions: tuple[int, int], request: Struct, response_type: type[ResponseT]
+    ) -> ResponseT:
         """Returns the controller's response. Raises KafkaError (NOT_CONTROLLER) without a response."""
-        return await self.send_when_connected(key, versions, lambda: request)
+        return await self.send_when_connected(key, versions, lambda: request, response_type)
 
     async def send_when_connected(
-        self, key: int, versions: tuple[int, int], build: Callable[[], Struct]
-    ) -> Any:
+        self,
+        key: int,
+        versions: tuple[int, int],
+        build: Callable[[], Struct],
+        response_type: type[ResponseT],
+    ) -> ResponseT:
         """Sends a request as :meth:`send_request`. ``build`` is called after the connection is open."""
         try:
             link = await self._connected_link()
-            return await link.ask(key, link.version_of(key, *versions), build(), self._request_timeout_s)
+            version = link.version_of(key, *versions)
+            return await link.request(key, version, build(), response_type, self._request_timeout_s)
         except LinkError as problem:
             raise KafkaError(
                 f"the controller does not respond: {problem}. Try again.", ErrorCode.NOT_CONTROLLER
@@ -123,7 +132,7 @@ class BrokerToControllerChannel:
                     if self._link is None:
                         raise LinkError("this broker knows no other broker as the controller")
                     link = await asyncio.shield(self._link)
-                    if not link.closed:
+                    if not link.is_closed:
                         return link
                     await asyncio.sleep(CLOSED_LINK_POLL_S)
         except TimeoutError:
@@ -149,11 +158,10 @@ class BrokerToControllerChannel:
                 client_host_address=address_bytes,
             )
             try:
-                response = await self.send_request(ApiKey.ENVELOPE, (0, 0), envelope)
+                response = await self.send_request(ApiKey.ENVELOPE, (0, 0), envelope, EnvelopeResponse)
             except KafkaError as problem:
                 log.info("a request could not be forwarded: %s", problem)
                 return None
             if response.error_code == 0 and response.response_data is not None:
-                data: bytes = response.response_data
-                return data
+                return response.response_data
         return None

@@ -77,7 +77,7 @@ async def _wait_while_movable(broker: Broker, remaining: Sequence[TopicPartition
 
 def _has_other_live_replica(broker: Broker, key: TopicPartition) -> bool:
     """Whether another live broker has an online replica."""
-    image = broker.metadata.image
+    image = broker.metadata_cache.image
     topic = image.topics.get(key.topic)
     partition = topic.partition(key.partition) if topic is not None else None
     return partition is None or any(
@@ -87,7 +87,7 @@ def _has_other_live_replica(broker: Broker, key: TopicPartition) -> bool:
 
 
 def _is_only_broker(broker: Broker) -> bool:
-    return set(broker.metadata.image.brokers) <= {broker.node_id}
+    return set(broker.metadata_cache.image.brokers) <= {broker.node_id}
 
 
 async def _send_with_retries(
@@ -116,8 +116,8 @@ async def _send_request(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
     channel = broker.controller_channel
     if channel is None:
         return []
-    response: ControlledShutdownResponse = await channel.send_request(
-        ApiKey.CONTROLLED_SHUTDOWN, VERSIONS, request
+    response = await channel.send_request(
+        ApiKey.CONTROLLED_SHUTDOWN, VERSIONS, request, ControlledShutdownResponse
     )
     if response.error_code != 0:
         known = response.error_code in set(ErrorCode)

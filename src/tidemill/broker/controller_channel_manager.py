@@ -33,6 +33,7 @@ from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
 from tidemill.wire.messages.stop_replica import StopReplicaRequest, StopReplicaResponse
+from tidemill.wire.messages.update_metadata import UpdateMetadataResponse
 from tidemill.wire.schema import Struct, release_in_slices
 
 log = logging.getLogger("tidemill.controller")
@@ -41,6 +42,11 @@ VERSIONS = {
     ApiKey.LEADER_AND_ISR: (5, 7),
     ApiKey.STOP_REPLICA: (3, 4),
     ApiKey.UPDATE_METADATA: (7, 8),
+}
+RESPONSE_TYPES: dict[ApiKey, type[LeaderAndIsrResponse | StopReplicaResponse | UpdateMetadataResponse]] = {
+    ApiKey.LEADER_AND_ISR: LeaderAndIsrResponse,
+    ApiKey.STOP_REPLICA: StopReplicaResponse,
+    ApiKey.UPDATE_METADATA: UpdateMetadataResponse,
 }
 
 NOT_ADDRESSEE_ERRORS = frozenset({ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER})
@@ -151,7 +157,7 @@ class ControllerChannel:
         failures = 0
         while True:
             try:
-                if self._link is None or self._link.closed:
+                if self._link is None or self._link.is_closed:
                     self._link = await self._connect_to_broker()
                 await self._wakeup.wait()
                 await self._send(self._link)
@@ -194,7 +200,9 @@ class ControllerChannel:
             topic_states=[],
         )
         version = link.version_of(ApiKey.STOP_REPLICA, *VERSIONS[ApiKey.STOP_REPLICA])
-        response = await link.ask(ApiKey.STOP_REPLICA, version, request, self._request_timeout_s)
+        response = await link.request(
+            ApiKey.STOP_REPLICA, version, request, StopReplicaResponse, self._request_timeout_s
+        )
         return response.error_code not in NOT_ADDRESSEE_ERRORS
 
     def _is_stopping(self) -> bool:
@@ -209,11 +217,11 @@ class ControllerChannel:
 
         All are pending again if it raises LinkError.
         """
-        if link.closed:
+        if link.is_closed:
             # With pending changes, _run sends them as soon as it has the next connection.
             if not self._pending.has_changes:
                 self._wakeup.clear()
-            raise LinkError(f"{link.name}: {link.closed}")
+            raise LinkError(f"{link.name}: {link.close_reason}")
         self._wakeup.clear()
         if not self._pending.has_changes:
             return  # The end of the former connection has set the event.
@@ -223,8 +231,12 @@ class ControllerChannel:
             for key, builder in request_builders(batch, self.broker, self._listener):
                 request = await with_pauses(builder)
                 low, high = VERSIONS[key]
-                response = await link.ask(
-                    key, link.version_of(key, low, high), request, self._request_timeout_s
+                response = await link.request(
+                    key,
+                    link.version_of(key, low, high),
+                    request,
+                    RESPONSE_TYPES[key],
+                    self._request_timeout_s,
                 )
                 if response.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
                     self._state_listener.controller_moved()

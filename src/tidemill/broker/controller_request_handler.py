@@ -33,7 +33,7 @@ from tidemill.coordination.nodes import (
     ControllerEpochNode,
     Endpoint,
 )
-from tidemill.coordination.topic_index import computing_traits
+from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.event_loop_slices import AT_ONCE_MAX, ITEMS_A_PAUSE, TimeSlice, with_pauses
@@ -237,7 +237,7 @@ class ControllerRequests:
             return StopReplicaResponse(error_code=0, partition_errors=errors)
 
     def _stop(self, topic: str, state: StopReplicaPartitionState) -> ErrorCode:
-        partitions = self._broker.partitions
+        partitions = self._broker.replica_manager
         known = partitions.find(topic, state.partition_index)
         if known is not None and -1 < state.leader_epoch < known.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
@@ -256,7 +256,7 @@ class ControllerRequests:
             error = await self._fencing_error(request, connection)
             if error is not None:
                 return UpdateMetadataResponse(error_code=error)
-            metadata = self._broker.metadata
+            metadata = self._broker.metadata_cache
             time_slice = TimeSlice(self._broker.clock)
             await with_pauses(check_update_metadata(request, metadata.image))
             if request.type == FULL_REQUEST:
@@ -277,7 +277,7 @@ class ControllerRequests:
 
         Yields after ``AT_ONCE_MAX`` partitions.
         """
-        partitions = self._broker.partitions
+        partitions = self._broker.replica_manager
         number = 0
         for topic in request.topic_states:
             for one in topic.partition_states:
@@ -318,7 +318,7 @@ class ControllerRequests:
             partitions = await with_pauses(_partitions_after(known, topic, brokers))
             settings = self._settings_of((name, topic.topic_id))
             after = TopicImage(name, topic.topic_id, partitions, settings)
-            await with_pauses(computing_traits(after))
+            await with_pauses(compute_traits_in_slices(after))
             changed.append(after)
         image = before.with_cluster(
             before.cluster_id, request.controller_id, request.controller_epoch, brokers
@@ -345,10 +345,10 @@ class ControllerRequests:
         for key in changed if self._broker.config is config else list(self._settings):
             await time_slice.step()
             name, topic_id = key
-            entry = self._broker.partitions.topics.by_name.get(name.encode())
+            entry = self._broker.replica_manager.topics.by_name.get(name.encode())
             if self._topic_image(key) is None and entry is not None and entry.topic_id == topic_id:
                 config_of_log = log_config(self._broker.config, name, self._settings[key])
-                self._broker.partitions.reconfigure(name, config_of_log)
+                self._broker.replica_manager.reconfigure(name, config_of_log)
 
     def topics_without_metadata(self) -> list[str]:
         """Returns the topics whose settings this broker has, or reads now, without their metadata."""
@@ -386,7 +386,7 @@ class ControllerRequests:
         return known.config if known is not None else self._settings.get(key, {})
 
     def _topic_image(self, key: TopicKey) -> TopicImage | None:
-        known = self._broker.metadata.image.topics.get(key[0])
+        known = self._broker.metadata_cache.image.topics.get(key[0])
         return known if known is not None and known.topic_id == key[1] else None
 
 

@@ -20,7 +20,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from tidemill.broker.fetch_partition_data import LogReadResults
 from tidemill.broker.fetch_session import FetchSession, SessionPartition
-from tidemill.net.connection import Connection, Reply
+from tidemill.model.transition_table import NONE, TransitionTable
+from tidemill.net.connection import Connection, PendingResponse
 from tidemill.replication.delayed_operations import FetchWaiter, WatchedPartition
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
@@ -34,14 +35,16 @@ BEGIN_WAITING: Final[i64] = 0
 LOOK_UP_AGAIN: Final[i64] = 1
 COMPLETE: Final[i64] = 2
 
-_NONE: Final[i64] = -1
-
-TRANSITIONS: Final[list[list[i64]]] = [
-    # BEGIN_WAITING, LOOK_UP_AGAIN, COMPLETE
-    [WAITING, _NONE, COMPLETED],  # LOOKING_UP
-    [_NONE, LOOKING_UP, COMPLETED],  # WAITING
-    [_NONE, _NONE, COMPLETED],  # COMPLETED
-]
+TRANSITIONS: Final = TransitionTable(
+    "fetch",
+    ["LOOKING_UP", "WAITING", "COMPLETED"],
+    ["BEGIN_WAITING", "LOOK_UP_AGAIN", "COMPLETE"],
+    [
+        [WAITING, NONE, COMPLETED],  # LOOKING_UP
+        [NONE, LOOKING_UP, COMPLETED],  # WAITING
+        [NONE, NONE, COMPLETED],  # COMPLETED
+    ],
+)
 
 NO_REQUEST: Final = FetchRequest(version=0, partitions=[], forgotten=[])
 """Replaces the request of a completed fetch."""
@@ -111,7 +114,7 @@ class DelayedFetch(FetchWaiter):
         self.request = request
         self.results = results
         """The results of the last look-up."""
-        self.reply: Reply | None = None
+        self.reply: PendingResponse | None = None
         """Its place in the order of the connection's responses, if it is not completed at once."""
         self.session: FetchSession | None = None
         self.session_partitions: list[SessionPartition] = []
@@ -122,12 +125,9 @@ class DelayedFetch(FetchWaiter):
         """None: the fetch is not handled in slices."""
         self.state: i64 = LOOKING_UP
 
-    def set_state(self, event: i64) -> None:
-        """Changes the state. Raises RuntimeError when the state does not allow ``event``."""
-        following: i64 = TRANSITIONS[self.state][event]
-        if following < 0:
-            raise RuntimeError(f"a fetch in state {self.state} has no transition for event {event}")
-        self.state = following
+    def apply(self, event: i64) -> None:
+        """Changes the state. Raises RuntimeError if the state has no transition for ``event``."""
+        self.state = TRANSITIONS.after(self.state, event)
 
     @property
     def count(self) -> i64:
@@ -147,7 +147,7 @@ class DelayedFetch(FetchWaiter):
 
     def end_waiting(self) -> None:
         """Ends the wait: removes the fetch from all partitions and from its connection."""
-        self.set_state(COMPLETE)
+        self.apply(COMPLETE)
         self.connection.state = None
         self.unregister()
 
@@ -176,7 +176,7 @@ class DelayedFetch(FetchWaiter):
             added_bytes > 0
             and self.request.isolation == READ_COMMITTED
             and (
-                results.is_held_back
+                results.is_limited_by_transaction
                 or (isinstance(partition, Partition) and partition.read_limits.has_transactions)
             )
         ):
@@ -191,12 +191,12 @@ class DelayedFetch(FetchWaiter):
         if committed and self.state != COMPLETED and self.completion.followers_serve_consumers():
             self.completion.complete_later(self)
 
-    def on_deadline(self) -> None:
+    def on_expiration(self) -> None:
         """Completes the fetch after ``fetch.max.wait.ms``."""
         if self.state != COMPLETED:
             self.completion.complete(self)
 
-    def is_over(self) -> bool:
+    def is_completed(self) -> bool:
         """Whether the fetch is completed, or its connection is closed."""
         return self.state == COMPLETED or self.connection.closed
 

@@ -161,7 +161,7 @@ class DelayedMetadata(BrokerConnectionListener):
         self.total += 1
         self.delayed_bytes += count
         if memory is not None:
-            memory.take(count)
+            memory.reserve(count)
         try:
             await context.slices.wait_for(completed)
         finally:

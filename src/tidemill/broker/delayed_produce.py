@@ -8,8 +8,8 @@ from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.broker.produce_codec import PartitionResponse, ProduceRequest, encode
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.net.connection import Connection, Reply
-from tidemill.replication.delayed_operations import AppendWaiter, WatchedPartition
+from tidemill.net.connection import Connection, PendingResponse
+from tidemill.replication.delayed_operations import OffsetWaiter, WatchedPartition
 from tidemill.replication.partition import Partition
 
 
@@ -30,7 +30,9 @@ class AwaitedAppend:
 class UnsentResponse:
     """A response that waits only for awaited appends."""
 
-    def __init__(self, reply: Reply, request: ProduceRequest, partitions: list[PartitionResponse]) -> None:
+    def __init__(
+        self, reply: PendingResponse, request: ProduceRequest, partitions: list[PartitionResponse]
+    ) -> None:
         self.reply: Final = reply
         self.request: Final = request
         self.partitions: Final = partitions
@@ -40,7 +42,7 @@ class UnsentResponse:
         self.reply.complete([encode(self.request, self.partitions)])
 
 
-class DelayedProduce(AppendWaiter):
+class DelayedProduce(OffsetWaiter):
     """A request whose response waits for its awaited appends.
 
     It holds neither records nor the frame of the request. Once the response is sent it holds nothing, because
@@ -54,11 +56,11 @@ class DelayedProduce(AppendWaiter):
         self.response: UnsentResponse | None = None
         """None during the appends to the other partitions, and after it is sent."""
 
-    def on_committed(self, partition: WatchedPartition) -> None:
+    def on_reached(self, partition: WatchedPartition) -> None:
         """Completes the appends of a partition that are committed or flushed."""
         self._complete_appends(partition, None)
 
-    def on_append_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
+    def on_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
         """Fails the appends of a partition, whose records are lost or may be lost."""
         self._complete_appends(partition, error)
 
@@ -69,7 +71,7 @@ class DelayedProduce(AppendWaiter):
                 awaited.append(one)
             elif error is not None:
                 one.response.fail(error)
-            elif partition.holds_back(self.acks, one.required_offset):
+            elif partition.must_delay_response(self.acks, one.required_offset):
                 awaited.append(one)
             elif self.acks == -1:
                 commit_error = partition.commit_error()
@@ -79,11 +81,11 @@ class DelayedProduce(AppendWaiter):
         if not awaited:
             self._send()
 
-    def is_over(self) -> bool:
+    def is_completed(self) -> bool:
         """Whether the response is sent, or the connection is closed."""
         return self.response is None or self.connection.closed
 
-    def on_deadline(self) -> None:
+    def on_expiration(self) -> None:
         """Fails the appends that are not complete within ``timeout.ms``."""
         response = self.response
         if response is None:

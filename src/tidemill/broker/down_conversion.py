@@ -29,7 +29,7 @@ from tidemill.log.batch_scan import BatchScan
 from tidemill.log.errors import storage_error
 from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.interfaces import File
+from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.net.send_queue import FileRange
@@ -256,7 +256,7 @@ class DownConversion(DownConverter):
         if not found:
             return False
         if fetch.reply is None:
-            fetch.reply = fetch.connection.reply_later()
+            fetch.reply = fetch.connection.respond_later()
         self.tasks.start(self.run(fetch, found))
         return True
 

@@ -111,7 +111,7 @@ class DynamicBrokerConfig:
                 )
 
     async def _all_entities(self) -> dict[Entity, None]:
-        image = self._broker.metadata.image
+        image = self._broker.metadata_cache.image
         topics = (*image.topics, *self._requests.topics_without_metadata())
         entities: dict[Entity, None] = {("topics", name): None for name in topics}
         entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}

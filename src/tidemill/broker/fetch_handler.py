@@ -1,16 +1,16 @@
 """Handles Fetch requests: decodes them, looks up their partitions, sends the response now or later. Compiled.
 
-========================================  =============================================================
-module                                    holds
-========================================  =============================================================
-:mod:`tidemill.wire.fetch_layout`         the decoded request, the layout of request and response
-:mod:`tidemill.broker.fetch_partition_data`         the results of a look-up
-:mod:`tidemill.broker.fetch_session`      the partitions of a client, and the state last sent to it
-:mod:`tidemill.broker.fetch_reader`       the look-up
-:mod:`tidemill.broker.delayed_fetch`      a fetch and its states
-:mod:`tidemill.broker.fetch_codec`        the response: bytes and ranges of files
-:mod:`tidemill.broker.large_fetches`      the same steps, in slices, for fetches of many partitions
-========================================  =============================================================
+=============================================  =============================================================
+module                                         holds
+=============================================  =============================================================
+:mod:`tidemill.wire.fetch_layout`              the decoded request, the layout of request and response
+:mod:`tidemill.broker.fetch_partition_data`    the results of a look-up
+:mod:`tidemill.broker.fetch_session`           the partitions of a client, and the state last sent to it
+:mod:`tidemill.broker.fetch_reader`            the look-up
+:mod:`tidemill.broker.delayed_fetch`           a fetch and its states
+:mod:`tidemill.broker.fetch_codec`             the response: bytes and ranges of files
+:mod:`tidemill.broker.large_fetches`           the same steps, in slices, for fetches of many partitions
+=============================================  =============================================================
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tidemill.broker.delayed_fetch import (
 from tidemill.broker.fetch_codec import encode, encode_error
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.broker.fetch_reader import (
-    CURRENT_FORMAT,
+    ALL_FORMATS_FROM,
     FetchReader,
 )
 from tidemill.broker.fetch_session import FetchSessions, LargeSessionHandler
-from tidemill.model.errors import ProtocolError
-from tidemill.model.interfaces import EventLoop
+from tidemill.model.errors import KafkaError, ProtocolError
+from tidemill.model.system_interfaces import EventLoop
 from tidemill.net.connection import Connection
 from tidemill.net.deadlines import Deadlines
 from tidemill.replication.delayed_operations import WatchedPartition
@@ -50,7 +50,7 @@ LARGE_PARTITIONS: Final = 2000
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DownConverter:
-    """Converts records for clients of a version before :data:`CURRENT_FORMAT`."""
+    """Converts records for clients of a version before :data:`ALL_FORMATS_FROM`."""
 
     def convert(self, fetch: DelayedFetch) -> bool:
         """Begins to convert the results of ``fetch`` if they need it; ``send_results`` is called afterwards.
@@ -130,12 +130,13 @@ class FetchHandler(FetchCompletion):
             raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         fetch = DelayedFetch(self, connection, request, self.reader.new_results(request))
         if version >= SESSIONS_FROM:
-            session, code = self.sessions.find(request)
-            if code == 0 and session is not None:
-                session.update(request.partitions, request.forgotten)
-                code = self.sessions.count(session)
-            if code != 0:
-                connection.reply_now(encode_error(request, code))
+            try:
+                session = self.sessions.find(request)
+                if session is not None:
+                    session.update(request.partitions, request.forgotten)
+                    self.sessions.enforce_partition_limit(session)
+            except KafkaError as error:
+                connection.respond_now(encode_error(request, i16(int(error.code))))
                 return
             fetch.session = session
         self.select_partitions(fetch)
@@ -145,7 +146,7 @@ class FetchHandler(FetchCompletion):
             return
         self.reader.read(fetch, 0, count, True)
         if self.is_complete(fetch):
-            fetch.set_state(COMPLETE)
+            fetch.apply(COMPLETE)
             self._send(fetch)
         else:
             self._wait(fetch)
@@ -161,7 +162,7 @@ class FetchHandler(FetchCompletion):
             or request.wait_ms <= 0
             or (len(request.partitions) if session is None else len(session.partitions)) == 0
             or connection.ended
-            or connection.deaf
+            or connection.is_output_broken
             or results.ranges > self.large_partitions
             or self.reader.is_enough(fetch)
         )
@@ -183,7 +184,7 @@ class FetchHandler(FetchCompletion):
 
     def _wait(self, fetch: DelayedFetch) -> None:
         """Registers the fetch with its partitions, and sets its deadline."""
-        fetch.reply = fetch.connection.reply_later()
+        fetch.reply = fetch.connection.respond_later()
         fetch.connection.state = fetch
         fetch.register()
         self.begin_waiting(fetch)
@@ -191,7 +192,7 @@ class FetchHandler(FetchCompletion):
 
     def begin_waiting(self, fetch: DelayedFetch) -> None:
         """Changes the state to WAITING."""
-        fetch.set_state(BEGIN_WAITING)
+        fetch.apply(BEGIN_WAITING)
         self.waiting += 1
 
     def add_deadline(self, fetch: DelayedFetch) -> None:
@@ -205,7 +206,7 @@ class FetchHandler(FetchCompletion):
 
     def resume(self, fetch: DelayedFetch) -> None:
         """Changes the state to LOOKING_UP. The fetch stays registered with its partitions."""
-        fetch.set_state(LOOK_UP_AGAIN)
+        fetch.apply(LOOK_UP_AGAIN)
         self.waiting -= 1
 
     def complete_waiting(self, connection: Connection) -> None:
@@ -296,7 +297,7 @@ class FetchHandler(FetchCompletion):
     def _send(self, fetch: DelayedFetch) -> None:
         """Sends the results, after a conversion if the client does not know their message format."""
         if (
-            fetch.request.version < CURRENT_FORMAT
+            fetch.request.version < ALL_FORMATS_FROM
             and self.down_converter is not None
             and self.down_converter.convert(fetch)
         ):
@@ -320,7 +321,7 @@ class FetchHandler(FetchCompletion):
             else:
                 sent = session.select_all(fetch.session_partitions, found)
         response = encode(request, session_id, sent)
-        if request.version < CURRENT_FORMAT and self.down_converter is not None:
+        if request.version < ALL_FORMATS_FROM and self.down_converter is not None:
             response = self.down_converter.in_pieces(response)
         self.record_sent(fetch, sent)
         if session is not None:
@@ -328,9 +329,9 @@ class FetchHandler(FetchCompletion):
         reply = fetch.reply
         if reply is None:
             if len(response) == 1:
-                fetch.connection.reply_now(response[0])
+                fetch.connection.respond_now(response[0])
                 return
-            reply = fetch.connection.reply_later()
+            reply = fetch.connection.respond_later()
         else:
             fetch.drop()
         reply.complete(response)

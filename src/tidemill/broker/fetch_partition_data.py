@@ -72,7 +72,7 @@ class LogReadResults:
         self.ranges: i64 = 0
         self.completes_fetch = False
         """The response is sent at once, whatever :attr:`bytes_found` is."""
-        self.is_held_back = False
+        self.is_limited_by_transaction = False
         """An open transaction hides records from a ``read_committed`` consumer."""
         self.is_throttled = False
         """The replication quota withheld records from a follower."""

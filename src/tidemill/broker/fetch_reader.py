@@ -19,7 +19,7 @@ from tidemill.broker.fetch_session import SessionPartition
 from tidemill.log.log import Log
 from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.interfaces import Clock, EventLoop
+from tidemill.model.system_interfaces import Clock, EventLoop
 from tidemill.net.connection import Connection
 from tidemill.records.batch import ZSTD
 from tidemill.replication.delayed_operations import CONSUMER, WatchedPartition
@@ -31,14 +31,14 @@ from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """The limit for the records of one response, which with all other fields stays below 2 GiB."""
-CURRENT_FORMAT: Final = 4
+ALL_FORMATS_FROM: Final = 4
 """From this version on clients know all message formats, and receive records as they are stored."""
 WHOLE_FIRST_FROM: Final = 3
 """From this version on the first batch of a response is complete, even if it exceeds the limits."""
 ZSTD_FROM: Final = 10
 ANY_REPLICA_FROM: Final = 11
 """From this version on consumers may read from followers (KIP-392)."""
-WHOLE: Final = 1 << 40
+UNLIMITED_BYTES: Final = 1 << 40
 """A limit above the size of any segment."""
 RANGES_MAX: Final = 10_000
 """The limit for the partitions with records in one response, each of which is a range to send. The next
@@ -170,7 +170,7 @@ class FetchReader:
 
         All errors of a partition are raised here, in the order of their precedence, except
         OFFSET_OUT_OF_RANGE: a diverging log takes precedence over it, so :meth:`Partition.read` and
-        :meth:`Partition.check_range` raise it. A further check (access, tenant, quota) belongs between the
+        :meth:`Partition.check_range` raise it. A further check (access, quota) belongs between the
         checks for existence and for leadership, so that a client without access gets no information about
         the partition. An error completes the fetch, and does not affect the other partitions.
 
@@ -221,7 +221,7 @@ class FetchReader:
             data.high_watermark = limits.high_watermark
             data.last_stable_offset = limits.last_stable_offset
             if limit < data.high_watermark:
-                results.is_held_back = True
+                results.is_limited_by_transaction = True
             if is_consumer and partition.awaits_high_watermark:
                 # As for ListOffsets (KIP-207): the high watermark of a new leader may be below the one that
                 # the former leader sent.
@@ -236,7 +236,7 @@ class FetchReader:
                 partition.check_range(requested.offset)
                 return
             size = results.bytes_left if results.bytes_left < requested.bytes_max else requested.bytes_max
-            if request.version < CURRENT_FORMAT:
+            if request.version < ALL_FORMATS_FROM:
                 data.slice = read_for_old_client(
                     partition, requested.offset, size, limit, is_first, request.version
                 )
@@ -264,7 +264,7 @@ class FetchReader:
         if quota is None or not isinstance(partition, Partition) or not quota.is_set:
             return False
         awaited = partition.commits_wait_for(request.replica_id, self._clock.monotonic_ms())
-        if not quota.holds_back(partition.topic, int(partition.index), self._loop.time(), in_sync=awaited):
+        if not quota.is_throttled(partition.topic, int(partition.index), self._loop.time(), in_sync=awaited):
             return False
         results.is_throttled = True
         return True
@@ -331,7 +331,7 @@ class FetchReader:
             if slice_.size < size:
                 limit = partition.read_limits.limit_offset(request.replica_id, request.isolation)
                 try:
-                    available = partition.read(requested.offset, WHOLE, limit, True)
+                    available = partition.read(requested.offset, UNLIMITED_BYTES, limit, True)
                 except KafkaError:
                     return True
                 if available is not None and available.size < size:
@@ -372,7 +372,7 @@ def read_for_old_client(
     Such clients ignore an incomplete message at the end. If their first message is incomplete, they fetch it
     again with a larger limit.
     """
-    available = partition.read(offset, WHOLE, limit_offset, True)
+    available = partition.read(offset, UNLIMITED_BYTES, limit_offset, True)
     if available is None or available.size <= size:
         return available
     if first and version >= WHOLE_FIRST_FROM:

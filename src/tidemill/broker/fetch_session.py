@@ -18,7 +18,8 @@ from typing import Final
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.broker.fetch_partition_data import FetchPartitionData
-from tidemill.model.interfaces import Clock
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.system_interfaces import Clock
 from tidemill.replication.delayed_operations import CONSUMER, FetchWaiter, WatchedPartition
 from tidemill.replication.partition import Partition
 from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
@@ -33,9 +34,6 @@ SORTED_MAX: Final = 10_000
 END_AT_ONCE_MAX: Final = 2000
 """A session with more partitions is dropped in slices."""
 EVICT_AFTER_MS: Final = 120_000
-SESSION_NOT_FOUND: Final[i16] = 70
-INVALID_EPOCH: Final[i16] = 71
-TOPIC_ID_ERROR: Final[i16] = 106
 
 
 class SessionPartition(FetchWaiter):
@@ -356,47 +354,55 @@ class FetchSessions:
         self.partition_count: i64 = 0
         """The partitions of all sessions."""
 
-    def find(self, request: FetchRequest) -> tuple[FetchSession | None, i16]:
-        """Finds, creates or ends the session that a request names. Returns it, and an error code or 0.
+    def find(self, request: FetchRequest) -> FetchSession | None:
+        """Finds, creates or ends the session that a request names. None: the fetch has no session.
 
-        The caller then calls :meth:`FetchSession.update` with the partitions, and :meth:`count`.
+        The caller then calls :meth:`FetchSession.update` with the partitions, and
+        :meth:`enforce_partition_limit`. Raises KafkaError for a session that does not exist, or that does not
+        match the request.
         """
         epoch = request.session_epoch
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if request.session_id != 0:
                 self.remove(request.session_id)
             if epoch == FINAL_EPOCH:
-                return None, 0
+                return None
             made = self._make(len(request.partitions), request.by_id)
             if made is not None:
                 made.set_reader(request)
-            return made, 0
+            return made
         session = self.sessions.get(int(request.session_id))
         if session is None:
-            return None, SESSION_NOT_FOUND
+            raise session_not_found(request.session_id)
         if session.epoch != epoch:
-            return None, INVALID_EPOCH
+            raise KafkaError(
+                f"fetch session {request.session_id} has the epoch {session.epoch}, not {epoch}",
+                ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+            )
         if session.by_id != request.by_id:
             self.remove(request.session_id)
-            return None, TOPIC_ID_ERROR
+            raise KafkaError(
+                f"fetch session {request.session_id} names topics by {'id' if session.by_id else 'name'}",
+                ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+            )
         session.epoch = 1 if epoch == 0x7FFFFFFF else epoch + 1
         session.set_reader(request)
-        return session, 0
+        return session
 
-    def count(self, session: FetchSession) -> i16:
-        """Counts the partitions of ``session``.
+    def enforce_partition_limit(self, session: FetchSession) -> None:
+        """Counts the partitions of ``session``, and ends it if all sessions have more than
+        :data:`PARTITIONS_MAX`.
 
-        Returns an error code if it has ended, or if all sessions have more than :data:`PARTITIONS_MAX`.
+        Raises KafkaError (FETCH_SESSION_ID_NOT_FOUND) if it has ended.
         """
         if session.ended:
-            return SESSION_NOT_FOUND
+            raise session_not_found(session.session_id)
         session.used_ms = self.clock.monotonic_ms()
         self.partition_count += len(session.partitions) - session.counted
         session.counted = len(session.partitions)
         if self.partition_count > PARTITIONS_MAX:
             self.remove(session.session_id)
-            return SESSION_NOT_FOUND
-        return 0
+            raise session_not_found(session.session_id)
 
     def remove(self, session_id: i32) -> None:
         """Ends the session with this id, if it exists."""
@@ -422,6 +428,11 @@ class FetchSessions:
         session = FetchSession(self, i32(session_id), by_id, now_ms)
         self.sessions[session_id] = session
         return session
+
+
+def session_not_found(session_id: i32) -> KafkaError:
+    """Returns the error for a fetch session that does not exist, or that has ended."""
+    return KafkaError(f"fetch session {session_id} does not exist", ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
 
 
 def rank_of(partition: SessionPartition) -> i64:

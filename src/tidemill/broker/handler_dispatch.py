@@ -28,11 +28,11 @@ from tidemill.controller.config_changes import ResourceType
 from tidemill.coordination.coordination_store import StoreUnavailable
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
-from tidemill.model.interfaces import File
+from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet, cancel_all
-from tidemill.net.connection import Connection, Reply
+from tidemill.net.connection import Connection, PendingResponse
 from tidemill.net.memory_pool import MemoryPool
-from tidemill.net.send_queue import FileRange, ReplyPart
+from tidemill.net.send_queue import FileRange, ResponsePart
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.codec import decode_in_slices, decode_prefix, encode_in_slices
 from tidemill.wire.header import encode_response, parse_request_header, response_head
@@ -87,11 +87,11 @@ class HandlerDispatch(ApiRequestHandler):
         """Handles one request. Raises ProtocolError, which closes the connection."""
         if api_key == ApiKey.API_VERSIONS and not api_versions.API.has_version(version):
             response = api_versions.unsupported()
-            connection.reply_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, response))
+            connection.respond_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, response))
             return
         api = api_for(api_key, version)
         header = parse_request_header(data, start, end)
-        context = RequestContext(connection.context, header.client_id, api_key, version, correlation_id)
+        context = RequestContext(connection.peer, header.client_id, api_key, version, correlation_id)
         context.queue = self.queue
         started = time.perf_counter()
         if end - header.body_position > UNSLICED_BYTES_MAX:
@@ -103,11 +103,11 @@ class HandlerDispatch(ApiRequestHandler):
             request, _ = decode_prefix(request_class(api_key), version, data, header.body_position, end)
             outcome = self._call_handler(api, context, request, data, start, end)
         if inspect.iscoroutine(outcome):
-            reply = connection.reply_later()
+            reply = connection.respond_later()
             self.tasks.start(self._respond(context, outcome, reply, started))
             return
         bound_texts(outcome)
-        connection.reply_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
+        connection.respond_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
         self._record_duration(api_key, started)
 
     def _call_handler(
@@ -124,7 +124,7 @@ class HandlerDispatch(ApiRequestHandler):
         """Decodes a request in slices, and returns the handler's response."""
         memory = self.queue.memory
         if memory is not None:
-            memory.take(len(frame))
+            memory.reserve(len(frame))
         try:
             cls = request_class(context.api_key)
             work = decode_in_slices(cls, context.api_version, frame, body, len(frame))
@@ -159,13 +159,15 @@ class HandlerDispatch(ApiRequestHandler):
         outcome = api.handle(self.broker, context, request)
         return await outcome if inspect.isawaitable(outcome) else outcome
 
-    async def _respond(self, context: RequestContext, outcome: Any, reply: Reply, started: float) -> None:
+    async def _respond(
+        self, context: RequestContext, outcome: Any, reply: PendingResponse, started: float
+    ) -> None:
         """Waits for a handler, and sends its response."""
         connection = reply.connection
         try:
             response = await outcome
             # The response to a forwarded request arrives as bytes.
-            parts: list[ReplyPart] = (
+            parts: list[ResponsePart] = (
                 [response] if isinstance(response, bytes) else await self._encoded(context, response)
             )
         except asyncio.CancelledError:
@@ -175,8 +177,8 @@ class HandlerDispatch(ApiRequestHandler):
         except StoreUnavailable as problem:
             # The client, for instance a controller, sends the request again over another connection.
             name = ApiKey(context.api_key).name
-            log.warning("%s of %s gets no response: %s", name, connection.context, problem)
-            connection.close_after_replies(str(problem))
+            log.warning("%s of %s gets no response: %s", name, connection.peer, problem)
+            connection.close_after_responses(str(problem))
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
         else:
@@ -186,7 +188,7 @@ class HandlerDispatch(ApiRequestHandler):
         finally:
             context.slices.end()
 
-    async def _encoded(self, context: RequestContext, response: Struct) -> list[ReplyPart]:
+    async def _encoded(self, context: RequestContext, response: Struct) -> list[ResponsePart]:
         """Encodes a response in slices, and releases it. Returns the parts."""
         slices = context.slices
         await slices.run(bound_texts_in_slices(response))
@@ -233,9 +235,9 @@ class HandlerDispatch(ApiRequestHandler):
     def on_crash(self, connection: Connection, problem: BaseException) -> None:
         """Logs an exception of a handler."""
         if isinstance(problem, KafkaError):
-            log.error("a request of %s failed: %s", connection.context, problem, exc_info=problem)
+            log.error("a request of %s failed: %s", connection.peer, problem, exc_info=problem)
         else:
-            log.error("the handler of a request of %s failed", connection.context, exc_info=problem)
+            log.error("the handler of a request of %s failed", connection.peer, exc_info=problem)
 
     def read_ahead(self, connection: Connection, part: FileRange, count: int) -> None:
         """Reads a range of a log file into the page cache in a thread, so that sendfile does not wait."""

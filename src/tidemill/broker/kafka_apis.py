@@ -19,7 +19,7 @@ from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ProtocolError
 from tidemill.net.connection import Connection, FrameHandler, Stopwatch
-from tidemill.net.memory_pool import FREE_BYTES
+from tidemill.net.memory_pool import EXEMPT_BYTES
 from tidemill.net.send_queue import FileRange
 from tidemill.wire import fetch_layout
 from tidemill.wire.primitives import skip_tag_section
@@ -84,15 +84,15 @@ class KafkaApis(FrameHandler):
         if end - start < 8:
             raise ProtocolError(f"a request of {end - start} bytes is shorter than its header")
         api_key = read_i16_be(data, start)
-        if connection.waiting and api_key == FETCH:
+        if connection.has_pending_responses and api_key == FETCH:
             self.complete_follower_fetch(connection)
-        if connection.waiting:
-            if api_key != PRODUCE or connection.context.busy:
+        if connection.has_pending_responses:
+            if api_key != PRODUCE or connection.peer.busy:
                 return False
-        elif connection.context.busy:
-            connection.context.busy = False
+        elif connection.peer.busy:
+            connection.peer.busy = False
         if (
-            end - start > FREE_BYTES
+            end - start > EXEMPT_BYTES
             and api_key <= FETCH
             and not connection.memory.can_respond(connection.account)
         ):
@@ -121,8 +121,8 @@ class KafkaApis(FrameHandler):
                     f" {OTHER_REQUEST_BYTES_MAX}"
                 )
             self.others.handle(connection, data, start, end, api_key, version, read_i32_be(data, start + 4))
-        if api_key != PRODUCE and connection.waiting:
-            connection.context.busy = True
+        if api_key != PRODUCE and connection.has_pending_responses:
+            connection.peer.busy = True
         return True
 
     def complete_follower_fetch(self, connection: Connection) -> None:
@@ -140,11 +140,11 @@ class KafkaApis(FrameHandler):
         seconds: float = perf_counter() - started
         key = PRODUCE if is_produce else FETCH
         self.local_times[key].note(seconds)
-        reply = connection.last_reply()
-        if reply is None:
+        response = connection.last_pending_response()
+        if response is None:
             self.total_times[key].note(seconds)
         else:
-            reply.stopwatch = Stopwatch(self.total_times[key].note, started)
+            response.stopwatch = Stopwatch(self.total_times[key].note, started)
 
     def handle(
         self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
@@ -172,7 +172,7 @@ class KafkaApis(FrameHandler):
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """Removes the delayed requests of a closed connection."""
-        if connection.context.busy:
+        if connection.peer.busy:
             self.produces.on_close(connection)
         self.fetches.on_close(connection)
         self.others.on_close(connection, reason)

@@ -21,12 +21,12 @@ from tidemill.broker.delayed_fetch import (
 from tidemill.broker.fetch_codec import FetchEncoder, encode_error
 from tidemill.broker.fetch_handler import FetchHandler, LargeFetchHandler
 from tidemill.broker.fetch_partition_data import FetchPartitionData
-from tidemill.broker.fetch_reader import CURRENT_FORMAT
+from tidemill.broker.fetch_reader import ALL_FORMATS_FROM
 from tidemill.broker.fetch_session import FetchSession
 from tidemill.broker.large_requests import LargeRequestQueue, RequestSlices
-from tidemill.model.errors import ProtocolError
+from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.task_set import TaskSet
-from tidemill.net.connection import Connection, Reply
+from tidemill.net.connection import Connection, PendingResponse
 from tidemill.wire.fetch_layout import SESSIONS_FROM, FetchRequest, FetchRequestReader
 
 PARTITIONS_PER_SLICE: Final = 100
@@ -45,7 +45,7 @@ class LargeFetches(LargeFetchHandler):
         self, handler: FetchHandler, connection: Connection, version: int, correlation_id: int, body: bytes
     ) -> None:
         """Handles a request that is not decoded yet. ``body``: the bytes behind its header."""
-        reply = connection.reply_later()
+        reply = connection.respond_later()
         self.tasks.start(self._handle(handler, connection, reply, version, correlation_id, body))
 
     def look_up(self, handler: FetchHandler, fetch: DelayedFetch) -> None:
@@ -75,7 +75,7 @@ class LargeFetches(LargeFetchHandler):
         self,
         handler: FetchHandler,
         connection: Connection,
-        reply: Reply,
+        reply: PendingResponse,
         version: int,
         correlation_id: int,
         body: bytes,
@@ -99,7 +99,7 @@ class LargeFetches(LargeFetchHandler):
     ) -> FetchRequest:
         memory = self.queue.memory
         if memory is not None:
-            memory.take(len(body))
+            memory.reserve(len(body))
         try:
             reader = FetchRequestReader(version, correlation_id, body, 0, len(body))
             while not reader.run(PARTITIONS_PER_SLICE):
@@ -129,9 +129,9 @@ class LargeFetch(SlicedFetch):
         """A transaction may have ended: the readable bytes must be counted again."""
         fetch.sliced = self
         if fetch.reply is None:
-            fetch.reply = fetch.connection.reply_later()
+            fetch.reply = fetch.connection.respond_later()
         if fetch.connection.closed:
-            fetch.set_state(COMPLETE)
+            fetch.apply(COMPLETE)
         else:
             fetch.connection.state = fetch
 
@@ -158,7 +158,7 @@ class LargeFetch(SlicedFetch):
         """Ends the fetch of a closed connection."""
         if self._fetch.state == WAITING:
             self._resume(self._drop)
-        self._fetch.set_state(COMPLETE)
+        self._fetch.apply(COMPLETE)
 
     def _resume(self, work: Work) -> None:
         self._handler.resume(self._fetch)
@@ -190,22 +190,22 @@ class LargeFetch(SlicedFetch):
         """Finds the session of a decoded request, and looks up the partitions."""
         fetch, handler = self._fetch, self._handler
         if fetch.request.version >= SESSIONS_FROM:
-            code = await self._find_session(slices)
-            if code != 0:
-                self._complete_reply([encode_error(fetch.request, code)])
+            try:
+                await self._find_session(slices)
+            except KafkaError as error:
+                self._complete_reply([encode_error(fetch.request, error.code)])
                 await self._free(slices)
                 return
         handler.select_partitions(fetch)
         await self.look_up(slices)
 
-    async def _find_session(self, slices: RequestSlices) -> int:
-        """Finds and updates the session of the request. Returns an error code, or 0."""
+    async def _find_session(self, slices: RequestSlices) -> None:
+        """Finds and updates the session of the request. Raises KafkaError as :meth:`FetchSessions.find`."""
         fetch, sessions = self._fetch, self._handler.sessions
         request = fetch.request
-        session, code = sessions.find(request)
-        fetch.session = session
-        if code != 0 or session is None:
-            return code
+        session = fetch.session = sessions.find(request)
+        if session is None:
+            return
         for begin in range(0, len(request.partitions), PARTITIONS_PER_SLICE):
             if session.ended:
                 break
@@ -216,7 +216,7 @@ class LargeFetch(SlicedFetch):
                 break
             session.update([], request.forgotten[begin : begin + PARTITIONS_PER_SLICE])
             await slices.step()
-        return sessions.count(session)
+        sessions.enforce_partition_limit(session)
 
     async def look_up(self, slices: RequestSlices) -> None:
         """Looks up the partitions, and sends the response or waits."""
@@ -302,10 +302,10 @@ class LargeFetch(SlicedFetch):
 
     async def _send(self, slices: RequestSlices) -> None:
         fetch, down = self._fetch, self._handler.down_converter
-        fetch.set_state(COMPLETE)
+        fetch.apply(COMPLETE)
         if fetch.connection.closed:
             await self._free(slices)
-        elif fetch.request.version >= CURRENT_FORMAT or down is None or not down.convert(fetch):
+        elif fetch.request.version >= ALL_FORMATS_FROM or down is None or not down.convert(fetch):
             await self._send_results(slices)
 
     async def _send_results(self, slices: RequestSlices) -> None:
@@ -325,7 +325,7 @@ class LargeFetch(SlicedFetch):
             await slices.step()
         response = encoder.pieces
         del encoder
-        if request.version < CURRENT_FORMAT and handler.down_converter is not None:
+        if request.version < ALL_FORMATS_FROM and handler.down_converter is not None:
             response = handler.down_converter.in_pieces(response)
         for begin in range(0, len(sent), PARTITIONS_PER_SLICE):
             handler.record_sent(fetch, sent[begin : begin + PARTITIONS_PER_SLICE])
@@ -340,7 +340,7 @@ class LargeFetch(SlicedFetch):
 
     def _complete_reply(self, response: list[Any]) -> None:
         fetch = self._fetch
-        fetch.set_state(COMPLETE)
+        fetch.apply(COMPLETE)
         connection = fetch.connection
         if connection.closed or fetch.reply is None:
             return
@@ -374,7 +374,7 @@ class LargeFetch(SlicedFetch):
 
     async def _drop(self, slices: RequestSlices) -> None:
         """Ends a fetch without a response."""
-        self._fetch.set_state(COMPLETE)
+        self._fetch.apply(COMPLETE)
         await self._unregister(slices)
         await self._free(slices)
 

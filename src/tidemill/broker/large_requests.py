@@ -31,8 +31,8 @@ from typing import Any, Final, TypeVar
 from tidemill.model.event_loop_slices import slices_of, with_pauses
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
 
-SLICE_S: Final = 0.002
-"""The longest slice. A slice ends after the current item."""
+REQUEST_SLICE_S: Final = 0.002
+"""The longest slice of a request. A slice ends after the current item."""
 
 CLEAR_ITEMS: Final = 500
 """The items that are freed, or sorted, without a check of the clock."""
@@ -95,7 +95,7 @@ class LargeRequestQueue:
                 response.is_available.clear()
                 await response.is_available.wait()
         except asyncio.CancelledError:
-            memory.forget(response.account)
+            memory.remove(response.account)
             self.leave(slices)
             raise
 
@@ -151,7 +151,7 @@ class RequestSlices:
         self._is_in_queue = False
         self._has_waited = False
         self._now = asyncio.get_running_loop().time
-        self._until = self._now() + SLICE_S
+        self._until = self._now() + REQUEST_SLICE_S
         self._clock_reads = 0
 
     async def step(self) -> None:
@@ -240,7 +240,7 @@ class RequestSlices:
         self._begin()
 
     def _begin(self) -> None:
-        self._until = self._now() + SLICE_S
+        self._until = self._now() + REQUEST_SLICE_S
         self._clock_reads = 0
 
     def _leave(self) -> None:

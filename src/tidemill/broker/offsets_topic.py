@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.auto_topic_creation import create_missing_topics
-from tidemill.groups.interfaces import (
+from tidemill.groups.coordinator_interfaces import (
     OFFSETS_TOPIC,
     CoordinatorEndpoint,
 )
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
-from tidemill.records.batch import parse_batches
+from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import iter_stored
 from tidemill.replication.delayed_operations import CommitCallback
 
@@ -51,8 +51,8 @@ class PartitionOffsetsLog:
         try:
             found = broker.partition(OFFSETS_TOPIC, partition)
             with _reporting_storage_errors(found):
-                batches = parse_batches(batch, 0, len(batch))
-                result = found.append(batches, ACKS_ALL, broker.clock.wall_ms())
+                parsed = parse_batch(batch, 0, len(batch))
+                result = found.append(parsed, ACKS_ALL, broker.clock.wall_ms())
         except KafkaError as error:
             future.set_exception(error)
             return future
@@ -161,11 +161,11 @@ class ClusterOffsetsTopic:
         self._topic_id = ZERO_ID
         self._partition_count = 0
         self._reported_count = 0
-        broker.metadata.on_change(lambda delta: self._count(delta.image.topics.get(OFFSETS_TOPIC)))
+        broker.metadata_cache.on_change(lambda delta: self._count(delta.image.topics.get(OFFSETS_TOPIC)))
 
     def partition_count(self) -> int:
         """Returns the partition count; before the topic exists, the configured one."""
-        topic = self._broker.metadata.topic(OFFSETS_TOPIC)
+        topic = self._broker.metadata_cache.topic(OFFSETS_TOPIC)
         self._count(topic)
         return self._partition_count or self._broker.config.int("offsets.topic.num.partitions")
 
@@ -191,18 +191,18 @@ class ClusterOffsetsTopic:
 
     def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
         """Returns the endpoint of the leader on ``listener``; None if it is unknown."""
-        metadata = self._broker.metadata
+        metadata = self._broker.metadata_cache
         topic = metadata.topic(OFFSETS_TOPIC)
         image = topic.partition(partition) if topic else None
         broker = metadata.brokers.get(image.leader) if image else None
         endpoint = broker.endpoints.get(listener) if broker else None
         if broker is None or endpoint is None:
             return None
-        return CoordinatorEndpoint(broker.broker_id, endpoint.host, endpoint.port)
+        return CoordinatorEndpoint(node_id=broker.broker_id, host=endpoint.host, port=endpoint.port)
 
     async def ensure(self) -> None:
         """Creates the topic if it does not exist. Raises KafkaError."""
-        if OFFSETS_TOPIC not in self._broker.metadata.topics:
+        if OFFSETS_TOPIC not in self._broker.metadata_cache.topics:
             made = await create_missing_topics(self._broker, [OFFSETS_TOPIC])
             for error in made.errors.values():
                 raise error

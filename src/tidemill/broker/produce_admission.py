@@ -31,7 +31,7 @@ from tidemill.broker.produce_codec import (
 from tidemill.broker.rejected_batches import RETRIED, RejectedBatches
 from tidemill.log.log import AppendResult
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, ZSTD, Batch, parse_batch
 from tidemill.records.batch_validation import is_costly, validate
 from tidemill.records.format_conversion import for_storage, is_costly_for_storage
@@ -204,7 +204,7 @@ CHECKS: Final[list[AdmissionCheck]] = [
 
 The checks of a request come before those of its partitions, and these before those of a partition's batch.
 
-To add a refusal (of a tenant, by access rules, a quota or a size), write a subclass of
+To add a refusal (by access rules, a quota or a size), write a subclass of
 :class:`RequestCheck`, :class:`PartitionCheck` or :class:`BatchCheck`, and add it here, before the checks that
 it precedes. What it needs of the request becomes a field of
 :class:`~tidemill.broker.produce_codec.ProduceRequest`.
@@ -245,7 +245,7 @@ class BatchAppend(ReadyAppend):
         self.batch: Final = batch
 
     def append(self, acks: i32, now_ms: i64) -> AppendResult:
-        return self.partition.append([self.batch], acks, now_ms)
+        return self.partition.append(self.batch, acks, now_ms)
 
 
 class MessageSetAppend(ReadyAppend):

@@ -23,7 +23,8 @@ from librt.strings import (
 )
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
-from tidemill.model.errors import InvalidRecord, KafkaError
+from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.log_lines import cut_short
 from tidemill.records.batch import ATTRIBUTES, CURRENT_MAGIC, MAGIC, RECORDS, TRANSACTIONAL_FLAG
 from tidemill.wire.hot_path_codec import (
     PRODUCE_ITEMS_MAX,
@@ -46,6 +47,8 @@ STORAGE_ERROR_FROM: Final = 4
 NONE: Final[i16] = 0
 TEXT_CHARACTERS_MAX: Final = 1000
 """The limit of one error text, which may contain a long name that the client sent."""
+TOPIC_CHARACTERS_MAX: Final = 300
+"""The limit of a topic name of a client in a log line; the names of existing topics are shorter."""
 TEXTS_BYTES_MAX: Final[i64] = 64 * 1024
 """The limit of all error texts of one response, which could be a hundred times as large as its request."""
 
@@ -126,6 +129,20 @@ def error_response(index: i32, error: KafkaError) -> PartitionResponse:
     response = PartitionResponse(index)
     response.fail(error)
     return response
+
+
+def first_error(request: ProduceRequest, responses: list[PartitionResponse]) -> str:
+    """Returns the topic, partition and error of the first failed partition of a request, for a log line."""
+    number = 0
+    for topic in request.topics:
+        for records in topic.partitions:
+            code = responses[number].error_code
+            number += 1
+            if code != NONE:
+                name = topic.key.hex() if request.version >= BY_ID else topic.key.decode("utf-8", "replace")
+                shown = cut_short(name, TOPIC_CHARACTERS_MAX)
+                return f"partition {records.index} of {shown!r}: {ErrorCode(int(code)).name}"
+    return "no partition has an error"
 
 
 def decode(data: bytes, position: i64, end: i64, version: i16, correlation_id: i32) -> ProduceRequest:

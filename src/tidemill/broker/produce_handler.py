@@ -27,11 +27,12 @@ from tidemill.broker.produce_codec import (
     decode,
     encode,
     error_response,
+    first_error,
 )
 from tidemill.broker.rejected_batches import RejectedBatches
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
-from tidemill.model.interfaces import Clock
-from tidemill.net.connection import Connection, Reply
+from tidemill.model.system_interfaces import Clock
+from tidemill.net.connection import Connection, PendingResponse
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.replication.hosted_topics import TopicTable
@@ -46,10 +47,12 @@ def should_append(connection: Connection, request: ProduceRequest) -> bool:
     return request.acks == 0 or not connection.closed
 
 
-class HeldRequest:
-    """A decoded request that waits because the disk is congested."""
+class CongestedRequest:
+    """A decoded request that is delayed because the disk is congested."""
 
-    def __init__(self, connection: Connection, reply: Reply, request: ProduceRequest, data: bytes) -> None:
+    def __init__(
+        self, connection: Connection, reply: PendingResponse, request: ProduceRequest, data: bytes
+    ) -> None:
         self.connection: Final = connection
         self.reply: Final = reply
         self.request: Final = request
@@ -63,7 +66,7 @@ class AdmittedRequest:
     def __init__(
         self,
         connection: Connection,
-        reply: Reply | None,
+        reply: PendingResponse | None,
         request: ProduceRequest,
         frame_bytes: i64,
         partitions: list[AdmittedPartition],
@@ -132,7 +135,7 @@ class ProduceHandler:
         self.rejected = RejectedBatches()
         self.admission = Admission(topics, clock, self.rejected)
         self.congested = False
-        self.held_requests: list[HeldRequest] = []
+        self.congested_requests: list[CongestedRequest] = []
 
     def handle(
         self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
@@ -143,35 +146,37 @@ class ProduceHandler:
         except IndexError as problem:
             raise ProtocolError(f"Produce version {version} is cut short: {problem}") from None
         if self.congested:
-            connection.context.busy = True
-            self.held_requests.append(HeldRequest(connection, connection.reply_later(), request, data))
-            self.memory.take(len(data))
+            connection.peer.busy = True
+            self.congested_requests.append(
+                CongestedRequest(connection, connection.respond_later(), request, data)
+            )
+            self.memory.reserve(len(data))
             return
         self.admit(connection, None, request, data)
 
     def set_congested(self, congested: bool) -> None:
-        """Holds new requests while the disk is congested, at most one for each connection."""
+        """Delays new requests while the disk is congested, at most one for each connection."""
         self.congested = congested
-        while self.held_requests and not self.congested:
-            held = self.held_requests.pop(0)
-            connection = held.connection
-            self.memory.release(len(held.data))
-            connection.context.busy = False
-            if should_append(connection, held.request):
+        while self.congested_requests and not self.congested:
+            waiting = self.congested_requests.pop(0)
+            connection = waiting.connection
+            self.memory.release(len(waiting.data))
+            connection.peer.busy = False
+            if should_append(connection, waiting.request):
                 try:
-                    self.admit(connection, held.reply, held.request, held.data)
-                except Exception as problem:  # noqa: BLE001 - the other held requests go on
+                    self.admit(connection, waiting.reply, waiting.request, waiting.data)
+                except Exception as problem:  # noqa: BLE001 - the other delayed requests go on
                     connection.crash(problem)
 
     def on_close(self, connection: Connection) -> None:
-        """Removes the held request of a closed connection, unless it has acks=0."""
-        for held in list(self.held_requests):
-            if held.connection is connection and not should_append(connection, held.request):
-                self.held_requests.remove(held)
-                self.memory.release(len(held.data))
+        """Removes the delayed request of a closed connection, unless it has acks=0."""
+        for waiting in list(self.congested_requests):
+            if waiting.connection is connection and not should_append(connection, waiting.request):
+                self.congested_requests.remove(waiting)
+                self.memory.release(len(waiting.data))
 
     def admit(
-        self, connection: Connection, reply: Reply | None, request: ProduceRequest, data: bytes
+        self, connection: Connection, reply: PendingResponse | None, request: ProduceRequest, data: bytes
     ) -> None:
         """Admits a request, and appends it unless it must be prepared first."""
         now_ms = self.clock.wall_ms()
@@ -180,7 +185,7 @@ class ProduceHandler:
             self.append_all(AdmittedRequest(connection, reply, request, len(data), partitions), now_ms)
             return
         if reply is None:
-            reply = connection.reply_later()
+            reply = connection.respond_later()
         self.preparation.submit(self, AdmittedRequest(connection, reply, request, len(data), partitions))
 
     def append_all(self, admitted: AdmittedRequest, now_ms: i64) -> None:
@@ -202,7 +207,8 @@ class ProduceHandler:
         self.respond(admitted, responses)
         if failed and admitted.request.acks == 0:
             # With acks=0 there is no response: the end of the connection reports the error.
-            admitted.connection.close("a produce with acks=0 failed")
+            problem = first_error(admitted.request, responses)
+            admitted.connection.close(f"a Produce request with acks=0 failed: {problem}")
 
     def append(self, admitted: AdmittedRequest, append: ReadyAppend, now_ms: i64) -> PartitionResponse:
         """Appends the records of one partition, and registers the request if the response must wait."""
@@ -223,7 +229,7 @@ class ProduceHandler:
             records.index, result.base_offset, result.append_time_ms, result.start_offset
         )
         required_offset: i64 = result.last_offset + 1
-        if acks != 0 and partition.holds_back(acks, required_offset):
+        if acks != 0 and partition.must_delay_response(acks, required_offset):
             admitted.await_append(response, partition, required_offset)
         return response
 
@@ -235,10 +241,10 @@ class ProduceHandler:
         delayed = admitted.delayed
         if delayed is not None and delayed.awaited:
             if reply is None:
-                reply = connection.reply_later()
+                reply = connection.respond_later()
             delayed.response = UnsentResponse(reply, request, responses)
             self.deadlines.add(request.timeout_ms, delayed)
         elif reply is not None:
             reply.complete([encode(request, responses)] if request.acks != 0 else [])
         elif request.acks != 0:
-            connection.reply_now(encode(request, responses))
+            connection.respond_now(encode(request, responses))

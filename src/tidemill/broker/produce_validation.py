@@ -48,19 +48,19 @@ class ProduceValidation(BackgroundPreparation):
     def submit(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Prepares ``admitted`` in a new task."""
         self.submitted += 1
-        admitted.connection.context.busy = True
+        admitted.connection.peer.busy = True
         self.tasks.start(self.run(handler, admitted))
 
     async def run(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Prepares one request, and appends it."""
         connection = admitted.connection
-        self.memory.take(admitted.frame_bytes)
+        self.memory.reserve(admitted.frame_bytes)
         try:
             for number, one in enumerate(admitted.partitions):
                 if isinstance(one, BatchValidation):
                     admitted.partitions[number] = await self.check(one, handler.clock.wall_ms())
             await self.conversion.prepare(handler, admitted)
-            connection.context.busy = False
+            connection.peer.busy = False
             if admitted.should_append:
                 handler.append_all(admitted, handler.clock.wall_ms())
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends

@@ -15,11 +15,17 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from tidemill.model.errors import ProtocolError, StorageError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.net.link import Link, LinkError
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher import Answered, FetchLimits, LeadersLog, ReplicaFetcher, Trouble
+from tidemill.replication.replica_fetcher import (
+    FetchLimits,
+    FetchOutcome,
+    LeaderOffsets,
+    PartitionFailure,
+    ReplicaFetcher,
+)
 from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.apis import ApiKey
@@ -28,6 +34,7 @@ from tidemill.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
+    ListOffsetsResponse,
     ListOffsetsTopic,
 )
 
@@ -54,31 +61,31 @@ class LeaderEndPoint:
         self._fetcher = fetcher
         self._clock = clock
         self._version = link.version_of(ApiKey.FETCH, REPLICA_STATE_FROM, LAST_VERSION)
-        self._timeout_s = (fetcher.limits.patience_ms + fetcher.limits.wait_ms) / 1000
-        self._results: list[Answered] = []
+        self._timeout_s = (fetcher.limits.socket_timeout_ms + fetcher.limits.wait_ms) / 1000
+        self._results: list[FetchOutcome] = []
         self._failure: Exception | None = None
         self._has_results = asyncio.Event()
 
     def send_fetch(self) -> bool:
         """Sends the next request. Returns False if there is nothing to fetch now."""
-        body = self._fetcher.request(self._clock.monotonic_ms(), self._version)
+        body = self._fetcher.build_request(self._clock.monotonic_ms(), self._version)
         if body is None:
             return False
-        self._link.post(ApiKey.FETCH, self._version, body, self, self._timeout_s)
+        self._link.send(ApiKey.FETCH, self._version, body, self, self._timeout_s)
         return True
 
     def send_new_partitions(self) -> None:
         """Sends a request with new partitions while another is in flight, which completes the latter."""
-        if 0 < self._fetcher.under_way < IN_FLIGHT_MAX and self._fetcher.has_news:
+        if 0 < self._fetcher.in_flight_count < IN_FLIGHT_MAX and self._fetcher.has_changes:
             self.send_fetch()
 
-    def on_answer(self, data: bytes, start: int, end: int) -> None:
+    def on_response(self, data: bytes, start: int, end: int) -> None:
         """Applies a response, and sends the next request unless the result needs further processing."""
         try:
             clock = self._clock
-            result = self._fetcher.answer(data, start, end, clock.monotonic_ms(), clock.wall_ms())
+            result = self._fetcher.handle_response(data, start, end, clock.monotonic_ms(), clock.wall_ms())
             if result is None:
-                if self._fetcher.under_way or self.send_fetch():
+                if self._fetcher.in_flight_count or self.send_fetch():
                     return
             else:
                 self._results.append(result)
@@ -94,7 +101,7 @@ class LeaderEndPoint:
             self._failure = LinkError(f"{self._link.name}: {reason}")
         self._has_results.set()
 
-    async def next_results(self) -> list[Answered]:
+    async def next_results(self) -> list[FetchOutcome]:
         """Waits for results that need further processing, and returns them. Raises LinkError."""
         await self._has_results.wait()
         self._has_results.clear()
@@ -128,12 +135,12 @@ class ReplicaFetcherTask:
         self._is_sending_soon = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def follow(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         """Adds a partition in its current leader epoch. Raises StorageError."""
         partition.on_flushed = self._changed.set
         self._transient.pop(_name(partition), None)
         clock = self._clock
-        self.fetcher.follow(partition.log.topic_id, partition, clock.monotonic_ms(), clock.wall_ms())
+        self.fetcher.add_partition(partition.log.topic_id, partition, clock.monotonic_ms(), clock.wall_ms())
         self._changed.set()
         if not self._is_sending_soon:
             # One request has all partitions that are added in this turn.
@@ -145,10 +152,10 @@ class ReplicaFetcherTask:
         if self._end_point is not None:
             self._end_point.send_new_partitions()
 
-    def leave(self, partition: Partition) -> None:
+    def remove_partition(self, partition: Partition) -> None:
         """Removes a partition."""
         partition.on_flushed = None
-        self.fetcher.leave(partition.log.topic_id, int(partition.index))
+        self.fetcher.remove_partition(partition.log.topic_id, int(partition.index))
 
     async def stop(self) -> None:
         """Ends the task, and closes its connection."""
@@ -170,39 +177,39 @@ class ReplicaFetcherTask:
             except Exception:
                 # An unexpected error: without this task no partition of the leader would be replicated.
                 log.exception("fetching from leader %d failed and is retried", self.leader)
-            self.fetcher.lost()
+            self.fetcher.on_disconnect()
             await asyncio.sleep(self.fetcher.limits.backoff_ms / 1000)
 
     async def _fetch_over(self, link: Link) -> None:
         end_point = self._end_point = LeaderEndPoint(link, self.fetcher, self._clock)
         while True:
-            if not self.fetcher.under_way and not end_point.send_fetch():
+            if not self.fetcher.in_flight_count and not end_point.send_fetch():
                 await self._wait_for_work()
                 continue
-            for result in await end_point.next_results():
-                if result.refused:
-                    raise LinkError(f"it returned error {result.refused} to a fetch")
-                for trouble in result.troubles:
-                    self._handle_error(trouble)
-                if result.out_of_range:
-                    await self._handle_out_of_range(link, result.out_of_range)
+            for outcome in await end_point.next_results():
+                if outcome.session_error is not None:
+                    raise LinkError(f"it returned {outcome.session_error.name} to a fetch")
+                for failure in outcome.failures:
+                    self._handle_error(failure)
+                if outcome.out_of_range:
+                    await self._handle_out_of_range(link, outcome.out_of_range)
 
     async def _wait_for_work(self) -> None:
         """Waits until a partition is added or flushed, or the backoff of a partition ends."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.fetcher.rest_ms(self._clock.monotonic_ms()) / 1000):
+            async with asyncio.timeout(self.fetcher.retry_delay_ms(self._clock.monotonic_ms()) / 1000):
                 await self._changed.wait()
 
-    def _handle_error(self, trouble: Trouble) -> None:
-        partition = trouble.partition
+    def _handle_error(self, failure: PartitionFailure) -> None:
+        partition = failure.partition
         name = _name(partition)
-        if trouble.is_transient and not self._has_lasted(name):
-            log.debug("fetching %s failed and is retried: %s", name, trouble.text)
+        if failure.is_transient and not self._has_lasted(name):
+            log.debug("fetching %s failed and is retried: %s", name, failure.text)
         else:
-            self._warn(name, trouble.text)
-        if trouble.storage is not None:
-            self._storage_failed(partition, trouble.storage)
+            self._warn(name, failure.text)
+        if failure.storage_error is not None:
+            self._storage_failed(partition, failure.storage_error)
 
     def _has_lasted(self, name: str) -> bool:
         """Whether the transient errors of a partition have lasted for :data:`TRANSIENT_MS`."""
@@ -230,16 +237,18 @@ class ReplicaFetcherTask:
         for partition in partitions:
             key = (partition.topic, int(partition.index))
             if key not in firsts or key not in ends:
-                self.fetcher.not_found(partition, partition.log.topic_id, self._clock.monotonic_ms())
+                self.fetcher.leader_offsets_failed(
+                    partition, partition.log.topic_id, self._clock.monotonic_ms()
+                )
                 continue
             before = int(partition.log.end_offset)
             first, end = firsts[key].offset, ends[key].offset
-            leaders = LeadersLog(first, firsts[key].leader_epoch, end)
+            leader = LeaderOffsets(first, firsts[key].leader_epoch, end)
             try:
                 now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-                self.fetcher.found(partition, partition.log.topic_id, leaders, now_ms, wall_ms)
+                self.fetcher.apply_leader_offsets(partition, partition.log.topic_id, leader, now_ms, wall_ms)
             except StorageError as problem:
-                self._handle_error(Trouble(partition, str(problem), problem))
+                self._handle_error(PartitionFailure(partition, str(problem), problem))
             if partition.log.end_offset != before:
                 # The truncation has logged a warning if it removed records. A new replica has none.
                 log.info(
@@ -266,8 +275,12 @@ class ReplicaFetcherTask:
             )
         request = ListOffsetsRequest(replica_id=self.fetcher.node_id, topics=list(topics.values()))
         version = link.version_of(ApiKey.LIST_OFFSETS, *LIST_OFFSETS_VERSIONS)
-        response = await link.ask(
-            ApiKey.LIST_OFFSETS, version, request, self.fetcher.limits.patience_ms / 1000
+        response = await link.request(
+            ApiKey.LIST_OFFSETS,
+            version,
+            request,
+            ListOffsetsResponse,
+            self.fetcher.limits.socket_timeout_ms / 1000,
         )
         return {
             (topic.name, one.partition_index): one
@@ -292,9 +305,9 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
         connect: Connect,
         clock: Clock,
         storage_failed: Callable[[Partition, StorageError], None],
-        throttle: ReplicationQuota | None = None,
+        quota: ReplicationQuota | None = None,
     ) -> None:
-        self._quota = throttle
+        self._quota = quota
         self._node_epoch = node_epoch
         self._node_id = node_id
         self._limits = limits
@@ -311,14 +324,14 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
         for fetcher_task in self._fetcher_tasks.values():
             fetcher_task.fetcher.node_epoch = node_epoch
 
-    def follow(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         """Adds ``partition``, in its current leader epoch, to the fetcher of its leader.
 
         Removes it from the fetcher of a former leader. Raises StorageError, and does not add it then.
         """
         leader = int(partition.leader)
         if self._leaders.get(partition, leader) != leader:
-            self.leave(partition)
+            self.remove_partition(partition)
         fetcher_task = self._fetcher_tasks.get(leader)
         if fetcher_task is None:
             fetcher = ReplicaFetcher(self._node_id, self._node_epoch, self._limits, self._quota)
@@ -327,18 +340,18 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
             )
         self._leaders[partition] = leader
         try:
-            fetcher_task.follow(partition)
+            fetcher_task.add_partition(partition)
         except StorageError:
-            self.leave(partition)
+            self.remove_partition(partition)
             raise
 
-    def leave(self, partition: Partition) -> None:
+    def remove_partition(self, partition: Partition) -> None:
         """Removes ``partition`` from its fetcher. A fetcher without partitions ends."""
         leader = self._leaders.pop(partition, None)
         if leader is None:
             return
         fetcher_task = self._fetcher_tasks[leader]
-        fetcher_task.leave(partition)
+        fetcher_task.remove_partition(partition)
         if not len(fetcher_task.fetcher):
             del self._fetcher_tasks[leader]
             self._ending.start(fetcher_task.stop())

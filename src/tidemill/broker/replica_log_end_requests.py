@@ -78,7 +78,7 @@ class LogEndRequests:
 
     def _read_own(self, partitions: Sequence[TopicPartition], ends: Ends) -> None:
         for key in partitions:
-            partition = self._broker.partitions.find(key.topic, key.partition)
+            partition = self._broker.replica_manager.find(key.topic, key.partition)
             if partition is not None and not partition.failed:
                 epoch = int(partition.log.leader_epochs.latest)
                 ends[key][self._broker.node_id] = LogEnd(epoch, int(partition.log.end_offset))
@@ -105,7 +105,7 @@ class LogEndRequests:
         )
         version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
         timeout_s = self._broker.config.seconds("request.timeout.ms")
-        response: ListOffsetsResponse = await link.ask(ApiKey.LIST_OFFSETS, version, request, timeout_s)
+        response = await link.request(ApiKey.LIST_OFFSETS, version, request, ListOffsetsResponse, timeout_s)
         for topic in response.topics:
             for one in topic.partitions:
                 key = TopicPartition(topic.name, one.partition_index)

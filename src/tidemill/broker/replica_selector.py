@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tidemill.broker.fetch_reader import ReadReplicaSelector
 from tidemill.broker.metadata_cache import BrokerImage
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.net.connection import Connection
 from tidemill.replication.partition import Partition
 from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
@@ -85,7 +85,7 @@ class ReplicaSelector(ReadReplicaSelector):
         """Returns the id of the preferred replica, -1 for this broker."""
         if self._select is rack_aware and not request.rack:
             return THIS_BROKER
-        peer = connection.context
+        peer = connection.peer
         client = ClientView(
             request.rack.decode(errors="replace"), peer.address, peer.principal, peer.listener.name
         )

@@ -25,9 +25,9 @@ class ReplicationQuotas:
         self.leader = ReplicationQuota(broker.node_id, self._limit(LEADER))
         self.follower = ReplicationQuota(broker.node_id, self._limit(FOLLOWER))
         self.sides: dict[str, ReplicationQuota] = {LEADER: self.leader, FOLLOWER: self.follower}
-        for topic in broker.metadata.topics.values():
+        for topic in broker.metadata_cache.topics.values():
             self._set_throttled_replicas(topic)
-        broker.metadata.on_change(self._changed)
+        broker.metadata_cache.on_change(self._changed)
 
     def _limit(self, side: str) -> RateLimit:
         return RateLimit(

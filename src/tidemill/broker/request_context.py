@@ -1,4 +1,4 @@
-"""The context of a request: the client, the API version, and the names of its tenant."""
+"""The context of a request: the client and the API version."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from mypy_extensions import i16, i32
 from tidemill.broker.large_requests import LargeRequestQueue, RequestSlices
 from tidemill.net.peer import Listener, Peer
 
-DEFAULT_TENANT = "default"
 ANONYMOUS = "User:ANONYMOUS"
 
 
 class RequestContext:
-    """Listener, tenant, principal, client and API version of one request.
-
-    Handlers pass all names of topics, groups and transactional ids in a request through
-    :meth:`internal_name`, and those in a response through :meth:`external_name`. These methods separate the
-    names of tenants.
-    """
+    """Listener, principal, client and API version of one request."""
 
     def __init__(
         self,
@@ -50,11 +44,6 @@ class RequestContext:
         return self.peer.listener
 
     @property
-    def tenant(self) -> str:
-        """The tenant of the connection."""
-        return self.peer.tenant
-
-    @property
     def principal(self) -> str:
         """The authenticated principal."""
         return self.peer.principal
@@ -67,12 +56,4 @@ class RequestContext:
     def advertised_host(self, node_id: int, host: str) -> str:
         """Returns the host to send to this client for a broker that is registered with ``host``."""
         peer = self.peer
-        return peer.told_host if peer.told_host and node_id == peer.listener.node_id else host
-
-    def internal_name(self, name: str) -> str:
-        """Returns the internal name for ``name`` of the client."""
-        return name
-
-    def external_name(self, name: str) -> str:
-        """Returns the name that the client uses for the internal ``name``."""
-        return name
+        return peer.advertised_host if peer.advertised_host and node_id == peer.listener.node_id else host

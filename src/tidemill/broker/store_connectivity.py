@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 
 DISCONNECTED_MS_MIN = 1
 """The value right after a disconnection, because 0 means that the broker is connected."""

@@ -119,7 +119,7 @@ def _cluster_state(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
         ],
         "without_store": [
             {"broker": number, "seconds": round(seconds, 3)}
-            for number, seconds in admin.silent_stores(timeout=STORES_S).items()
+            for number, seconds in admin.brokers_without_store(timeout=STORES_S).items()
         ],
         "moving": None if cluster.controller_id in unnoticed else _moving(admin),
         **({"unnoticed": unnoticed, "zookeeper": _zookeeper(local, running)} if local is not None else {}),

@@ -81,7 +81,7 @@ UNREADABLE_S_MAX = 60.0
 
 def check_readable(consumer: Consumer) -> bool:
     """Returns whether a partition is unreadable. Raises ClickException after ``UNREADABLE_S_MAX``."""
-    found = consumer.troubles()
+    found = consumer.partition_errors()
     for item, (error, seconds) in found.items():
         if seconds >= UNREADABLE_S_MAX:
             raise click.ClickException(f"{item} cannot be read for {seconds:.0f} s: {error}")
@@ -355,7 +355,7 @@ def _assign(
             f"{', '.join(names)}: there is no partition {min(missing)}; there is {there}"
         )
     consumer.assign(chosen)
-    bad = consumer.troubles()
+    bad = consumer.partition_errors()
     # A partition without a leader starts at its start or end by auto.offset.reset, once it has a leader.
     now = chosen if start.is_looked_up else [item for item in chosen if item not in bad]
     for item, at in start.offsets(consumer, now).items():

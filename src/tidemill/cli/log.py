@@ -21,7 +21,7 @@ from tidemill.model.errors import ConfigError, KafkaError, UnpackedTooLarge
 
 if TYPE_CHECKING:
     from tidemill.log_tools.dump import DumpOptions
-    from tidemill.model.interfaces import Files
+    from tidemill.model.system_interfaces import Files
 
 FILES = Existing("files of a log, or the directory of one partition, as DATA/TOPIC-0")
 DAMAGE_SHOWN = 10
@@ -91,7 +91,7 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
     PATHS are files (.log, .index, .timeindex, .txnindex, .snapshot, .checkpoint, leader-epoch-checkpoint)
     or the directory of a partition.
     """
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
 
     try:
         paths += tuple(FILES.convert(path, None, None) for path in (named or "").split(",") if path)

@@ -55,7 +55,7 @@ def export(
     """
     from tidemill.interchange.directories import read_directories
     from tidemill.interchange.kafka_export import plan, read_store
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
 
     if (target is None) == (not in_place):
         raise click.UsageError("give either --to NEW for a copy, or --in-place")
@@ -117,7 +117,7 @@ def _export(
 ) -> None:
     """Copies the data first, then writes the nodes. Directories are converted in place after all else."""
     from tidemill.interchange import kafka_export, zookeeper_nodes
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
 
     files = SystemFiles()
     node_data = zookeeper_nodes.to_nodes(planned.metadata)
@@ -181,7 +181,7 @@ def _document(
 def _print_report(
     planned: Export, found: BrokerDirectories, target: str | None, to: dict[str, str | None], dry_run: bool
 ) -> None:
-    from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
+    from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
     from tidemill.interchange.kafka_export import EXPORTED, server_properties
 
     show = for_terminal if on_terminal() else str

@@ -27,7 +27,7 @@ DIRECTORY = Existing("a data directory of a broker, as log.dirs has it", directo
 def locked(paths: tuple[str, ...], *, acquire: bool) -> Iterator[None]:
     """Holds the locks of data directories; without ``acquire`` only checks that no broker holds them."""
     from tidemill.log.file_names import LOCK
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
     from tidemill.log_tools.verify import is_in_use
 
     locks: list[Any] = []
@@ -112,7 +112,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     from tidemill.interchange.kafka_import import Choices, plan, write_store
     from tidemill.interchange.open_transactions import open_transactions
     from tidemill.interchange.transaction_completion import commit_open
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
 
     paths = distinct_paths(paths)
     with locked(paths, acquire=not dry_run):
@@ -158,7 +158,7 @@ def _metadata(
     from tidemill.interchange.kafka_import import metadata_of_directories
     from tidemill.interchange.kraft_metadata_reader import read_kraft
     from tidemill.log.file_names import METADATA_DIRECTORY
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
 
     if zookeeper:
         return zookeeper_nodes.from_nodes(

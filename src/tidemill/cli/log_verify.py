@@ -77,7 +77,7 @@ def verify(path: str, config_file: str | None, sets: tuple[str, ...], as_json: b
     Checks framing, checksums, the order of offsets, each record, indexes against the log, aborted
     transactions, producer snapshots, leader epochs, checkpoints, and files left over by a crash.
     """
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
     from tidemill.log_tools.findings import Check
     from tidemill.log_tools.verify import (
         DirectoryCheck,
@@ -207,7 +207,7 @@ def recover(path: str, dry_run: bool, config_file: str | None, sets: tuple[str, 
     that is not part of a valid batch; indexes, leader epochs and producer state are rebuilt where they are
     not sound.
     """
-    from tidemill.log.files import SystemFiles
+    from tidemill.log.system_files import SystemFiles
     from tidemill.log_tools.dry_run import ScratchFiles
     from tidemill.log_tools.verify import is_data_directory, is_in_use, is_partition_directory
 

@@ -191,8 +191,8 @@ def _delivery_summary(producer: Producer) -> str:
         return f"{sent}, all acknowledged"
     rest = counts.sent - counts.acknowledged
     return (
-        f"{sent}, {count_text(counts.acknowledged)} acknowledged; the fate of the other {count_text(rest)} "
-        "is unknown"
+        f"{sent}, {count_text(counts.acknowledged)} acknowledged; {count_text(rest)} without acknowledgement "
+        "may or may not be stored"
     )
 
 

@@ -44,7 +44,7 @@ ENDS_TIMEOUT_S = 3.0
 """How long to wait for the offsets of a partition before it is shown without them."""
 
 HELD_BY_INTERNAL = {
-    "__consumer_offsets": "the committed offsets of every group: without them consumers start anew",
+    "__consumer_offsets": "the committed offsets of every group: without them consumers lose their positions",
     "__transaction_state": "the state of every transaction: without it open transactions stay open",
 }
 """Contents of internal topics, which a deletion would lose."""
@@ -459,7 +459,8 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
     for name in names:
         if name in HELD_BY_INTERNAL and not force:
             raise click.ClickException(
-                f"{name} holds {HELD_BY_INTERNAL[name]}; nothing was deleted; --force deletes it"
+                f"{name} holds {HELD_BY_INTERNAL[name]}. Nothing was deleted. Use --force to delete the "
+                "topic."
             )
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         require_yes(f"Delete {', '.join(names)} and all messages?")

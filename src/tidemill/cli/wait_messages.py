@@ -1,7 +1,7 @@
 """Prints on stderr why a command waits, and when the wait is over.
 
-    warning: 3 messages for hello-0 not acknowledged for 3 s, retried for 120 s at most: no connection to
-    broker ... messages for hello-0 are acknowledged again
+    warning: 3 messages for hello-0 not acknowledged for 3 s, retried for 120 s at most: no connection ...
+    messages for hello-0 are acknowledged again
 
 A thread checks a few times a second what the clients of the process wait for (see
 tidemill.client.wait_reasons), because the thread of the command may be the one that waits.

@@ -980,7 +980,7 @@ class Admin:
         brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in self._cluster.nodes.values()]
         return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, sorted(brokers))
 
-    def silent_stores(self, timeout: float | None = None) -> dict[int, float]:
+    def brokers_without_store(self, timeout: float | None = None) -> dict[int, float]:
         """Returns the brokers whose coordination store (ZooKeeper) does not respond, and since how many
         seconds.
 

@@ -177,7 +177,7 @@ class BatchResults:
             partition=batch.queue.partition,
         )
 
-    def trouble(self) -> Exception | None:
+    def pending_error(self) -> Exception | None:
         """Returns why waiting messages are not acknowledged yet; None if no reason is known."""
         if self.id_problem is not None:
             return self.id_problem

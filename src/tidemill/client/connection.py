@@ -101,6 +101,11 @@ class InFlightRequest:
         self.error: ClientError | None = None
         self.frame: bytes = b""
 
+    @property
+    def wait_text(self) -> str:
+        """How long it has waited for the response, for errors: ``within 30.0 s``."""
+        return f"within {time.monotonic() - self.sent:.1f} s"
+
     def response(self) -> Any:
         """Returns the decoded response; raises the error that ended the connection.
 
@@ -491,8 +496,8 @@ class Connection:
 
     def _timeout_error(self, request: InFlightRequest) -> RequestTimeout:
         return RequestTimeout(
-            f"broker {self.address} has not answered {API[request.api_key].name} in time; is it overloaded? "
-            "raise request.timeout.ms if it only needs longer",
+            f"broker {self.address} has not answered {API[request.api_key].name} {request.wait_text}; "
+            "is it overloaded? raise request.timeout.ms if it only needs longer",
             broker=self.address,
         )
 

@@ -17,7 +17,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,7 +117,7 @@ class Consumer:
         self._closing = False
         wait_reasons.register(self)
 
-    # -- choosing -----------------------------------------------------------------------------------------
+    # -- Subscription -------------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -148,8 +148,7 @@ class Consumer:
             self._subscribed = True
             self._subscribed_at = time.monotonic()
             if self._group is None:
-                assignors = assignors_for(self.config["partition.assignment.strategy"])
-                self._group = ConsumerCoordinator(self._cluster, assignors, self)
+                self._group = self._create_coordinator()
             else:
                 self._group.request_rejoin("the subscription changed")
             self._group.is_subscribed = True
@@ -172,11 +171,7 @@ class Consumer:
             for item in list(self._positions):
                 if item not in wanted:
                     self._drop(item)
-            for item in wanted:
-                self._positions.setdefault(item, PartitionPosition())
-            missing = {item.topic for item in wanted if item.topic not in self._cluster.topics}
-            if missing:
-                self._cluster.add_topics(missing)
+            self._add_positions(wanted)
             if self._auto_commit:
                 self._member()
 
@@ -188,7 +183,7 @@ class Consumer:
         """Returns the subscribed topics; with a pattern, the topics that matched last."""
         return set(self._names)
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- Poll ---------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> ConsumerRecords:
         """Returns the next records, at most ``max.poll.records``; none if none arrive within ``timeout``
@@ -338,7 +333,7 @@ class Consumer:
         if failed:
             raise error_for(errors[failed[0]], f"read {', '.join(map(repr, failed))}", topic=failed[0])
 
-    # -- committing ---------------------------------------------------------------------------------------
+    # -- Commit -------------------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -381,9 +376,12 @@ class Consumer:
         if not self.config["group.id"]:
             raise ConfigError("committed offsets need group.id")
         if self._group is None:
-            assignors = assignors_for(self.config["partition.assignment.strategy"])
-            self._group = ConsumerCoordinator(self._cluster, assignors, self)
+            self._group = self._create_coordinator()
         return self._group
+
+    def _create_coordinator(self) -> ConsumerCoordinator:
+        assignors = assignors_for(self.config["partition.assignment.strategy"])
+        return ConsumerCoordinator(self._cluster, assignors, _RebalanceCallbacks(self))
 
     def _offsets_to_commit(
         self, offsets: Mapping[TopicPartition, int | Committed] | None
@@ -414,68 +412,19 @@ class Consumer:
         except ClientError as problem:
             _log_failed_commit(problem)
 
-    # -- what the membership calls ------------------------------------------------------------------------
-
-    def owned(self) -> list[TopicPartition]:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
-        return sorted(self._positions)
-
-    def subscribed_topics(self) -> set[str]:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
-        return set(self._names)
-
-    def commit_before_rebalance(self, deadline: float) -> None:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
-        offsets = self._offsets_to_commit(None)
-        group = self._group
-        if not self._auto_commit or not offsets or group is None or group.generation < 0:
-            return
-        try:
-            group.commits.commit(offsets, max(deadline, time.monotonic() + 1))
-        except ClientError as problem:
-            _log_failed_commit(problem)
-
-    def revoke(self, items: Sequence[TopicPartition]) -> None:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
-        with self._dropping(items):
-            if self._listener is not None:
-                self._listener.on_revoked(items)
-
-    def lose(self, items: Sequence[TopicPartition]) -> None:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
-        with self._dropping(items):
-            if self._listener is not None:
-                self._listener.on_lost(items)
-
-    @contextmanager
-    def _dropping(self, items: Sequence[TopicPartition]) -> Iterator[None]:
-        """Drops ``items`` after the block, even if the user's listener raises an exception in the block."""
-        try:
-            yield
-        finally:
-            for item in items:
-                self._drop(item)
-
-    def assign_from_group(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
+    def _add_positions(self, items: Collection[TopicPartition]) -> None:
+        """Adds a position for each partition that has none; requests the metadata of unknown topics."""
         for item in items:
             self._positions.setdefault(item, PartitionPosition())
         missing = {item.topic for item in items if item.topic not in self._cluster.topics}
         if missing:
             self._cluster.add_topics(missing)
-        self._next_commit = time.monotonic() + self._commit_every
-        if self._listener is not None:
-            self._listener.on_assigned(added)
-
-    def wake(self) -> None:
-        """See :class:`tidemill.client.consumer_coordinator.User`."""
-        self._fetcher.wake()
 
     def _drop(self, item: TopicPartition) -> None:
         self._positions.pop(item, None)
         self._forget(item)
 
-    # -- positions ----------------------------------------------------------------------------------------
+    # -- Positions ----------------------------------------------------------------------------------------
 
     @contextmanager
     def _acquire(self) -> Iterator[None]:
@@ -573,7 +522,7 @@ class Consumer:
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
         """Returns the offset of the next record. Raises RequestTimeout if it is not known in time."""
         with self._acquire():
-            deadline = self._deadline(timeout)
+            began, deadline = time.monotonic(), self._deadline(timeout)
             while True:
                 offset = self._position_of(partition).offset
                 if offset is not None:
@@ -581,7 +530,10 @@ class Consumer:
                 by_leader(self._cluster, [TopicPartition(*partition)], deadline, "look up an offset of")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    late = RequestTimeout(f"the position in {partition} was not found in time")
+                    late = RequestTimeout(
+                        f"the position in {partition} is unknown after "
+                        f"{time.monotonic() - began:.1f} s; check that the leader of the partition is running"
+                    )
                     raise self._resets.failures.get(TopicPartition(*partition), late)
                 if self._cluster.needs_refresh():
                     self._cluster.refresh(deadline)
@@ -611,7 +563,7 @@ class Consumer:
         end = position.last_stable_offset if self._fetcher.committed_only else position.high_watermark
         return max(0, end - position.offset) if end >= 0 and position.offset is not None else None
 
-    def troubles(self) -> dict[TopicPartition, tuple[str, float]]:
+    def partition_errors(self) -> dict[TopicPartition, tuple[str, float]]:
         """Returns the assigned partitions that cannot be read: the name of the error, and since how many
         seconds.
 
@@ -621,9 +573,9 @@ class Consumer:
         for item in self._positions:
             self._fetcher.has_leader(item)
         return {
-            item: (position.trouble, now - position.trouble_since)
+            item: (position.error_name, now - position.error_since)
             for item, position in self._positions.items()
-            if position.trouble
+            if position.error_name
         }
 
     def offsets_for_times(
@@ -676,7 +628,7 @@ class Consumer:
             self._cluster.refresh(self._deadline(timeout), every=True)
             return sorted(self._cluster.topics)
 
-    # -- ending -------------------------------------------------------------------------------------------
+    # -- Close --------------------------------------------------------------------------------------------
 
     def waits(self) -> list[Wait]:
         """Returns the reasons why no records arrive, and since when. From any thread.
@@ -698,10 +650,11 @@ class Consumer:
             return
         try:
             if self._subscribed:
-                self.commit_before_rebalance(time.monotonic() + 5)
-                owned = self.owned()
+                callbacks = _RebalanceCallbacks(self)
+                callbacks.commit(time.monotonic() + 5)
+                owned = callbacks.owned()
                 if owned:
-                    self.revoke(owned)
+                    callbacks.revoke(owned)
             elif self._auto_commit:
                 try:
                     group.commits.commit(self._offsets_to_commit(None), time.monotonic() + 5)
@@ -738,6 +691,64 @@ class Consumer:
         if error is not None:
             self._unread.update(self._returned_offsets)
         self.close()
+
+
+class _RebalanceCallbacks:
+    """Applies rebalances of the group to a consumer.
+
+    Implements :class:`tidemill.client.consumer_coordinator.RebalanceCallbacks`.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def subscribed_topics(self) -> set[str]:
+        return self._consumer.subscription()
+
+    def owned(self) -> list[TopicPartition]:
+        return sorted(self._consumer._positions)
+
+    def commit(self, deadline: float) -> None:
+        consumer = self._consumer
+        offsets = consumer._offsets_to_commit(None)
+        group = consumer._group
+        if not consumer._auto_commit or not offsets or group is None or group.generation < 0:
+            return
+        try:
+            group.commits.commit(offsets, max(deadline, time.monotonic() + 1))
+        except ClientError as problem:
+            _log_failed_commit(problem)
+
+    def revoke(self, items: Sequence[TopicPartition]) -> None:
+        listener = self._consumer._listener
+        with self._dropping(items):
+            if listener is not None:
+                listener.on_revoked(items)
+
+    def lose(self, items: Sequence[TopicPartition]) -> None:
+        listener = self._consumer._listener
+        with self._dropping(items):
+            if listener is not None:
+                listener.on_lost(items)
+
+    @contextmanager
+    def _dropping(self, items: Sequence[TopicPartition]) -> Iterator[None]:
+        """Drops ``items`` after the block, even if the user's listener raises an exception in the block."""
+        try:
+            yield
+        finally:
+            for item in items:
+                self._consumer._drop(item)
+
+    def assign(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
+        consumer = self._consumer
+        consumer._add_positions(items)
+        consumer._next_commit = time.monotonic() + consumer._commit_every
+        if consumer._listener is not None:
+            consumer._listener.on_assigned(added)
+
+    def wake(self) -> None:
+        self._consumer._fetcher.wake()
 
 
 def _log_failed_commit(error: ClientError | None) -> None:

@@ -54,7 +54,6 @@ LOG = logging.getLogger(__name__)
 JOIN_GRACE_SECONDS = 5.0
 """How much longer than the rebalance timeout the response to JoinGroup may take."""
 
-
 PROBE_S = 6.0
 """The timeout of a request that probes the coordinator during a join."""
 
@@ -68,8 +67,8 @@ class State(Enum):
     STABLE = "stable"
 
 
-class User(Protocol):
-    """The consumer, as its coordinator calls it; in the polling thread, except :meth:`wake`."""
+class RebalanceCallbacks(Protocol):
+    """The methods of the consumer that its coordinator calls: in the polling thread, except :meth:`wake`."""
 
     def subscribed_topics(self) -> set[str]:
         """Returns the current subscription."""
@@ -79,7 +78,7 @@ class User(Protocol):
         """Returns the current assignment."""
         ...
 
-    def commit_before_rebalance(self, deadline: float) -> None:
+    def commit(self, deadline: float) -> None:
         """Commits the positions if auto-commit is enabled. Must not raise."""
         ...
 
@@ -91,7 +90,7 @@ class User(Protocol):
         """Drops partitions that other members may own already."""
         ...
 
-    def assign_from_group(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
+    def assign(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
         """Sets the assignment to ``items``; those in ``added`` are new."""
         ...
 
@@ -103,11 +102,13 @@ class User(Protocol):
 class ConsumerCoordinator:
     """The membership of one consumer in its group."""
 
-    def __init__(self, cluster: NetworkClient, assignors: Sequence[Assignor], user: User) -> None:
+    def __init__(
+        self, cluster: NetworkClient, assignors: Sequence[Assignor], callbacks: RebalanceCallbacks
+    ) -> None:
         config = cluster.config
         self._cluster = cluster
         self._assignors = {assignor.name: assignor for assignor in assignors}
-        self._user = user
+        self._callbacks = callbacks
         self.group_id = config.str("group.id")
         self.instance_id: str | None = config["group.instance.id"]
         self._rack: str | None = config["client.rack"] or None
@@ -202,29 +203,29 @@ class ConsumerCoordinator:
         """Revokes, before joining, the partitions that others may be assigned. Once per rebalance."""
         if self._lost:
             self._lost = False
-            owned = self._user.owned()
+            owned = self._callbacks.owned()
             if owned:
                 LOG.warning(
                     "group %s rebalanced without this member: lost %s", self.group_id, _join_names(owned)
                 )
-                self._user.lose(owned)
+                self._callbacks.lose(owned)
             self._prepared = True
         if self._prepared:
             return
         self._prepared = True
-        owned = self._user.owned()
+        owned = self._callbacks.owned()
         if self.generation >= 0:
             self._previous, self._previous_generation = owned, self.generation
-        self._user.commit_before_rebalance(deadline)
+        self._callbacks.commit(deadline)
         if self.cooperative:
-            topics = self._user.subscribed_topics()
+            topics = self._callbacks.subscribed_topics()
             owned = [item for item in owned if item.topic not in topics]
         if owned:
-            self._user.revoke(owned)
+            self._callbacks.revoke(owned)
 
     def _send_join(self, connection: Connection) -> None:
-        topics = self._user.subscribed_topics()
-        owned = self._user.owned() if self.cooperative else []
+        topics = self._callbacks.subscribed_topics()
+        owned = self._callbacks.owned() if self.cooperative else []
         version = connection.version(ApiKey.JOIN_GROUP)
         protocols = [
             JoinGroupRequestProtocol(
@@ -325,15 +326,15 @@ class ConsumerCoordinator:
                 return True
             self.state = State.STABLE
             self._prepared = False
-        owned = set(self._user.owned())
+        owned = set(self._callbacks.owned())
         revoked = sorted(owned - set(assigned))
         if revoked and self.cooperative:
             self.request_rejoin("partitions were revoked")
         try:
             if revoked:
-                self._user.revoke(revoked)
+                self._callbacks.revoke(revoked)
         finally:
-            self._user.assign_from_group(assigned, sorted(set(assigned) - owned))
+            self._callbacks.assign(assigned, sorted(set(assigned) - owned))
         return True
 
     def _handle_error(self, response: Any, what: str, connection: Connection | None, deadline: float) -> bool:
@@ -493,7 +494,7 @@ class ConsumerCoordinator:
                 self._fatal = error_for(
                     response.error_code, f"stay in group {self.group_id!r}", broker=connection.address
                 )
-        self._user.wake()
+        self._callbacks.wake()
 
     def _leave_idle(self, idle: float) -> None:
         """Leaves the group because the user does not poll: the partitions go to other members."""

@@ -48,6 +48,9 @@ class PartitionPosition:
     """A consumer's position in a partition. ``offset`` is None until the position is known."""
 
     __slots__ = (
+        "error_name",
+        "error_reason",
+        "error_since",
         "high_watermark",
         "last_stable_offset",
         "offset",
@@ -56,9 +59,6 @@ class PartitionPosition:
         "replica_until",
         "reset",
         "retry_at",
-        "trouble",
-        "trouble_reason",
-        "trouble_since",
     )
 
     def __init__(self) -> None:
@@ -70,19 +70,19 @@ class PartitionPosition:
         self.last_stable_offset = -1
         self.replica = -1
         self.replica_until = 0.0
-        self.trouble = ""
+        self.error_name = ""
         """Why the partition cannot be read now: the name of an error; empty if it can be read."""
-        self.trouble_reason = ""
+        self.error_reason = ""
         """The text of the error, with the next step."""
-        self.trouble_since = 0.0
+        self.error_since = 0.0
         """Since when the partition cannot be read, in monotonic seconds."""
 
-    def note(self, trouble: str, reason: str, since: float | None = None) -> None:
+    def note(self, error_name: str, reason: str, since: float | None = None) -> None:
         """Records that the partition cannot be read, ``since`` (monotonic seconds) or from now on."""
-        if not self.trouble:
-            self.trouble_since = time.monotonic() if since is None else since
-        self.trouble = trouble
-        self.trouble_reason = reason
+        if not self.error_name:
+            self.error_since = time.monotonic() if since is None else since
+        self.error_name = error_name
+        self.error_reason = reason
 
 
 def _note_error(position: PartitionPosition, code: ErrorCode) -> None:
@@ -242,9 +242,9 @@ class Fetcher:
                 reason = no_response_text(request.connection, request.api_key)
                 late.update(dict.fromkeys(request.tag, (request.sent, reason)))
         for item, position in list(self._positions.items()):
-            if position.paused or not (position.trouble or item in late):
+            if position.paused or not (position.error_name or item in late):
                 continue
-            since, reason = late.get(item, (position.trouble_since, position.trouble_reason))
+            since, reason = late.get(item, (position.error_since, position.error_reason))
             found.append(Wait(Kind.READ, str(item), reason, since))
         return found
 
@@ -324,7 +324,7 @@ class Fetcher:
     ) -> None:
         code = code_of(response.error)
         if code == ErrorCode.NONE:
-            position.trouble = ""
+            position.error_name = ""
             position.high_watermark = response.high_watermark
             position.last_stable_offset = response.last_stable_offset
             if response.preferred_replica >= 0 and response.preferred_replica != position.replica:

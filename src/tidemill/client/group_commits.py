@@ -64,7 +64,7 @@ class GroupCommits:
                 request.connection.wait(request, max(0.0, deadline - time.monotonic()))
                 if not request.done:
                     raise RequestTimeout(
-                        f"the commit of group {self._member.group_id!r} was not answered in time"
+                        f"the commit of group {self._member.group_id!r} was not answered {request.wait_text}"
                     )
                 self._check(request, generation)
                 return

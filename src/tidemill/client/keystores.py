@@ -1,12 +1,12 @@
 """Reads files and texts with certificates and keys, by the settings of Java's clients and librdkafka.
 
-========  =====================================  =======================================================
-form      first bytes                            read by
-========  =====================================  =======================================================
-PEM       text with ``-----BEGIN``               OpenSSL
-PKCS12    ``0x30`` (a sequence of ASN.1)         the package ``cryptography`` (the extra ``tls``)
+========  ======================================  =======================================================
+form      first bytes                             read by
+========  ======================================  =======================================================
+PEM       text with ``-----BEGIN``                OpenSSL
+PKCS12    ``0x30`` (a sequence of ASN.1)          the package ``cryptography`` (the extra ``tls``)
 JKS       ``0xFEEDFEED``, ``0xCECECECE`` (JCEKS)  nothing here: ``keytool`` converts it to PKCS12
-========  =====================================  =======================================================
+========  ======================================  =======================================================
 
 The first bytes select the format, as with Java's default (``keystore.type.compat``). ``ssl.*.type`` is
 ignored.

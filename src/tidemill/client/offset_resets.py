@@ -118,7 +118,7 @@ class OffsetResets:
                         and position.reset == at
                     ):
                         position.offset, position.reset = found[item].offset, None
-                        position.trouble = ""
+                        position.error_name = ""
                         self.failures.pop(item, None)
         for item, failure in failures.items():
             if item in self._positions:

@@ -100,7 +100,9 @@ def _list_offsets(
             break
         pause = cluster.config.seconds("retry.backoff.ms")
         if time.monotonic() + pause >= deadline:
-            late = RequestTimeout(f"no offsets for {', '.join(map(str, left))} in time")
+            late = RequestTimeout(
+                f"no offsets for {', '.join(map(str, left))} within {time.monotonic() - began:.1f} s"
+            )
             failures.update({item: again.get(item, late) for item in left})
             break
         cluster.retrying = (began, str(next(iter(again.values()), "no leader answers")))
@@ -199,7 +201,9 @@ def read_list_offsets(
     """Sorts the results in a response: ``found``, to be retried (``again``), and final ``failures``."""
     broker = request.connection.address
     if not request.done:
-        late = RequestTimeout(f"broker {broker} has not answered ListOffsets in time", broker=broker)
+        late = RequestTimeout(
+            f"broker {broker} has not answered ListOffsets {request.wait_text}", broker=broker
+        )
         again.update(dict.fromkeys(items, late))
         return
     try:

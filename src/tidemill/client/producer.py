@@ -189,6 +189,19 @@ class Producer:
         partitions: Sequence[int] | None = None,
     ) -> BulkDelivery:
         """Sends many messages of one topic, given as parallel columns. Blocks as :meth:`send` does."""
+        deliveries = self._append_columns(topic, values, keys, timestamps_ms, headers, partitions)
+        return BulkDelivery(len(values), deliveries)
+
+    def _append_columns(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        timestamps_ms: Sequence[int | None] | None,
+        headers: Sequence[list[tuple[str, bytes | None]] | None] | None,
+        partitions: Sequence[int] | None,
+    ) -> list[Delivery]:
+        """Appends many messages of one topic; returns one delivery per batch."""
         for name, column in (
             ("keys", keys),
             ("timestamps_ms", timestamps_ms),
@@ -200,10 +213,9 @@ class Producer:
         found = self._topics.get(topic) or self._load(topic)
         if partitions is not None and len(values) and max(partitions) >= len(found.queues):
             self._grow(topic)
-        deliveries = self._accumulator.append_many(
+        return self._accumulator.append_many(
             found, partitions, timestamps_ms, int(time.time() * 1000), keys, values, headers, self._block
         )
-        return BulkDelivery(len(values), deliveries)
 
     def send_arrow(self, topic: str, table: Any) -> BulkDelivery:
         """Sends the rows of a ``pyarrow`` Table or RecordBatch.
@@ -216,11 +228,8 @@ class Producer:
         count = 0
         deliveries: list[Delivery] = []
         for values, keys, stamps, headers, partitions in columns_of(table):
-            part = self.send_batch(
-                topic, values, keys, timestamps_ms=stamps, headers=headers, partitions=partitions
-            )
-            count += part.count
-            deliveries += part._deliveries
+            deliveries += self._append_columns(topic, values, keys, stamps, headers, partitions)
+            count += len(values)
         return BulkDelivery(count, deliveries)
 
     def partitions_for(self, topic: str) -> int:
@@ -250,9 +259,9 @@ class Producer:
 
     # -- results and closing ------------------------------------------------------------------------------
 
-    def trouble(self) -> Exception | None:
+    def pending_error(self) -> Exception | None:
         """Returns why messages are not acknowledged yet; None if none waits or no reason is known."""
-        return self._sender.results.trouble()
+        return self._sender.results.pending_error()
 
     def waits(self) -> list[Wait]:
         """Returns the partitions whose messages have waited for a while, since when, and why.

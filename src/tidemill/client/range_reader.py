@@ -74,7 +74,8 @@ class RangeReader:
         given = {"client.id": "tidemill-ranges", "allow.auto.create.topics": False, **(config or {})}
         self.config = config_of(CONSUMER, bootstrap_servers, given, keywords)
         self._timeout = self.config.seconds("default.api.timeout.ms")
-        self._committed_only = self.config["isolation.level"] == "read_committed"
+        self.committed_only = self.config["isolation.level"] == "read_committed"
+        """Whether reads end at the last stable offset and omit aborted transactions."""
         self._check_crcs = self.config.bool("check.crcs")
         self._unpacked_bytes_max = self.config.int(UNPACKED_KEY)
         self._opened: NetworkClient | None = None
@@ -133,7 +134,7 @@ class RangeReader:
 
         LATEST is the high watermark, or the last stable offset with read_committed.
         """
-        found = list_offsets(self._cluster, wanted, self._deadline(), committed_only=self._committed_only)
+        found = list_offsets(self._cluster, wanted, self._deadline(), committed_only=self.committed_only)
         return {item: place.offset for item, place in found.items()}
 
     def offsets(self, topics: Sequence[str] | str, at: str | int) -> dict[TopicPartition, int]:
@@ -182,10 +183,12 @@ class RangeReader:
         from tidemill.client.arrow import record_batch
         from tidemill.records.columns import decode_columns
 
-        run = _RangeFetch(self, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES))
+        run = _RangeFetch(
+            self, self._cluster, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES)
+        )
         for response, first in run.responses():
             at, position = first, response.start
-            aborted = (response.aborted or []) if self._committed_only else None
+            aborted = (response.aborted or []) if self.committed_only else None
             while True:
                 columns = decode_columns(
                     response.data,
@@ -234,6 +237,7 @@ class _RangeFetch:
     def __init__(
         self,
         reader: RangeReader,
+        cluster: NetworkClient,
         topic: str,
         partition: int,
         start: int,
@@ -242,7 +246,7 @@ class _RangeFetch:
         bytes_max: int,
     ) -> None:
         self.reader = reader
-        self.cluster = reader._cluster
+        self.cluster = cluster
         self.config = reader.config
         self.topic = topic
         self.partition = partition
@@ -251,7 +255,8 @@ class _RangeFetch:
         self.topic_id = topic_id
         self.bytes_max = bytes_max
         self.empty = 0
-        self.deadline = reader._deadline()
+        self.timeout = reader.config.seconds("default.api.timeout.ms")
+        self.deadline = time.monotonic() + self.timeout
 
     def responses(self) -> Iterator[tuple[FetchedPartition, int]]:
         """Yields the responses with records, each with the offset that it was fetched from."""
@@ -277,7 +282,7 @@ class _RangeFetch:
             if after == first:
                 self._handle_no_batch(response)
                 continue
-            self.position, self.empty, self.deadline = after, 0, self.reader._deadline()
+            self.position, self.empty, self.deadline = after, 0, time.monotonic() + self.timeout
             if after < self.end:
                 try:
                     request = self._send()
@@ -316,7 +321,7 @@ class _RangeFetch:
             wait_ms=self.config.int("fetch.max.wait.ms"),
             bytes_min=1,
             bytes_max=self.bytes_max,
-            committed_only=self.reader._committed_only,
+            committed_only=self.reader.committed_only,
             rack=self.config.str("client.rack"),
         )
         return connection.send(ApiKey.FETCH, message, version=version)
@@ -327,7 +332,9 @@ class _RangeFetch:
             raise request.error
         if not request.done:
             request.connection.close()
-            raise RequestTimeout(f"broker {request.connection.address} has not answered Fetch in time")
+            raise RequestTimeout(
+                f"broker {request.connection.address} has not answered Fetch {request.wait_text}"
+            )
         try:
             response = fetch_requests.parse_response(request.frame, request.version)
         except ProtocolError as problem:
@@ -397,7 +404,7 @@ class _RangeFetch:
         if response.end > response.start:
             self.bytes_max = min(self.bytes_max * 2, 2**31 - 1)
             return
-        limit = response.last_stable_offset if self.reader._committed_only else response.high_watermark
+        limit = response.last_stable_offset if self.reader.committed_only else response.high_watermark
         if 0 <= limit <= self.position:
             self.empty += 1
             if self.empty > 1:  # a new leader may learn its high watermark a moment later

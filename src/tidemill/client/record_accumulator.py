@@ -99,7 +99,8 @@ class Delivery:
         self, accumulator: RecordAccumulator, batch: PendingBatch, index: i64, timestamp_ms: i64
     ) -> None:
         self._accumulator = accumulator
-        self._batch = batch
+        self.batch = batch
+        """The batch to which the message was appended. It may have been split since."""
         self._index: i64 = index
         self.first_index: i64 = index
         """Index of the first of the messages that :meth:`exception_of_all` covers."""
@@ -147,7 +148,7 @@ class Delivery:
     def _batches(self) -> list[PendingBatch]:
         """Returns the batches that contain the messages from :attr:`first_index` to this one."""
         found: list[PendingBatch] = []
-        todo: list[tuple[PendingBatch, int, int]] = [(self._batch, int(self.first_index), int(self._index))]
+        todo: list[tuple[PendingBatch, int, int]] = [(self.batch, int(self.first_index), int(self._index))]
         while todo:
             batch, first, last = todo.pop()
             parts, starts = batch.parts, batch.part_starts
@@ -162,7 +163,7 @@ class Delivery:
 
     def _final_batch(self) -> tuple[PendingBatch, i64]:
         """Returns the batch of the message and its index there, following the parts of a split batch."""
-        batch = self._batch
+        batch = self.batch
         index: i64 = self._index
         while batch.parts is not None and batch.part_starts is not None:
             number = 0
@@ -341,10 +342,10 @@ class RecordAccumulator:
                 None,
                 block_seconds,
             )
-            before = last.get(delivery._batch)
+            before = last.get(delivery.batch)
             if before is not None:
                 delivery.first_index = before.first_index
-            last[delivery._batch] = delivery
+            last[delivery.batch] = delivery
         return list(last.values())
 
     def _choose_partition(self, topic: TopicQueues, key: bytes | None) -> i64:

@@ -29,7 +29,7 @@ from tidemill.controller.election_settings import (
 )
 from tidemill.controller.reassignment_requests import ReassignmentRequests
 from tidemill.controller.topic_batches import Outcome, run_in_parts
-from tidemill.controller.topic_deletion import TopicDeletions, planning_without
+from tidemill.controller.topic_deletion import TopicDeletions, plan_without_broker_in_slices
 from tidemill.controller.topic_names import UsedTopicNames
 from tidemill.controller.topics import (
     Growth,
@@ -41,8 +41,8 @@ from tidemill.controller.topics import (
     deletion_mark,
     find_topic,
     is_creation,
-    planning_creation,
-    planning_growth,
+    plan_creation_in_slices,
+    plan_growth_in_slices,
     removal,
     replacing_old_settings,
 )
@@ -112,7 +112,7 @@ class AdminManager:
             nonlocal used_names
             used_names = names = UsedTopicNames(self.context.image.topics, used_names)
             config = self.context.config()
-            return lambda topic: planning_creation(
+            return lambda topic: plan_creation_in_slices(
                 self.context.image,
                 topic,
                 config,
@@ -135,7 +135,9 @@ class AdminManager:
         budget = PartitionBudget()
 
         def planner() -> Callable[[Growth], Planning]:
-            return lambda growth: planning_growth(self.context.image, growth, self.context.random, budget)
+            return lambda growth: plan_growth_in_slices(
+                self.context.image, growth, self.context.random, budget
+            )
 
         return await self._plan_and_write(
             list(growths), planner, lambda growth: max(growth.partition_count, 1), validate_only
@@ -152,7 +154,7 @@ class AdminManager:
 
         async def some(part: Sequence[Creation]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
             names = [item.name for item in part]
-            async with self.context.changing():
+            async with self.context.change_lock():
                 plan = planner()
                 decided: list[Plan | KafkaError] = []
                 for item in part:
@@ -180,7 +182,7 @@ class AdminManager:
             return max(len(topic.partitions), 1) if topic is not None else 1
 
         async def some(part: Sequence[str]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
-            async with self.context.changing():
+            async with self.context.change_lock():
                 return await self._delete_topics(part, ids, are_marked)
 
         return await run_in_parts(list(names), weight_of, str, some)
@@ -196,7 +198,7 @@ class AdminManager:
         before = self.context.image
         found = [find_topic(before, name, ids.get(name)) for name in names]
         mark = deletion_check if are_marked else deletion_mark
-        errors = await self.context.attempt_all(
+        errors = await self.context.write_all_or_errors(
             [mark(topic) for topic in found if isinstance(topic, TopicImage)]
         )
         # An existing mark counts as success: an administrator may have created it.
@@ -227,7 +229,7 @@ class AdminManager:
             self._deletions.begin(topic)
         await self.context.apply_delta(delta)
         done = [(topic.name, topic.topic_id) for topic in delta.deleted if topic.name not in delta.failures]
-        await self._confirm_deletion(self.context.broker_id, done)
+        await self._confirm_deletion(self.context.election.broker_id, done)
         self._deletions.log_waits([topic.name for topic in delta.deleted], self.context.image.brokers)
         return delta
 
@@ -237,7 +239,7 @@ class AdminManager:
         After the last broker has done so, the nodes of the topic are removed. A late report for a former
         topic of the same name is ignored: its topic id differs.
         """
-        async with self.context.changing():
+        async with self.context.change_lock():
             await self._confirm_deletion(broker_id, topics)
 
     async def _confirm_deletion(self, broker_id: int, topics: Iterable[tuple[str, bytes]]) -> None:
@@ -257,7 +259,7 @@ class AdminManager:
         Later controllers read this from the store. Raises INVALID_REQUEST if the broker is live, is still
         registered, or registers again before the write; NOT_CONTROLLER; StoreError.
         """
-        async with self.context.changing():
+        async with self.context.change_lock():
             await self.context.refresh_brokers()
             if broker_id in self.context.image.brokers:
                 raise KafkaError(f"broker {broker_id} is live. Stop it first.", ErrorCode.INVALID_REQUEST)
@@ -271,9 +273,9 @@ class AdminManager:
                 if name not in deleting:
                     continue
                 renewed, operation = await with_pauses(
-                    planning_without(deleting[name], broker_id, self.context.broker_id)
+                    plan_without_broker_in_slices(deleting[name], broker_id, self.context.election.broker_id)
                 )
-                error = await self.context.attempt_in_one([*_absence_check(broker_id), operation])
+                error = await self.context.write_in_one_or_error([*_absence_check(broker_id), operation])
                 if error is not None:
                     break
                 deleting[name] = renewed
@@ -341,7 +343,7 @@ class AdminManager:
             return plan_broker_config(
                 self.context.image,
                 command.name,
-                self.context.broker_id,
+                self.context.election.broker_id,
                 config,
                 command.alterations,
                 command.settings,
@@ -434,14 +436,14 @@ class AdminManager:
 
     async def _write_each(self, plans: Sequence[Plan]) -> list[KafkaError | None]:
         """Writes each of ``plans``. Returns an error or None for each."""
-        errors = await self.context.attempt_all([plan.operations for plan in plans])
+        errors = await self.context.write_all_or_errors([plan.operations for plan in plans])
         # Settings rarely exist under the name of a new topic, so they are only read after a failure.
         there = [
             place for place, error in enumerate(errors) if _is_existing(error) and is_creation(plans[place])
         ]
         old = await self._old_settings([plans[place].topic.name for place in there]) if there else []
         again = [place for place, node in zip(there, old, strict=True) if node is not None]
-        outcomes = await self.context.attempt_all(
+        outcomes = await self.context.write_all_or_errors(
             [replacing_old_settings(plans[place]).operations for place in again]
         )
         for place, outcome in zip(again, outcomes, strict=True):
@@ -459,12 +461,12 @@ class AdminManager:
         """Removes the nodes of topics without replicas. Failed removals are retried with the next change."""
         deleting = dict(self.context.image.deleting)
         if len(topics) == 1:  # The topic may have many partitions.
-            errors = [await self.context.attempt(removal(topics[0]))]
+            errors = [await self.context.write_or_error(removal(topics[0]))]
         else:
-            errors = await self.context.attempt_all([list(removal(topic)) for topic in topics])
+            errors = await self.context.write_all_or_errors([list(removal(topic)) for topic in topics])
         for topic, refused in zip(topics, errors, strict=True):
             error: TidemillError | None = refused
-            if error is not None and self.context.is_active:
+            if error is not None and self.context.election.is_active:
                 error = await self._remove_all_nodes(topic)
             if error is None:
                 del deleting[topic.name]
@@ -489,7 +491,7 @@ class AdminManager:
             except StoreError as problem:
                 self.context.mark_stale()
                 return problem
-            error = await self.context.attempt([Delete(path) for path in reversed(doomed)])
+            error = await self.context.write_or_error([Delete(path) for path in reversed(doomed)])
             if not _is_missing(error):
                 break
         return error

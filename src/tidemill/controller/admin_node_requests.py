@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tidemill.controller.controller import KafkaController
 from tidemill.controller.controller_context import admin_log, log_refused_deletions
-from tidemill.controller.leader_election import plan_takeover
+from tidemill.controller.leader_election import plan_topic_elections
 from tidemill.coordination.cluster_image import TOPIC, ClusterImage
 from tidemill.coordination.cluster_image_loader import load_topics
 from tidemill.coordination.coordination_store import Delete, Event, EventKind, StoreError, Watch
@@ -62,7 +62,7 @@ class AdminNodeRequests:
         controller = self._controller
         names = set(await controller.context.store.children(TOPICS))
         await self._watch(names)
-        async with controller.context.changing():
+        async with controller.context.change_lock():
             image = controller.image
             touched, self._touched = self._touched, set()
             requested = ((names - image.topics.keys()) | (names & touched)) - image.deleting.keys()
@@ -121,13 +121,13 @@ class AdminNodeRequests:
             {topic.name: topic for topic in fresh},
         ).with_offline_of(image)
         known_ids = controller.context.known_ids([topic.name for topic in fresh])
-        plans = plan_takeover(
+        plans = plan_topic_elections(
             only,
             policy_of=controller.context.policies.of,
             stopping=controller.context.stopping(),
             known_ids=known_ids,
         )
-        await controller.context.change(plans, image.with_topics(only.topics.values()))
+        await controller.context.write_and_announce(plans, image.with_topics(only.topics.values()))
 
     async def _changed_names(self, image: ClusterImage, names: list[str]) -> list[str]:
         """The names whose nodes differ from the image. The controller wrote most nodes itself."""
@@ -184,7 +184,7 @@ class AdminNodeRequests:
             """Whether the topic is unreadable, so that its deletion waits."""
             return (TOPIC, name) in controller.image.unreadable
 
-        async with controller.context.changing():
+        async with controller.context.change_lock():
             # The controller created the marks of deletions in progress itself.
             marked = await controller.context.store.children(DELETE_TOPICS)
             new = [name for name in marked if name not in controller.image.deleting]

@@ -133,4 +133,4 @@ def _check_members(number: int, partition: PartitionImage, isr: list[int]) -> No
     elif not set(isr) <= set(partition.replicas):
         wrong = f"is not a subset of the replicas {partition.replicas}"
     if wrong:
-        raise KafkaError(f"partition {number}: the in-sync set {isr} {wrong}", ErrorCode.INVALID_REQUEST)
+        raise KafkaError(f"partition {number}: the ISR {isr} {wrong}", ErrorCode.INVALID_REQUEST)

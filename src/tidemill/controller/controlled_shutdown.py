@@ -14,7 +14,7 @@ from tidemill.controller.leader_election import (
     PolicyOf,
     default_policy,
     next_state,
-    planning_states,
+    plan_states_in_slices,
 )
 from tidemill.controller.topics import Plan
 from tidemill.coordination.cluster_image import ClusterImage
@@ -46,7 +46,7 @@ def check_stopping(image: ClusterImage, broker: int, epoch: int = ANY_EPOCH) -> 
         )
 
 
-def planning_shutdown(
+def plan_shutdown_in_slices(
     image: ClusterImage, broker: int, stopping: frozenset[int], policy_of: PolicyOf = default_policy
 ) -> Generator[None, None, Shutdown]:
     """Moves leadership away from ``broker`` and removes it from the ISRs, where other replicas are in sync.
@@ -70,7 +70,7 @@ def planning_shutdown(
             elif partition.leader == broker:
                 remaining.append(TopicPartition(topic.name, partition.partition))
         if changed:
-            plans.append((yield from planning_states(topic, changed, image.controller_epoch)))
+            plans.append((yield from plan_states_in_slices(topic, changed, image.controller_epoch)))
     return Shutdown(plans, remaining)
 
 

@@ -1,4 +1,4 @@
-"""Controller election and fenced writes to the store.
+"""The controller's image of the cluster, and its fenced writes to the store.
 
 Every write checks the controller epoch, so a controller that was replaced without notice changes nothing. A
 change is announced only after the store has committed it.
@@ -14,6 +14,7 @@ from random import Random
 from typing import TypeVar
 
 from tidemill.controller.broker_change_log import log_former_controller
+from tidemill.controller.controller_election import ControllerElection
 from tidemill.controller.election_report import ElectionReport
 from tidemill.controller.election_settings import (
     UNCLEAN,
@@ -28,13 +29,13 @@ from tidemill.controller.leader_election import (
     NO_LOSSES,
     LogEnds,
     Losses,
-    plan_takeover,
+    plan_topic_elections,
 )
 from tidemill.controller.leaderless_report import LeaderlessReport
 from tidemill.controller.lost_replica_reports import reported_losses
-from tidemill.controller.reassignment import finding_completed
+from tidemill.controller.reassignment import find_completed_in_slices
 from tidemill.controller.stored_min_insync_replicas import read_stored_min_insync
-from tidemill.controller.topics import Plan, fence
+from tidemill.controller.topics import Plan
 from tidemill.coordination.cluster_image import (
     GROUP_SETTINGS,
     REGISTRATION,
@@ -53,7 +54,6 @@ from tidemill.coordination.coordination_store import (
     NoNode,
     Operation,
     OperationError,
-    SetData,
     Store,
     StoreError,
     StoreUnavailable,
@@ -63,32 +63,24 @@ from tidemill.coordination.coordination_store import (
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
-    CONTROLLER,
     CONTROLLER_EPOCH,
     DEFAULT_ENTITY,
     PERSISTENT_PATHS,
-    BrokerNode,
-    BrokerRegistration,
     ClusterIdNode,
     ConfigNode,
-    ControllerEpochNode,
-    ControllerNode,
     DeleteTopicNode,
 )
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.coordination.write_batches import in_groups, in_pieces
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import AT_ONCE_MAX, a_pause, in_one_go, with_pauses
-from tidemill.model.interfaces import Clock
+from tidemill.model.event_loop_slices import AT_ONCE_MAX, run_without_pauses, with_pauses, yield_to_loop
 from tidemill.model.log_lines import in_lines
 from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
 admin_log = logging.getLogger("tidemill.admin")
 """Logs the actions of administrators; see :mod:`tidemill.broker.admin_log`."""
-
-NO_CONTROLLER_VERSION = -1
 
 OTHERS_S = 2.0
 """The time that a command waits for the other brokers to apply a change. Afterwards they still apply it."""
@@ -101,67 +93,68 @@ Announce = Callable[[Delta], Awaitable[None]]
 
 
 class ControllerContext:
-    """The controller's image of the cluster, its election, and its fenced writes to the store."""
+    """The controller's image of the cluster, and its fenced writes to the store."""
 
     def __init__(
         self,
         store: Store,
-        broker_id: int,
+        election: ControllerElection,
         config: Callable[[], BrokerConfig],
         announce: Announce,
-        clock: Clock,
         random: Random | None = None,
+        *,
+        known_image: Callable[[], ClusterImage],
+        with_settings: Callable[[BrokerConfig, ClusterImage], BrokerConfig],
+        schedule_broker_refresh: Callable[[], None],
     ) -> None:
         """``config`` returns the current configuration; ``announce`` sends a change to the brokers.
 
         ``announce`` returns when this broker has applied the change. :attr:`Delta.others` tracks the other
-        brokers.
+        brokers. ``known_image`` returns the image of this broker while another broker is the controller.
+        ``with_settings`` adds the dynamic settings of an image to a configuration.
+
+        ``schedule_broker_refresh`` schedules a read of the registrations. It is called when a reassignment
+        could not be completed, or a write failed or was cancelled: the next change reads the store first.
         """
         self.store = store
-        self.broker_id = broker_id
+        self.election = election
         self.config = config
-        self.policies = ElectionPolicies(lambda: self.config(), lambda: self._image)
+        self.policies = ElectionPolicies(lambda: self.config(), lambda: self._image, with_settings)
         self._announce = announce
-        self._clock = clock
         self.random = random if random is not None else Random()
-        self.controller_change_listeners: list[Callable[[bool], None]] = []
-        """Called with True when this broker becomes the controller, with False when it ceases to be."""
         self._image = ClusterImage()
-        self._epoch_version = NO_CONTROLLER_VERSION
-        self._epoch = 0
-        """The controller epoch of the last election that this broker won."""
         self._change_lock = asyncio.Lock()
         self._stopping: dict[int, int] = {}
         """Brokers in controlled shutdown, with the epochs of their registrations."""
-        self.report = ElectionReport()
+        self.election_report = ElectionReport()
         """Counts the elections by this controller since the start, and its unclean elections."""
         self.leaderless_report = LeaderlessReport(lambda: self._image, self.policies.of, self.stopping)
         self._logged_unreadable: dict[Entity, str] = {}
         """The logged error of each unreadable entity in the store."""
-        self.view: Callable[[], ClusterImage] = lambda: self._image
-        """The image of this broker while another broker is the controller."""
+        self.known_image = known_image
+        self.schedule_broker_refresh = schedule_broker_refresh
         self._former_ids: dict[str, bytes] = {}
         """Ids of unreadable topics, as known before."""
-        self.on_leaderless: Callable[[], None] = lambda: None
+        # The parts of the controller. KafkaController sets them; there is no default.
+        self.on_leaderless: Callable[[], None]
         """Called after a change that leaves partitions without a leader, which recovery may have to elect."""
-        self.schedule_broker_refresh: Callable[[], None] = lambda: None
-        """Schedules a read of the registrations.
-
-        Called when a reassignment could not be completed, or a write failed or was cancelled: the next change
-        reads the store first.
-        """
-        self.complete_reassignments: Callable[[], Awaitable[object]] = _nothing
-        """Completes, within :meth:`changing`, the reassignments whose new replicas are in sync."""
-        self.finish_deletions: Callable[[], Awaitable[None]] = _nothing
-        """Continues, within :meth:`changing`, the topic deletions that this or another controller began."""
-        self.refresh_brokers: Callable[[], Awaitable[None]] = _nothing
-        """Applies, within :meth:`changing`, the registrations that were added or removed."""
+        self.complete_reassignments: Callable[[], Awaitable[object]]
+        """Completes, within :meth:`change_lock`, the reassignments whose new replicas are in sync."""
+        self.finish_deletions: Callable[[], Awaitable[None]]
+        """Continues, within :meth:`change_lock`, the topic deletions that a controller began."""
+        self.refresh_brokers: Callable[[], Awaitable[None]]
+        """Applies, within :meth:`change_lock`, the registrations that were added or removed."""
         self._is_stale = False
         """A write failed or was cancelled: the store may differ from the image."""
         self._is_refresh_due = False
         """The controller has read new registrations that the image does not have yet."""
         self._offline_in: ClusterImage | None = None
         """The image with the reported offline replicas that :attr:`image` lacks because a write failed."""
+        election.controller_change_listeners.append(self._controller_changed)
+
+    def _controller_changed(self, is_ours: bool) -> None:
+        if not is_ours:
+            self.leaderless_report.end()
 
     @property
     def image(self) -> ClusterImage:
@@ -169,16 +162,11 @@ class ControllerContext:
         return self._image
 
     @property
-    def is_active(self) -> bool:
-        """Whether this broker is the controller, as far as it knows."""
-        return self._epoch_version != NO_CONTROLLER_VERSION
-
-    @property
     def is_changing(self) -> bool:
         """Whether a change is in progress."""
         return self._change_lock.locked()
 
-    # Election
+    # Beginning of a controller epoch
 
     async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
         """Creates the missing persistent nodes and reads the store. Registers and announces nothing.
@@ -195,7 +183,7 @@ class ControllerContext:
                 await self.store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
         async with self._change_lock:
             # The image of an active controller has only announced changes.
-            if not self.is_active:
+            if not self.election.is_active:
                 self._image = await load_image(self.store)
                 self.log_unreadable()
         return self._image
@@ -219,32 +207,10 @@ class ControllerContext:
         return {name: topic_id for name, topic_id in ids.items() if topic_id not in (None, ZERO_ID)}
 
     def note_unreadable(self, kind: str, found: Mapping[str, NodeFormatError]) -> None:
-        """Records the unreadable entities of a kind. To be called within :meth:`changing`."""
+        """Records the unreadable entities of a kind. To be called within :meth:`change_lock`."""
         if found or self._image.unreadable:
             self._image = self._image.with_unreadable(kind, found)
             self.log_unreadable()
-
-    async def register(self, registration: BrokerRegistration) -> int:
-        """Registers this broker. Returns the epoch of its registration.
-
-        Raises KafkaError (DUPLICATE_BROKER_REGISTRATION) if a broker with this id is registered.
-        """
-        path = BrokerNode.path(registration.broker_id)
-        data = BrokerNode.encode(registration)
-        try:
-            await self.store.transact([Create(path, data, ephemeral=True)])
-        except NodeExists as error:
-            known = await self.store.get(path)
-            if known is None or known.owner != self.store.session_id:
-                raise KafkaError(
-                    f"{error}: another broker has registered with this id. Give each broker of a cluster "
-                    "its own broker.id. If this broker was just stopped, wait until its session expires.",
-                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                ) from None
-            # An earlier call of this session created it, and its response was lost.
-            await self.store.transact([SetData(path, data)])
-        node = await self.store.get(path)
-        return node.creation_id if node is not None else 0
 
     async def activate(self, *, dead: int | None = None) -> bool:
         """Elects this broker as the controller, repairs the store and announces the image.
@@ -254,46 +220,20 @@ class ControllerContext:
         after all, its writes are fenced, and its watch notifies it.
         """
         async with self._change_lock:
-            if not await self._claim_controller(dead):
+            if not await self.election.elect(dead):
                 return False
             try:
                 await self._initialize()
             except BaseException as problem:
-                was_replaced = not self.is_active
-                self.resign()
+                was_replaced = not self.election.is_active
+                self.election.resign()
                 if was_replaced and isinstance(problem, KafkaError | BadVersion):
                     return False
                 raise
         return True
 
-    async def _claim_controller(self, dead: int | None) -> bool:
-        # The epoch is read first: if the controller changes afterwards, the transaction fails.
-        node = await self.store.get(CONTROLLER_EPOCH)
-        holder = await self.store.get(CONTROLLER)
-        if holder is not None:
-            is_dead = dead is not None and ControllerNode.decode(holder.data) == dead
-            if not is_dead and holder.owner != self.store.session_id:
-                return False
-        epoch = ControllerEpochNode.decode(node.data) + 1 if node is not None else 1
-        operations: list[Operation] = [Delete(CONTROLLER)] if holder is not None else []
-        operations.append(
-            Create(CONTROLLER, ControllerNode.encode(self.broker_id, self._clock.wall_ms()), ephemeral=True)
-        )
-        data = ControllerEpochNode.encode(epoch)
-        if node is None:
-            operations.append(Create(CONTROLLER_EPOCH, data))
-        else:
-            operations.append(SetData(CONTROLLER_EPOCH, data, node.version))
-        try:
-            results = await self.store.transact(operations)
-        except (NodeExists, NoNode, BadVersion):
-            return False  # Another broker was faster.
-        self._epoch_version = results[-1].version
-        self._epoch = epoch
-        return True
-
     async def _initialize(self) -> None:
-        known = self.view()
+        known = self.known_image()
         # Only now: no other controller writes any more.
         image = await self._read()
         # A topic whose deletion has begun was unknown to a broker that was running.
@@ -315,27 +255,17 @@ class ControllerContext:
         before = self._image
         # If this broker was the controller before, it knows brokers in controlled shutdown.
         stopping = self.stopping()
-        await self.write(plan_takeover(before, losses, self.policies.of, stopping, known_ids))
-        self.check_active()  # Without a write, the session is unverified so far.
-        in_one_go(self._reporting(Delta.between(before, self._image), losses))
-        for listener in self.controller_change_listeners:
-            listener(True)
+        await self.write(plan_topic_elections(before, losses, self.policies.of, stopping, known_ids))
+        self.election.check_active()  # Without a write, the session is unverified so far.
+        run_without_pauses(self._log_effects_in_slices(Delta.between(before, self._image), losses))
+        self.election.notify_elected()
         delta = Delta.between(ClusterImage(), self._image)
         delta.broker_configs_changed = True
         await self._announce(delta)
-        self.check_active()
+        self.election.check_active()
         self.leaderless_report.begin(is_cluster_start=not known.brokers)
         await self.complete_reassignments()
         await self.finish_deletions()
-
-    def resign(self) -> None:
-        """Resigns as the controller, or records that this broker was replaced."""
-        if self.is_active:
-            self._epoch_version = NO_CONTROLLER_VERSION
-            self.leaderless_report.end()
-            logger.info("broker %d is no longer the controller", self.broker_id)
-            for listener in self.controller_change_listeners:
-                listener(False)
 
     def note_stopping(self, broker_id: int) -> None:
         """Marks a broker as shutting down. It is elected for nothing until it registers again."""
@@ -357,24 +287,24 @@ class ControllerContext:
     # Changes
 
     @contextlib.asynccontextmanager
-    async def changing(self) -> AsyncIterator[None]:
+    async def change_lock(self) -> AsyncIterator[None]:
         """Runs one change at a time.
 
         Raises NOT_CONTROLLER, also if a write within it finds another controller, and StoreUnavailable if an
         earlier failed change cannot be completed yet.
         """
         async with self._change_lock:
-            self.check_active()
+            self.election.check_active()
             try:
                 if self._is_stale:
                     await self._reload()
-                    self.check_active()  # This broker may have been replaced meanwhile.
+                    self.election.check_active()  # This broker may have been replaced meanwhile.
                 if self._is_refresh_due:
                     await self.refresh_brokers()
-                    self.check_active()
+                    self.election.check_active()
                     self._is_refresh_due = False
             except OperationError as problem:
-                self.check_active()
+                self.election.check_active()
                 raise StoreUnavailable(f"conflicting write by another client: {problem}") from problem
             try:
                 yield
@@ -404,7 +334,7 @@ class ControllerContext:
                 if broker not in image.brokers or image.brokers[broker].epoch != known.epoch
             }
             self._is_refresh_due = self._is_refresh_due or bool(renewed)
-            plans = plan_takeover(
+            plans = plan_topic_elections(
                 self._image,
                 policy_of=self.policies.of,
                 stopping=self.stopping() | renewed,
@@ -422,7 +352,7 @@ class ControllerContext:
             self._image, self._is_stale = before, True
             raise
         self._offline_in = None
-        await self._report(delta)
+        await self._log_and_recover(delta)
 
     def _is_deleted(self, topic: TopicImage) -> bool:
         """Whether a topic that is not in the store any more is deleted: it has a deletion mark or was
@@ -465,33 +395,28 @@ class ControllerContext:
         Otherwise this broker would announce the new image under the epoch of the other controller.
         """
         image = await load_image(self.store, self._image.brokers)
-        if image.controller_epoch != self._epoch:
-            self.resign()
-            self.check_active()
+        if image.controller_epoch != self.election.epoch:
+            self.election.resign()
+            self.election.check_active()
         return image
 
     async def retry_on_conflict(self, once: Callable[[], Awaitable[Result]]) -> Result:
-        """Calls ``once``, which plans and writes a change within :meth:`changing`, and returns its result.
+        """Calls ``once``, which plans and writes a change within :meth:`change_lock`, and returns its result.
 
         If another client has changed the same nodes, calls ``once`` again to plan with their new content.
         """
         for attempts_left in reversed(range(ATTEMPTS)):
-            async with self.changing():
+            async with self.change_lock():
                 try:
                     return await once()
                 except BadVersion as problem:
-                    self.check_active()
+                    self.election.check_active()
                     if not attempts_left:
                         raise
                     logger.info("a change is planned again: %s", problem)
         raise AssertionError("the last attempt returns or raises")
 
-    def check_active(self) -> None:
-        """Raises NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
-        if not self.is_active:
-            raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
-
-    async def change(
+    async def write_and_announce(
         self,
         plans: Sequence[Plan],
         image: ClusterImage | None = None,
@@ -505,7 +430,7 @@ class ControllerContext:
 
         ``losses`` and ``ends`` are the reported losses and log ends by which leaders were elected.
         ``written`` logs the change; the effects are logged afterwards. Returns None if nothing changed. To be
-        called within :meth:`changing`. Raises StoreError.
+        called within :meth:`change_lock`. Raises StoreError.
         """
         before = self._image
         if image is not None:
@@ -521,20 +446,22 @@ class ControllerContext:
         delta = Delta.between(before, self._image)
         await self._announce(delta)
         written()
-        await self._report(delta, losses, ends)
+        await self._log_and_recover(delta, losses, ends)
         return delta
 
-    async def _report(self, delta: Delta, losses: Losses = NO_LOSSES, ends: LogEnds = NO_LOG_ENDS) -> None:
+    async def _log_and_recover(
+        self, delta: Delta, losses: Losses = NO_LOSSES, ends: LogEnds = NO_LOG_ENDS
+    ) -> None:
         """Logs the effects of a change, and starts the recovery of partitions that need it."""
-        await with_pauses(self._reporting(delta, losses, ends))
-        await with_pauses(self.leaderless_report.recording(delta))
+        await with_pauses(self._log_effects_in_slices(delta, losses, ends))
+        await with_pauses(self.leaderless_report.record_in_slices(delta))
         if self._image.topic_index.leaderless:
             self.on_leaderless()
 
     async def apply_delta(self, delta: Delta) -> None:
         """Replaces the image with ``delta.image``, which the store has, and announces the difference.
 
-        To be called within :meth:`changing`.
+        To be called within :meth:`change_lock`.
         """
         self._image = delta.image
         await self._announce(delta)
@@ -543,31 +470,31 @@ class ControllerContext:
         """Records that the store may differ from the image: the next change reads it first."""
         self._is_stale = True
 
-    async def change_failed_replicas(self, plans: Sequence[Plan]) -> None:
-        """:meth:`change` for ``plans`` with replicas that a broker has reported as failed.
+    async def write_failed_replicas(self, plans: Sequence[Plan]) -> None:
+        """:meth:`write_and_announce` for ``plans`` with replicas that a broker has reported as failed.
 
         The replicas are offline even if the store is unavailable: none of them may be elected in a change
         that another client wrote or that was partly written.
         """
         before = self._image
         try:
-            await self.change(plans)
+            await self.write_and_announce(plans)
         except BaseException:
             if self._image is before:
                 self._offline_in = before.with_topics(plan.topic for plan in plans)
                 self._is_stale = True  # The next change applies them first.
             raise
 
-    def _reporting(
+    def _log_effects_in_slices(
         self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
     ) -> Generator[None, None, None]:
-        yield from self.report.recording(delta, losses, ends)
-        for line in in_lines((yield from finding_completed(delta))):
+        yield from self.election_report.record_in_slices(delta, losses, ends)
+        for line in in_lines((yield from find_completed_in_slices(delta))):
             admin_log.info("reassignments done: %s", line)
 
     async def apply_stored_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Applies settings, by type and name, that another client wrote. Raises NOT_CONTROLLER."""
-        async with self.changing():
+        async with self.change_lock():
             try:
                 others = self._image.other_settings(settings)
                 # The settings were read before this change. Since then this controller may have written
@@ -600,7 +527,7 @@ class ControllerContext:
             plans += plan_default_min_insync_change(
                 self._image, before.default_broker_config(), self._image.default_broker_config()
             )
-        await self.change(plans)
+        await self.write_and_announce(plans)
         before = self._image
         await self._ensure_min_insync()  # Another client may have removed it.
         if self._image is not before:
@@ -611,12 +538,12 @@ class ControllerContext:
         """Applies a ``min.insync.replicas`` of ``topics`` that another client wrote. Returns whether there
         was one.
 
-        To be called within :meth:`changing`, before the eligible leader replicas of these topics are used.
+        To be called within :meth:`change_lock`, before the eligible leader replicas of these topics are used.
         Raises StoreError.
         """
         names = [name for name in topics if name in self._image.topic_index.eligible]
         settings = await read_stored_min_insync(self.store, self._image, names) if names else {}
-        self.check_active()
+        self.election.check_active()
         if not settings:
             return False
         try:
@@ -628,7 +555,7 @@ class ControllerContext:
     async def elect_leaderless(self, delta: Delta) -> None:
         """Elects leaders of leaderless partitions if ``delta`` changed settings that elections depend on.
 
-        To be called within :meth:`changing`, after the change is applied. Raises StoreError.
+        To be called within :meth:`change_lock`, after the change is applied. Raises StoreError.
         """
         reconfigured = delta.reconfigured
         names = [new.name for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
@@ -637,10 +564,10 @@ class ControllerContext:
             touched = [self._image.topics[name] for name in names if name in self._image.topics]
             leaderless = [self._image.topics[name] for name in self._image.topic_index.leaderless]
             topics = leaderless if delta.broker_configs_changed else touched
-            plans = plan_takeover(
+            plans = plan_topic_elections(
                 self._image, policy_of=self.policies.of, stopping=self.stopping(), topics=topics
             )
-            if await self.change(plans) is None and leaderless:
+            if await self.write_and_announce(plans) is None and leaderless:
                 self.on_leaderless()
 
     async def _ensure_min_insync(self) -> None:
@@ -681,49 +608,48 @@ class ControllerContext:
         """Writes all operations or none, fenced by the controller epoch. Raises StoreError."""
         try:
             if len(operations) > AT_ONCE_MAX:
-                await a_pause()  # Creating them took a while, and so will applying them.
-            if not self.is_active:
-                # This broker was replaced since the change began. A check of that epoch would match any
-                # version.
-                raise BadVersion(CONTROLLER_EPOCH, 0, "this broker is no longer the controller")
-            await self.store.transact([fence(self._epoch_version), *operations])
+                await yield_to_loop()  # Creating them took a while, and so will applying them.
+            await self.store.transact([self.election.fence(), *operations])
         except BaseException as error:
             # The store may have committed a cancelled write.
             self._is_stale = True
             if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
-                self.resign()
+                self.election.resign()
             self.schedule_broker_refresh()
             raise
 
-    async def attempt_all(self, changes: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
-        """Same as :meth:`attempt` for each of ``changes``, which are independent; many in one transaction."""
+    async def write_all_or_errors(self, changes: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
+        """Same as :meth:`write_or_error` for each of ``changes``, which are independent.
+
+        Writes many of them in one transaction.
+        """
         groups = list(in_groups(changes))
-        outcomes = await asyncio.gather(*(self._attempt_group(group) for group in groups))
+        outcomes = await asyncio.gather(*(self._write_group(group) for group in groups))
         return [outcome for group in outcomes for outcome in group]
 
-    async def _attempt_group(self, group: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
+    async def _write_group(self, group: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
         if len(group) > 1:
             try:
                 await self.write_operations([operation for operations in group for operation in operations])
             except (OperationError, ValueError):
                 # One of them failed, and none was written: each gets its own result.
-                if not self.is_active:
+                if not self.election.is_active:
                     return [_other_controller()] * len(group)
             except StoreError as problem:
                 return [_refused(problem)] * len(group)
             else:
                 return [None] * len(group)
-        return list(await asyncio.gather(*map(self.attempt, group)))
+        return list(await asyncio.gather(*map(self.write_or_error, group)))
 
-    async def attempt(self, operations: Iterable[Operation]) -> KafkaError | None:
+    async def write_or_error(self, operations: Iterable[Operation]) -> KafkaError | None:
         """Writes in several transactions, fenced by the controller epoch. Returns an error for the client."""
-        return await self._attempt_each(in_pieces(operations))
+        return await self._write_transactions(in_pieces(operations))
 
-    async def attempt_in_one(self, operations: Sequence[Operation]) -> KafkaError | None:
-        """Same as :meth:`attempt`, in one transaction."""
-        return await self._attempt_each([operations])
+    async def write_in_one_or_error(self, operations: Sequence[Operation]) -> KafkaError | None:
+        """Same as :meth:`write_or_error`, in one transaction."""
+        return await self._write_transactions([operations])
 
-    async def _attempt_each(self, transactions: Iterable[Sequence[Operation]]) -> KafkaError | None:
+    async def _write_transactions(self, transactions: Iterable[Sequence[Operation]]) -> KafkaError | None:
         try:
             for operations in transactions:
                 await self.write_operations(operations)
@@ -756,10 +682,6 @@ def log_refused_deletions(topics: Iterable[str]) -> None:
             "false: %s",
             line,
         )
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _other_controller() -> KafkaError:

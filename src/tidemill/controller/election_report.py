@@ -22,7 +22,7 @@ class ElectionReport:
         self.unclean_elections = 0
         """Elections that may have lost records."""
 
-    def recording(
+    def record_in_slices(
         self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
     ) -> Generator[None, None, None]:
         """Counts the elections in ``delta``, and logs those that may have lost records.

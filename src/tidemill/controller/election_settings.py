@@ -30,11 +30,16 @@ class ElectionPolicies:
     leaders before that, and so does a controller that has read the store again.
     """
 
-    def __init__(self, config: Callable[[], BrokerConfig], image: Callable[[], ClusterImage]) -> None:
+    def __init__(
+        self,
+        config: Callable[[], BrokerConfig],
+        image: Callable[[], ClusterImage],
+        with_settings: Callable[[BrokerConfig, ClusterImage], BrokerConfig],
+    ) -> None:
+        """``with_settings`` adds the dynamic settings of an image to a configuration."""
         self._config = config
         self._image = image
-        self.with_settings: Callable[[BrokerConfig, ClusterImage], BrokerConfig] = lambda config, _: config
-        """Returns the configuration with the dynamic settings of an image."""
+        self.with_settings = with_settings
         self._known: _Known | None = None
 
     def of(self, topic: TopicImage) -> ElectionPolicy:

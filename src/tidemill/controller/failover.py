@@ -17,9 +17,9 @@ from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.leader_election import (
     CHANGES_A_PAUSE,
     PolicyOf,
-    planning_broker_change,
-    planning_failed_replicas,
-    planning_served_replicas,
+    plan_broker_change_in_slices,
+    plan_failed_replicas_in_slices,
+    plan_served_replicas_in_slices,
     write_state,
 )
 from tidemill.controller.lost_replica_reports import reported_losses
@@ -31,7 +31,7 @@ from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import Endpoint
 from tidemill.coordination.topic_image import PartitionImage
-from tidemill.coordination.topic_index import computing_traits
+from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import with_pauses
 
@@ -57,8 +57,7 @@ class Failover:
         """Brokers that were found dead, with the epochs of their registrations, which may still exist."""
         self._handled_reports: dict[int, int] = {}
         """The registration epochs of brokers whose loss reports this controller has handled."""
-        context.refresh_brokers = self.refresh_brokers
-        context.controller_change_listeners.append(self._controller_changed)
+        context.election.controller_change_listeners.append(self._controller_changed)
 
     def _controller_changed(self, is_ours: bool) -> None:
         # Only the active controller is notified when a broker accepts connections again.
@@ -79,12 +78,12 @@ class Failover:
         Also completes reassignments: the store may have been unavailable when the last replica joined the
         ISR. Raises StoreError, NOT_CONTROLLER.
         """
-        async with self._context.changing():
+        async with self._context.change_lock():
             await self.refresh_brokers()
             await self._context.complete_reassignments()
 
     async def refresh_brokers(self) -> None:
-        """Same as :meth:`brokers_changed`. To be called within :meth:`ControllerContext.changing`.
+        """Same as :meth:`brokers_changed`. To be called within :meth:`ControllerContext.change_lock`.
 
         Every other election calls it first: a broker that was restarted since the last read may have lost
         records.
@@ -128,15 +127,15 @@ class Failover:
         # A broker that was wrongly marked dead may lead partitions that were created after its report.
         unhandled = [broker for broker in came if handled.get(broker) != living[broker].epoch]
         losses = await reported_losses(context.store, image, unhandled)
-        context.check_active()
+        context.election.check_active()
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
-            planning_broker_change(
+            plan_broker_change_in_slices(
                 image, gone, came, losses, context.policies.of, context.stopping(image), cleared
             )
         )
-        context.check_active()  # This broker may have been replaced during a pause.
-        await context.change(plans, image, losses=losses)
+        context.election.check_active()  # This broker may have been replaced during a pause.
+        await context.write_and_announce(plans, image, losses=losses)
         if came:  # Before the reassignments, which may fail: the next read finds no new registration.
             await context.finish_deletions()
         await context.complete_reassignments()
@@ -149,10 +148,10 @@ class Failover:
         after a restart the broker may be able to use them, and it receives its partitions again. Raises
         StoreError, NOT_CONTROLLER.
         """
-        async with self._changing_reported(planning_failed_replicas, broker_id, epoch, failed) as plans:
+        async with self._changing_reported(plan_failed_replicas_in_slices, broker_id, epoch, failed) as plans:
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
-                await self._context.change_failed_replicas(plans)
+                await self._context.write_failed_replicas(plans)
 
     async def replicas_served(self, broker_id: int, epoch: int, served: Sequence[tuple[bytes, int]]) -> None:
         """Marks replicas (by topic id) as online: they were offline, and the broker serves them again.
@@ -162,15 +161,15 @@ class Failover:
         Apache Kafka's controller does the same with LeaderAndIsr responses. Raises StoreError,
         NOT_CONTROLLER.
         """
-        async with self._changing_reported(planning_served_replicas, broker_id, epoch, served) as plans:
+        async with self._changing_reported(plan_served_replicas_in_slices, broker_id, epoch, served) as plans:
             if plans:
                 logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
-                await self._context.change(plans)
+                await self._context.write_and_announce(plans)
 
     @contextlib.asynccontextmanager
     async def _changing_reported(
         self,
-        planning: Callable[..., Generator[None, None, list[Plan]]],
+        plan_in_slices: Callable[..., Generator[None, None, list[Plan]]],
         broker_id: int,
         epoch: int,
         partitions: Sequence[tuple[bytes, int]],
@@ -180,16 +179,18 @@ class Failover:
         There are no plans if the broker has registered again: its replicas are online until it reports them.
         """
         context = self._context
-        async with context.changing():
+        async with context.change_lock():
             plans: list[Plan] = []
             if await self._is_current_registration(broker_id, epoch):
                 by_topic: dict[bytes, list[int]] = {}
                 for topic_id, number in partitions:
                     by_topic.setdefault(topic_id, []).append(number)
                 plans = await with_pauses(
-                    planning(context.image, broker_id, by_topic, context.policies.of, context.stopping())
+                    plan_in_slices(
+                        context.image, broker_id, by_topic, context.policies.of, context.stopping()
+                    )
                 )
-                context.check_active()
+                context.election.check_active()
             yield plans
 
     async def _is_current_registration(self, broker_id: int, epoch: int) -> bool:
@@ -214,17 +215,17 @@ class Failover:
         if any(broker in lost for isr in requested for broker, _ in isr.change.isr):
             # These brokers remove the report from their registrations after the controller has handled it.
             await self.brokers_changed()
-        async with context.changing():
+        async with context.change_lock():
             topics = dict.fromkeys(context.image.topics_by_id.get(isr.topic_id) for isr in requested)
             await context.apply_stored_min_insync(topic.name for topic in topics if topic is not None)
             changes = _IsrChanges(context.image, context.stopping(), context.policies.of)
-            results = await with_pauses(changes.planning(requested))
-            context.check_active()  # This broker may have been replaced during a pause.
+            results = await with_pauses(changes.plan_in_slices(requested))
+            context.election.check_active()  # This broker may have been replaced during a pause.
             try:
-                await context.change(await with_pauses(changes.plans()))
+                await context.write_and_announce(await with_pauses(changes.plans()))
                 await context.complete_reassignments()
             except BadVersion as problem:
-                context.check_active()
+                context.election.check_active()
                 # Another client has written a state, for instance an administrator.
                 logger.warning("ISR changes could not be written: %s", problem)
                 return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(
@@ -253,7 +254,7 @@ class _IsrChanges:
         self._partitions: dict[bytes, list[PartitionImage]] = {}
         self._operations: dict[bytes, list[Operation]] = {}
 
-    def planning(
+    def plan_in_slices(
         self, requested: Sequence[WantedIsr]
     ) -> Generator[None, None, list[PartitionImage | KafkaError]]:
         """The new states of the partitions, or their errors. Pauses between many partitions."""
@@ -290,6 +291,6 @@ class _IsrChanges:
         for topic_id, operations in self._operations.items():
             topic = self._image.topics_by_id[topic_id]
             renewed = topic.with_partitions(self._partitions[topic_id])
-            yield from computing_traits(renewed)
+            yield from compute_traits_in_slices(renewed)
             plans.append(Plan(renewed, operations))
         return plans

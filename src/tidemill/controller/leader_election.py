@@ -2,8 +2,10 @@
 
 A leader is elected from the in-sync replicas (ISR), else from the eligible leader replicas (ELR). The ELR
 holds the replicas that left the ISR while it was below ``min.insync.replicas``. Below that size nothing is
-committed, so these replicas have every committed record. ISR and ELR together never have fewer members than
-``min.insync.replicas``, except after a loss that a broker reports.
+committed, so these replicas have every committed record.
+
+An ISR shrink keeps ISR and ELR together at the minimum or above. They are smaller after creation with too few
+live replicas, a reported loss, a recovery or unclean election, and a change of the minimum.
 
 If both are empty, no replica is known to have every committed record. The partition recovers automatically
 once waiting cannot help: the last leader is back with a log, or every replica has reported a loss. In this
@@ -26,8 +28,8 @@ from tidemill.coordination.encoding import new_id
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
-from tidemill.coordination.topic_index import computing_traits
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.coordination.topic_index import compute_traits_in_slices
+from tidemill.model.event_loop_slices import run_without_pauses
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 CHANGES_A_PAUSE: Final = 100
@@ -269,7 +271,7 @@ def is_available(
     return broker in image.brokers and broker not in partition.offline and broker not in stopping
 
 
-def plan_takeover(
+def plan_topic_elections(
     image: ClusterImage,
     losses: Losses = NO_LOSSES,
     policy_of: PolicyOf = default_policy,
@@ -287,10 +289,10 @@ def plan_takeover(
     """
     plans = []
     for topic in image.topics.values() if topics is None else topics:
-        elections = _planning_elections(
+        elections = _plan_partitions_in_slices(
             image, topic, topic.partitions, policy_of(topic), losses, stopping, ends, recovers
         )
-        plan = in_one_go(elections)
+        plan = run_without_pauses(elections)
         if topic.topic_id == ZERO_ID:
             plan = _with_id(plan, known_ids.get(topic.name) or new_id())
         if plan.operations:
@@ -298,7 +300,7 @@ def plan_takeover(
     return plans
 
 
-def planning_broker_change(
+def plan_broker_change_in_slices(
     image: ClusterImage,
     gone: Iterable[int] = (),
     came: Iterable[int] = (),
@@ -311,7 +313,7 @@ def planning_broker_change(
 
     These are brokers that are ``gone``, ``came``, reported ``losses``, or have ``cleared`` their losses, so
     that recovery may elect them. ``image`` has the current live brokers. For the other parameters see
-    :func:`plan_takeover`. Pauses between many partitions.
+    :func:`plan_topic_elections`. Pauses between many partitions.
     """
     returned = frozenset(came)
     touched = returned.union(gone, losses, cleared)
@@ -323,7 +325,7 @@ def planning_broker_change(
             if not touched.isdisjoint(p.replicas)
         ]
         if partitions:
-            plan = yield from _planning_elections(
+            plan = yield from _plan_partitions_in_slices(
                 image, topic, partitions, policy_of(topic), losses, stopping
             )
             if plan.topic is not topic:
@@ -331,7 +333,7 @@ def planning_broker_change(
     return plans
 
 
-def planning_failed_replicas(
+def plan_failed_replicas_in_slices(
     image: ClusterImage,
     broker: int,
     failed: Mapping[bytes, Iterable[int]],
@@ -342,10 +344,10 @@ def planning_failed_replicas(
 
     Pauses between many partitions.
     """
-    return (yield from _planning_reported_replicas(image, broker, failed, True, policy_of, stopping))
+    return (yield from _plan_reported_replicas_in_slices(image, broker, failed, True, policy_of, stopping))
 
 
-def planning_served_replicas(
+def plan_served_replicas_in_slices(
     image: ClusterImage,
     broker: int,
     served: Mapping[bytes, Iterable[int]],
@@ -356,10 +358,10 @@ def planning_served_replicas(
 
     Pauses between many partitions.
     """
-    return (yield from _planning_reported_replicas(image, broker, served, False, policy_of, stopping))
+    return (yield from _plan_reported_replicas_in_slices(image, broker, served, False, policy_of, stopping))
 
 
-def _planning_reported_replicas(
+def _plan_reported_replicas_in_slices(
     image: ClusterImage,
     broker: int,
     reported: Mapping[bytes, Iterable[int]],
@@ -381,13 +383,15 @@ def _planning_reported_replicas(
             and broker in partition.replicas
             and (broker in partition.offline) != is_offline
         ]
-        plan = yield from _planning_elections(image, topic, partitions, policy_of(topic), NO_LOSSES, stopping)
+        plan = yield from _plan_partitions_in_slices(
+            image, topic, partitions, policy_of(topic), NO_LOSSES, stopping
+        )
         if plan.topic is not topic:
             plans.append(plan)
     return plans
 
 
-def _planning_elections(
+def _plan_partitions_in_slices(
     image: ClusterImage,
     topic: TopicImage,
     partitions: Sequence[PartitionImage],
@@ -423,7 +427,7 @@ def _planning_elections(
             changed[number] = elected
         elif partition is not topic.partitions[number]:
             changed[number] = partition
-    return (yield from planning_states(topic, changed, image.controller_epoch))
+    return (yield from plan_states_in_slices(topic, changed, image.controller_epoch))
 
 
 def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
@@ -440,11 +444,11 @@ def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
 
 
 def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:
-    """Same as :func:`planning_states`, without pauses."""
-    return in_one_go(planning_states(topic, changed, controller_epoch))
+    """Same as :func:`plan_states_in_slices`, without pauses."""
+    return run_without_pauses(plan_states_in_slices(topic, changed, controller_epoch))
 
 
-def planning_states(
+def plan_states_in_slices(
     topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int
 ) -> Generator[None, None, Plan]:
     """Plans new states of partitions, by number. Pauses between many partitions."""
@@ -458,7 +462,7 @@ def planning_states(
     if not changed:
         return Plan(topic, operations)
     renewed = topic.with_partitions(changed.get(p.partition, p) for p in topic.partitions)
-    yield from computing_traits(renewed)
+    yield from compute_traits_in_slices(renewed)
     return Plan(renewed, operations)
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from tidemill.controller.controlled_shutdown import ANY_EPOCH, check_stopping, planning_shutdown
+from tidemill.controller.controlled_shutdown import ANY_EPOCH, check_stopping, plan_shutdown_in_slices
 from tidemill.controller.controller_context import ControllerContext, admin_log, wait_for, wait_for_all
 from tidemill.controller.preferred_leader_election import (
     ElectionType,
@@ -43,7 +43,7 @@ class LeaderElectionRequests:
         self._context = context
         self._recovery = recovery
         self._rebalance_task: asyncio.Task[None] | None = None
-        context.controller_change_listeners.append(self._controller_changed)
+        context.election.controller_change_listeners.append(self._controller_changed)
 
     async def elect(
         self, partitions: Iterable[TopicPartition] | None, election_type: int = ElectionType.PREFERRED
@@ -58,7 +58,7 @@ class LeaderElectionRequests:
         requested = partitions
         if requested is not None and not isinstance(requested, dict):
             requested = dict.fromkeys(requested)
-        context.check_active()
+        context.election.check_active()
         is_unclean = election_type == ElectionType.UNCLEAN
         results: dict[TopicPartition, KafkaError | None] = {}
         deltas = []
@@ -131,7 +131,7 @@ class LeaderElectionRequests:
             )
             if before is not after
         ]
-        delta = await context.change(decisions.plans, ends=ends)
+        delta = await context.write_and_announce(decisions.plans, ends=ends)
         return {**dict.fromkeys(elected), **decisions.errors}, again, delta
 
     async def run_requested_elections(self) -> None:
@@ -158,11 +158,11 @@ class LeaderElectionRequests:
         for partition, error in results.items():
             if error is not None and error.code != ErrorCode.ELECTION_NOT_NEEDED:
                 logger.warning("preferred leader election of %s failed: %s", partition, error)
-        async with self._context.changing():
+        async with self._context.change_lock():
             try:
                 await self._context.write_operations([Delete(PartitionListNode.election_path, node.version)])
             except (BadVersion, NoNode):
-                self._context.check_active()  # The node has new elections, which are run next.
+                self._context.election.check_active()  # The node has new elections, which are run next.
 
     async def handle_controlled_shutdown(self, broker: int, epoch: int = ANY_EPOCH) -> list[TopicPartition]:
         """Moves leadership away from a broker in controlled shutdown. Returns the partitions that it still
@@ -178,10 +178,10 @@ class LeaderElectionRequests:
             check_stopping(context.image, broker, epoch)
             context.note_stopping(broker)
             plans, remaining = await with_pauses(
-                planning_shutdown(context.image, broker, context.stopping(), context.policies.of)
+                plan_shutdown_in_slices(context.image, broker, context.stopping(), context.policies.of)
             )
-            context.check_active()  # This broker may have been replaced during a pause.
-            return remaining, await context.change(plans)
+            context.election.check_active()  # This broker may have been replaced during a pause.
+            return remaining, await context.write_and_announce(plans)
 
         remaining, delta = await context.retry_on_conflict(plan_and_write)
         logger.info("broker %d is shutting down and still leads %d partitions", broker, len(remaining))
@@ -202,7 +202,7 @@ class LeaderElectionRequests:
             decisions = plan_elections(
                 context.image, requested, ElectionType.PREFERRED, context.stopping(), context.policies.of
             )
-            return len(requested), await context.change(decisions.plans)
+            return len(requested), await context.write_and_announce(decisions.plans)
 
         count, delta = await context.retry_on_conflict(plan_and_write)
         await wait_for(delta)

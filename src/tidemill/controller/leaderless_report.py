@@ -99,16 +99,16 @@ class LeaderlessReport:
         await asyncio.sleep(wait_s)
         image = self._image()
         topics = [image.topics[name] for name in image.topic_index.leaderless]
-        await with_pauses(self._reporting(image, [(None, topic) for topic in topics]))
+        await with_pauses(self._report_in_slices(image, [(None, topic) for topic in topics]))
 
-    def recording(self, delta: Delta) -> Generator[None, None, None]:
+    def record_in_slices(self, delta: Delta) -> Generator[None, None, None]:
         """Logs which partitions lost or got a leader in a change. Pauses between many partitions."""
         created = [
             (None, topic) for topic in delta.created if topic.name in delta.image.topic_index.leaderless
         ]
-        yield from self._reporting(delta.image, [*delta.changed, *created])
+        yield from self._report_in_slices(delta.image, [*delta.changed, *created])
 
-    def _reporting(
+    def _report_in_slices(
         self, image: ClusterImage, topics: list[tuple[TopicImage | None, TopicImage]]
     ) -> Generator[None, None, None]:
         waiting, recovering, led = _Counted(), _Counted(), _Counted()

@@ -9,7 +9,7 @@ step                  replicas                  adding        removing      lead
 before                1, 2, 3                                               1      1, 2, 3
 begun                 4, 5, 1, 2, 3             4, 5          2, 3          1      1, 2, 3
 caught up             4, 5, 1, 2, 3             4, 5          2, 3          1      1, 2, 3, 4, 5
-done (target 4, 5, 1) 4, 5, 1                                              1      1, 4, 5
+done (target 4, 5, 1) 4, 5, 1                                               1      1, 4, 5
 ===================== ========================= ============= ============= ====== =====================
 
 A reassignment is complete when all target replicas are in sync. The leader changes if it is to be removed. A
@@ -131,7 +131,7 @@ def in_progress(
             yield key, partition
 
 
-def finding_completed(delta: Delta) -> Generator[None, None, list[str]]:
+def find_completed_in_slices(delta: Delta) -> Generator[None, None, list[str]]:
     """The reassignments that a change has completed, as text, without cancelled ones.
 
     Pauses between many partitions.

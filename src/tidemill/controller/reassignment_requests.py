@@ -95,7 +95,7 @@ class ReassignmentRequests:
                 stopping=context.stopping(),
             )
             applied = {key: target for key, target in requested.items() if key not in decisions.errors}
-            delta = await context.change(decisions.plans, written=lambda: accepted(applied))
+            delta = await context.write_and_announce(decisions.plans, written=lambda: accepted(applied))
             if node is not None:
                 self._applied = dict(requested)
             await self.clean_up_node()
@@ -108,11 +108,11 @@ class ReassignmentRequests:
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> Iterator[tuple[TopicPartition, PartitionImage]]:
         """The reassignments in progress, of ``partitions`` or of all. Raises NOT_CONTROLLER."""
-        self._context.check_active()
+        self._context.election.check_active()
         return in_progress(self._context.image, partitions)
 
     async def finish(self) -> Delta | None:
-        """Completes reassignments. To be called within :meth:`ControllerContext.changing`, after other
+        """Completes reassignments. To be called within :meth:`ControllerContext.change_lock`, after other
         changes.
 
         If the store is unavailable, this is called again after the next read of the registrations.
@@ -136,7 +136,7 @@ class ReassignmentRequests:
         if not plans:
             return None
         self._is_cleanup_due = True
-        return await context.change(plans)
+        return await context.write_and_announce(plans)
 
     def _planned(self) -> list[Plan]:
         context = self._context
@@ -172,7 +172,7 @@ class ReassignmentRequests:
     async def clean_up_node(self) -> None:
         """Removes completed and cancelled reassignments from the administrator's node.
 
-        To be called within :meth:`ControllerContext.changing`, after changes that may have ended a
+        To be called within :meth:`ControllerContext.change_lock`, after changes that may have ended a
         reassignment. Reassignments that were not handled yet stay. If the store is unavailable, this is
         called again after the next read of the registrations: otherwise the next controller would start a
         cancelled reassignment again.
@@ -206,4 +206,4 @@ class ReassignmentRequests:
                 await context.write_operations([write_reassignments(left, node.version)])
                 self._applied = in_progress
             except (BadVersion, NoNode):
-                context.check_active()  # The node has other reassignments, which are handled next.
+                context.election.check_active()  # The node has other reassignments, which are handled next.

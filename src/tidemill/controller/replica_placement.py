@@ -16,7 +16,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 
 PARTITIONS_A_PAUSE: Final = 100
 """Partitions of one topic that are placed without a pause, at some ten microseconds each."""
@@ -52,13 +52,13 @@ def place_replicas(
     first_partition: int = 0,
     start: int | None = None,
 ) -> list[list[int]]:
-    """Same as :func:`placing_replicas`, without pauses."""
-    return in_one_go(
-        placing_replicas(racks, partition_count, replication_factor, random, first_partition, start)
+    """Same as :func:`place_replicas_in_slices`, without pauses."""
+    return run_without_pauses(
+        place_replicas_in_slices(racks, partition_count, replication_factor, random, first_partition, start)
     )
 
 
-def placing_replicas(
+def place_replicas_in_slices(
     racks: Mapping[int, str | None],
     partition_count: int,
     replication_factor: int,

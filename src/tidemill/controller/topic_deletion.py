@@ -83,7 +83,7 @@ def waiting_text(name: str, awaited: Collection[int], live: Collection[int]) -> 
     )
 
 
-def planning_without(
+def plan_without_broker_in_slices(
     topic: TopicImage, broker: int, instead: int
 ) -> Generator[None, None, tuple[TopicImage, SetData]]:
     """A topic in deletion without its replicas on ``broker``, and the write of its node.
@@ -98,5 +98,5 @@ def planning_without(
         replicas = [replica for replica in partition.replicas if replica != broker] or [instead]
         partitions.append(partition.replaced(replicas=replicas, adding=None, removing=None))
     renewed = topic.with_partitions(partitions, topic.node_version + 1)
-    data = yield from TopicNode.encoding(renewed.assignment())
+    data = yield from TopicNode.encode_in_slices(renewed.assignment())
     return renewed, SetData(TopicNode.path(topic.name), data, topic.node_version)

@@ -10,20 +10,19 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from random import Random
 from typing import NamedTuple
 
-from tidemill.controller.replica_placement import PARTITIONS_A_PAUSE, placing_replicas
+from tidemill.controller.replica_placement import PARTITIONS_A_PAUSE, place_replicas_in_slices
 from tidemill.controller.topic_deletion import waiting_text
 from tidemill.controller.topic_names import METADATA_TOPIC, UsedTopicNames, check_name
 from tidemill.coordination.cluster_image import TOPIC, ClusterImage, partition_state
 from tidemill.coordination.coordination_store import Check, Create, Delete, Operation, SetData
 from tidemill.coordination.nodes import (
-    CONTROLLER_EPOCH,
     ConfigNode,
     DeleteTopicNode,
     PartitionStateNode,
     TopicNode,
 )
 from tidemill.coordination.topic_image import OFFSETS_TOPIC, PartitionImage, TopicImage
-from tidemill.coordination.topic_index import computing_traits
+from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.configs import BrokerConfig, check_topic_settings
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
 
@@ -82,7 +81,7 @@ class PartitionBudget:
         self._left -= count
 
 
-def planning_creation(
+def plan_creation_in_slices(
     image: ClusterImage,
     requested: NewTopic,
     config: BrokerConfig,
@@ -122,8 +121,8 @@ def planning_creation(
         Create(TopicNode.path(topic.name), data),
         Create(PartitionStateNode.parents(topic.name)),
     ]
-    operations += yield from state_creations(topic, 0, image.controller_epoch)
-    yield from computing_traits(topic)
+    operations += yield from create_states_in_slices(topic, 0, image.controller_epoch)
+    yield from compute_traits_in_slices(topic)
     return Plan(topic, operations)
 
 
@@ -142,7 +141,7 @@ def _encoded(topic: TopicImage) -> Generator[None, None, bytes]:
     assignment = topic.assignment()
     if len(topic.partitions) > PARTITIONS_A_PAUSE:
         yield
-    return (yield from TopicNode.encoding(assignment))
+    return (yield from TopicNode.encode_in_slices(assignment))
 
 
 def is_creation(plan: Plan) -> bool:
@@ -173,7 +172,7 @@ def check_settings(settings: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in settings.items() if text is not None}
 
 
-def state_creations(
+def create_states_in_slices(
     topic: TopicImage, first: int, controller_epoch: int
 ) -> Generator[None, None, list[Operation]]:
     """Creates the state nodes of the partitions from number ``first`` on."""
@@ -221,7 +220,7 @@ def _replicas_of(
         )
     budget.reserve(count)
     racks = {broker.broker_id: broker.rack for broker in image.brokers.values()}
-    return (yield from placing_replicas(racks, count, factor, random))
+    return (yield from place_replicas_in_slices(racks, count, factor, random))
 
 
 def _assigned_by_hand(
@@ -272,7 +271,9 @@ def format_ids(numbers: Sequence[int] | Mapping[int, object]) -> str:
     return ", ".join(map(str, listed[:10])) + (", ..." if len(listed) > 10 else "")
 
 
-def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget) -> Planning:
+def plan_growth_in_slices(
+    image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget
+) -> Planning:
     """Plans additional partitions of a topic. Pauses between many partitions.
 
     Their placement continues that of the existing partitions.
@@ -315,8 +316,8 @@ def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget:
     grown = topic.with_partitions((*topic.partitions, *added), topic.node_version + 1)
     data = yield from _encoded(grown)
     operations: list[Operation] = [SetData(TopicNode.path(topic.name), data, topic.node_version)]
-    operations += yield from state_creations(grown, existing, image.controller_epoch)
-    yield from computing_traits(grown)
+    operations += yield from create_states_in_slices(grown, existing, image.controller_epoch)
+    yield from compute_traits_in_slices(grown)
     return Plan(grown, operations)
 
 
@@ -327,7 +328,7 @@ def _placed_after(
     start: int | None = None
     if topic.partitions and topic.partitions[0].replicas[0] in racks:
         start = sorted(racks).index(topic.partitions[0].replicas[0])
-    return (yield from placing_replicas(racks, count, factor, random, len(topic.partitions), start))
+    return (yield from place_replicas_in_slices(racks, count, factor, random, len(topic.partitions), start))
 
 
 def unknown_topic(name: str) -> KafkaError:
@@ -378,8 +379,3 @@ def removal(topic: TopicImage) -> Iterator[Operation]:
     if topic.has_config_node:
         yield Delete(ConfigNode.path("topics", topic.name))
     yield Delete(DeleteTopicNode.path(topic.name))
-
-
-def fence(controller_epoch_version: int) -> Check:
-    """Fails a transaction if another broker became the controller."""
-    return Check(CONTROLLER_EPOCH, controller_epoch_version)

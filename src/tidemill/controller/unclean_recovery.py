@@ -19,7 +19,7 @@ from tidemill.controller.leader_election import (
     LogEnd,
     LogEnds,
     available_replicas,
-    plan_takeover,
+    plan_topic_elections,
     recovery_candidates,
 )
 from tidemill.coordination.cluster_image import ClusterImage
@@ -92,18 +92,18 @@ class UncleanRecovery:
         self._context = context
         self.request_log_ends: RequestLogEnds = no_log_ends
         self._task: asyncio.Task[None] | None = None
-        context.on_leaderless = self._begin
-        context.controller_change_listeners.append(self._controller_changed)
+        context.election.controller_change_listeners.append(self._controller_changed)
 
     def _controller_changed(self, is_ours: bool) -> None:
         if self._task is not None:
             self._task.cancel()
             self._task = None
         if is_ours:
-            self._begin()
+            self.begin()
 
-    def _begin(self) -> None:
-        if self._task is None and self._context.is_active:
+    def begin(self) -> None:
+        """Starts the recovery of partitions without a leader, unless it runs."""
+        if self._task is None and self._context.election.is_active:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _recoverable_partitions(self) -> dict[TopicPartition, list[int]]:
@@ -148,7 +148,7 @@ class UncleanRecovery:
         """Runs one attempt. Returns whether a partition got a leader. Raises StoreError, NOT_CONTROLLER."""
         context = self._context
         received = await self._request_log_ends(requested)
-        async with context.changing():
+        async with context.change_lock():
             # Brokers may have stopped or restarted meanwhile, and reported losses.
             await context.refresh_brokers()
             # The log ends of the skipped partitions are requested again, from all candidates.
@@ -156,14 +156,14 @@ class UncleanRecovery:
             ends = {key: ends for key, ends in received.ends.items() if key not in incomplete}
             names = dict.fromkeys(key.topic for key in requested)
             topics = [context.image.topics[name] for name in names if name in context.image.topics]
-            plans = plan_takeover(
+            plans = plan_topic_elections(
                 context.image,
                 policy_of=context.policies.of,
                 stopping=context.stopping(),
                 topics=topics,
                 ends=ends,
             )
-            return await context.change(plans, ends=ends) is not None
+            return await context.write_and_announce(plans, ends=ends) is not None
 
     def incomplete(
         self, received: ReceivedLogEnds, requested: Iterable[TopicPartition], *, is_unclean: bool = False

@@ -40,7 +40,7 @@ def write_json(value: Mapping[str, Any]) -> bytes:
     return _encode(value).encode()
 
 
-def writing_json(value: Mapping[str, Any]) -> Generator[None, None, bytes]:
+def write_json_in_slices(value: Mapping[str, Any]) -> Generator[None, None, bytes]:
     """As :func:`write_json`, with a pause after every few members of the objects in ``value``."""
     members = []
     for name, member in value.items():

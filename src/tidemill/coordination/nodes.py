@@ -41,10 +41,10 @@ from tidemill.coordination.encoding import (
     read_any_json,
     read_json,
     write_json,
-    writing_json,
+    write_json_in_slices,
 )
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, lost_fields
-from tidemill.model.event_loop_slices import in_one_go
+from tidemill.model.event_loop_slices import run_without_pauses
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"
@@ -254,16 +254,16 @@ class TopicNode:
     @staticmethod
     def encode(assignment: TopicAssignment) -> bytes:
         """Encodes version 3."""
-        return in_one_go(TopicNode.encoding(assignment))
+        return run_without_pauses(TopicNode.encode_in_slices(assignment))
 
     @staticmethod
-    def encoding(assignment: TopicAssignment) -> Generator[None, None, bytes]:
+    def encode_in_slices(assignment: TopicAssignment) -> Generator[None, None, bytes]:
         """As :meth:`encode`, with a pause after every few partitions."""
         value: dict[str, Any] = {"removing_replicas": assignment.removing, "partitions": assignment.replicas}
         value |= {"adding_replicas": assignment.adding, "version": 3}
         if assignment.topic_id is not None:
             value["topic_id"] = encode_id(assignment.topic_id)
-        return (yield from writing_json(value))
+        return (yield from write_json_in_slices(value))
 
     @staticmethod
     def decode(topic: str, data: bytes) -> TopicAssignment:

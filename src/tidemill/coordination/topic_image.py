@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.coordination.nodes import TopicAssignment
+from tidemill.model.min_insync import min_insync
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """Stores the committed offsets of groups."""
@@ -107,12 +108,8 @@ class PartitionImage:
         return [broker for broker in self.replicas if broker not in self.adding]
 
     def min_insync(self, min_insync_replicas: int) -> int:
-        """The in-sync replicas that a commit needs: ``min.insync.replicas``, or all if there are fewer.
-
-        Replicas that a reassignment adds do not count: a topic of one replica that gets two more stays
-        writable while they catch up.
-        """
-        return min(min_insync_replicas, len(self.replicas) - len(self.adding))
+        """The number of in-sync replicas that a commit needs."""
+        return min_insync(min_insync_replicas, len(self.replicas), len(self.adding))
 
     def replaced(self, **changes: Any) -> PartitionImage:
         """Returns a copy with other values of these attributes."""
@@ -156,7 +153,7 @@ class TopicImage:
         """The version of the topic's node in the store."""
         self.has_config_node = has_config_node
         self.traits: Traits | None = None
-        """Cached traits, if any; see :func:`~tidemill.coordination.topic_index.computing_traits`."""
+        """Cached traits, if any; see :func:`~tidemill.coordination.topic_index.compute_traits_in_slices`."""
 
     def __repr__(self) -> str:
         return f"TopicImage({self.name!r}, {len(self.partitions)} partitions)"

@@ -18,7 +18,7 @@ PARTITIONS_A_PAUSE: Final = 1000
 """Partitions of a topic that are processed before a pause: less than a microsecond each."""
 
 
-def computing_traits(topic: TopicImage) -> Generator[None, None, None]:
+def compute_traits_in_slices(topic: TopicImage) -> Generator[None, None, None]:
     """Computes the traits of a topic with many partitions before the topic is indexed; pauses in between.
 
     Processing 10,000 partitions at once would block the event loop for some milliseconds.

@@ -1,13 +1,14 @@
-"""The inputs and outputs of the coordinator core, as plain values.
+"""The events and effects of the groups' state machine, as plain values.
 
-The core never waits. A request without an immediate response leaves its *waiter* in the core, an object that
-the core treats as opaque: exactly one :class:`Reply` refers to it later. Effects are performed in the order
-in which the core emits them.
+The state machine (:class:`~tidemill.groups.group_metadata_manager.GroupMetadataManager`) never waits. A
+request without an immediate response leaves its *waiter*, an object that the state machine never reads:
+exactly one :class:`Reply` refers to it later. Effects are performed in the order in which they are emitted.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, NewType, TypeAlias
+from enum import Enum
+from typing import NamedTuple, NewType, TypeAlias
 
 from tidemill.groups.offset_records import OffsetsRecord
 from tidemill.groups.value_classes import Value
@@ -20,15 +21,15 @@ NO_GENERATION = -1
 NO_MEMBER = ""
 
 
-class Now(NamedTuple):
+class Now(Value):
     """The time of an event. Deadlines use steady time, records use wall time."""
 
     steady_ms: int
     wall_ms: int
 
 
-class Protocol(NamedTuple):
-    """An assignment strategy that a member supports, with the subscription it sends for it."""
+class MemberProtocol(Value):
+    """A protocol that a member supports, with its metadata: an assignor and the subscription."""
 
     name: str
     metadata: bytes
@@ -42,7 +43,7 @@ class JoinRequest(Value):
     new_member_id: str
     """The id for a member that has none."""
     protocol_type: str
-    protocols: tuple[Protocol, ...]
+    protocols: tuple[MemberProtocol, ...]
     session_timeout_ms: int
     rebalance_timeout_ms: int
     instance_id: str | None = None
@@ -161,20 +162,23 @@ Response: TypeAlias = (
 )
 
 
-class TimerKey(NamedTuple):
-    """Identifies a timer: its kind and group, and for ``MEMBER_TIMER`` the member."""
+class TimerKind(Enum):
+    """The timers of a group."""
 
-    kind: str
+    JOIN = "join"
+    """Ends the wait for members to rejoin."""
+    SYNC = "sync"
+    """Ends the wait for the members' SyncGroup requests."""
+    MEMBER = "member"
+    """Removes a member that sent no heartbeat."""
+
+
+class TimerKey(NamedTuple):
+    """Identifies a timer of a group: its kind, and for ``MEMBER`` the member."""
+
+    kind: TimerKind
     group_id: str
     member_id: str = ""
-
-
-JOIN_TIMER: Final = "join"
-"""Ends the wait for members to rejoin."""
-SYNC_TIMER: Final = "sync"
-"""Ends the wait for the members' SyncGroup requests."""
-MEMBER_TIMER: Final = "member"
-"""Removes a member that sent no heartbeat."""
 
 
 class AssignmentStored(Value):
@@ -194,7 +198,7 @@ class StaticMemberStored(Value):
     old_member_id: str
     new_member_id: str
     old_leader: str
-    old_protocols: tuple[Protocol, ...]
+    old_protocols: tuple[MemberProtocol, ...]
     old_session_timeout_ms: int
     old_rebalance_timeout_ms: int
     supports_skipping_assignment: bool
@@ -260,7 +264,7 @@ class Append(Value):
     """Records for the log, in one batch where they fit.
 
     Once they are committed, they are replayed if ``replay`` is set (a group's members are in memory already).
-    Then the core gets ``then``; when the write failed, it gets ``then`` with the error.
+    Then the state machine gets ``then``; when the write failed, it gets ``then`` with the error.
     """
 
     records: tuple[OffsetsRecord, ...]

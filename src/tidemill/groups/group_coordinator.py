@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Hashable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     CommitResult,
-    DeleteGroupsResult,
     DeleteOffsetsResult,
     DescribedGroup,
     JoinRequest,
@@ -27,24 +26,32 @@ from tidemill.groups.coordinator_effects import (
     StateChanged,
     SyncRequest,
     SyncResult,
-    Waiter,
 )
-from tidemill.groups.coordinator_partition import partition_for
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, failed_commit
-from tidemill.groups.group_metadata import GroupState
-from tidemill.groups.interfaces import (
+from tidemill.groups.coordinator_interfaces import (
     OFFSETS_TOPIC,
     CoordinatorEndpoint,
     OffsetsLog,
     OffsetsTopic,
 )
+from tidemill.groups.coordinator_partition import partition_for
+from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, failed_commit
+from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
-from tidemill.groups.rebalance import GroupConfig
-from tidemill.groups.timers import Timers
+from tidemill.groups.timers import (
+    CoordinatorTimer,
+    CoordinatorTimerKey,
+    ShardTimer,
+    ShardTimerKey,
+    Timers,
+)
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.net.deadlines import Scheduler
+
+if TYPE_CHECKING:
+    from tidemill.model.configs import BrokerConfig
 
 log = logging.getLogger("tidemill.groups")
 
@@ -57,8 +64,6 @@ RESPONSE_DELAY_MS: Final = 3_000
 broker closes its connections before that, unless the handover of other partitions takes long."""
 MEMBER_NAME_CHARACTERS_MAX: Final = 255
 """Characters of the client id that a member id may contain: protocol strings are limited in length."""
-SERVICE: Final = 0
-"""The shard number in the keys of timers that belong to no shard."""
 
 
 class GroupCoordinator:
@@ -85,20 +90,20 @@ class GroupCoordinator:
         self._clock = clock
         self._append_timeout_ms = append_timeout_ms
         self._expire_interval_ms = expire_interval_ms
-        self._timers = Timers(scheduler or asyncio.get_running_loop(), self._timer_fired)
+        self._timers = Timers[CoordinatorTimerKey](scheduler or asyncio.get_running_loop(), self._timer_fired)
         self._shards: dict[int, GroupCoordinatorShard] = {}
         self._by_number: dict[int, GroupCoordinatorShard] = {}
-        self._numbers = SERVICE
+        self._numbers = 0
         self._tasks = TaskSet()
         self._loads: set[asyncio.Task[Any]] = set()
-        self._ensuring: asyncio.Task[None] | None = None
+        self._topic_creation: asyncio.Task[None] | None = None
         self._reports_moves = asyncio.Event()
-        """Cleared while the broker stops: OffsetFetch requests for groups that moved wait for it."""
+        """Cleared while the broker stops. OffsetFetch requests for groups that moved wait until it is set."""
         self._reports_moves.set()
 
     @classmethod
     def from_broker(
-        cls, config: Any, offsets_log: OffsetsLog, topic: OffsetsTopic, clock: Clock
+        cls, config: BrokerConfig, offsets_log: OffsetsLog, topic: OffsetsTopic, clock: Clock
     ) -> GroupCoordinator:
         """Creates the coordinator with the keys of a broker configuration."""
         return cls(
@@ -114,7 +119,7 @@ class GroupCoordinator:
 
     def start(self) -> None:
         """Starts the periodic check for expired offsets."""
-        self._timers.set((SERVICE, "expire"), self._timers.now_ms() + self._expire_interval_ms)
+        self._timers.set(CoordinatorTimer.EXPIRE_OFFSETS, self._timers.now_ms() + self._expire_interval_ms)
 
     def begin_stop(self) -> None:
         """Called when the broker begins to hand over its partitions, before it closes its connections.
@@ -124,7 +129,7 @@ class GroupCoordinator:
         its consumer stalls until the next rebalance.
         """
         self._reports_moves.clear()
-        self._timers.set((SERVICE, "report moves"), self._timers.now_ms() + RESPONSE_DELAY_MS)
+        self._timers.set(CoordinatorTimer.REPORT_MOVES, self._timers.now_ms() + RESPONSE_DELAY_MS)
 
     async def stop(self) -> None:
         """Fails all waiting requests with NOT_COORDINATOR, and stops the timers and tasks."""
@@ -178,20 +183,15 @@ class GroupCoordinator:
             shard.topics_deleted(topics)
 
     async def _load(self, shard: GroupCoordinatorShard) -> None:
-        # These modules are imported late: a broker without groups decodes no records.
-        from tidemill.groups.group_metadata_manager import GroupMetadataManager
-        from tidemill.groups.offsets_loader import OffsetsLoader
-
         started_ms = self._timers.now_ms()
-        shard.core = GroupMetadataManager(self.config)
-        loader = OffsetsLoader(shard.core, shard.partition, self.config.unpacked_bytes_max)
+        loader = shard.new_loader()
         try:
             async for data in self._log.read(shard.partition):
-                left = LOAD_SLICE_RECORDS
+                remaining = LOAD_SLICE_RECORDS
                 for _ in loader.replay(data, shard.now()):
-                    left -= 1
-                    if left == 0:
-                        left = LOAD_SLICE_RECORDS
+                    remaining -= 1
+                    if remaining == 0:
+                        remaining = LOAD_SLICE_RECORDS
                         await asyncio.sleep(0)
                         if shard.is_closed:
                             return
@@ -199,72 +199,72 @@ class GroupCoordinator:
             raise
         except Exception as problem:
             if not shard.is_closed:
-                # Storage errors and a removed partition are KafkaErrors, and no bugs: they need no traceback.
-                is_ours = not isinstance(problem, KafkaError)
+                # Storage errors and a removed partition are KafkaErrors. Other exceptions are bugs.
+                is_bug = not isinstance(problem, KafkaError)
                 log.error(
                     "%s-%d could not be loaded; retrying in %d ms: %s",
                     OFFSETS_TOPIC,
                     shard.partition,
                     LOAD_RETRY_MS,
                     problem,
-                    exc_info=problem if is_ours else None,
+                    exc_info=problem if is_bug else None,
                 )
-                self._timers.set((shard.number, "load"), self._timers.now_ms() + LOAD_RETRY_MS)
+                key = ShardTimerKey(shard.number, ShardTimer.LOAD)
+                self._timers.set(key, self._timers.now_ms() + LOAD_RETRY_MS)
             return
         if shard.is_closed:
             return
-        shard.core.take_effects()
         shard.activate()
         log.log(
             logging.INFO if loader.records else logging.DEBUG,
             "%s-%d: loaded %d groups from %d records in %d ms",
             OFFSETS_TOPIC,
             shard.partition,
-            len(shard.core.groups),
+            len(shard.groups),
             loader.records,
             self._timers.now_ms() - started_ms,
         )
 
     # Timers.
 
-    def _timer_fired(self, key: Hashable) -> None:
-        number, what = cast("tuple[int, Hashable]", key)
-        if number == SERVICE and what == "report moves":
+    def _timer_fired(self, key: CoordinatorTimerKey) -> None:
+        if key is CoordinatorTimer.REPORT_MOVES:
             self._reports_moves.set()
-            return
-        if number == SERVICE:
+        elif key is CoordinatorTimer.EXPIRE_OFFSETS:
             self.start()
-            self._tasks.start(self._expire_in_time())
-            return
-        shard = self._by_number.get(number)
+            self._tasks.start(self._expire_offsets())
+        else:
+            self._shard_timer_fired(key)
+
+    def _shard_timer_fired(self, key: ShardTimerKey) -> None:
+        shard = self._by_number.get(key.shard)
         if shard is None:
             return
-        if what == "load":
+        if key.timer is ShardTimer.LOAD:
             self._tasks.start(self._load(shard))
             return
         try:
-            shard.timer_fired(what)
+            shard.timer_fired(key.timer)
         except Exception:
-            log.exception("the timer %r of %s-%d failed", what, OFFSETS_TOPIC, shard.partition)
+            log.exception("the timer %r of %s-%d failed", key.timer, OFFSETS_TOPIC, shard.partition)
 
-    async def _expire_in_time(self) -> None:
+    async def _expire_offsets(self) -> None:
         try:
             await self.expire()
         except Exception:
             log.exception("expired offsets were not removed; retrying in %d ms", self._expire_interval_ms)
 
     async def expire(self) -> None:
-        """Removes expired offsets and groups without offsets, a few groups per loop iteration."""
+        """Removes expired offsets and groups without offsets, a few groups in each turn of the event loop."""
         for shard in list(self._shards.values()):
             if shard.state is not ShardState.ACTIVE:
                 continue
-            group_ids = list(shard.core.groups)
+            group_ids = list(shard.groups)
             removed = 0
             for start in range(0, len(group_ids), EXPIRE_SLICE_GROUPS):
                 if shard.is_closed:
                     break
-                removed += shard.core.expire(group_ids[start : start + EXPIRE_SLICE_GROUPS], shard.now())
-                shard.perform()
+                removed += shard.expire(group_ids[start : start + EXPIRE_SLICE_GROUPS])
                 await asyncio.sleep(0)
             if removed:
                 log.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)
@@ -316,11 +316,11 @@ class GroupCoordinator:
         return endpoint
 
     async def _ensure_topic(self) -> None:
-        """Creates the topic once for all concurrent callers."""
-        if self._ensuring is None or self._ensuring.done():
-            self._ensuring = self._tasks.start(self.topic.ensure())
+        """Creates the topic; concurrent callers share the attempt."""
+        if self._topic_creation is None or self._topic_creation.done():
+            self._topic_creation = self._tasks.start(self.topic.ensure())
         try:
-            await asyncio.shield(self._ensuring)
+            await asyncio.shield(self._topic_creation)
         except KafkaError as problem:
             raise KafkaError(
                 f"{OFFSETS_TOPIC} could not be created: {problem}", ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -330,17 +330,14 @@ class GroupCoordinator:
         """Adds a member; returns when the generation is complete. Generates the id of a new member."""
         error = self._check_join(request)
         if error is not ErrorCode.NONE:
-            return JoinResult(error, request.member_id)
+            return JoinResult(error=error, member_id=request.member_id)
         shard, error = self._find(request.group_id)
         if shard is None:
-            return JoinResult(error, request.member_id)
+            return JoinResult(error=error, member_id=request.member_id)
         if not request.new_member_id:
             name = request.instance_id if request.instance_id is not None else request.client_id
             request = request.replace(new_member_id=f"{name[:MEMBER_NAME_CHARACTERS_MAX]}-{uuid.uuid4()}")
-        waiter = asyncio.get_running_loop().create_future()
-        shard.core.join(request, Waiter(waiter), shard.now())
-        shard.perform()
-        return cast(JoinResult, await waiter)
+        return await shard.join(request)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not request.group_id:
@@ -353,14 +350,11 @@ class GroupCoordinator:
     async def sync(self, request: SyncRequest) -> SyncResult:
         """Returns a member's assignment, once the leader's assignment is written."""
         if not request.group_id:
-            return SyncResult(ErrorCode.INVALID_GROUP_ID)
+            return SyncResult(error=ErrorCode.INVALID_GROUP_ID)
         shard, error = self._find(request.group_id)
         if shard is None:
-            return SyncResult(error)
-        waiter = asyncio.get_running_loop().create_future()
-        shard.core.sync(request, Waiter(waiter), shard.now())
-        shard.perform()
-        return cast(SyncResult, await waiter)
+            return SyncResult(error=error)
+        return await shard.sync(request)
 
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
         """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
@@ -370,32 +364,23 @@ class GroupCoordinator:
         if shard is None:
             # Members of a group that is being loaded count as alive.
             return ErrorCode.NONE if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
-        result = shard.core.heartbeat(group_id, member_id, generation, instance_id, shard.now())
-        if shard.core.has_effects:
-            shard.perform()
-        return result
+        return shard.heartbeat(group_id, member_id, generation, instance_id)
 
     async def leave(self, group_id: str, members: tuple[LeavingMember, ...]) -> LeaveResult:
         """Removes members from the group."""
         if not group_id:
-            return LeaveResult(ErrorCode.INVALID_GROUP_ID)
+            return LeaveResult(error=ErrorCode.INVALID_GROUP_ID)
         shard, error = self._find(group_id)
         if shard is None:
-            return LeaveResult(error)
-        waiter = asyncio.get_running_loop().create_future()
-        shard.core.leave(group_id, members, Waiter(waiter), shard.now())
-        shard.perform()
-        return cast(LeaveResult, await waiter)
+            return LeaveResult(error=error)
+        return await shard.leave(group_id, members)
 
     async def commit(self, request: CommitRequest) -> CommitResult:
         """Commits offsets; returns when all in-sync replicas have them."""
         shard, error = self._find(request.group_id)
         if shard is None:
             return failed_commit(len(request.offsets), error)
-        waiter = asyncio.get_running_loop().create_future()
-        shard.core.commit(request, Waiter(waiter), shard.now())
-        shard.perform()
-        result = cast(CommitResult, await waiter)
+        result = await shard.commit(request)
         self.commits += result.errors.count(ErrorCode.NONE)
         return result
 
@@ -416,32 +401,27 @@ class GroupCoordinator:
             if error is ErrorCode.NOT_COORDINATOR:
                 await self._reports_moves.wait()
             return error, {}
-        return ErrorCode.NONE, shard.core.offsets(group_id)
+        return ErrorCode.NONE, shard.offsets(group_id)
 
     async def delete_offsets(
         self, group_id: str, partitions: tuple[tuple[str, int], ...]
     ) -> DeleteOffsetsResult:
         """Removes committed offsets of partitions that no member consumes."""
         if not group_id:
-            return DeleteOffsetsResult(ErrorCode.INVALID_GROUP_ID)
+            return DeleteOffsetsResult(error=ErrorCode.INVALID_GROUP_ID)
         shard, error = self._find(group_id)
         if shard is None:
-            return DeleteOffsetsResult(error)
-        waiter = asyncio.get_running_loop().create_future()
-        shard.core.delete_offsets(group_id, partitions, Waiter(waiter), shard.now())
-        shard.perform()
-        return cast(DeleteOffsetsResult, await waiter)
+            return DeleteOffsetsResult(error=error)
+        return await shard.delete_offsets(group_id, partitions)
 
     def describe(self, group_id: str) -> DescribedGroup | ErrorCode:
         """Returns a group's description, or the error that prevents it."""
         shard, error = self._find(group_id)
-        return error if shard is None else shard.core.describe(group_id)
+        return error if shard is None else shard.describe(group_id)
 
     def group_count(self) -> int:
         """The number of groups that this broker coordinates, for the metrics."""
-        return sum(
-            len(shard.core.groups) for shard in self._shards.values() if shard.state is ShardState.ACTIVE
-        )
+        return sum(len(shard.groups) for shard in self._shards.values() if shard.state is ShardState.ACTIVE)
 
     def committed(self) -> list[tuple[str, str, int, int]]:
         """Group, topic, partition and offset of all offsets committed on this broker, for the metrics."""
@@ -449,7 +429,7 @@ class GroupCoordinator:
             (group_id, topic, partition, committed.offset)
             for shard in self._shards.values()
             if shard.state is ShardState.ACTIVE
-            for group_id, group in shard.core.groups.items()
+            for group_id, group in shard.groups.items()
             for topic, of_topic in group.offsets.items()
             for partition, committed in of_topic.items()
         ]
@@ -460,7 +440,7 @@ class GroupCoordinator:
         error = ErrorCode.NONE
         for shard in self._shards.values():
             if shard.state is ShardState.ACTIVE:
-                groups.extend(shard.core.list_groups())
+                groups.extend(shard.list_groups())
             else:
                 error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return error, groups
@@ -468,19 +448,12 @@ class GroupCoordinator:
     async def delete_groups(self, group_ids: tuple[str, ...]) -> list[ErrorCode]:
         """Removes groups without members, and their offsets; returns an error code per group, in order."""
         results: dict[str, ErrorCode] = {}
-        by_shard: dict[int, list[str]] = {}
+        by_shard: dict[GroupCoordinatorShard, list[str]] = {}
         for group_id in dict.fromkeys(group_ids):
             shard, results[group_id] = self._find(group_id)
             if shard is not None:
-                by_shard.setdefault(shard.number, []).append(group_id)
-        waiting = []
-        for number, ids in by_shard.items():
-            shard = self._by_number[number]
-            waiter = asyncio.get_running_loop().create_future()
-            shard.core.delete_groups(tuple(ids), Waiter(waiter), shard.now())
-            shard.perform()
-            waiting.append((ids, waiter))
-        for ids, waiter in waiting:
-            result = cast(DeleteGroupsResult, await waiter)
-            results.update(zip(ids, result.errors, strict=True))
+                by_shard.setdefault(shard, []).append(group_id)
+        pending = [(ids, shard.delete_groups(tuple(ids))) for shard, ids in by_shard.items()]
+        for ids, response in pending:
+            results.update(zip(ids, (await response).errors, strict=True))
         return [results[group_id] for group_id in group_ids]

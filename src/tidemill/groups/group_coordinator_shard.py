@@ -1,8 +1,8 @@
-"""One partition of ``__consumer_offsets`` that this broker leads: its coordinator and its appends.
+"""One partition of ``__consumer_offsets`` that this broker leads: its groups and its appends.
 
-Effects are performed in the order in which the core emits them. Records of one loop iteration share as few
-batches as possible. Batches are appended in order, and their completions are handled in order, so that the
-replayed records match the log.
+The shard passes each event to the state machine of its groups, and performs the effects in the order in which
+they are emitted. Records of one turn of the event loop share as few batches as possible. Batches are appended
+in order, and their completions are handled in order, so that the replayed records match the log.
 """
 
 from __future__ import annotations
@@ -10,31 +10,48 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.groups.coordinator_effects import (
     Append,
     CancelTimer,
+    CommitRequest,
     CommitResult,
+    DeleteGroupsResult,
+    DeleteOffsetsResult,
+    DescribedGroup,
     Effect,
+    JoinRequest,
+    JoinResult,
+    LeaveResult,
+    LeavingMember,
+    ListedGroup,
     Now,
     OffsetsStored,
     Reply,
     Response,
     SetTimer,
     StateChanged,
+    SyncRequest,
+    SyncResult,
+    TimerKey,
     Waiter,
 )
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC, OffsetsLog
+from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.interfaces import OFFSETS_TOPIC, OffsetsLog
-from tidemill.groups.offset_records import OffsetsRecord
-from tidemill.groups.rebalance import GroupConfig
-from tidemill.groups.timers import Timers
+from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
+from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.builder import BatchBuilder
 from tidemill.wire.schema import EncodeError
+
+if TYPE_CHECKING:
+    from tidemill.groups.offsets_loader import OffsetsLoader
 
 log = logging.getLogger("tidemill.groups")
 
@@ -57,6 +74,9 @@ APPEND_ERRORS: Final = {
 TOO_LARGE: Final = frozenset(
     {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}
 )
+
+
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 class ShardState(Enum):
@@ -87,7 +107,10 @@ class Write:
 
 
 class GroupCoordinatorShard:
-    """A coordinator with its log and timers."""
+    """The groups of one partition, with their log and timers.
+
+    A request returns a future, which completes with its response.
+    """
 
     def __init__(
         self,
@@ -96,7 +119,7 @@ class GroupCoordinatorShard:
         epoch: int,
         config: GroupConfig,
         offsets_log: OffsetsLog,
-        timers: Timers,
+        timers: Timers[CoordinatorTimerKey],
         wall_ms: Callable[[], int],
         append_timeout_ms: int,
         number: int,
@@ -105,19 +128,24 @@ class GroupCoordinatorShard:
         self.partition = partition
         self.epoch = epoch
         self.state = ShardState.LOADING
-        self.core = GroupMetadataManager(config)
         self.number = number
         """Distinguishes the shard's timers from those of an earlier shard for the same partition."""
+        self._config = config
+        self._state_machine = GroupMetadataManager(config)
         self._log = offsets_log
         self._timers = timers
         self._wall_ms = wall_ms
         self._append_timeout_ms = append_timeout_ms
+        self._append_timer = ShardTimerKey(number, ShardTimer.APPEND)
         self._on_state_changed = on_state_changed
         self._outgoing: list[Append] = []
         self._writes: deque[Write] = deque()
         self._failed: tuple[Append, ErrorCode] | None = None
+        """The latest append of several batches of which an earlier batch failed, with the error."""
         self._accepted = 0
+        """The number of appends since the start."""
         self._ended = 0
+        """The number of appends that were committed or failed."""
         self._flush_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._topics_deleted: deque[Mapping[str, bytes]] = deque()
         """Deletions that arrive while the log is loaded."""
@@ -129,21 +157,86 @@ class GroupCoordinatorShard:
 
     def now(self) -> Now:
         """The time of the current event."""
-        return Now(self._timers.now_ms(), self._wall_ms())
+        return Now(steady_ms=self._timers.now_ms(), wall_ms=self._wall_ms())
 
-    def perform(self) -> None:
-        """Performs the effects of the core."""
-        while self.core.has_effects:
-            for effect in self.core.take_effects():
+    @property
+    def groups(self) -> Mapping[str, GroupMetadata]:
+        """The groups by id, to be read at once."""
+        return self._state_machine.groups
+
+    # Requests.
+
+    def join(self, request: JoinRequest) -> asyncio.Future[JoinResult]:
+        """Adds a member; the response is sent when the generation is complete."""
+        return self._submit(partial(self._state_machine.join, request))
+
+    def sync(self, request: SyncRequest) -> asyncio.Future[SyncResult]:
+        """Requests a member's assignment."""
+        return self._submit(partial(self._state_machine.sync, request))
+
+    def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
+        """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
+        result = self._state_machine.heartbeat(group_id, member_id, generation, instance_id, self.now())
+        self._perform_effects()
+        return result
+
+    def leave(self, group_id: str, members: tuple[LeavingMember, ...]) -> asyncio.Future[LeaveResult]:
+        """Removes members."""
+        return self._submit(partial(self._state_machine.leave, group_id, members))
+
+    def commit(self, request: CommitRequest) -> asyncio.Future[CommitResult]:
+        """Commits offsets; the response is sent once they are in the log."""
+        return self._submit(partial(self._state_machine.commit, request))
+
+    def delete_offsets(
+        self, group_id: str, partitions: tuple[tuple[str, int], ...]
+    ) -> asyncio.Future[DeleteOffsetsResult]:
+        """Removes committed offsets."""
+        return self._submit(partial(self._state_machine.delete_offsets, group_id, partitions))
+
+    def delete_groups(self, group_ids: tuple[str, ...]) -> asyncio.Future[DeleteGroupsResult]:
+        """Removes groups without members."""
+        return self._submit(partial(self._state_machine.delete_groups, group_ids))
+
+    def offsets(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
+        """Returns the group's committed offsets by topic and partition; the caller must not change them."""
+        return self._state_machine.offsets(group_id)
+
+    def describe(self, group_id: str) -> DescribedGroup:
+        """Describes the group for administrators."""
+        return self._state_machine.describe(group_id)
+
+    def list_groups(self) -> list[ListedGroup]:
+        """Returns all groups that are not being deleted."""
+        return self._state_machine.list_groups()
+
+    def expire(self, group_ids: Iterable[str]) -> int:
+        """Removes expired offsets, and empty groups without offsets; returns the number of tombstones."""
+        removed = self._state_machine.expire(group_ids, self.now())
+        self._perform_effects()
+        return removed
+
+    def _submit(self, handle: Callable[[Waiter, Now], None]) -> asyncio.Future[ResponseT]:
+        """Calls ``handle`` with a waiter, and performs its effects; returns the waiter."""
+        waiter: asyncio.Future[ResponseT] = asyncio.get_running_loop().create_future()
+        handle(Waiter(waiter), self.now())
+        self._perform_effects()
+        return waiter
+
+    # Effects.
+
+    def _perform_effects(self) -> None:
+        while self._state_machine.has_effects:
+            for effect in self._state_machine.take_effects():
                 self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Reply):
             _complete(effect.waiter, effect.response)
         elif isinstance(effect, SetTimer):
-            self._timers.set((self.number, effect.key), effect.deadline_ms)
+            self._timers.set(ShardTimerKey(self.number, effect.key), effect.deadline_ms)
         elif isinstance(effect, CancelTimer):
-            self._timers.cancel((self.number, effect.key))
+            self._timers.cancel(ShardTimerKey(self.number, effect.key))
         elif isinstance(effect, Append):
             if not self._outgoing:
                 asyncio.get_running_loop().call_soon(self._flush)
@@ -155,13 +248,13 @@ class GroupCoordinatorShard:
     # Appends.
 
     def _flush(self) -> None:
-        """Appends the records of this loop iteration to the log."""
+        """Appends the records of this turn of the event loop to the log."""
         outgoing, self._outgoing = self._outgoing, []
         if self.state is ShardState.CLOSED:
             self._ended += len(outgoing)
             for effect in outgoing:
-                self._end(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            self._release()
+                self._end_append(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self._wake_flush_waiters()
             return
         now = self.now()
         deadline_ms = now.steady_ms + self._append_timeout_ms
@@ -172,7 +265,7 @@ class GroupCoordinatorShard:
             try:
                 encoded = [(record.key_bytes(), record.value_bytes()) for record in effect.records]
             except EncodeError as problem:
-                # A failure of this commit must neither fail nor block the other commits of the iteration.
+                # A failure of this commit must neither fail nor block the other commits of the turn.
                 if builder.count:
                     self._write(builder, records, ending, None, deadline_ms)
                     builder, records, ending = BatchBuilder(), [], []
@@ -207,7 +300,7 @@ class GroupCoordinatorShard:
         task = asyncio.get_running_loop().create_task(append)
         write.task = task
         task.add_done_callback(self._drain)
-        self._timers.set((self.number, "append"), self._writes[0].deadline_ms)
+        self._timers.set(self._append_timer, self._writes[0].deadline_ms)
 
     async def _append(self, write: Write) -> None:
         await self._log.append(self.partition, write.batch)
@@ -217,12 +310,12 @@ class GroupCoordinatorShard:
         while self._writes and self._writes[0].task is not None and self._writes[0].task.done():
             self._finish(self._writes.popleft())
         if self._writes:
-            self._timers.set((self.number, "append"), self._writes[0].deadline_ms)
+            self._timers.set(self._append_timer, self._writes[0].deadline_ms)
         else:
-            self._timers.cancel((self.number, "append"))
-        self._release()
+            self._timers.cancel(self._append_timer)
+        self._wake_flush_waiters()
 
-    def _release(self) -> None:
+    def _wake_flush_waiters(self) -> None:
         """Wakes the callers of :meth:`appends_ended` whose appends have ended."""
         while self._flush_waiters and self._flush_waiters[0][0] <= self._ended:
             future = self._flush_waiters.popleft()[1]
@@ -234,17 +327,19 @@ class GroupCoordinatorShard:
         now = self.now()
         if error is ErrorCode.NONE and self.state is not ShardState.CLOSED:
             for record in write.records:
-                self.core.replay(record, now)
+                self._state_machine.replay(record, now)
         self._ended += len(write.ending)
         if write.continued is not None and error is not ErrorCode.NONE:
             self._failed = (write.continued, error)
         for effect in write.ending:
             if write.responded:
-                self.core.timed_out_append_ended(effect.then, error, now)
+                self._state_machine.timed_out_append_ended(effect.then, error, now)
                 continue
-            failed = self._failed is not None and self._failed[0] is effect
-            self._end(effect, self._failed[1] if failed and self._failed is not None else error)
-        self.perform()
+            if self._failed is not None and self._failed[0] is effect:
+                self._end_append(effect, self._failed[1])
+            else:
+                self._end_append(effect, error)
+        self._perform_effects()
 
     def _outcome(self, write: Write) -> ErrorCode:
         task = write.task
@@ -254,41 +349,46 @@ class GroupCoordinatorShard:
         if problem is None:
             return ErrorCode.NONE
         if isinstance(problem, KafkaError):
-            log.warning("%s-%d: %d groups' records were not written: %s", OFFSETS_TOPIC, self.partition,
-                        len(write.ending), problem)  # fmt: skip
+            log.warning(
+                "%s-%d: %d writes of groups and offsets failed: %s",
+                OFFSETS_TOPIC,
+                self.partition,
+                len(write.ending),
+                problem,
+            )
             return problem.code
         log.error("%s-%d: an append failed", OFFSETS_TOPIC, self.partition, exc_info=problem)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
-    def _end(self, effect: Append, error: ErrorCode) -> None:
-        """Passes the outcome of an append to the core, with the error codes that coordinator clients know."""
+    def _end_append(self, effect: Append, error: ErrorCode) -> None:
+        """Passes the outcome of an append to the state machine, with an error code that clients handle."""
         client_error = APPEND_ERRORS.get(error, error)
         if error in TOO_LARGE and isinstance(effect.then, OffsetsStored):
             client_error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-        self.core.appended(effect.then, client_error, self.now())
-        self.perform()
+        self._state_machine.appended(effect.then, client_error, self.now())
+        self._perform_effects()
 
-    def timer_fired(self, key: Hashable) -> None:
-        """Handles the expiry of a timer of this shard."""
-        if key == "append":
-            self._time_out_appends()
+    def timer_fired(self, key: ShardTimer | TimerKey) -> None:
+        """Handles the expiry of a timer of a group, or of the timer of appends."""
+        if isinstance(key, TimerKey):
+            self._state_machine.timer_fired(key, self.now())
+            self._perform_effects()
         else:
-            self.core.timer_fired(key, self.now())  # type: ignore[arg-type]
-        self.perform()
+            self._time_out_appends()
 
     def _time_out_appends(self) -> None:
         """Sends error responses for records that are not committed in time; the writes continue."""
         now_ms = self._timers.now_ms()
         for write in self._writes:
             if write.deadline_ms > now_ms:
-                self._timers.set((self.number, "append"), write.deadline_ms)
+                self._timers.set(self._append_timer, write.deadline_ms)
                 break
             if not write.responded:
                 write.responded = True
                 for effect in write.ending:
                     error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
-                    self.core.append_timed_out(effect.then, error, self.now())
-                    self.perform()
+                    self._state_machine.append_timed_out(effect.then, error, self.now())
+                    self._perform_effects()
 
     async def appends_ended(self) -> None:
         """Returns once all pending appends have completed or failed."""
@@ -297,11 +397,21 @@ class GroupCoordinatorShard:
             self._flush_waiters.append((self._accepted, future))
             await future
 
+    def new_loader(self) -> OffsetsLoader:
+        """Drops all groups; returns a loader that replays the log into this shard."""
+        # Imported late: a broker without groups decodes no records.
+        from tidemill.groups.offsets_loader import OffsetsLoader
+
+        self._state_machine = GroupMetadataManager(self._config)
+        return OffsetsLoader(self._state_machine, self.partition, self._config.unpacked_bytes_max)
+
     def activate(self) -> None:
         """Starts to handle requests, after the log was loaded."""
         self.state = ShardState.ACTIVE
-        self.core.loaded(self.now())
-        self.perform()
+        # Replayed records only cancel timers, and none is set yet.
+        self._state_machine.take_effects()
+        self._state_machine.loaded(self.now())
+        self._perform_effects()
         while self._topics_deleted:
             self.topics_deleted(self._topics_deleted.popleft())
 
@@ -310,23 +420,23 @@ class GroupCoordinatorShard:
         if self.state is ShardState.LOADING:
             self._topics_deleted.append(topics)
         else:
-            self.core.topics_deleted(topics, self.now())
-            self.perform()
+            self._state_machine.topics_deleted(topics, self.now())
+            self._perform_effects()
 
     def close(self) -> None:
         """Fails all waiting requests with NOT_COORDINATOR: another broker leads the partition."""
         self.state = ShardState.CLOSED
-        self.core.unload(self.now())
-        self.perform()
+        self._state_machine.unload(self.now())
+        self._perform_effects()
         for write in self._writes:
             if not write.responded:
                 write.responded = True
                 for effect in write.ending:
-                    self._end(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                    self._end_append(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 async def _raise(problem: Exception) -> None:
-    """Raises ``error`` instead of an append, for records that cannot be encoded."""
+    """Raises ``problem``. It replaces the append of records that cannot be encoded."""
     raise problem
 
 
@@ -337,4 +447,4 @@ def _complete(waiter: Waiter, response: Response) -> None:
 
 def failed_commit(count: int, error: ErrorCode) -> CommitResult:
     """The response to a commit that reached no coordinator."""
-    return CommitResult((error,) * count)
+    return CommitResult(errors=(error,) * count)

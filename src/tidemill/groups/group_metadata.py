@@ -1,4 +1,4 @@
-"""The state of a consumer group: its members, its phase and its committed offsets.
+"""A consumer group: its state, its members and its committed offsets.
 
 ======================  ==================================================================================
 state                   meaning, and the possible next states
@@ -20,7 +20,7 @@ from collections import Counter
 from enum import Enum
 from typing import Final
 
-from tidemill.groups.coordinator_effects import JoinedMember, Protocol, Waiter
+from tidemill.groups.coordinator_effects import JoinedMember, MemberProtocol, Waiter
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
 from tidemill.model.errors import TidemillError
 
@@ -28,7 +28,7 @@ CONSUMER_PROTOCOL: Final = "consumer"
 
 
 class GroupState(Enum):
-    """The phases of a group, by their names in the protocol."""
+    """The states of a group, by their names in the protocol."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -48,7 +48,10 @@ TRANSITIONS: Final[dict[GroupState, frozenset[GroupState]]] = {
     GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
     GroupState.DEAD: frozenset(),
 }
-"""The allowed next states of each state; every other transition raises."""
+"""The allowed next states of each state; every other transition raises.
+
+Loading a record sets the state without a transition.
+"""
 
 
 class GroupInvariantError(TidemillError):
@@ -82,7 +85,7 @@ class Member:
         client_host: str,
         session_timeout_ms: int,
         rebalance_timeout_ms: int,
-        protocols: tuple[Protocol, ...],
+        protocols: tuple[MemberProtocol, ...],
         assignment: bytes = b"",
     ) -> None:
         self.member_id = member_id
@@ -117,7 +120,7 @@ class GroupMetadata:
     """One group: its members (in memory, written at each assignment) and its committed offsets."""
 
     __slots__ = (
-        "awaiting",
+        "awaiting_join",
         "deleting",
         "generation",
         "group_id",
@@ -158,7 +161,7 @@ class GroupMetadata:
         self.pending_joins: set[str] = set()
         """Ids handed out to members that have yet to join with them."""
         self.pending_syncs: set[str] = set()
-        self.awaiting = 0
+        self.awaiting_join = 0
         """The number of members that wait for the response to a join."""
         self.protocol_counts: Counter[str] = Counter()
         self.subscribed_topics: frozenset[str] | None = None
@@ -195,7 +198,7 @@ class GroupMetadata:
     @property
     def all_joined(self) -> bool:
         """Whether every member waits for the next generation, and every id that was handed out is in use."""
-        return len(self.members) == self.awaiting and not self.pending_joins
+        return len(self.members) == self.awaiting_join and not self.pending_joins
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -235,7 +238,7 @@ class GroupMetadata:
             self.protocol_counts.subtract(protocol.name for protocol in member.protocols)
             self.protocol_counts = +self.protocol_counts
             if member.joining is not None:
-                self.awaiting -= 1
+                self.awaiting_join -= 1
             if member.instance_id is not None:
                 self.static_members.pop(member.instance_id, None)
         if self.leader == member_id:
@@ -244,18 +247,18 @@ class GroupMetadata:
     def set_joining(self, member: Member, waiter: Waiter | None) -> Waiter | None:
         """Sets the waiter of the member's join; returns the previous one."""
         before = member.joining
-        self.awaiting += (waiter is not None) - (before is not None)
+        self.awaiting_join += (waiter is not None) - (before is not None)
         member.joining = waiter
         return before
 
-    def set_protocols(self, member: Member, protocols: tuple[Protocol, ...]) -> None:
+    def set_protocols(self, member: Member, protocols: tuple[MemberProtocol, ...]) -> None:
         """Changes the protocols that a member supports."""
         self.protocol_counts.subtract(protocol.name for protocol in member.protocols)
         member.protocols = protocols
         self.protocol_counts.update(protocol.name for protocol in protocols)
         self.protocol_counts = +self.protocol_counts
 
-    def supports(self, protocol_type: str, protocols: tuple[Protocol, ...]) -> bool:
+    def supports(self, protocol_type: str, protocols: tuple[MemberProtocol, ...]) -> bool:
         """Whether a member with these protocols is compatible with the group's other members."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
@@ -302,7 +305,11 @@ class GroupMetadata:
     def joined_members(self) -> tuple[JoinedMember, ...]:
         """The members as the leader receives them."""
         return tuple(
-            JoinedMember(member.member_id, member.instance_id, member.metadata(self.protocol_name))
+            JoinedMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                metadata=member.metadata(self.protocol_name),
+            )
             for member in self.members.values()
         )
 
@@ -332,7 +339,7 @@ class GroupMetadata:
         return GroupRecord(self.group_id, value)
 
     def load(self, value: GroupMetadataValue) -> None:
-        """Replaces the group's state by that of its record; offsets stay."""
+        """Replaces the group by its record, without a transition; offsets stay."""
         self.persisted = True
         self.state = GroupState.STABLE if value.members else GroupState.EMPTY
         self.previous_state = GroupState.DEAD
@@ -341,7 +348,7 @@ class GroupMetadata:
         self.protocol_type = value.protocol_type or None
         self.protocol_name = value.protocol
         self.members, self.static_members, self.leader = {}, {}, None
-        self.protocol_counts, self.awaiting = Counter(), 0
+        self.protocol_counts, self.awaiting_join = Counter(), 0
         for member in value.members:
             timeout_ms = member.rebalance_timeout if member.rebalance_timeout >= 0 else member.session_timeout
             self.add(
@@ -352,7 +359,7 @@ class GroupMetadata:
                     member.client_host,
                     member.session_timeout,
                     timeout_ms,
-                    (Protocol(value.protocol or "", member.subscription),),
+                    (MemberProtocol(name=value.protocol or "", metadata=member.subscription),),
                     member.assignment,
                 )
             )

@@ -1,9 +1,9 @@
-"""The coordinator of the groups of one ``__consumer_offsets`` partition: events in, effects out.
+"""The state machine of the groups of one ``__consumer_offsets`` partition: events in, effects out.
 
-The manager has no clock, no log and no socket. A method takes an event and its time; the resulting effects
-wait in :meth:`GroupMetadataManager.take_effects`, to be performed in order. Committed offsets and deleted
-groups change only when their records are replayed. Members live in memory, as in the classic protocol, and
-are written with each assignment.
+The state machine has no clock, no log and no socket. A method receives an event and its time.
+:meth:`GroupMetadataManager.take_effects` returns the effects, which the caller performs in order. Committed
+offsets and deleted groups change only when their records are replayed. Members live in memory, as in the
+classic protocol, and are written with each assignment.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from typing import Final
 
 from tidemill.groups import membership, offset_commits
 from tidemill.groups.coordinator_effects import (
-    JOIN_TIMER,
-    MEMBER_TIMER,
-    SYNC_TIMER,
     AssignmentStored,
     CommitRequest,
     CommitResult,
@@ -33,21 +30,22 @@ from tidemill.groups.coordinator_effects import (
     LeaveResult,
     LeavingMember,
     ListedGroup,
+    MemberProtocol,
     Now,
     OffsetsRemoved,
     OffsetsStored,
-    Protocol,
     StaticMemberStored,
     SyncRequest,
     SyncResult,
     TimerKey,
+    TimerKind,
     Waiter,
 )
+from tidemill.groups.event_context import EventContext
+from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.rebalance import (
-    GroupConfig,
-    Turn,
     drop_member,
     join_timer_fired,
     member_timer_fired,
@@ -83,15 +81,15 @@ class GroupMetadataManager:
         """Whether :meth:`take_effects` would return effects."""
         return bool(self._effects)
 
-    def _turn(self, now: Now) -> Turn:
-        return Turn(self.config, now, self._effects)
+    def _context(self, now: Now) -> EventContext:
+        return EventContext(self.config, now, self._effects)
 
     # Members.
 
     def join(self, request: JoinRequest, waiter: Waiter, now: Now) -> None:
         """Adds a member; ``waiter`` gets a :class:`JoinResult` when the generation is complete."""
-        turn = self._turn(now)
-        unique: dict[str, Protocol] = {}
+        context = self._context(now)
+        unique: dict[str, MemberProtocol] = {}
         for protocol in request.protocols:
             unique.setdefault(protocol.name, protocol)
         if len(unique) != len(request.protocols):
@@ -99,32 +97,34 @@ class GroupMetadataManager:
         group = self.groups.get(request.group_id)
         if group is None:
             if request.member_id:
-                turn.reply(waiter, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+                context.reply(
+                    waiter, JoinResult(error=ErrorCode.UNKNOWN_MEMBER_ID, member_id=request.member_id)
+                )
                 return
             group = self._create(request.group_id, now)
-        membership.join(group, request, waiter, turn)
+        membership.join(group, request, waiter, context)
         if request.new_member_id in group.pending_joins:
             self._unconfirmed_ids.append((group.group_id, request.new_member_id))
             if len(self._unconfirmed_ids) > PENDING_JOINS_MAX:
-                self._expire_pending_join(*self._unconfirmed_ids.popleft(), turn)
+                self._expire_pending_join(*self._unconfirmed_ids.popleft(), context)
         self._drop_if_empty(group)
 
-    def _expire_pending_join(self, group_id: str, member_id: str, turn: Turn) -> None:
+    def _expire_pending_join(self, group_id: str, member_id: str, context: EventContext) -> None:
         """Drops an id that was handed out unless its member has joined; a later join with it fails."""
         group = self.groups.get(group_id)
         if group is not None and member_id in group.pending_joins:
-            turn.cancel_timer(MEMBER_TIMER, group, member_id)
-            member_timer_fired(group, member_id, turn)
+            context.cancel_timer(TimerKind.MEMBER, group, member_id)
+            member_timer_fired(group, member_id, context)
             self._drop_if_empty(group)
 
     def sync(self, request: SyncRequest, waiter: Waiter, now: Now) -> None:
         """Requests a member's assignment; ``waiter`` gets a :class:`SyncResult`."""
-        turn = self._turn(now)
+        context = self._context(now)
         group = self.groups.get(request.group_id)
         if group is None:
-            turn.reply(waiter, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
+            context.reply(waiter, SyncResult(error=ErrorCode.UNKNOWN_MEMBER_ID))
         else:
-            membership.sync(group, request, waiter, turn)
+            membership.sync(group, request, waiter, context)
 
     def heartbeat(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None, now: Now
@@ -133,17 +133,17 @@ class GroupMetadataManager:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return membership.heartbeat(group, member_id, generation, instance_id, self._turn(now))
+        return membership.heartbeat(group, member_id, generation, instance_id, self._context(now))
 
     def leave(self, group_id: str, members: tuple[LeavingMember, ...], waiter: Waiter, now: Now) -> None:
         """Removes members; ``waiter`` gets a :class:`LeaveResult`."""
-        turn = self._turn(now)
+        context = self._context(now)
         group = self.groups.get(group_id)
         if group is None:
             errors = tuple((member, ErrorCode.UNKNOWN_MEMBER_ID) for member in members)
-            turn.reply(waiter, LeaveResult(ErrorCode.NONE, errors))
+            context.reply(waiter, LeaveResult(error=ErrorCode.NONE, members=errors))
             return
-        membership.leave(group, members, waiter, turn)
+        membership.leave(group, members, waiter, context)
         self._drop_if_empty(group)
 
     def timer_fired(self, key: TimerKey, now: Now) -> None:
@@ -151,30 +151,30 @@ class GroupMetadataManager:
         group = self.groups.get(key.group_id)
         if group is None:
             return
-        turn = self._turn(now)
-        if key.kind == MEMBER_TIMER:
-            member_timer_fired(group, key.member_id, turn)
-        elif key.kind == JOIN_TIMER:
-            join_timer_fired(group, turn)
+        context = self._context(now)
+        if key.kind == TimerKind.MEMBER:
+            member_timer_fired(group, key.member_id, context)
+        elif key.kind == TimerKind.JOIN:
+            join_timer_fired(group, context)
         else:
-            sync_timer_fired(group, turn)
+            sync_timer_fired(group, context)
         self._drop_if_empty(group)
 
     # Offsets.
 
     def commit(self, request: CommitRequest, waiter: Waiter, now: Now) -> None:
         """Commits offsets; ``waiter`` gets a :class:`CommitResult` once they are in the log."""
-        turn = self._turn(now)
+        context = self._context(now)
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation >= 0:
                 missing = ErrorCode.ILLEGAL_GENERATION
                 if request.reports_missing_group:
                     missing = ErrorCode.GROUP_ID_NOT_FOUND
-                turn.reply(waiter, CommitResult((missing,) * len(request.offsets)))
+                context.reply(waiter, CommitResult(errors=(missing,) * len(request.offsets)))
                 return
             group = self._create(request.group_id, now)
-        offset_commits.commit(group, request, waiter, turn)
+        offset_commits.commit(group, request, waiter, context)
         self._drop_if_empty(group)
 
     def offsets(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
@@ -186,48 +186,50 @@ class GroupMetadataManager:
         self, group_id: str, partitions: tuple[tuple[str, int], ...], waiter: Waiter, now: Now
     ) -> None:
         """Removes committed offsets; ``waiter`` gets a :class:`DeleteOffsetsResult`."""
-        turn = self._turn(now)
+        context = self._context(now)
         group = self.groups.get(group_id)
         if group is None:
-            turn.reply(waiter, DeleteOffsetsResult(ErrorCode.GROUP_ID_NOT_FOUND))
+            context.reply(waiter, DeleteOffsetsResult(error=ErrorCode.GROUP_ID_NOT_FOUND))
         else:
-            offset_commits.delete_offsets(group, partitions, waiter, turn)
+            offset_commits.delete_offsets(group, partitions, waiter, context)
 
     def topics_deleted(self, topics: Mapping[str, bytes], now: Now) -> None:
         """Removes the offsets committed for deleted topics, given as a map of name to id."""
-        turn = self._turn(now)
+        context = self._context(now)
         records = [
             record for group in self.groups.values() for record in offset_commits.tombstones(group, topics)
         ]
         if records:
-            turn.append(tuple(records), GroupsRemoved(None, (), ()), replay=True)
+            context.append(tuple(records), GroupsRemoved(waiter=None, group_ids=(), errors=()), replay=True)
 
     def expire(self, group_ids: Iterable[str], now: Now) -> int:
         """Removes expired offsets, and empty groups without offsets; returns the number of tombstones."""
-        turn = self._turn(now)
+        context = self._context(now)
         records: list[OffsetsRecord] = []
         removed = []
         for group_id in group_ids:
             group = self.groups.get(group_id)
             if group is None or group.deleting:
                 continue
-            gone = offset_commits.expired(group, self.config.offsets_retention_ms, now.wall_ms)
-            records.extend(gone)
-            left = sum(len(of_topic) for of_topic in group.offsets.values()) - len(gone)
-            awaited = group.pending_joins or group.in_flight
-            if left == 0 and group.state is GroupState.EMPTY and not awaited:
+            expired = offset_commits.expired(group, self.config.offsets_retention_ms, now.wall_ms)
+            records.extend(expired)
+            remaining = sum(len(of_topic) for of_topic in group.offsets.values()) - len(expired)
+            is_pending = group.pending_joins or group.in_flight
+            if remaining == 0 and group.state is GroupState.EMPTY and not is_pending:
                 group.deleting = True
                 removed.append(group_id)
                 records.append(GroupRecord(group_id, None))
         if records:
-            turn.append(tuple(records), GroupsRemoved(None, tuple(removed), ()), replay=True)
+            context.append(
+                tuple(records), GroupsRemoved(waiter=None, group_ids=tuple(removed), errors=()), replay=True
+            )
         return len(records)
 
     # Administration.
 
     def delete_groups(self, group_ids: tuple[str, ...], waiter: Waiter, now: Now) -> None:
         """Removes groups without members; ``waiter`` gets a :class:`DeleteGroupsResult`."""
-        turn = self._turn(now)
+        context = self._context(now)
         records: list[OffsetsRecord] = []
         removed = []
         errors = []
@@ -244,34 +246,53 @@ class GroupMetadataManager:
                 records.append(GroupRecord(group_id, None))
                 errors.append(ErrorCode.NONE)
         if records:
-            turn.append(tuple(records), GroupsRemoved(waiter, tuple(removed), tuple(errors)), replay=True)
+            context.append(
+                tuple(records),
+                GroupsRemoved(waiter=waiter, group_ids=tuple(removed), errors=tuple(errors)),
+                replay=True,
+            )
         else:
-            turn.reply(waiter, DeleteGroupsResult(tuple(errors)))
+            context.reply(waiter, DeleteGroupsResult(errors=tuple(errors)))
 
     def describe(self, group_id: str) -> DescribedGroup:
         """Describes the group for administrators; a group that does not exist is reported as Dead."""
         group = self.groups.get(group_id)
         if group is None or group.deleting:
-            return DescribedGroup(group_id, GroupState.DEAD.value, "", "", (), known=False)
+            return DescribedGroup(
+                group_id=group_id,
+                state=GroupState.DEAD.value,
+                protocol_type="",
+                protocol_name="",
+                members=(),
+                known=False,
+            )
         is_stable = group.state is GroupState.STABLE
         members = tuple(
             DescribedMember(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                member.metadata(group.protocol_name) if is_stable else b"",
-                member.assignment,
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                metadata=member.metadata(group.protocol_name) if is_stable else b"",
+                assignment=member.assignment,
             )
             for member in group.members.values()
         )
         name = (group.protocol_name or "") if is_stable else ""
-        return DescribedGroup(group_id, group.state.value, group.protocol_type or "", name, members)
+        return DescribedGroup(
+            group_id=group_id,
+            state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_name=name,
+            members=members,
+        )
 
     def list_groups(self) -> list[ListedGroup]:
         """Returns all groups that are not being deleted."""
         return [
-            ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
+            ListedGroup(
+                group_id=group.group_id, protocol_type=group.protocol_type or "", state=group.state.value
+            )
             for group in self.groups.values()
             if not group.deleting
         ]
@@ -299,68 +320,70 @@ class GroupMetadataManager:
     def _remove(self, group: GroupMetadata, now: Now) -> None:
         """Applies the group's tombstone; offsets without a tombstone stay, as those of simple consumers."""
         del self.groups[group.group_id]
-        turn = self._turn(now)
+        context = self._context(now)
         for member in list(group.members.values()):
-            drop_member(group, member, turn)
+            drop_member(group, member, context)
         for member_id in group.pending_joins:
-            turn.cancel_timer(MEMBER_TIMER, group, member_id)
-        turn.cancel_timer(JOIN_TIMER, group)
-        turn.cancel_timer(SYNC_TIMER, group)
+            context.cancel_timer(TimerKind.MEMBER, group, member_id)
+        context.cancel_timer(TimerKind.JOIN, group)
+        context.cancel_timer(TimerKind.SYNC, group)
         if group.offsets or group.in_flight:
             rest = self._create(group.group_id, now)
             rest.offsets, rest.in_flight = group.offsets, group.in_flight
 
     def loaded(self, now: Now) -> None:
         """Called after the log was replayed to its end: starts sessions, and rebalances oversized groups."""
-        turn = self._turn(now)
+        context = self._context(now)
         for group in list(self.groups.values()):
             for member in group.members.values():
-                touch(group, member, turn)
+                touch(group, member, context)
             if len(group.members) > self.config.max_size:
-                prepare_rebalance(group, turn, f"{len(group.members)} members are over group.max.size")
+                prepare_rebalance(group, context, f"{len(group.members)} members are over group.max.size")
 
     def unload(self, now: Now) -> None:
         """Drops all groups, which another broker coordinates now; waiting requests get NOT_COORDINATOR."""
-        turn = self._turn(now)
+        context = self._context(now)
         for group in self.groups.values():
             for member in group.members.values():
                 joining, syncing = group.set_joining(member, None), member.syncing
                 member.syncing = None
                 if joining is not None:
-                    turn.reply(joining, JoinResult(ErrorCode.NOT_COORDINATOR, member.member_id))
+                    context.reply(
+                        joining, JoinResult(error=ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
+                    )
                 if syncing is not None:
-                    turn.reply(syncing, SyncResult(ErrorCode.NOT_COORDINATOR))
-            turn.change_state(group, GroupState.DEAD, "the partition has another leader")
+                    context.reply(syncing, SyncResult(error=ErrorCode.NOT_COORDINATOR))
+            context.change_state(group, GroupState.DEAD, "the partition has another leader")
         self.groups.clear()
 
     def appended(self, done: Continuation, error: ErrorCode, now: Now) -> None:
         """Called when records were committed (and replayed, where requested), or failed with ``error``."""
-        turn = self._turn(now)
+        context = self._context(now)
         if isinstance(done, OffsetsStored):
-            offset_commits.respond_to_commit(done, error, turn)
+            offset_commits.respond_to_commit(done, error, context)
             self._commit_ended(done)
         elif isinstance(done, OffsetsRemoved):
-            offset_commits.offsets_removed(done, error, turn)
+            offset_commits.offsets_removed(done, error, context)
         elif isinstance(done, GroupsRemoved):
-            self._respond_to_removal(done, error, turn)
+            self._respond_to_removal(done, error, context)
             self._removal_ended(done)
         else:
-            self._group_stored(done, error, turn)
+            self._group_stored(done, error, context)
 
     def append_timed_out(self, done: Continuation, error: ErrorCode, now: Now) -> None:
         """Called when records are not committed in time: responds to the waiting request with ``error``.
 
         The write continues. Its end calls :meth:`timed_out_append_ended` instead of :meth:`appended`.
         """
-        turn = self._turn(now)
+        context = self._context(now)
         if isinstance(done, OffsetsStored):
-            offset_commits.respond_to_commit(done, error, turn)
+            offset_commits.respond_to_commit(done, error, context)
         elif isinstance(done, GroupsRemoved):
-            self._respond_to_removal(done, error, turn)
+            self._respond_to_removal(done, error, context)
         elif isinstance(done, StaticMemberStored):
             group = self.groups.get(done.group_id)
             if group is not None:
-                membership.static_member_timed_out(group, done, error, turn)
+                membership.static_member_timed_out(group, done, error, context)
         else:
             self.appended(done, error, now)
 
@@ -371,7 +394,7 @@ class GroupMetadataManager:
         elif isinstance(done, GroupsRemoved):
             self._removal_ended(done)
         elif isinstance(done, StaticMemberStored):
-            self._group_stored(done, error, self._turn(now))
+            self._group_stored(done, error, self._context(now))
 
     def _commit_ended(self, done: OffsetsStored) -> None:
         group = self.groups.get(done.group_id)
@@ -380,15 +403,18 @@ class GroupMetadataManager:
             self._drop_if_empty(group)
 
     def _group_stored(
-        self, done: AssignmentStored | StaticMemberStored | EmptyGroupStored, error: ErrorCode, turn: Turn
+        self,
+        done: AssignmentStored | StaticMemberStored | EmptyGroupStored,
+        error: ErrorCode,
+        context: EventContext,
     ) -> None:
         group = self.groups.get(done.group_id)
         if group is None:
             return
         if isinstance(done, AssignmentStored):
-            membership.assignment_stored(group, done, error, turn)
+            membership.assignment_stored(group, done, error, context)
         elif isinstance(done, StaticMemberStored):
-            membership.static_member_stored(group, done, error, turn)
+            membership.static_member_stored(group, done, error, context)
 
     def _removal_ended(self, done: GroupsRemoved) -> None:
         for group_id in done.group_ids:
@@ -396,12 +422,12 @@ class GroupMetadataManager:
             if group is not None:
                 group.deleting = False
 
-    def _respond_to_removal(self, done: GroupsRemoved, error: ErrorCode, turn: Turn) -> None:
+    def _respond_to_removal(self, done: GroupsRemoved, error: ErrorCode, context: EventContext) -> None:
         if done.waiter is not None:
             errors = done.errors
             if error is not ErrorCode.NONE:
                 errors = tuple(error if code is ErrorCode.NONE else code for code in errors)
-            turn.reply(done.waiter, DeleteGroupsResult(errors))
+            context.reply(done.waiter, DeleteGroupsResult(errors=errors))
 
     def _create(self, group_id: str, now: Now) -> GroupMetadata:
         group = GroupMetadata(group_id, now.wall_ms)

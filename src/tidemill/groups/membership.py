@@ -1,4 +1,4 @@
-"""Join, sync, heartbeat and leave: how each request affects a group, by state.
+"""Join, sync, heartbeat and leave: the effect of each request on a group, by the state of the group.
 
 =====================  ===========  =====================  ========================  ====================
 request of a member    Empty        PreparingRebalance     CompletingRebalance       Stable
@@ -21,7 +21,6 @@ no rebalance starts.
 from __future__ import annotations
 
 from tidemill.groups.coordinator_effects import (
-    MEMBER_TIMER,
     AssignmentStored,
     JoinRequest,
     JoinResult,
@@ -32,12 +31,13 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
     SyncResult,
     TimerKey,
+    TimerKind,
     Waiter,
 )
+from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import GroupInvariantError, GroupMetadata, GroupState, Member
 from tidemill.groups.rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
-    Turn,
     drop_member,
     fail_syncs,
     join_response,
@@ -64,25 +64,29 @@ def check_member(group: GroupMetadata, member_id: str, instance_id: str | None) 
     return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def join(group: GroupMetadata, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+def join(group: GroupMetadata, request: JoinRequest, waiter: Waiter, context: EventContext) -> None:
     """Adds a new or existing member to the next generation."""
     if group.deleting or group.state is GroupState.DEAD:
-        turn.reply(waiter, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
-    elif not _has_capacity(group, request.member_id, turn.config.max_size):
-        _reject_join(group, request.member_id, turn)
-        turn.reply(waiter, JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+        context.reply(
+            waiter, JoinResult(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
+        )
+    elif not _has_capacity(group, request.member_id, context.config.max_size):
+        _reject_join(group, request.member_id, context)
+        context.reply(waiter, JoinResult(error=ErrorCode.GROUP_MAX_SIZE_REACHED, member_id=""))
     elif not group.supports(request.protocol_type, request.protocols):
-        turn.reply(waiter, JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        context.reply(
+            waiter, JoinResult(error=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=request.member_id)
+        )
     elif request.member_id == "":
-        _join_new(group, request, waiter, turn)
+        _join_new(group, request, waiter, context)
     elif request.member_id in group.pending_joins and request.instance_id is None:
-        _add_member(group, request, request.member_id, waiter, turn)
+        _add_member(group, request, request.member_id, waiter, context)
     else:
         error = check_member(group, request.member_id, request.instance_id)
         if error is not ErrorCode.NONE:
-            turn.reply(waiter, JoinResult(error, request.member_id))
+            context.reply(waiter, JoinResult(error=error, member_id=request.member_id))
         else:
-            _rejoin(group, group.members[request.member_id], request, waiter, turn)
+            _rejoin(group, group.members[request.member_id], request, waiter, context)
 
 
 def _has_capacity(group: GroupMetadata, member_id: str, size_max: int) -> bool:
@@ -93,42 +97,44 @@ def _has_capacity(group: GroupMetadata, member_id: str, size_max: int) -> bool:
     """
     member = group.members.get(member_id)
     if group.state is GroupState.PREPARING_REBALANCE:
-        return (member is not None and member.joining is not None) or group.awaiting < size_max
+        return (member is not None and member.joining is not None) or group.awaiting_join < size_max
     if group.state is GroupState.EMPTY:
         return True
     return member is not None or len(group.members) < size_max
 
 
-def _reject_join(group: GroupMetadata, member_id: str, turn: Turn) -> None:
+def _reject_join(group: GroupMetadata, member_id: str, context: EventContext) -> None:
     member = group.members.get(member_id)
     if member is not None:
-        drop_member(group, member, turn)
+        drop_member(group, member, context)
     elif member_id in group.pending_joins:
         group.remove(member_id)
-        turn.cancel_timer(MEMBER_TIMER, group, member_id)
-    maybe_complete_join(group, turn)
+        context.cancel_timer(TimerKind.MEMBER, group, member_id)
+    maybe_complete_join(group, context)
 
 
-def _join_new(group: GroupMetadata, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+def _join_new(group: GroupMetadata, request: JoinRequest, waiter: Waiter, context: EventContext) -> None:
     new_id = request.new_member_id
     if request.instance_id is not None:
         old_id = group.static_members.get(request.instance_id)
         if old_id is not None:
-            _replace_static_member(group, request, old_id, waiter, turn)
+            _replace_static_member(group, request, old_id, waiter, context)
         else:
-            _add_member(group, request, new_id, waiter, turn)
+            _add_member(group, request, new_id, waiter, context)
     elif request.requires_known_member_id:
         # Without this, clients that time out and retry would fill the group with members that never return.
         group.pending_joins.add(new_id)
-        deadline_ms = turn.now.steady_ms + request.session_timeout_ms
-        turn.effects.append(SetTimer(TimerKey(MEMBER_TIMER, group.group_id, new_id), deadline_ms))
-        turn.reply(waiter, JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id))
+        deadline_ms = context.now.steady_ms + request.session_timeout_ms
+        context.effects.append(
+            SetTimer(key=TimerKey(TimerKind.MEMBER, group.group_id, new_id), deadline_ms=deadline_ms)
+        )
+        context.reply(waiter, JoinResult(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=new_id))
     else:
-        _add_member(group, request, new_id, waiter, turn)
+        _add_member(group, request, new_id, waiter, context)
 
 
 def _add_member(
-    group: GroupMetadata, request: JoinRequest, member_id: str, waiter: Waiter, turn: Turn
+    group: GroupMetadata, request: JoinRequest, member_id: str, waiter: Waiter, context: EventContext
 ) -> None:
     member = Member(
         member_id,
@@ -143,32 +149,36 @@ def _add_member(
     if group.initial_remaining_ms is not None and group.state is GroupState.PREPARING_REBALANCE:
         group.new_member_added = True
     if member_id in group.pending_joins:
-        turn.cancel_timer(MEMBER_TIMER, group, member_id)
+        context.cancel_timer(TimerKind.MEMBER, group, member_id)
     if not group.members:
         group.protocol_type = request.protocol_type
     group.add(member)
     group.set_joining(member, waiter)
-    touch(group, member, turn, NEW_MEMBER_JOIN_TIMEOUT_MS)
-    rebalance_or_complete_join(group, turn, f"member {member_id} joins{_reason_suffix(request)}")
+    touch(group, member, context, NEW_MEMBER_JOIN_TIMEOUT_MS)
+    rebalance_or_complete_join(group, context, f"member {member_id} joins{_reason_suffix(request)}")
 
 
-def _rejoin(group: GroupMetadata, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
-    same = member.protocols == request.protocols
+def _rejoin(
+    group: GroupMetadata, member: Member, request: JoinRequest, waiter: Waiter, context: EventContext
+) -> None:
+    has_same_protocols = member.protocols == request.protocols
     is_leader = group.leader == member.member_id
-    is_answered = group.state is GroupState.COMPLETING_REBALANCE or (
+    is_in_generation = group.state is GroupState.COMPLETING_REBALANCE or (
         group.state is GroupState.STABLE and not is_leader
     )
-    if same and is_answered:
-        turn.reply(waiter, join_response(group, member))
+    if has_same_protocols and is_in_generation:
+        context.reply(waiter, join_response(group, member))
     elif group.state is GroupState.EMPTY:
         raise GroupInvariantError(f"group {group.group_id} is Empty with member {member.member_id}")
     else:
-        _update_member(group, member, request, waiter, turn)
-        rebalance_or_complete_join(group, turn, f"member {member.member_id} rejoins{_reason_suffix(request)}")
+        _update_member(group, member, request, waiter, context)
+        rebalance_or_complete_join(
+            group, context, f"member {member.member_id} rejoins{_reason_suffix(request)}"
+        )
 
 
 def _update_member(
-    group: GroupMetadata, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn
+    group: GroupMetadata, member: Member, request: JoinRequest, waiter: Waiter, context: EventContext
 ) -> None:
     group.set_protocols(member, request.protocols)
     member.session_timeout_ms = request.session_timeout_ms
@@ -176,14 +186,14 @@ def _update_member(
     before = group.set_joining(member, waiter)
     if before is not None:
         # The client gave up on the earlier request and sent another; only one can get the JoinResult.
-        turn.reply(before, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        context.reply(before, JoinResult(error=ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id))
 
 
 def _reason_suffix(request: JoinRequest) -> str:
     return f" ({request.reason})" if request.reason else ""
 
 
-def _swap_static_member(group: GroupMetadata, old: Member, new_id: str, turn: Turn) -> Member:
+def _swap_static_member(group: GroupMetadata, old: Member, new_id: str, context: EventContext) -> Member:
     """Replaces ``old`` by a member ``new_id`` with the same state."""
     instance_id = old.instance_id
     if instance_id is None:
@@ -202,49 +212,50 @@ def _swap_static_member(group: GroupMetadata, old: Member, new_id: str, turn: Tu
     joining, syncing = group.set_joining(old, None), old.syncing
     old.syncing = None
     group.remove(old.member_id)
-    turn.cancel_timer(MEMBER_TIMER, group, old.member_id)
+    context.cancel_timer(TimerKind.MEMBER, group, old.member_id)
     group.add(new)
     if was_leader:
         group.leader = new_id
     if joining is not None:
-        turn.reply(joining, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
+        context.reply(joining, JoinResult(error=ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id))
     if syncing is not None:
-        turn.reply(syncing, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
-    touch(group, new, turn)
+        context.reply(syncing, SyncResult(error=ErrorCode.FENCED_INSTANCE_ID))
+    touch(group, new, context)
     return new
 
 
 def _replace_static_member(
-    group: GroupMetadata, request: JoinRequest, old_id: str, waiter: Waiter, turn: Turn
+    group: GroupMetadata, request: JoinRequest, old_id: str, waiter: Waiter, context: EventContext
 ) -> None:
     old = group.members[old_id]
     old_leader = group.leader or ""
-    before = (old.protocols, old.session_timeout_ms, old.rebalance_timeout_ms)
-    new = _swap_static_member(group, old, request.new_member_id, turn)
-    _update_member(group, new, request, waiter, turn)
+    new = _swap_static_member(group, old, request.new_member_id, context)
+    _update_member(group, new, request, waiter, context)
     instance_id = request.instance_id or ""
     if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
         assignment = {member.member_id: member.assignment for member in group.members.values()}
         then = StaticMemberStored(
-            group.group_id,
-            group.generation,
-            instance_id,
-            old_id,
-            new.member_id,
-            old_leader,
-            *before,
-            request.supports_skipping_assignment,
+            group_id=group.group_id,
+            generation=group.generation,
+            instance_id=instance_id,
+            old_member_id=old_id,
+            new_member_id=new.member_id,
+            old_leader=old_leader,
+            old_protocols=old.protocols,
+            old_session_timeout_ms=old.session_timeout_ms,
+            old_rebalance_timeout_ms=old.rebalance_timeout_ms,
+            supports_skipping_assignment=request.supports_skipping_assignment,
         )
-        store_group(group, assignment, then, turn)
+        store_group(group, assignment, then, context)
     elif group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         # The leader may already have the old id, and its assignment would lack the new one.
-        prepare_rebalance(group, turn, f"static member {instance_id} rejoins{_reason_suffix(request)}")
+        prepare_rebalance(group, context, f"static member {instance_id} rejoins{_reason_suffix(request)}")
     else:
-        maybe_complete_join(group, turn)
+        maybe_complete_join(group, context)
 
 
 def static_member_stored(
-    group: GroupMetadata, done: StaticMemberStored, error: ErrorCode, turn: Turn
+    group: GroupMetadata, done: StaticMemberStored, error: ErrorCode, context: EventContext
 ) -> None:
     """Responds to the replaced static member; restores the old member when the write failed.
 
@@ -262,16 +273,16 @@ def static_member_stored(
         group.set_protocols(member, done.old_protocols)
         member.session_timeout_ms = done.old_session_timeout_ms
         member.rebalance_timeout_ms = done.old_rebalance_timeout_ms
-        _swap_static_member(group, member, done.old_member_id, turn)
+        _swap_static_member(group, member, done.old_member_id, context)
         if waiter is not None:
-            turn.reply(waiter, JoinResult(error, ""))
+            context.reply(waiter, JoinResult(error=error, member_id=""))
         return
     if group.state is not GroupState.STABLE:
         return
     waiter = group.set_joining(member, None)
     if waiter is None:
         return
-    touch(group, member, turn)
+    touch(group, member, context)
     is_leader = group.leader == member.member_id
     response = join_response(group, member)
     if done.supports_skipping_assignment:
@@ -279,41 +290,41 @@ def static_member_stored(
     else:
         # An older client that sees itself as the leader would compute an assignment and never get its result.
         response = response.replace(leader=done.old_leader, members=())
-    turn.reply(waiter, response)
+    context.reply(waiter, response)
 
 
 def static_member_timed_out(
-    group: GroupMetadata, done: StaticMemberStored, error: ErrorCode, turn: Turn
+    group: GroupMetadata, done: StaticMemberStored, error: ErrorCode, context: EventContext
 ) -> None:
     """Fails the join, so that the client retries. Its new id stays: its record may still be committed."""
     member = group.members.get(done.new_member_id)
     if member is not None and group.state is GroupState.STABLE and group.generation == done.generation:
         waiter = group.set_joining(member, None)
         if waiter is not None:
-            turn.reply(waiter, JoinResult(error, ""))
-            touch(group, member, turn)
+            context.reply(waiter, JoinResult(error=error, member_id=""))
+            touch(group, member, context)
 
 
-def sync(group: GroupMetadata, request: SyncRequest, waiter: Waiter, turn: Turn) -> None:
+def sync(group: GroupMetadata, request: SyncRequest, waiter: Waiter, context: EventContext) -> None:
     """Requests a member's assignment; the leader's request contains the assignments of all members."""
     error = _check_sync(group, request)
     if error is not ErrorCode.NONE:
-        turn.reply(waiter, SyncResult(error))
+        context.reply(waiter, SyncResult(error=error))
         return
     member = group.members[request.member_id]
-    sync_received(group, member.member_id, turn)
+    sync_received(group, member.member_id, context)
     if group.state is GroupState.STABLE:
-        turn.reply(waiter, sync_response(group, member))
+        context.reply(waiter, sync_response(group, member))
         return
     if member.syncing is not None:
-        turn.reply(member.syncing, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
+        context.reply(member.syncing, SyncResult(error=ErrorCode.REBALANCE_IN_PROGRESS))
     member.syncing = waiter
     if group.leader == member.member_id and group.storing_generation is None:
-        given = dict(request.assignments)
-        assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
+        assignments = dict(request.assignments)
+        assignment = {member_id: assignments.get(member_id, b"") for member_id in group.members}
         group.storing_generation = group.generation
-        then = AssignmentStored(group.group_id, group.generation, assignment)
-        store_group(group, assignment, then, turn)
+        then = AssignmentStored(group_id=group.group_id, generation=group.generation, assignment=assignment)
+        store_group(group, assignment, then, context)
 
 
 def _check_sync(group: GroupMetadata, request: SyncRequest) -> ErrorCode:
@@ -333,26 +344,28 @@ def _check_sync(group: GroupMetadata, request: SyncRequest) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def _differs(asked: str | None, actual: str | None) -> bool:
-    return asked is not None and actual is not None and asked != actual
+def _differs(requested: str | None, current: str | None) -> bool:
+    return requested is not None and current is not None and requested != current
 
 
-def assignment_stored(group: GroupMetadata, done: AssignmentStored, error: ErrorCode, turn: Turn) -> None:
+def assignment_stored(
+    group: GroupMetadata, done: AssignmentStored, error: ErrorCode, context: EventContext
+) -> None:
     """Distributes the written assignment; if the write failed, all members have to rejoin."""
     if group.generation == done.generation:
         group.storing_generation = None
     if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:
         return
     if error is not ErrorCode.NONE:
-        fail_syncs(group, turn, error)
-        prepare_rebalance(group, turn, f"the assignment could not be written: {error.name}")
+        fail_syncs(group, context, error)
+        prepare_rebalance(group, context, f"the assignment could not be written: {error.name}")
         return
-    turn.change_state(group, GroupState.STABLE, "the leader's assignment is written")
-    propagate_assignment(group, done.assignment, turn)
+    context.change_state(group, GroupState.STABLE, "the leader's assignment is written")
+    propagate_assignment(group, done.assignment, context)
 
 
 def heartbeat(
-    group: GroupMetadata, member_id: str, generation: int, instance_id: str | None, turn: Turn
+    group: GroupMetadata, member_id: str, generation: int, instance_id: str | None, context: EventContext
 ) -> ErrorCode:
     """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
     if group.deleting or group.state is GroupState.DEAD:
@@ -362,33 +375,35 @@ def heartbeat(
         return error
     if generation != group.generation:
         return ErrorCode.ILLEGAL_GENERATION
-    touch(group, group.members[member_id], turn)
+    touch(group, group.members[member_id], context)
     if group.state is GroupState.PREPARING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
 
 
-def leave(group: GroupMetadata, members: tuple[LeavingMember, ...], waiter: Waiter, turn: Turn) -> None:
+def leave(
+    group: GroupMetadata, members: tuple[LeavingMember, ...], waiter: Waiter, context: EventContext
+) -> None:
     """Removes members that leave, or that an administrator removes."""
     if group.deleting or group.state is GroupState.DEAD:
-        turn.reply(waiter, LeaveResult(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        context.reply(waiter, LeaveResult(error=ErrorCode.COORDINATOR_NOT_AVAILABLE))
         return
     results = []
-    left = []
+    removed = []
     for leaving in members:
         was_pending = leaving.member_id in group.pending_joins
-        error = _remove_leaving_member(group, leaving, turn)
+        error = _remove_leaving_member(group, leaving, context)
         results.append((leaving, error))
         if error is ErrorCode.NONE and not was_pending:
-            left.append(leaving.member_id or leaving.instance_id or "")
-    turn.reply(waiter, LeaveResult(ErrorCode.NONE, tuple(results)))
-    if left and group.state is not GroupState.EMPTY:
-        rebalance_or_complete_join(group, turn, f"members {', '.join(left)} leave")
+            removed.append(leaving.member_id or leaving.instance_id or "")
+    context.reply(waiter, LeaveResult(error=ErrorCode.NONE, members=tuple(results)))
+    if removed and group.state is not GroupState.EMPTY:
+        rebalance_or_complete_join(group, context, f"members {', '.join(removed)} leave")
     else:
-        maybe_complete_join(group, turn)
+        maybe_complete_join(group, context)
 
 
-def _remove_leaving_member(group: GroupMetadata, leaving: LeavingMember, turn: Turn) -> ErrorCode:
+def _remove_leaving_member(group: GroupMetadata, leaving: LeavingMember, context: EventContext) -> ErrorCode:
     member_id = leaving.member_id
     if member_id == "":
         if leaving.instance_id is None or leaving.instance_id not in group.static_members:
@@ -396,11 +411,11 @@ def _remove_leaving_member(group: GroupMetadata, leaving: LeavingMember, turn: T
         member_id = group.static_members[leaving.instance_id]
     elif member_id in group.pending_joins:
         group.remove(member_id)
-        turn.cancel_timer(MEMBER_TIMER, group, member_id)
+        context.cancel_timer(TimerKind.MEMBER, group, member_id)
         return ErrorCode.NONE
     else:
         error = check_member(group, member_id, leaving.instance_id)
         if error is not ErrorCode.NONE:
             return error
-    drop_member(group, group.members[member_id], turn)
+    drop_member(group, group.members[member_id], context)
     return ErrorCode.NONE

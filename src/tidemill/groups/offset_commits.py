@@ -28,10 +28,11 @@ from tidemill.groups.coordinator_effects import (
     OffsetToCommit,
     Waiter,
 )
+from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, GroupState
 from tidemill.groups.membership import check_member
 from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
-from tidemill.groups.rebalance import Turn, touch
+from tidemill.groups.rebalance import touch
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
 
@@ -59,31 +60,31 @@ def check_commit(group: GroupMetadata, request: CommitRequest) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def commit(group: GroupMetadata, request: CommitRequest, waiter: Waiter, turn: Turn) -> None:
+def commit(group: GroupMetadata, request: CommitRequest, waiter: Waiter, context: EventContext) -> None:
     """Writes the offsets, and responds once they are committed."""
     error = check_commit(group, request)
     if error is not ErrorCode.NONE:
-        turn.reply(waiter, CommitResult((error,) * len(request.offsets)))
+        context.reply(waiter, CommitResult(errors=(error,) * len(request.offsets)))
         return
     member = group.members.get(request.member_id)
     if member is not None:
-        touch(group, member, turn)
+        touch(group, member, context)
     committed = []
     errors = []
     for offset in request.offsets:
-        if len(offset.metadata or "") > turn.config.offset_metadata_size_max:
+        if len(offset.metadata or "") > context.config.offset_metadata_size_max:
             errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
             continue
         errors.append(ErrorCode.NONE)
-        value = _committed(offset, request.retention_ms, turn.now.wall_ms)
+        value = _committed(offset, request.retention_ms, context.now.wall_ms)
         committed.append((OffsetRecord(group.group_id, offset.topic, offset.partition, value), value))
     if not committed:
-        turn.reply(waiter, CommitResult(tuple(errors)))
+        context.reply(waiter, CommitResult(errors=tuple(errors)))
         return
     partitions = tuple((record.topic, record.partition, value.topic_id) for record, value in committed)
     group.in_flight.update(partitions)
-    then = OffsetsStored(waiter, group.group_id, partitions, tuple(errors))
-    turn.append(tuple(record for record, _ in committed), then, replay=True)
+    then = OffsetsStored(waiter=waiter, group_id=group.group_id, partitions=partitions, errors=tuple(errors))
+    context.append(tuple(record for record, _ in committed), then, replay=True)
 
 
 def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> CommittedOffset:
@@ -103,13 +104,13 @@ def commit_ended(group: GroupMetadata, done: OffsetsStored) -> None:
     group.in_flight = +group.in_flight
 
 
-def respond_to_commit(done: OffsetsStored, error: ErrorCode, turn: Turn) -> None:
+def respond_to_commit(done: OffsetsStored, error: ErrorCode, context: EventContext) -> None:
     """Responds to a commit."""
     if error is ErrorCode.NONE:
-        turn.reply(done.waiter, CommitResult(done.errors))
+        context.reply(done.waiter, CommitResult(errors=done.errors))
     else:
         failed = tuple(error if code is ErrorCode.NONE else code for code in done.errors)
-        turn.reply(done.waiter, CommitResult(failed))
+        context.reply(done.waiter, CommitResult(errors=failed))
 
 
 def check_delete_offsets(group: GroupMetadata) -> ErrorCode:
@@ -122,12 +123,12 @@ def check_delete_offsets(group: GroupMetadata) -> ErrorCode:
 
 
 def delete_offsets(
-    group: GroupMetadata, partitions: tuple[tuple[str, int], ...], waiter: Waiter, turn: Turn
+    group: GroupMetadata, partitions: tuple[tuple[str, int], ...], waiter: Waiter, context: EventContext
 ) -> None:
     """Removes the offsets of partitions that no member consumes."""
     error = check_delete_offsets(group)
     if error is not ErrorCode.NONE:
-        turn.reply(waiter, DeleteOffsetsResult(error))
+        context.reply(waiter, DeleteOffsetsResult(error=error))
         return
     records = []
     errors = []
@@ -141,15 +142,15 @@ def delete_offsets(
         if partition in group.offsets.get(topic, {}) or (topic, partition) in awaited:
             records.append(OffsetRecord(group.group_id, topic, partition, None))
     if records:
-        turn.append(tuple(records), OffsetsRemoved(waiter, tuple(errors)), replay=True)
+        context.append(tuple(records), OffsetsRemoved(waiter=waiter, errors=tuple(errors)), replay=True)
     else:
-        turn.reply(waiter, DeleteOffsetsResult(ErrorCode.NONE, tuple(errors)))
+        context.reply(waiter, DeleteOffsetsResult(error=ErrorCode.NONE, errors=tuple(errors)))
 
 
-def offsets_removed(done: OffsetsRemoved, error: ErrorCode, turn: Turn) -> None:
+def offsets_removed(done: OffsetsRemoved, error: ErrorCode, context: EventContext) -> None:
     """Responds to a deletion of offsets."""
     errors = done.errors if error is ErrorCode.NONE else ()
-    turn.reply(done.waiter, DeleteOffsetsResult(error, errors))
+    context.reply(done.waiter, DeleteOffsetsResult(error=error, errors=errors))
 
 
 def tombstones(group: GroupMetadata, topics: Mapping[str, bytes] | None = None) -> list[OffsetRecord]:

@@ -1,4 +1,4 @@
-"""Loads ``__consumer_offsets``, batch by batch, into a coordinator.
+"""Loads ``__consumer_offsets``, batch by batch, into the state machine of its groups.
 
 Offsets of a transaction take effect at its commit marker, and are dropped at an abort marker. Those of an
 open transaction wait in :attr:`OffsetsLoader.open_transactions`. Among the effective offsets of a partition,
@@ -13,8 +13,8 @@ import logging
 from collections.abc import Iterator
 
 from tidemill.groups.coordinator_effects import Now
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.interfaces import OFFSETS_TOPIC
 from tidemill.groups.offset_records import OffsetRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.records.batch import Batch
@@ -28,8 +28,8 @@ log = logging.getLogger("tidemill.groups")
 class OffsetsLoader:
     """Replays the log of one partition, from its start."""
 
-    def __init__(self, coordinator: GroupMetadataManager, partition: int, unpacked_bytes_max: int) -> None:
-        self.coordinator = coordinator
+    def __init__(self, state_machine: GroupMetadataManager, partition: int, unpacked_bytes_max: int) -> None:
+        self.state_machine = state_machine
         self.partition = partition
         self.unpacked_bytes_max = unpacked_bytes_max
         self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
@@ -85,7 +85,7 @@ class OffsetsLoader:
             for waiting in self.open_transactions.values():
                 if key in waiting and waiting[key][0] < offset:
                     del waiting[key]
-        self.coordinator.replay(change, now)
+        self.state_machine.replay(change, now)
 
     def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
         changes = self.open_transactions.pop(batch.producer_id, {})

@@ -1,33 +1,66 @@
-"""Timers by key, which can be set again and cancelled."""
+"""Timers by key, which can be set again and cancelled, and the keys of the group coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from tidemill.net.deadlines import Deadlines, Scheduler, Waiting
+from tidemill.groups.coordinator_effects import TimerKey
+from tidemill.net.deadlines import Deadlines, DelayedOperation, Scheduler
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class _Timer(Waiting):
-    """The timer of a key. It is over once the key is cancelled or set again."""
+class CoordinatorTimer(Enum):
+    """The timers of the group coordinator."""
+
+    EXPIRE_OFFSETS = "expire offsets"
+    REPORT_MOVES = "report moves"
+    """Ends the delay of responses to OffsetFetch requests for groups that moved."""
+
+
+class ShardTimer(Enum):
+    """The timers of a shard that belong to no group."""
+
+    LOAD = "load"
+    """Retries a failed load."""
+    APPEND = "append"
+    """Ends the wait for the oldest append."""
+
+
+class ShardTimerKey(NamedTuple):
+    """Identifies a timer of a shard, or of one of its groups."""
+
+    shard: int
+    """The number of the shard."""
+    timer: ShardTimer | TimerKey
+
+
+CoordinatorTimerKey: TypeAlias = CoordinatorTimer | ShardTimerKey
+
+
+class _Timer(DelayedOperation, Generic[KeyT]):
+    """The timer of a key. It is completed once the key is cancelled or set again."""
 
     __slots__ = ("_timers", "key")
 
-    def __init__(self, timers: Timers, key: Hashable) -> None:
+    def __init__(self, timers: Timers[KeyT], key: KeyT) -> None:
         self._timers = timers
         self.key = key
 
-    def on_deadline(self) -> None:
+    def on_expiration(self) -> None:
         self._timers.expired(self)
 
-    def is_over(self) -> bool:
+    def is_completed(self) -> bool:
         return self._timers.current.get(self.key) is not self
 
 
-class Timers:
+class Timers(Generic[KeyT]):
     """Calls ``fire(key)`` when a key's deadline is reached; deadlines are steady milliseconds."""
 
-    def __init__(self, scheduler: Scheduler, fire: Callable[[Hashable], None]) -> None:
-        self.current: dict[Hashable, _Timer] = {}
+    def __init__(self, scheduler: Scheduler, fire: Callable[[KeyT], None]) -> None:
+        self.current: dict[KeyT, _Timer[KeyT]] = {}
         """The timers that are set."""
         self._deadlines = Deadlines(scheduler)
         self.now_ms: Callable[[], int] = self._deadlines.now_ms
@@ -37,18 +70,18 @@ class Timers:
     def __len__(self) -> int:
         return len(self.current)
 
-    def set(self, key: Hashable, deadline_ms: int) -> None:
+    def set(self, key: KeyT, deadline_ms: int) -> None:
         """Sets the deadline of ``key``, and replaces its previous deadline."""
         timer = self.current[key] = _Timer(self, key)
         self._deadlines.add_at(deadline_ms, timer)
 
-    def cancel(self, key: Hashable) -> None:
+    def cancel(self, key: KeyT) -> None:
         """Cancels the timer of ``key``; does nothing when it is not set."""
         self.current.pop(key, None)
 
-    def expired(self, timer: _Timer) -> None:
-        """Fires a timer whose deadline is reached, unless it is over."""
-        if not timer.is_over():
+    def expired(self, timer: _Timer[KeyT]) -> None:
+        """Fires a timer whose deadline is reached, unless it is completed."""
+        if not timer.is_completed():
             del self.current[timer.key]
             self._fire(timer.key)
 

@@ -1,34 +1,42 @@
-"""Plain values with named fields that are cheap to define: importing a class costs only its body.
+"""Records with named fields that are cheap to define: importing a class costs only its body.
 
 A NamedTuple or a dataclass costs a third of a millisecond when its module is imported, and the broker
 starts with dozens of these. Here the constructor is compiled when the first value is created.
+
+A value cannot be hashed. The records of this folder that are hashed (keys of timers, and what the log holds)
+are NamedTuples.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 
-@dataclass_transform(frozen_default=True, eq_default=True)
-class Value:
-    """A frozen record: annotated fields, in order, with defaults that are never changed.
+class _ValueType(type):
+    """Creates a class with a slot for each annotated field."""
 
-    Type checkers treat values as frozen; there is no check and no cost at run time.
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
+        fields = tuple(namespace.get("__annotations__", ())) if bases else ()
+        namespace["_defaults"] = {field: namespace.pop(field) for field in fields if field in namespace}
+        namespace["_fields"] = namespace["__slots__"] = fields
+        return super().__new__(cls, name, bases, namespace)
+
+
+@dataclass_transform(frozen_default=True, eq_default=True, kw_only_default=True)
+class Value(metaclass=_ValueType):
+    """A record of annotated fields, with defaults that are never changed.
+
+    The fields are slots, and the constructor accepts keywords only. Type checkers treat a value as frozen;
+    there is no check at run time.
     """
 
-    __slots__ = ()
-    _fields: tuple[str, ...] = ()
-    _defaults: dict[str, Any] = {}  # noqa: RUF012 - of the class, and never changed
+    _fields: ClassVar[tuple[str, ...]]
+    _defaults: ClassVar[dict[str, Any]]
 
-    def __init_subclass__(cls) -> None:
-        names = tuple(cls.__annotations__)
-        cls._fields = names
-        cls._defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
         cls = type(self)
         _compile(cls)
-        cls.__init__(self, *args, **kwargs)
+        cls.__init__(self, **fields)
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed."""
@@ -50,7 +58,7 @@ class Value:
 def _compile(cls: type[Value]) -> None:
     """Generates the class's constructor."""
     parameters = [f"{name}=defaults[{name!r}]" if name in cls._defaults else name for name in cls._fields]
-    lines = [f"def __init__(self, {', '.join(parameters)}):"]
+    lines = [f"def __init__({', '.join(['self', '*', *parameters] if parameters else ['self'])}):"]
     lines += [f"    self.{name} = {name}" for name in cls._fields] or ["    pass"]
     namespace: dict[str, Any] = {"defaults": cls._defaults}
     exec("\n".join(lines), namespace)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tidemill.coordination.consumer_nodes import ConsumerOffsetNode, is_group_name
 from tidemill.coordination.coordination_store import (
@@ -27,20 +26,21 @@ from tidemill.coordination.coordination_store import (
 )
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.write_batches import in_pieces
+from tidemill.groups.value_classes import Value
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import NO_OFFSET, TopicPartition
 
 log = logging.getLogger("tidemill.groups")
 
 
-class StoredOffset(NamedTuple):
+class StoredOffset(Value):
     """The offset stored for one partition, or the error that explains its absence."""
 
     offset: int
     error: ErrorCode = ErrorCode.NONE
 
 
-class PartitionOffset(NamedTuple):
+class PartitionOffset(Value):
     """An offset to store."""
 
     partition: TopicPartition
@@ -111,14 +111,14 @@ class ZooKeeperOffsets:
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> list[StoredOffset]:
         """Returns the offsets of a group, in order; UNKNOWN_TOPIC_OR_PARTITION where none is stored."""
         if not is_group_name(group):
-            return [StoredOffset(NO_OFFSET, ErrorCode.INVALID_GROUP_ID)] * len(partitions)
+            return [StoredOffset(offset=NO_OFFSET, error=ErrorCode.INVALID_GROUP_ID)] * len(partitions)
         paths = [ConsumerOffsetNode.path(group, partition) for partition in partitions]
         try:
             nodes = await self._store.get_many(paths)
         except StoreError as problem:
-            return [StoredOffset(NO_OFFSET, _code(problem))] * len(partitions)
+            return [StoredOffset(offset=NO_OFFSET, error=_code(problem))] * len(partitions)
         return [
-            StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             if node is None
             else _stored(path, node.data)
             for path, node in zip(paths, nodes, strict=True)
@@ -127,10 +127,10 @@ class ZooKeeperOffsets:
 
 def _stored(path: str, data: bytes) -> StoredOffset:
     try:
-        return StoredOffset(ConsumerOffsetNode.decode(path, data))
+        return StoredOffset(offset=ConsumerOffsetNode.decode(path, data))
     except NodeFormatError as problem:
         log.error("%s", problem)
-        return StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_SERVER_ERROR)
+        return StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 def _code(problem: StoreError | None) -> ErrorCode:

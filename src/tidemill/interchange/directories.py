@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Final, NamedTuple
 
-from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
+from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
 from tidemill.log.checkpoint_files import CheckpointDamaged, read_offsets, read_partition_metadata
 from tidemill.log.file_names import (
     CLEAN_SHUTDOWN,
@@ -30,7 +30,7 @@ from tidemill.log.file_names import (
 from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
 from tidemill.log.meta_properties import MetaProperties, read_meta
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 SET_ASIDE: Final = (DELETE_DIRECTORY, FUTURE_DIRECTORY, STRAY_DIRECTORY)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from tidemill.coordination.coordination_store import subtree
-from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import CLUSTER_ID, CONSUMERS, PRODUCER_ID_BLOCK
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, DataDirectory, missing_links
@@ -38,7 +38,7 @@ from tidemill.model.configs import (
 )
 from tidemill.model.configs.message_format_versions import magic_of
 from tidemill.model.errors import ConfigError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import CURRENT_MAGIC
 

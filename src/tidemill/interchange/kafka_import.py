@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from tidemill.coordination.coordination_store import Create
-from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.interchange.cluster import NO_LEADER, ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, PartitionDirectory, missing_links
@@ -33,7 +33,7 @@ from tidemill.model.configs import (
     while_unreadable,
 )
 from tidemill.model.errors import ConfigError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 ALONE: Final = 1

@@ -24,7 +24,7 @@ from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicE
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.records.batch import parse_batch
 from tidemill.records.end_transaction_marker import control_record_type
 from tidemill.records.record_reader import read_stored

@@ -17,7 +17,7 @@ from tidemill.interchange.directories import BrokerDirectories, PartitionDirecto
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, ProtocolError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import read_stored
 from tidemill.wire.codec import decode

@@ -20,7 +20,7 @@ from tidemill.log.file_names import LOG_STARTS, RECOVERY_POINTS, parse_partition
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
@@ -83,6 +83,6 @@ def _append_end_markers(log: Log, aborted: Container[int], now_ms: int) -> list[
         is_committed = int(entry.producer_id) not in aborted
         data = build_end_marker(is_committed, now_ms, entry.producer_id, entry.epoch, coordinator_epoch)
         leader_epoch = max(int(log.leader_epochs.latest), 0)
-        log.append([parse_batch(data, 0, len(data))], leader_epoch, now_ms)
+        log.append(parse_batch(data, 0, len(data)), leader_epoch, now_ms)
         ended.append((int(entry.producer_id), first_offset))
     return ended

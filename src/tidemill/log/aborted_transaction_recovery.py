@@ -22,7 +22,7 @@ from tidemill.log.transaction_index import (
     read_index,
     write_index,
 )
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 
 def index_path(segment: LogSegment) -> str:

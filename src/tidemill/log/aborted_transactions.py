@@ -16,7 +16,7 @@ from tidemill.log.file_names import DELETED, TRANSACTION_INDEX, offset_name
 from tidemill.log.log import Log
 from tidemill.log.log_segment import LogSegment, Slice
 from tidemill.log.transaction_index import Aborted, decode_all
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 UNFILTERED_MAX: Final = 50
 """Up to this number, transactions are returned without a check of their first offsets: 16 bytes each."""

@@ -11,7 +11,7 @@ from typing import Final
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 from mypy_extensions import i64
 
-from tidemill.model.interfaces import File
+from tidemill.model.system_interfaces import File
 from tidemill.records.batch import (
     ATTRIBUTES,
     BASE_SEQUENCE,

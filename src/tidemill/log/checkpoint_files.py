@@ -33,8 +33,8 @@ import json
 from typing import Final
 
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Files
 from tidemill.model.os_error_texts import fault_of
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 CHECKPOINT_VERSION: Final = 0

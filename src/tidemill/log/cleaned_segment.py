@@ -12,7 +12,7 @@ from tidemill.log.file_names import CLEANED, SEGMENT_SUFFIXES, TRANSACTION_INDEX
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.transaction_index import Aborted, encode_all
 from tidemill.model.errors import KafkaError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 WRITE_BYTES: Final = 1024 * 1024
 """The number of bytes per write."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from tidemill.log.transaction_index import Aborted
 from tidemill.records.batch import Batch
-from tidemill.records.end_transaction_marker import ABORT, COMMIT, control_record_type
+from tidemill.records.end_transaction_marker import ABORT, COMMIT, MARKER_BATCH_BYTES_MAX, control_record_type
 from tidemill.records.record_reader import read_records
 
 
@@ -44,7 +44,7 @@ class CleanedTransactions:
     def marker_may_go(self, batch: Batch) -> bool:
         """Processes a control batch. Returns whether no batch of its transaction precedes it any more."""
         self._begin_up_to(int(batch.last_offset))
-        records = read_records(batch)
+        records = read_records(batch, MARKER_BATCH_BYTES_MAX)
         if not records:
             return True
         kind = control_record_type(records[0].key)

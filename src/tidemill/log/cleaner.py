@@ -25,7 +25,7 @@ from tidemill.log.file_names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted, read_all
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 GROUP_SEGMENTS_MAX: Final = 100
 """The maximum number of merged segments: the broker opens the files of all of them at the same time."""

@@ -25,7 +25,7 @@ from tidemill.log.cleaner_messages import (
     encode,
 )
 from tidemill.log.errors import storage_error
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import KafkaError
 
 NICENESS: Final = 10

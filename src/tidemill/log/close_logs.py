@@ -71,8 +71,6 @@ def _begin(log: Log, problems: list[str]) -> FlushJob | Failed | None:
     except StorageError as problem:
         problems.append(str(problem))
     else:
-        if job is not None:
-            job.sync_parent = False  # the caller syncs it once for all
         return job
     return Failed()
 
@@ -90,7 +88,7 @@ def _run(job: FlushJob | Failed | None) -> StorageError | None:
     """Syncs one log. Returns the error, or None."""
     if isinstance(job, FlushJob):
         try:
-            job.run()
+            job.run(with_parent=False)  # The caller syncs it once for all logs.
         except StorageError as problem:
             return problem
     return None

@@ -7,7 +7,7 @@ import heapq
 from collections import Counter
 from os.path import dirname
 
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 
 class DelayedFileRemoval:

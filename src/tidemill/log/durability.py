@@ -105,7 +105,9 @@ class Durability:
             at += 1
         return total
 
-    def begin_flush(self, end_offset: i64, producers: ProducerStateManager, whole: bool) -> FlushJob:
+    def begin_flush(
+        self, end_offset: i64, producers: ProducerStateManager, whole: bool, is_safe_point: bool
+    ) -> FlushJob:
         """Collects the files to sync for all records, or without ``whole`` for those before the active
         segment.
 
@@ -113,24 +115,30 @@ class Durability:
         """
         segments = self.segments
         end: i64 = end_offset if whole else segments.active.base_offset
-        job = FlushJob(segments.files, segments.directory, int(end), int(self.truncations))
-        job.names_changed = int(segments.names_changed)
-        job.epochs_changed = self.leader_epochs.changes
-        job.sync_directory = (
-            segments.names_changed != self.names_synced
-            or self.leader_epochs.is_unsynced
-            or self.id_changed != self.id_synced
+        job = FlushJob(
+            segments.files,
+            segments.directory,
+            offset=int(end),
+            base_offset=int(segments.active.base_offset),
+            position=int(segments.active.size) if whole else 0,
+            is_safe_point=is_safe_point,
+            truncations=int(self.truncations),
+            names_changed=int(segments.names_changed),
+            epochs_changed=self.leader_epochs.changes,
+            id_changed=int(self.id_changed),
+            is_truncated=self.truncations != self.truncations_synced,
+            sync_directory=(
+                segments.names_changed != self.names_synced
+                or self.leader_epochs.is_unsynced
+                or self.id_changed != self.id_synced
+            ),
+            sync_parent=self.parent_unsynced,
         )
-        job.id_changed = int(self.id_changed)
         if self.id_changed != self.id_synced:
             job.add_path(f"{segments.directory}/{PARTITION_METADATA}")
-        job.is_cut = self.truncations != self.truncations_synced
-        job.sync_parent = self.parent_unsynced
         self.flushes = [one for one in self.flushes if not one.ended]
         self.flushes.append(job)
         self._add_segments(job, whole)
-        job.base_offset = int(segments.active.base_offset)
-        job.position = int(segments.active.size) if whole else 0
         if self.leader_epochs.is_unsynced:
             job.add_path(self.leader_epochs.path)
         if segments.names_changed != self.names_synced and producers.snapshot_offset >= 0:

@@ -22,7 +22,7 @@ from typing import Final
 from tidemill.log.errors import storage_error
 from tidemill.log.file_names import BOOT
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 DISTRUSTED: Final = ".tidemill-distrusted"
 NO_BOOT: Final = b"a sync failed"

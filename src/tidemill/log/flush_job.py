@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
 from tidemill.log.errors import storage_error
-from tidemill.model.interfaces import File, Files
+from tidemill.model.system_interfaces import File, Files
 
 
 class FlushJob:
     """The files to sync so that everything before :attr:`offset` is on disk."""
 
-    def __init__(self, files: Files, directory: str, offset: int, truncations: int) -> None:
-        self.offset = offset
-        self.truncations = truncations
-        """The number of truncations of the log when the job was created."""
-        self.names_changed = 0
-        self.epochs_changed = 0
-        self.id_changed = 0
-        """The counts of changed names, leader epochs and topic ids when the job was created."""
-        self.base_offset = 0
-        self.position = 0
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        *,
+        offset: int,
+        base_offset: int,
+        position: int,
+        is_safe_point: bool,
+        truncations: int,
+        names_changed: int,
+        epochs_changed: int,
+        id_changed: int,
+        is_truncated: bool,
+        sync_directory: bool,
+        sync_parent: bool,
+    ) -> None:
+        self.offset: Final = offset
+        self.base_offset: Final = base_offset
+        self.position: Final = position
         """The active segment, and the position up to which this job syncs it."""
-        self.is_safe_point = False
-        """Whether the recovery point advances so far that it is checkpointed at once."""
-        self.sync_directory = False
-        self.is_cut = False
+        self.truncations: Final = truncations
+        """The number of truncations of the log when the job was created."""
+        self.names_changed: Final = names_changed
+        self.epochs_changed: Final = epochs_changed
+        self.id_changed: Final = id_changed
+        """The counts of changed names, leader epochs and topic ids when the job was created."""
+        self.is_truncated: Final = is_truncated
         """Whether segments were removed from the end since the last flush."""
-        self.sync_parent = False
+        self.sync_directory: Final = sync_directory
+        self.sync_parent: Final = sync_parent
+        self.is_safe_point: Final = is_safe_point
+        """Whether the new recovery point spares recovery so much that it is checkpointed at once."""
         self.ended = False
-        self._files = files
-        self._directory = directory
+        self._files: Final = files
+        self._directory: Final = directory
         self._open: list[File] = []
         self._paths: list[str] = []
 
@@ -43,10 +59,13 @@ class FlushJob:
         """Adds a file by its path; it is skipped if it has been removed."""
         self._paths.append(path)
 
-    def run(self) -> None:
-        """Syncs the files, in any thread. Raises StorageError."""
+    def run(self, *, with_parent: bool = True) -> None:
+        """Syncs the files, in any thread. Raises StorageError.
+
+        Without ``with_parent``, the caller syncs the parent of the directory.
+        """
         try:
-            if self.is_cut:
+            if self.is_truncated:
                 # Before the truncated file: a power failure in between would restore the removed segments.
                 self._files.sync_directory(self._directory)
             for file in self._open:
@@ -55,7 +74,7 @@ class FlushJob:
                 self._sync_path(path)
             if self.sync_directory:
                 self._files.sync_directory(self._directory)
-            if self.sync_parent:
+            if self.sync_parent and with_parent:
                 self._files.sync_directory(os.path.dirname(self._directory))
         except OSError as problem:
             raise storage_error("sync", problem.filename or self._directory, problem) from problem

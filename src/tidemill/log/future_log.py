@@ -38,7 +38,7 @@ from tidemill.log.log_manager import LogManager
 from tidemill.log.log_segment import Slice
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 
 UNKNOWN: Final = -1

@@ -28,7 +28,7 @@ from tidemill.log.file_names import (
     offset_name,
     offset_of,
 )
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 _KNOWN_FILES: Final = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO, RECORDS_LOST})
 

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
 from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint, render_checkpoint
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 UNDEFINED: Final = (-1, -1)
 RUNS_WEIGHED_MAX: Final = 1000

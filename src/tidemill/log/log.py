@@ -40,9 +40,9 @@ from tidemill.log.segment_list import SegmentList
 from tidemill.log.segment_swap import SegmentSwap
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.timestamp_lookup import first_at, largest, starts
-from tidemill.log.transaction_index import append_entry, cut_entries
+from tidemill.log.transaction_index import append_entry, truncate_entries
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import (
     CONTROL_FLAG,
@@ -187,17 +187,15 @@ class Log:
 
     # -- appending
 
-    def append(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Appends validated batches of a producer and assigns their offsets.
+    def append(self, batch: Batch, leader_epoch: i64, now_ms: i64) -> AppendResult:
+        """Appends a validated batch of a producer and assigns its offsets.
 
         Raises KafkaError for a fenced producer, for an out-of-order sequence and for a batch larger than a
-        segment, and StorageError if the disk fails. The log is then unchanged.
+        segment, and StorageError if the disk fails. No record of the failed batch is stored; a roll or a
+        leader epoch may remain.
         """
-        if len(batches) != 1:
-            return self._append_all(batches, leader_epoch, now_ms)
         if self._truncation is not None:
             self.finish_truncation()
-        batch = batches[0]
         if batch.producer_id >= 0 and batch.attributes & CONTROL_FLAG == 0:
             kept = self._check_producer(batch)
             if kept is not None:
@@ -242,24 +240,12 @@ class Log:
         self.producer_state.end_offset = last_offset + 1
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
-    def _append_all(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Appends several batches of one request, one after another. A duplicate determines the result."""
-        if len(batches) == 0:
-            raise ValueError("append needs at least one batch")
-        first = self.append(batches[:1], leader_epoch, now_ms)
-        last = first
-        for at in range(1, len(batches)):
-            last = self.append(batches[at : at + 1], leader_epoch, now_ms)
-        return AppendResult(
-            first.base_offset, last.last_offset, last.append_time_ms, self.start_offset, first.duplicate
-        )
-
     def append_messages(self, messages: MessageSet, leader_epoch: i64, now_ms: i64) -> AppendResult:
         """Appends a validated message set of format v0 or v1 and assigns its offsets.
 
         Like in Kafka, the result has the append time even for format v0, which does not store it. Raises
-        KafkaError for a set larger than a segment, and StorageError if the disk fails. The log is then
-        unchanged.
+        KafkaError for a set larger than a segment, and StorageError if the disk fails. No record of the
+        failed set is stored; a roll or a leader epoch may remain.
         """
         self.finish_truncation()
         base_offset: i64 = self.end_offset
@@ -486,7 +472,9 @@ class Log:
     def _undo_abort(self, segment: LogSegment, offset: i64) -> None:
         """Removes the index entry of the marker at ``offset``, which could not be appended."""
         with contextlib.suppress(OSError):
-            cut_entries(self.segment_list.files, self.segment_list.transaction_index(segment), int(offset))
+            truncate_entries(
+                self.segment_list.files, self.segment_list.transaction_index(segment), int(offset)
+            )
 
     def _duplicate_result(self, kept: KeptBatch) -> AppendResult:
         append_time: i64 = kept.timestamp if self._append_time else NO_TIMESTAMP
@@ -726,11 +714,11 @@ class Log:
 
     def _truncate_files(self, pending: PendingTruncation) -> None:
         if pending.gone and self.durability.is_flushing:
-            # The flush may bring the truncation to disk, but not the names: see FlushJob.is_cut.
+            # The flush may bring the truncation to disk, but not the names: see FlushJob.is_truncated.
             self.segment_list.files.sync_directory(self.directory)
         segment = self.segment_list.active
         segment.truncate(segment.size)
-        cut_entries(
+        truncate_entries(
             self.segment_list.files, self.segment_list.transaction_index(segment), int(self.end_offset)
         )
         self.leader_epochs.save_changed()
@@ -911,9 +899,12 @@ class Log:
         Call ``job.run()`` in any thread, then ``finish_flush(job)`` here. First completes a truncation that
         failed half way. Raises StorageError if a file cannot be opened.
         """
+        return self._begin_flush(whole, not whole)
+
+    def _begin_flush(self, whole: bool, is_safe_point: bool) -> FlushJob:
         self.finish_truncation()
         try:
-            return self.durability.begin_flush(self.end_offset, self.producer_state, whole)
+            return self.durability.begin_flush(self.end_offset, self.producer_state, whole, is_safe_point)
         except OSError as problem:
             raise storage_error("open for a sync", problem.filename or self.directory, problem) from problem
 
@@ -926,8 +917,7 @@ class Log:
             self.snapshots.write(self.producer_state)
         except OSError as problem:
             raise storage_error("write the producer snapshot of", self.directory, problem) from problem
-        job = self.begin_flush()
-        job.is_safe_point = True
+        job = self._begin_flush(True, True)
         self._add_active_indexes(job)
         return job
 

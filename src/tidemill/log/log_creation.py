@@ -14,7 +14,7 @@ from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.producer_state_manager import ProducerStateManager
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 

@@ -29,7 +29,7 @@ from tidemill.log.log import Log
 from tidemill.log.meta_properties import VERSION, MetaProperties, new_id, read_meta, write_meta
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.model.errors import ConfigError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 
 
@@ -43,10 +43,10 @@ class DataDirectory:
         "cleaner_offsets",
         "failure",
         "has_failed",
+        "has_unwritten_meta",
         "high_watermarks",
         "is_blank",
         "is_outdated",
-        "is_unsigned",
         "leaving",
         "lock",
         "logs",
@@ -82,7 +82,7 @@ class DataDirectory:
         """A sync in it failed before the last shutdown, or another fault of its disk took it offline."""
         self.lock: Any = None
         self.meta: MetaProperties | None = None
-        self.is_unsigned = False
+        self.has_unwritten_meta = False
         """The directory has no ``meta.properties`` although others have: it is new, or the mount point of a
         missing disk.
         """
@@ -347,15 +347,15 @@ class DataDirectories:
     def claim(self, cluster_id: str, node_id: int, version: str = VERSION) -> None:
         """Verifies that the directories belong to this broker, and writes ``meta.properties`` of new ones.
 
-        ``version`` is that of ``meta.properties``. If only some directories are new, :meth:`sign_new` writes
-        theirs after no partition was found to be missing. Raises ConfigError, and StorageError if no
-        directory is left, and then releases the locks.
+        ``version`` is that of ``meta.properties``. If only some directories are new,
+        :meth:`write_new_meta_properties` writes theirs after no partition was found to be missing. Raises
+        ConfigError, and StorageError if no directory is left, and then releases the locks.
         """
         try:
             self.stored_cluster_id()
-            is_signed = [directory.meta is not None for directory in self.working]
+            is_written = [directory.meta is not None for directory in self.working]
             for directory in self.working:
-                directory.is_unsigned = directory.meta is None and any(is_signed)
+                directory.has_unwritten_meta = directory.meta is None and any(is_written)
             self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id, version))
         except BaseException:
             self.unlock()
@@ -418,26 +418,26 @@ class DataDirectories:
         return [
             directory.path
             for directory in self.working
-            if not directory.is_unsigned and not self.files.exists(directory.file(META_PROPERTIES))
+            if not directory.has_unwritten_meta and not self.files.exists(directory.file(META_PROPERTIES))
         ]
 
-    def sign_new(self) -> None:
+    def write_new_meta_properties(self) -> None:
         """Writes ``meta.properties`` of directories that were new beside others: no partition is missing."""
         for directory in self.working:
-            if directory.is_unsigned and directory.meta is not None:
+            if directory.has_unwritten_meta and directory.meta is not None:
                 path = directory.file(META_PROPERTIES)
                 try:
                     write_meta(self.files, path, directory.meta)
                 except OSError as problem:
                     raise storage_error("write", path, problem) from problem
-                directory.is_unsigned = False
+                directory.has_unwritten_meta = False
 
     def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int, version: str) -> None:
         meta = directory.meta
         path = directory.file(META_PROPERTIES)
         if meta is None:
             directory.meta = MetaProperties(cluster_id, node_id, new_id(), version=version)
-            if not directory.is_unsigned:
+            if not directory.has_unwritten_meta:
                 write_meta(self.files, path, directory.meta)
             return
         if meta.cluster_id and meta.cluster_id != cluster_id:

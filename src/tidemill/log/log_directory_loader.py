@@ -423,9 +423,9 @@ class LogDirectoryLoader:
         if (lost or opening.has_lost or is_noted) and not place.is_future:
             self.all.damaged.add(place.key)
         if lost and not place.is_future:
-            if opening.cut_warning >= 0:
+            if opening.truncation_warning >= 0:
                 # One warning per loss.
-                opening.warnings[opening.cut_warning] += f". {lost}"
+                opening.warnings[opening.truncation_warning] += f". {lost}"
             else:
                 opening.warnings.append(lost)
         self.all.warnings += opening.warnings

@@ -46,7 +46,7 @@ from tidemill.log.leader_epoch_recovery import begin_at_log_end, recover_earlier
 from tidemill.log.log import Log
 from tidemill.log.log_config import INT64_MAX, LogConfig
 from tidemill.log.log_segment import LogSegment
-from tidemill.log.lost_records import cut_segment
+from tidemill.log.lost_records import truncate_segment
 from tidemill.log.producer_snapshots import write_snapshot
 from tidemill.log.producer_state_loader import load_producers
 from tidemill.log.producer_state_manager import ProducerStateManager
@@ -58,7 +58,7 @@ from tidemill.log.recovery_walk import (
     walk_segment,
     zeros_to_end,
 )
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 SPARED_BYTES_MIN: Final = 64 * 1024 * 1024
@@ -106,9 +106,9 @@ class LogLoader:
         self.clean = clean
         self.lost_unsynced = lost_unsynced
         self.cleaned_behind_checkpoint = cleaned_behind_checkpoint
-        self._keeps_cut_bytes = clean
+        self._keeps_truncated_bytes = clean
         self.warnings: list[str] = []
-        self.cut_warning = -1
+        self.truncation_warning = -1
         """The index of the warning about the truncated or damaged end of the log; -1: none."""
         self.progress = Progress()
         self.has_lost = False
@@ -254,7 +254,7 @@ class LogLoader:
         segment.release()
         for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
             path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
-            if suffix == LOG and segment.size and self._keeps_cut_bytes:
+            if suffix == LOG and segment.size and self._keeps_truncated_bytes:
                 self.files.rename(path, f"{path}.0{CUT}")
             elif self.files.exists(path):
                 self.files.rename(path, path + DELETED)
@@ -289,7 +289,7 @@ class LogLoader:
             f"{last.path}: the last shutdown was clean, but the end of the file is damaged "
             f"({scan.fault or 'its index points beyond the end'}): recovering it"
         )
-        self.cut_warning = len(self.warnings)
+        self.truncation_warning = len(self.warnings)
         self.warnings.append(self._tail_warning)
         self.recovery_point = min(self.recovery_point, last.base_offset)
         self.clean = False
@@ -432,14 +432,14 @@ class LogLoader:
         lost = segment.size - position
         if gone or not walk.truncated or self._is_synced(walk) or zeros_to_end(segment, walk.position):
             self._mark_loss()
-        text = f"{self.topic_partition}: {self._describe_cut(segment, gone, walk)}"
+        text = f"{self.topic_partition}: {self._describe_truncation(segment, gone, walk)}"
         if self._tail_warning:
             # One warning per truncation.
             self.warnings.remove(self._tail_warning)
             self._tail_warning = ""
             text += ", although the last shutdown was clean"
         text += f": {segment.path}: {kind} at byte {position} (offset {walk.next_offset}): {walk.fault}"
-        text += f"; {lost} bytes are cut"
+        text += f"; {lost} bytes are truncated"
         if gone:
             text += f", and {len(gone)} later segments removed"
         # As in a truncation, the last segment first: an interruption leaves no hole.
@@ -449,18 +449,20 @@ class LogLoader:
             # A power failure after the truncation of the file must not restore the removed segments.
             self.files.sync_directory(self.directory)
         del segments[at + 1 :]
-        self.cut_warning = len(self.warnings)
-        self.warnings.append(text + cut_segment(self.files, segment, position, keep=self._keeps_cut_bytes))
+        self.truncation_warning = len(self.warnings)
+        self.warnings.append(
+            text + truncate_segment(self.files, segment, position, keep=self._keeps_truncated_bytes)
+        )
 
     def _is_synced(self, walk: RecoveryWalk) -> bool:
         """Whether the fault is in the part that a clean shutdown had synced, when no write was in progress.
 
         The shutdown recorded the log end offset; bytes after it are no records.
         """
-        return self._keeps_cut_bytes and not 0 < self._synced_end <= walk.next_offset
+        return self._keeps_truncated_bytes and not 0 < self._synced_end <= walk.next_offset
 
-    def _describe_cut(self, segment: LogSegment, gone: list[LogSegment], walk: RecoveryWalk) -> str:
-        """Describes the records that are cut, from the headers after the fault and the checkpoint."""
+    def _describe_truncation(self, segment: LogSegment, gone: list[LogSegment], walk: RecoveryWalk) -> str:
+        """Describes the records that are truncated, from the headers after the fault and the checkpoint."""
         first = int(walk.next_offset)
         end = self._synced_end
         for later in gone:
@@ -469,8 +471,8 @@ class LogLoader:
         while scan.step():
             end = max(end, int(scan.last_offset) + 1)
         if end <= first:
-            return f"the end from offset {first} on is cut, which has no complete record"
-        return f"the records of offsets {first} to {end - 1} are cut"
+            return f"the end from offset {first} on is truncated, which has no complete record"
+        return f"the records of offsets {first} to {end - 1} are truncated"
 
     def _check_indexes(self, before: list[LogSegment], segment: LogSegment, end_offset: int) -> None:
         """Validates the indexes of a segment before the recovery point, which is safely on disk."""

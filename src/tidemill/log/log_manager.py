@@ -41,8 +41,8 @@ from tidemill.log.lost_records import describe_loss
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.log.retention import POLICIES, Policy, expired_segments
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import in_one_go
-from tidemill.model.interfaces import Files
+from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 PRODUCER_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
@@ -157,16 +157,18 @@ class LogManager:
         if topic_partition in self.dirs.ambiguous and not is_new:
             raise StorageError(self.dirs.ambiguous[topic_partition])
         is_rebuilt = not is_new and self.dirs.may_rebuild(topic_partition)
-        unsigned = [directory.path for directory in working if directory.is_unsigned]
-        if unsigned and not is_new and not is_rebuilt:
+        unwritten = [directory.path for directory in working if directory.has_unwritten_meta]
+        if unwritten and not is_new and not is_rebuilt:
             self.missed += 1
             raise StorageError(
                 f"{topic_partition} is in no data directory, and no other broker has a replica of it. "
-                f"{unsigned[0]} was new at the start: is its disk mounted? Mount it and restart. If its data "
-                "is permanently lost, delete the topic and restart"
+                f"{unwritten[0]} was new at the start: is its disk mounted? Mount it and restart. If its "
+                "data is permanently lost, delete the topic and restart"
             )
         places = [
-            one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_unsigned)
+            one
+            for one in working
+            if one.path not in self.cordoned and (is_rebuilt or not one.has_unwritten_meta)
         ]
         directory = self._choose_directory(topic_partition, places)
         self._remove_former(topic_partition, directory, now_ms)
@@ -428,9 +430,7 @@ class LogManager:
                 if log.is_flush_due_at(now_ms):
                     due.append((log, log.begin_flush()))
                 elif log.recovery_point < log.active.base_offset:
-                    job = log.begin_flush(whole=False)
-                    job.is_safe_point = True
-                    due.append((log, job))
+                    due.append((log, log.begin_flush(whole=False)))
                 elif log.recovery_point < log.end_offset:
                     unsynced.append((int(log.unsynced_bytes), log))
             except StorageError as problem:
@@ -467,9 +467,9 @@ class LogManager:
 
     def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
         """The checkpoints with which the next start opens the logs in ``directories`` and detects losses."""
-        return in_one_go(self.collecting_log_checkpoints(directories))
+        return run_without_pauses(self.log_checkpoints_in_slices(directories))
 
-    def collecting_log_checkpoints(
+    def log_checkpoints_in_slices(
         self, directories: Iterable[DataDirectory]
     ) -> Generator[None, None, list[OffsetCheckpoint]]:
         """Same as :meth:`log_checkpoints`, with pauses between many logs."""
@@ -478,7 +478,7 @@ class LogManager:
         for file in [
             file for one in chosen for file in (one.recovery_points, one.start_offsets, one.high_watermarks)
         ]:
-            if (yield from file.collecting()):
+            if (yield from file.collect_in_slices()):
                 taken.append(file)
         return taken
 

@@ -19,7 +19,7 @@ from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.time_index import TimeIndex
 from tidemill.model.errors import KafkaError
-from tidemill.model.interfaces import File, Files
+from tidemill.model.system_interfaces import File, Files
 from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC, Batch
 from tidemill.records.legacy_formats import TIMESTAMP
 from tidemill.records.record_cursor import open_cursor
@@ -273,7 +273,7 @@ class LogSegment:
             return -1 if start > 0 else scan.position
         return self.size
 
-    def cut(self, position: i64, bytes_max: i64, whole_first: bool) -> i64:
+    def read_size(self, position: i64, bytes_max: i64, whole_first: bool) -> i64:
         """The number of bytes from ``position`` that a read of at most ``bytes_max`` returns.
 
         The range ends at a batch boundary if the index has one, so that no bytes are sent twice. If the first

@@ -1,4 +1,4 @@
-"""Detects records that a log has lost although a checkpoint has their offsets, and keeps cut bytes.
+"""Detects records that a log has lost although a checkpoint has their offsets, and keeps truncated bytes.
 
 After a clean shutdown every byte of a log was on disk: damage was then caused by the disk or another program.
 The damaged bytes are kept in a file for inspection, and nothing removes it.
@@ -11,7 +11,7 @@ from typing import Final
 
 from tidemill.log.file_names import CUT, HIGH_WATERMARKS, LOG, RECOVERY_POINTS, SNAPSHOT, SWAP, offset_of
 from tidemill.log.log_segment import LogSegment
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 
@@ -50,7 +50,7 @@ def has_no_segment(names: Iterable[str]) -> bool:
     return not any(name.endswith((LOG, LOG + SWAP)) for name in names)
 
 
-def keep_cut(files: Files, path: str, position: int, size: int) -> str:
+def keep_truncated(files: Files, path: str, position: int, size: int) -> str:
     """Copies a log file from ``position`` on to a ``.cut`` file, and syncs it. Returns its path."""
     kept = f"{path}.{position}{CUT}"
     if files.exists(kept):
@@ -72,11 +72,11 @@ def keep_cut(files: Files, path: str, position: int, size: int) -> str:
     return kept
 
 
-def cut_segment(files: Files, segment: LogSegment, position: int, *, keep: bool) -> str:
+def truncate_segment(files: Files, segment: LogSegment, position: int, *, keep: bool) -> str:
     """Truncates a log file at ``position`` and syncs it. Returns a text about the kept bytes."""
     kept_text = ""
     if keep:
-        kept = keep_cut(files, segment.path, position, int(segment.size))
+        kept = keep_truncated(files, segment.path, position, int(segment.size))
         files.sync_directory(segment.directory)
         kept_text = f"; they are kept in {kept}, which is not used or removed"
     file = segment.file()

@@ -25,8 +25,8 @@ from typing import Final
 
 from tidemill.log.checkpoint_files import encode_id
 from tidemill.model.errors import ConfigError
-from tidemill.model.interfaces import Files
 from tidemill.model.os_error_texts import fault_of
+from tidemill.model.system_interfaces import Files
 
 VERSION: Final = "1"
 VERSION_ON_ZOOKEEPER: Final = "0"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterable
 from tidemill.log.checkpoint_files import read_offsets, render_checkpoint
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, in_one_go, slices_of
-from tidemill.model.interfaces import Files
+from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, run_without_pauses, slices_of
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 
 
@@ -74,9 +74,9 @@ class OffsetCheckpoint:
 
     def collect(self) -> bool:
         """Collects the changed offsets, on the event loop. Returns whether the file has to be written."""
-        return in_one_go(self.collecting())
+        return run_without_pauses(self.collect_in_slices())
 
-    def collecting(self) -> Generator[None, None, bool]:
+    def collect_in_slices(self) -> Generator[None, None, bool]:
         """Same as :meth:`collect`, with pauses between many offsets.
 
         Offsets that change meanwhile are left for the next call. Offsets that were collected but not written

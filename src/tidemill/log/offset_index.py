@@ -22,7 +22,7 @@ from librt.strings import BytesWriter, read_i32_be, write_i32_be
 from mypy_extensions import i32, i64
 
 from tidemill.log.sparse_index import SparseIndex
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 OFFSET_ENTRY_BYTES: Final = 4 + 4
 

@@ -2,13 +2,13 @@
 
 An open-addressed table refers to entries in chunks of 64-bit words, and an entry holds the key itself:
 
-=========  =====================================================================================
-word       content
-=========  =====================================================================================
-table slot 27 bits of the key's hash, then 36 bits: the entry's first word + 1; 0 is an empty slot
-entry 0    offset minus the map's first one (57 bits), length code (6 bits)
-entry 1..  the key's bytes, little-endian, the last word filled up with zeros
-=========  =====================================================================================
+==========  =====================================================================================
+word        content
+==========  =====================================================================================
+table slot  27 bits of the key's hash, then 36 bits: the entry's first word + 1; 0 is an empty slot
+entry 0     offset minus the map's first one (57 bits), length code (6 bits)
+entry 1..   the key's bytes, little-endian, the last word filled up with zeros
+==========  =====================================================================================
 
 The length code is the key's length up to 32; a longer key is stored as its SHA-256, code 33. Two different
 keys are therefore never confused, even with equal hashes: a map of hashes alone would lose one of them. A key

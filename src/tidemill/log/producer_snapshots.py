@@ -11,7 +11,7 @@ from mypy_extensions import i64
 from tidemill.log.file_names import SNAPSHOT, offset_name, offset_of
 from tidemill.log.producer_state_manager import ProducerStateManager
 from tidemill.log.segment_list import SegmentList
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 
 class ProducerSnapshots:

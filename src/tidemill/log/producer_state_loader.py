@@ -18,7 +18,7 @@ from tidemill.log.producer_state_manager import (
 )
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, parse_batch
 from tidemill.records.end_transaction_marker import MARKER_BATCH_BYTES_MAX, read_marker
 

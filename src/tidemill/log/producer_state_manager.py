@@ -10,18 +10,18 @@ byte  type   field       notes
 6     int32  count       of the entries that follow, 42 bytes each
 ====  =====  ==========  ====================================================================
 
-=====  ==========================  =========================================================
-type   field of an entry           notes
-=====  ==========================  =========================================================
+=====  ===========================  =========================================================
+type   field of an entry            notes
+=====  ===========================  =========================================================
 int64  producer id
 int16  producer epoch
-int32  last sequence               of the producer's last batch; -1 if unknown
-int64  last offset                 of that batch; -1 if unknown
-int32  offset delta                last minus first offset of that batch
-int64  timestamp                   ms; the largest of that batch
-int32  coordinator epoch           of the last transaction marker; -1 without
-int64  first offset of transaction of the open transaction; -1 without
-=====  ==========================  =========================================================
+int32  last sequence                of the producer's last batch; -1 if unknown
+int64  last offset                  of that batch; -1 if unknown
+int32  offset delta                 last minus first offset of that batch
+int64  timestamp                    ms; the largest of that batch
+int32  coordinator epoch            of the last transaction marker; -1 without
+int64  first offset of transaction  of the open transaction; -1 without
+=====  ===========================  =========================================================
 
 A sequence number counts the records of a producer in a partition, and continues at 0 after 2^31 - 1. The last
 five batches of each producer are kept, so that a retried batch (at most five requests are in flight) gets the

@@ -22,7 +22,7 @@ from tidemill.log.file_names import (
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_segment import LogSegment, Slice
 from tidemill.log.segment_swap import SegmentSwap, pin_all, unpin_all
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 
 class SegmentList:
@@ -177,8 +177,7 @@ class SegmentList:
                     self.removals.add(path + DELETED, int(due_ms))
 
     def release(self) -> None:
-        """Closes all files until they are needed again."""
-        self.complete_swap()
+        """Closes all files until they are needed again. The caller has completed a swap."""
         for segment in self.all:
             segment.release()
 
@@ -224,7 +223,7 @@ class SegmentList:
             self.removals.add(path, int(due_ms))
         return True
 
-    def complete_swap(self, now_ms: i64 = 0) -> None:
+    def complete_swap(self, now_ms: i64) -> None:
         """Completes a swap whose renames have begun, or cancels it, before other changes of segments."""
         swap = self._swap
         if swap is not None:
@@ -288,7 +287,7 @@ class SegmentList:
         if size <= 0:
             return None
         if size > bytes_max:
-            size = segment.cut(position, bytes_max, whole_first)
+            size = segment.read_size(position, bytes_max, whole_first)
             if size > end - position:
                 size = end - position
         return Slice(segment.file(), position, size, recent)

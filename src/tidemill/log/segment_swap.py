@@ -8,7 +8,7 @@ step                                         the next start after a crash
    first                                     otherwise continues with step 3
 3. the old files are renamed to              continues: a complete ``.swap`` replaces the segments
    ``.deleted``, the oldest segment first    in its range of offsets
-4. ``.swap`` is removed from the names          does the same
+4. ``.swap`` is removed from the names       does the same
 5. the directory is synced                   finds the new segment
 ============================================ =========================================================
 
@@ -31,7 +31,7 @@ from tidemill.log.file_names import CLEANED, DELETED, LOG, SEGMENT_SUFFIXES, SNA
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.model.errors import CorruptMessage
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 
 def pin_all(segments: Sequence[LogSegment]) -> None:

@@ -20,7 +20,7 @@ from librt.strings import read_i32_be
 from mypy_extensions import i64
 
 from tidemill.log.open_files import OPEN_FILES
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 RELATIVE_OFFSET_MAX: Final = 0x7FFFFFFF
 """The largest difference between a record's offset and the base offset of its segment."""
@@ -234,7 +234,7 @@ class SparseIndex:
         """Removes all entries but the first ``entries``, and zeroes their bytes."""
         self.load()
         if entries < self.entries:
-            self._cut(entries)
+            self._truncate_entries(entries)
 
     def keep_growing(self) -> bool:
         """Removes the entries from the first pair on that does not grow. Returns whether there was one.
@@ -245,7 +245,7 @@ class SparseIndex:
         slot: i64 = self._growing()
         all_grow: bool = slot == self.entries
         # Either entry of a pair that does not grow may be wrong. Entries after a hole are removed, too.
-        self._cut(slot if all_grow or slot == 0 else slot - 1)
+        self._truncate_entries(slot if all_grow or slot == 0 else slot - 1)
         return not all_grow
 
     def _growing(self) -> i64:
@@ -261,7 +261,7 @@ class SparseIndex:
             return f"its size {size} is not a multiple of {self.entry_bytes}"
         return ""
 
-    def _cut(self, entries: i64) -> None:
+    def _truncate_entries(self, entries: i64) -> None:
         position: i64 = entries * self.entry_bytes
         self._map = None
         self._writable = False

@@ -24,7 +24,7 @@ from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, w
 from mypy_extensions import i32, i64
 
 from tidemill.log.sparse_index import SparseIndex
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 TIME_ENTRY_BYTES: Final = 8 + 4
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from tidemill.log.file_names import TRANSACTION_INDEX, offset_of
-from tidemill.model.interfaces import File, Files
+from tidemill.model.system_interfaces import File, Files
 
 ABORTED_ENTRY: Final = struct.Struct(">hqqqq")
 ABORTED_ENTRY_BYTES: Final = 2 + 4 * 8
@@ -65,25 +65,25 @@ def append_entry(files: Files, path: str, entry: Aborted) -> None:
     """
     file = files.open(path, create=True)
     try:
-        _cut(file, entry.last_offset)
+        _truncate(file, entry.last_offset)
         file.append([ABORTED_ENTRY.pack(*entry)])
     finally:
         file.close()
 
 
-def cut_entries(files: Files, path: str, offset: int) -> None:
+def truncate_entries(files: Files, path: str, offset: int) -> None:
     """Removes the entries of markers at or after ``offset``. Raises OSError."""
     try:
         file = files.open(path)
     except FileNotFoundError:
         return
     try:
-        _cut(file, offset)
+        _truncate(file, offset)
     finally:
         file.close()
 
 
-def _cut(file: File, offset: int) -> None:
+def _truncate(file: File, offset: int) -> None:
     size = int(file.size())
     whole = size - size % ABORTED_ENTRY_BYTES
     while whole:

@@ -14,8 +14,8 @@ import tempfile
 from typing import Any, Final, TypeAlias
 
 from tidemill.log.file_names import LOG
-from tidemill.log.files import SystemFile, SystemFiles
-from tidemill.model.interfaces import File, Files
+from tidemill.log.system_files import SystemFile, SystemFiles
+from tidemill.model.system_interfaces import File, Files
 
 COPIED_BYTES_MAX: Final = 256 * 1024 * 1024
 """Only small files are changed in place; a start appends to no log."""

@@ -34,7 +34,7 @@ from tidemill.log_tools.dump_log import log_entries
 from tidemill.log_tools.index_entries import aborted_entries, offset_entries, time_entries
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, StorageError
-from tidemill.model.interfaces import File, Files
+from tidemill.model.system_interfaces import File, Files
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
 

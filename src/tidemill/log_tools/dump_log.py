@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tidemill.log.batch_scan import BatchScan
 from tidemill.model.errors import KafkaError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NONE, Batch, check_crc, parse_batch
 from tidemill.records.compression import CODEC_NAMES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 FINDINGS_KEPT: Final = 50

@@ -14,7 +14,7 @@ from typing import Final
 from tidemill.log.offset_index import OFFSET_ENTRY_BYTES
 from tidemill.log.time_index import TIME_ENTRY_BYTES
 from tidemill.log.transaction_index import ABORTED_ENTRY, ABORTED_ENTRY_BYTES
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 _OFFSET_ENTRY: Final = struct.Struct(">ii")
 _TIME_ENTRY: Final = struct.Struct(">qi")

@@ -50,7 +50,7 @@ from tidemill.log.producer_state_manager import decode_snapshot
 from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify_segment import PartitionWalk, check_segment
 from tidemill.model.errors import TidemillError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 

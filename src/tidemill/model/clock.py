@@ -6,7 +6,7 @@ import time
 
 from mypy_extensions import i64
 
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 
 
 class SystemClock(Clock):

@@ -1,4 +1,9 @@
-"""Splits long lists into slices, so that the event loop can do other work between two slices."""
+"""Splits long work into slices, so that the event loop can do other work between two slices.
+
+A function named ``x_in_slices`` is a generator that does the work of ``x``: it yields after each slice, and
+returns the result of ``x``. :func:`with_pauses` runs it, and the event loop does other work after each slice.
+:func:`run_without_pauses` runs it at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Final, TypeVar
 
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 
 ITEMS_A_PAUSE: Final = 500
 """Items between two pauses of interruptible work, as building a message for each: some microseconds each."""
@@ -14,7 +19,7 @@ AT_ONCE_MAX: Final = 200
 """Items of work that cannot pause in between, as a commit of offsets: some ten microseconds each."""
 STEPS_PER_SLICE: Final = 50
 """Steps of work that creates a log, or changes a partition, before the event loop does its other work."""
-SLICE_S: Final = 0.004
+CHANGE_SLICE_S: Final = 0.004
 """The same as a time, for slow disks: a new log takes several files."""
 
 Item = TypeVar("Item")
@@ -44,7 +49,7 @@ def slices_by_weight(
         yield items[start:]
 
 
-def in_one_go(work: Generator[None, None, Result]) -> Result:
+def run_without_pauses(work: Generator[None, None, Result]) -> Result:
     """Runs ``work`` without a pause. Returns its result."""
     while True:
         try:
@@ -54,13 +59,13 @@ def in_one_go(work: Generator[None, None, Result]) -> Result:
             return found
 
 
-async def a_pause() -> None:
+async def yield_to_loop() -> None:
     """Lets the event loop run its other work once."""
     await asyncio.sleep(0)
 
 
 async def with_pauses(
-    work: Generator[None, None, Result], pause: Callable[[], Awaitable[None]] = a_pause
+    work: Generator[None, None, Result], pause: Callable[[], Awaitable[None]] = yield_to_loop
 ) -> Result:
     """Runs ``work``; at each of its pauses the event loop does its other work. Returns its result."""
     while True:
@@ -73,7 +78,7 @@ async def with_pauses(
 
 
 class TimeSlice:
-    """Lets the event loop do other work after ``STEPS_PER_SLICE`` steps or ``SLICE_S``."""
+    """Lets the event loop do other work after ``STEPS_PER_SLICE`` steps or ``CHANGE_SLICE_S``."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -83,7 +88,7 @@ class TimeSlice:
     async def step(self) -> None:
         """Counts one step. Ends the slice if it is over."""
         self._steps += 1
-        if self._steps == STEPS_PER_SLICE or self._clock.monotonic() - self._began > SLICE_S:
+        if self._steps == STEPS_PER_SLICE or self._clock.monotonic() - self._began > CHANGE_SLICE_S:
             await asyncio.sleep(0)
             self._steps = 0
             self._began = self._clock.monotonic()

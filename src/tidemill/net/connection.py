@@ -1,16 +1,15 @@
-"""A connection that carries length-prefixed frames: bytes in, frames out to a handler, replies back in order.
+"""An accepted connection: receives length-prefixed frames, and sends the responses in order. Compiled.
 
     frame = size i32, then ``size`` bytes
 
-Reading: one ``recv`` a turn of the loop. :class:`~tidemill.net.framing.FrameReader` finds the frames, which
-are handed to the handler as positions in the ``bytes`` that were received.
+Reading: one ``recv`` per turn of the event loop. :class:`~tidemill.net.framing.FrameReader` finds the frames.
+The handler gets them as positions in the received ``bytes``.
 
-Writing: replies leave in the order of their requests, however late one of them is decided. A reply is a
-list of ``bytes`` and :class:`FileRange`; ranges go from the page cache to the socket by ``sendfile``.
+Writing: responses are sent in the order of their requests, whatever the order in which they complete. A
+response is a list of ``bytes`` and :class:`FileRange`. ``sendfile`` sends ranges from the page cache.
 
-Ending: when the peer sends nothing more, whole frames that came before its end are still handed on, and the
-replies sent as far as it takes them; then the connection closes. A peer that takes none any more has them
-dropped, and its frames handed on all the same.
+Closing: after the end of the stream, complete frames are handled and their responses sent; then the
+connection closes. If the peer receives nothing more, responses are dropped and frames still handled.
 
 The states of input, output and dispatch, and their transitions, are in :mod:`tidemill.net.connection_state`.
 """
@@ -55,23 +54,22 @@ from tidemill.net.connection_state import (
     SCHEDULE,
     SCHEDULED,
     SEND_LATER,
-    SOCKET_FULL,
     START,
     TURN,
     WAITING,
-    after,
+    WRITING,
 )
 from tidemill.net.framing import NEED_DATA, FrameReader
 from tidemill.net.memory_pool import (
-    FREE_BYTES,
-    RECEIVE_BYTES,
+    EXEMPT_BYTES,
+    RECEIVE_BYTES_MAX,
     UNBOUNDED,
     MemoryAccount,
     MemoryHolder,
     MemoryPool,
 )
 from tidemill.net.peer import Peer
-from tidemill.net.send_queue import FileRange, ReplyPart, SendQueue
+from tidemill.net.send_queue import FileRange, ResponsePart, SendQueue
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,54 +77,52 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SMALL_RECEIVE_BYTES: Final = 16 * 1024
-"""The buffer of a connection that sends little at a time: allocating it costs less."""
+"""The size of one receive while the peer sends little: a small buffer costs less to allocate."""
 OUT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""With more than this unsent, no further request of the connection is looked at."""
+"""Above this number of unsent bytes no further request is handled."""
 OUT_PARTS_MAX: Final = 4096
-"""The same bound for ranges of files, which hold their segments open."""
-REPLIES_MAX: Final = 64
-"""Requests of one connection that may wait for their replies together."""
-FRAMES_A_TURN: Final = 500
-"""After so many frames of one connection, one after the other, it is the turn of the others: of small ones,
-one receive may have twenty thousand."""
-
+"""Above this number of unsent parts no further request is handled: file ranges keep their segments open."""
+PENDING_RESPONSES_MAX: Final = 64
+"""The limit for pending responses of one connection."""
+FRAMES_PER_TURN: Final = 500
+"""Frames handled per turn of the event loop. One receive may contain 20,000 small frames."""
 
 FILE_ERRORS: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO})
-"""What ``sendfile`` answers because of the file, and never because of the socket."""
+"""Errors of ``sendfile`` that are caused by the file."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameHandler:
-    """What a connection hands its frames to."""
+    """Handles the frames of connections."""
 
     def on_frame(self, connection: Connection, data: bytes, start: i64, end: i64) -> bool:
-        """Takes the frame ``data[start:end]``. False leaves it for when the earlier replies have left.
+        """Handles the frame ``data[start:end]``. Returns False if it has to wait for earlier responses.
 
-        ProtocolError closes the connection; any other exception does too, and is reported.
+        A ProtocolError closes the connection. Any other exception closes it as well, and is reported.
         """
         raise NotImplementedError
 
     def on_end(self, connection: Connection) -> None:
-        """The peer sends nothing more, or takes nothing more: what waits for its sake need not."""
+        """Called when the peer sends, or receives, nothing more. Completes delayed operations."""
 
     def on_close(self, connection: Connection, reason: str) -> None:
-        """The connection is gone; replies to it go nowhere."""
+        """Called after the connection is closed. Later responses are dropped."""
         raise NotImplementedError
 
     def on_crash(self, connection: Connection, problem: BaseException) -> None:
-        """``on_frame`` raised what it should not have."""
+        """Called with an unexpected exception of a request."""
         raise NotImplementedError
 
     def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
-        """Brings ``count`` bytes of ``part`` into memory in a thread; then ``connection.resume_send()``.
+        """Reads ``count`` bytes of ``part`` into the page cache in a thread, then calls ``resume_send()``.
 
-        When they cannot be read: ``connection.read_failed(part, problem)``.
+        Calls ``connection.read_failed(part, problem)`` if they cannot be read.
         """
         raise NotImplementedError
 
 
 class Stopwatch:
-    """Tells ``note`` the seconds from ``started`` until a reply is there."""
+    """Passes the seconds from ``started`` until a response is complete to ``note``."""
 
     __slots__ = ("note", "started")
 
@@ -135,36 +131,36 @@ class Stopwatch:
         self.started: float = started
 
     def stop(self) -> None:
-        """The reply is there."""
+        """Called when the response is complete."""
         self.note(perf_counter() - self.started)
 
 
-class Reply:
-    """A place in the connection's order of replies, filled now or later."""
+class PendingResponse:
+    """A response in the order of the requests."""
 
     __slots__ = ("connection", "done", "parts", "stopwatch")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.parts: list[ReplyPart] = []
+        self.parts: list[ResponsePart] = []
         self.done = False
         self.stopwatch: Stopwatch | None = None
 
-    def complete(self, parts: list[ReplyPart]) -> None:
-        """Fills the place; it leaves once all earlier ones have. An empty list sends nothing."""
+    def complete(self, parts: list[ResponsePart]) -> None:
+        """Completes the response, which is sent after all earlier ones. An empty list sends nothing."""
         if self.done:
-            raise RuntimeError("a reply was completed twice")
+            raise RuntimeError("a response was completed twice")
         self.parts = parts
         self.done = True
-        self.connection.reply_done(parts)
+        self.connection.count_response(parts)
         stopwatch = self.stopwatch
         if stopwatch is not None:
             stopwatch.stop()
-        self.connection.replies_ready()
+        self.connection.send_ready_responses()
 
 
 class _NoOwner(MemoryHolder):
-    """The owner of a closed connection's account, which so refers to no connection."""
+    """Replaces the owner of a closed connection's account, so that the account keeps no connection."""
 
 
 _NO_OWNER: Final = _NoOwner()
@@ -179,16 +175,16 @@ class Connection(MemoryHolder):
         sock: socket.socket,
         handler: FrameHandler,
         frame_bytes_max: i64,
-        context: Peer,
+        peer: Peer,
         memory: MemoryPool | None = None,
     ) -> None:
         self.loop = loop
         self.sock = sock
         self.descriptor: int = sock.fileno()
         self.handler = handler
-        self.context = context
+        self.peer = peer
         self.state: object = None
-        """The state that the handler keeps for this connection."""
+        """The handler's state of this connection."""
         self.memory: MemoryPool = MemoryPool(loop, UNBOUNDED) if memory is None else memory
         self.account = MemoryAccount(self)
         self.account.last_use = self.memory.uses
@@ -199,9 +195,9 @@ class Connection(MemoryHolder):
         self._dispatch: i64 = WAITING
         self._receive_bytes: i64 = SMALL_RECEIVE_BYTES
         self._end_reason = ""
-        self._replies: list[Reply] = []
+        self._responses: list[PendingResponse] = []
         self._ready_bytes: i64 = 0
-        """Of replies that are complete, and wait for an earlier one."""
+        """The bytes of complete responses that wait for an earlier response."""
 
     @property
     def closed(self) -> bool:
@@ -210,11 +206,11 @@ class Connection(MemoryHolder):
 
     @property
     def ended(self) -> bool:
-        """Whether the peer sends nothing more: the connection closes once its requests are answered."""
+        """Whether the peer sends nothing more: the connection closes after its responses."""
         return self._input >= ENDED
 
     @property
-    def deaf(self) -> bool:
+    def is_output_broken(self) -> bool:
         """Whether the peer receives nothing more."""
         return self._output >= BROKEN
 
@@ -230,35 +226,35 @@ class Connection(MemoryHolder):
 
     @property
     def last_use(self) -> i64:
-        """When bytes arrived or left last, as :attr:`MemoryPool.uses` counts time."""
+        """The time of the last received or sent bytes, in units of :attr:`MemoryPool.uses`."""
         return self.account.last_use
 
-    def last_reply(self) -> Reply | None:
-        """The place of the newest request, when there is one and it is not filled yet."""
-        if not self._replies:
+    def last_pending_response(self) -> PendingResponse | None:
+        """The response to the newest request; None if it is complete."""
+        if not self._responses:
             return None
-        last = self._replies[len(self._replies) - 1]
+        last = self._responses[len(self._responses) - 1]
         return None if last.done else last
 
     def start(self) -> None:
-        """Begins to read."""
+        """Starts reading."""
         self._set_input(START)
 
     @property
-    def waiting(self) -> bool:
-        """Whether a reply to an earlier request is still to come."""
-        return len(self._replies) > 0
+    def has_pending_responses(self) -> bool:
+        """Whether a response to an earlier request is not complete, or waits for an earlier response."""
+        return len(self._responses) > 0
 
     def _is_open(self) -> bool:
-        """As ``not closed``, for where a call in between may close the connection."""
+        """Whether the connection is open. A method: mypy narrows the property ``closed`` across calls."""
         return self._input != INPUT_CLOSED
 
     # Transitions.
 
     def _set_input(self, event: i64) -> None:
-        """Changes the input's state; the loop watches the socket in READING alone."""
+        """Changes the state of the input. The event loop watches the socket for reading only in READING."""
         before: i64 = self._input
-        following: i64 = after(INPUT, before, event)
+        following: i64 = INPUT.after(before, event)
         if following != before:
             self._input = following
             if following == READING:
@@ -267,18 +263,18 @@ class Connection(MemoryHolder):
                 self.loop.remove_reader(self.descriptor)
 
     def _set_output(self, event: i64) -> None:
-        """Changes the output's state; the loop watches the socket for writing in SOCKET_FULL alone."""
+        """Changes the state of the output. The event loop watches the socket for writing only in WRITING."""
         before: i64 = self._output
-        following: i64 = after(OUTPUT, before, event)
+        following: i64 = OUTPUT.after(before, event)
         if following != before:
             self._output = following
-            if following == SOCKET_FULL:
+            if following == WRITING:
                 self.loop.add_writer(self.descriptor, self.writable)
-            elif before == SOCKET_FULL:
+            elif before == WRITING:
                 self.loop.remove_writer(self.descriptor)
 
     def _set_dispatch(self, event: i64) -> None:
-        self._dispatch = after(DISPATCH, self._dispatch, event)
+        self._dispatch = DISPATCH.after(self._dispatch, event)
 
     @property
     def _is_dispatching(self) -> bool:
@@ -291,8 +287,8 @@ class Connection(MemoryHolder):
     # Reading.
 
     def readable(self) -> None:
-        """The socket has bytes, or has ended."""
-        if self.memory.full:
+        """Called when the socket has bytes, an error, or the end of the stream."""
+        if self.memory.is_reading_stopped:
             self.memory.pause(self.account)
             return
         try:
@@ -307,7 +303,7 @@ class Connection(MemoryHolder):
         if count == 0:
             self._end("closed by the peer")
             return
-        self._receive_bytes = RECEIVE_BYTES if count >= SMALL_RECEIVE_BYTES else SMALL_RECEIVE_BYTES
+        self._receive_bytes = RECEIVE_BYTES_MAX if count >= SMALL_RECEIVE_BYTES else SMALL_RECEIVE_BYTES
         account = self.account
         self.memory.uses += 1
         account.last_use = self.memory.uses
@@ -315,8 +311,8 @@ class Connection(MemoryHolder):
         frames = self.frames
         waiting: i64 = frames.unread_bytes
         frames.receive(data)
-        if waiting > 0 and waiting + count > RECEIVE_BYTES:
-            # Complete frames wait for an earlier response: no more than one receive is held beside them.
+        if waiting > 0 and waiting + count > RECEIVE_BYTES_MAX:
+            # Complete frames wait for an earlier response: at most one further receive is held.
             self._set_input(FRAMES_WAIT)
         if frames.unread_bytes > 0:
             self._handle_frames()
@@ -324,31 +320,31 @@ class Connection(MemoryHolder):
             self._count()
 
     def _count(self) -> None:
-        """Reports to the common bound how much is held here, when that has changed."""
+        """Reports changed byte counts to the memory pool."""
         if self.closed:
             return
         unsent: i64 = self.output.memory_bytes + self._ready_bytes
         held: i64 = self.frames.held_bytes + unsent
         account = self.account
         if held != account.held_bytes:
-            self.memory.change(account, held)
+            self.memory.set_held(account, held)
         if unsent != account.unsent_bytes and not self.closed:
             self.memory.set_unsent(account, unsent)
 
     def missing_bytes(self) -> i64:
-        """The bytes that the partial frame misses which is held; 0 when there is none."""
+        """Returns the number of bytes that the partial frame lacks; 0 without a partial frame."""
         return self.frames.missing_bytes if self.frames.has_partial else 0
 
     def pause_reading(self) -> None:
-        """Leaves what arrives to the system's buffers, until :meth:`resume_reading`."""
+        """Stops reading until :meth:`resume_reading`. Arriving bytes stay in the buffers of the system."""
         self._set_input(MEMORY_SHORT)
 
     def resume_reading(self) -> None:
-        """Reads again, unless the connection itself waits."""
+        """Reads again, unless complete frames wait."""
         self._set_input(MEMORY_FREE)
 
     def _handle_frames(self) -> None:
-        """Hands on the complete frames, and sends what they caused, until one has to wait."""
+        """Handles complete frames and sends their responses, until a frame has to wait."""
         if self._is_dispatching:
             return
         self._set_dispatch(BEGIN)
@@ -366,7 +362,7 @@ class Connection(MemoryHolder):
             had_output = len(self.output.parts) > 0
             if had_output:
                 self._flush()
-            # The next request may have waited for what was sent: then nothing else handles it.
+            # The next request may have waited for the sent bytes: no later event handles it.
             if (
                 not blocked
                 or self.output.parts
@@ -378,10 +374,10 @@ class Connection(MemoryHolder):
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """Closes when the peer has ended and everything is done; counts what is held otherwise."""
+        """Closes the connection if its peer has ended and all responses are sent. Counts the held bytes."""
         if (
             self.ended
-            and not self._replies
+            and not self._responses
             and not self.output.parts
             and not self._is_dispatching
             and self.frames.unread_bytes <= 0
@@ -393,13 +389,13 @@ class Connection(MemoryHolder):
         try:
             return self._next_frames()
         except ProtocolError as problem:
-            self.close_after_replies(str(problem))
-        except Exception as problem:  # noqa: BLE001 - one broken request must not end the loop for all others
+            self.close_after_responses(str(problem))
+        except Exception as problem:  # noqa: BLE001 - a failed request must not affect other connections
             self.crash(problem)
         return True
 
     def _next_frames(self) -> bool:
-        """Hands on frames; False when no complete frame is left, True when the next one has to wait."""
+        """Handles frames. Returns False if no complete frame is left, True if the next frame has to wait."""
         frames = self.frames
         output = self.output
         handled: i64 = 0
@@ -407,13 +403,13 @@ class Connection(MemoryHolder):
         while start != NEED_DATA:
             unsent: i64 = output.memory_bytes + self._ready_bytes
             if (
-                len(self._replies) >= REPLIES_MAX
+                len(self._responses) >= PENDING_RESPONSES_MAX
                 or unsent > OUT_BYTES_MAX
-                or (unsent > FREE_BYTES and self.memory.is_short)
+                or (unsent > EXEMPT_BYTES and self.memory.is_short)
                 or len(output.parts) > OUT_PARTS_MAX
             ):
                 return True
-            if handled == FRAMES_A_TURN:
+            if handled == FRAMES_PER_TURN:
                 self.resume_frames()
                 return True
             handled += 1
@@ -428,45 +424,45 @@ class Connection(MemoryHolder):
     def _take_turn(self) -> None:
         self._set_dispatch(TURN)
         if not self.closed:
-            self._go_on()
+            self._continue()
 
-    # Replying.
+    # Responses.
 
-    def reply_now(self, part: bytes) -> None:
-        """The whole reply to the request that is being handled."""
-        if self._replies:
-            reply = Reply(self)
-            reply.parts = [part]
-            reply.done = True
+    def respond_now(self, part: bytes) -> None:
+        """Sends the complete response to the request that is being handled."""
+        if self._responses:
+            response = PendingResponse(self)
+            response.parts = [part]
+            response.done = True
             self._ready_bytes += len(part)
-            self._replies.append(reply)
+            self._responses.append(response)
         elif not self.closed:
             self.output.append(part)
 
-    def reply_later(self) -> Reply:
-        """A place in the order for the request that is being handled."""
-        reply = Reply(self)
-        self._replies.append(reply)
-        return reply
+    def respond_later(self) -> PendingResponse:
+        """Returns the response to the request that is being handled, to be completed later."""
+        response = PendingResponse(self)
+        self._responses.append(response)
+        return response
 
-    def reply_done(self, parts: list[ReplyPart]) -> None:
-        """One of the replies has its bytes, which are counted until they are sent."""
+    def count_response(self, parts: list[ResponsePart]) -> None:
+        """Counts the bytes of a completed response until they are sent."""
         for part in parts:
             if isinstance(part, bytes):
                 self._ready_bytes += len(part)
 
-    def replies_ready(self) -> None:
-        """Moves finished replies from the head of the order to the output."""
+    def send_ready_responses(self) -> None:
+        """Moves complete responses to the output, up to the first pending one."""
         if self.closed:
-            self._replies = []
+            self._responses = []
             return
         ready: i64 = 0
-        is_sent = not self.deaf
-        for reply in self._replies:
-            if not reply.done:
+        is_sent = not self.is_output_broken
+        for response in self._responses:
+            if not response.done:
                 break
             ready += 1
-            for part in reply.parts:
+            for part in response.parts:
                 if isinstance(part, bytes):
                     self._ready_bytes -= len(part)
                 if is_sent:
@@ -474,12 +470,12 @@ class Connection(MemoryHolder):
         if ready == 0:
             self._count()
             return
-        self._replies = self._replies[ready:]
+        self._responses = self._responses[ready:]
         if self._is_dispatching:
             return
         if self.output.parts:
             self._flush()
-        self._go_on()
+        self._continue()
 
     def resume_frames(self) -> None:
         """Handles further frames in the next turn of the loop."""
@@ -487,8 +483,8 @@ class Connection(MemoryHolder):
             self._set_dispatch(SCHEDULE)
             self.loop.call_soon(self._take_turn)
 
-    def _go_on(self) -> None:
-        """Handles the requests that had to wait."""
+    def _continue(self) -> None:
+        """Handles the waiting frames, or closes the connection if it is done."""
         if not self.closed and self.frames.unread_bytes > 0:
             self._handle_frames()
         else:
@@ -497,22 +493,22 @@ class Connection(MemoryHolder):
     # Sending.
 
     def writable(self) -> None:
-        """The socket takes bytes again."""
+        """Called when the socket accepts bytes again."""
         self._flush()
-        self._go_on()
+        self._continue()
 
     def resume_send(self) -> None:
-        """The range that was read ahead is in memory now."""
+        """Called when the range that was read ahead is in memory."""
         self._set_output(FILE_READ)
         if not self.closed:
             self._flush()
-            self._go_on()
+            self._continue()
 
     def _flush(self) -> None:
-        """Sends as much as the socket takes."""
+        """Sends as much as the socket accepts."""
         if self._output == FILE_READ_AHEAD:
             return
-        if self.deaf:
+        if self.is_output_broken:
             self.output.clear()
             return
         event: i64 = SEND_LATER
@@ -521,11 +517,11 @@ class Connection(MemoryHolder):
         except (BlockingIOError, InterruptedError):
             pass
         except (ConnectionError, TimeoutError) as problem:
-            # What the peer had sent before it went is still read, to its end.
+            # The bytes that the peer sent before are still read.
             if not self._end_reason:
                 self._end_reason = f"send failed: {problem}"
             self._break_output()
-            if self._replies:
+            if self._responses:
                 self.handler.on_end(self)
             return
         except OSError as problem:
@@ -544,50 +540,52 @@ class Connection(MemoryHolder):
                 self.handler.read_ahead(self, cold, self.output.cold_bytes)
 
     def _break_output(self) -> None:
-        """The peer receives nothing more."""
+        """Drops the output, as the peer receives nothing more."""
         self.output.clear()
         self._set_output(PEER_GONE)
 
     def read_failed(self, part: FileRange, problem: BaseException) -> None:
-        """A file that was to be sent cannot be read: the reply cannot be finished, nor followed by others."""
+        """Closes the connection after a failed read of a file: the rest of its response cannot be sent."""
         if part.owner is not None and isinstance(problem, OSError):
             part.owner.on_read_failed(part.file, problem)
         self.close(f"{part.count} bytes of a file could not be sent: {problem}")
 
-    # Ending.
+    # Closing.
 
     def _end(self, reason: str) -> None:
-        """The peer sends nothing more."""
+        """Handles the end of the stream: the peer sends nothing more."""
         self._set_input(PEER_ENDED)
         if not self._end_reason:
             self._end_reason = reason
         self.frames.drop_partial()
-        if self._replies:
+        if self._responses:
             self.handler.on_end(self)
         self._close_if_done()
 
     def crash(self, problem: BaseException) -> None:
-        """A request of this connection broke its handler: that is reported, and the connection ended."""
+        """Reports an exception of the handler, and closes the connection."""
         self.handler.on_crash(self, problem)
-        self.close_after_replies("a request failed unexpectedly")
+        self.close_after_responses("a request failed unexpectedly")
 
-    def close_after_replies(self, reason: str) -> None:
-        """Ends the connection, once the replies that are ready were given to the socket, as far as it takes
-        them: the requests before a bad one were carried out, and their client should know."""
+    def close_after_responses(self, reason: str) -> None:
+        """Sends as much of the complete responses as the socket accepts, and closes the connection.
+
+        The requests before an invalid one were handled: the client gets their responses.
+        """
         if self.output.parts:
             self._flush()
         self.close(reason)
 
     def close(self, reason: str) -> None:
-        """Ends the connection at once. Calling it again does nothing."""
+        """Closes the connection at once. Further calls do nothing."""
         if self.closed:
             return
         self._set_input(CLOSE_INPUT)
         self._set_output(CLOSE_OUTPUT)
         self.sock.close()
-        self._replies = []
+        self._responses = []
         self.output.clear()
         self.frames.clear()
-        self.memory.forget(self.account)
+        self.memory.remove(self.account)
         self.account.owner = _NO_OWNER
         self.handler.on_close(self, reason)

@@ -36,20 +36,20 @@ class Scheduler(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Waiting:
-    """An operation that stops waiting at its deadline."""
+class DelayedOperation:
+    """An operation that expires at its deadline, unless it is completed before."""
 
-    def on_deadline(self) -> None:
-        """Called at the deadline. Also called after the operation has completed, and then does nothing."""
+    def on_expiration(self) -> None:
+        """Called at the deadline. Also called for a completed operation, and then does nothing."""
         raise NotImplementedError
 
-    def is_over(self) -> bool:
-        """Whether the operation has completed otherwise."""
+    def is_completed(self) -> bool:
+        """Whether the operation is completed, and needs no expiration."""
         raise NotImplementedError
 
 
 class Deadlines:
-    """Calls ``on_deadline`` of each entry at its time.
+    """Calls ``on_expiration`` of each entry at its time.
 
     Completed operations stay until their deadline, at the cost of one call, so a request only pays for
     adding. When the heap has doubled, it is cleaned: completed operations with late deadlines use no memory.
@@ -59,7 +59,7 @@ class Deadlines:
 
     def __init__(self, loop: Scheduler) -> None:
         self._loop = loop
-        self._heap: list[tuple[i64, i64, Waiting]] = []
+        self._heap: list[tuple[i64, i64, DelayedOperation]] = []
         self._added: i64 = 0
         self._clean_at: i64 = CLEAN_FROM
         self._timer: TimerHandle | None = None
@@ -72,20 +72,20 @@ class Deadlines:
         """Returns the loop's time."""
         return i64(self._loop.time() * 1000.0)
 
-    def add(self, delay_ms: i64, waiting: Waiting) -> None:
-        """Calls ``waiting.on_deadline()`` in ``delay_ms``."""
-        self.add_at(self.now_ms() + delay_ms, waiting)
+    def add(self, delay_ms: i64, operation: DelayedOperation) -> None:
+        """Calls ``operation.on_expiration()`` in ``delay_ms``."""
+        self.add_at(self.now_ms() + delay_ms, operation)
 
-    def add_at(self, deadline_ms: i64, waiting: Waiting) -> None:
-        """Calls ``waiting.on_deadline()`` when :meth:`now_ms` has reached ``deadline_ms``."""
+    def add_at(self, deadline_ms: i64, operation: DelayedOperation) -> None:
+        """Calls ``operation.on_expiration()`` when :meth:`now_ms` has reached ``deadline_ms``."""
         self._added += 1
-        heapq.heappush(self._heap, (deadline_ms, self._added, waiting))
+        heapq.heappush(self._heap, (deadline_ms, self._added, operation))
         if len(self._heap) > self._clean_at:
             self._clean()
         self._arm(deadline_ms)
 
     def _clean(self) -> None:
-        self._heap = [entry for entry in self._heap if not entry[2].is_over()]
+        self._heap = [entry for entry in self._heap if not entry[2].is_completed()]
         heapq.heapify(self._heap)
         self._clean_at = max(CLEAN_FROM, 2 * i64(len(self._heap)))
 
@@ -108,7 +108,7 @@ class Deadlines:
             # Each call may add entries, and so clean the heap, or set the timer later than the next entry.
             while fired < FIRED_AT_ONCE_MAX and self._heap and self._heap[0][0] <= now_ms:
                 fired += 1
-                heapq.heappop(self._heap)[2].on_deadline()
+                heapq.heappop(self._heap)[2].on_expiration()
         finally:
             # Also after an exception: the other entries still have their deadlines.
             if self._heap:

@@ -4,9 +4,9 @@ Replica fetchers and the controller's channels use it. Any number of requests ma
 responds in their order. An error closes the link and fails all pending requests; the owner opens the next
 link.
 
-:meth:`Link.ask` sends messages and returns their responses to tasks. :meth:`Link.post` is for owners that
-send requests continuously and encode them themselves: the response is passed on in the turn of the event loop
-in which it was received.
+:meth:`Link.request` encodes a request, waits, and returns the decoded response. :meth:`Link.send` is for
+owners that send requests continuously and encode them themselves: it passes the undecoded response to a
+:class:`ResponseHandler` in the turn of the event loop in which it was received.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+from tidemill import __version__
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.model.event_loop_slices import with_pauses
 from tidemill.net.framing import NEED_DATA, FrameReader
@@ -45,12 +46,14 @@ CONNECT_S = 2.0
 AT_ONCE_ITEMS = 100
 AT_ONCE_BYTES = 4 * 1024
 """A request with more items is encoded in slices; a larger response is decoded in slices."""
-RECEIVE_BYTES = 16 * 1024
+RECEIVE_BYTES_MIN = 16 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024
-"""The limit for one receive: the memory that is allocated for an announced size."""
+"""The sizes of one receive. The second limits the memory that is allocated for an announced size."""
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">ihhih")
 """Size, API key, API version, correlation id, length of the client id."""
+
+ResponseT = TypeVar("ResponseT", bound=Struct)
 
 
 class LinkError(TidemillError):
@@ -69,11 +72,11 @@ class LinkTimeout(LinkError):
     """The peer has not responded in time."""
 
 
-class Poster(Protocol):
-    """An owner that posts requests."""
+class ResponseHandler(Protocol):
+    """Handles the responses to the requests of :meth:`Link.send`."""
 
-    def on_answer(self, data: bytes, start: int, end: int) -> None:
-        """The body of the response to its oldest request is ``data[start:end]``.
+    def on_response(self, data: bytes, start: int, end: int) -> None:
+        """Handles the response to the oldest request. Its body is ``data[start:end]``.
 
         A ProtocolError closes the link.
         """
@@ -83,13 +86,23 @@ class Poster(Protocol):
 
 
 class _PendingRequest(NamedTuple):
+    """A request of :meth:`Link.request`, which has its own timer."""
+
     key: int
     version: int
     correlation_id: int
-    answer: asyncio.Future[Struct | _LargeResponse] | None
-    poster: Poster | None
-    deadline: float
-    """In the event loop's time, for posted requests; :meth:`Link.ask` has its own timeout."""
+    response: asyncio.Future[Struct | _LargeResponse]
+
+
+class _PendingSend(NamedTuple):
+    """A request of :meth:`Link.send`."""
+
+    key: int
+    correlation_id: int
+    handler: ResponseHandler
+    timeout_s: float
+    deadline_s: float
+    """In the event loop's time."""
 
 
 class _LargeResponse(NamedTuple):
@@ -104,8 +117,8 @@ class Link:
     def __init__(self, name: str, sock: socket.socket, client_id: str) -> None:
         self.name = name
         """The peer, for log lines: broker and address."""
-        self.closed = ""
-        """Why the link is closed; empty while it is open."""
+        self.close_reason: str | None = None
+        """The reason of the close; None while the link is open."""
         self.versions: dict[int, tuple[int, int]] = {}
         self.is_broken = False
         """The peer closed or reset the connection: its process may have ended. Not set after a timeout."""
@@ -117,12 +130,17 @@ class Link:
         self._client_id = client_id
         self._client = client_id.encode() + b"\0"
         self._correlation_id = 0
-        self._pending: deque[_PendingRequest] = deque()
+        self._pending: deque[_PendingRequest | _PendingSend] = deque()
         self._unsent = bytearray()
         self._writing = False
         self._frames = FrameReader(_SIZE.size, FRAME_BYTES_MAX, "a response")
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock, self._readable)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the link is closed."""
+        return self.close_reason is not None
 
     @classmethod
     async def open(cls, broker_id: int, host: str, port: int, client_id: str, timeout_s: float) -> Link:
@@ -148,11 +166,11 @@ class Link:
         return link
 
     async def _request_versions(self, timeout_s: float) -> None:
-        request = ApiVersionsRequest(client_software_name="tidemill", client_software_version="0")
-        answer: ApiVersionsResponse = await self.ask(ApiKey.API_VERSIONS, 3, request, timeout_s)
-        if answer.error_code not in (0, ErrorCode.UNSUPPORTED_VERSION):
-            raise LinkError(f"{self.name} responded to ApiVersions with error {answer.error_code}")
-        self.versions = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
+        request = ApiVersionsRequest(client_software_name="tidemill", client_software_version=__version__)
+        response = await self.request(ApiKey.API_VERSIONS, 3, request, ApiVersionsResponse, timeout_s)
+        if response.error_code not in (0, ErrorCode.UNSUPPORTED_VERSION):
+            raise LinkError(f"{self.name} responded to ApiVersions with error {response.error_code}")
+        self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
 
     def version_of(self, key: int, lowest: int, highest: int) -> int:
         """The newest API version that both sides support. Raises LinkError if there is none."""
@@ -165,30 +183,46 @@ class Link:
             )
         return version
 
-    async def ask(self, key: int, version: int, request: Struct, timeout_s: float) -> Any:
+    async def request(
+        self, key: int, version: int, request: Struct, response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT:
         """Sends a request and returns its decoded response. Raises LinkError; a timeout closes the link."""
-        if self.closed:
-            raise LinkError(f"{self.name}: {self.closed}")
+        self._check_open()
         parts: list[bytes] = []
         if has_many_items(request, AT_ONCE_ITEMS):
             await with_pauses(encode_in_slices(request, version, parts))
-            if self.closed:
-                raise LinkError(f"{self.name}: {self.closed}")
+            self._check_open()
         else:
             parts = encode_parts(request, version)
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         data = b"".join([request_head(key, version, self._correlation_id, self._client_id, parts), *parts])
-        answer: asyncio.Future[Struct | _LargeResponse] = self._loop.create_future()
-        self._pending.append(_PendingRequest(key, version, self._correlation_id, answer, None, 0.0))
-        self._send(data)
+        future: asyncio.Future[Struct | _LargeResponse] = self._loop.create_future()
+        self._pending.append(_PendingRequest(key, version, self._correlation_id, future))
+        self._send_bytes(data)
         try:
             async with asyncio.timeout(timeout_s):
-                found = await answer
+                response = await future
         except TimeoutError:
-            # Responses arrive in order: later requests would not be answered either.
-            self.close(f"no response within {timeout_s:g} s")
-            raise LinkTimeout(f"{self.name} has not responded within {timeout_s:g} s") from None
-        return await self._decoded(found) if isinstance(found, _LargeResponse) else found
+            # Responses arrive in order: later requests get no response either.
+            reason = self._close_after_timeout(key, timeout_s)
+            raise LinkTimeout(f"{self.name}: {reason}") from None
+        if isinstance(response, _LargeResponse):
+            response = await self._decoded(response)
+        if not isinstance(response, response_type):
+            raise TypeError(
+                f"the response of API {key} is a {type(response).__name__}, not a {response_type.__name__}"
+            )
+        return response
+
+    def _check_open(self) -> None:
+        if self.close_reason is not None:
+            raise LinkError(f"{self.name}: {self.close_reason}")
+
+    def _close_after_timeout(self, key: int, timeout_s: float) -> str:
+        """Closes the link, and returns the reason."""
+        reason = f"no response to API {key} within {timeout_s:g} s"
+        self.close(reason)
+        return reason
 
     async def _decoded(self, large: _LargeResponse) -> Struct:
         """Decodes a response with many items in slices. An invalid response closes the link."""
@@ -205,40 +239,40 @@ class Link:
             raise LinkError(f"{self.name}: {reason}") from None
         return response
 
-    def post(self, key: int, version: int, body: bytes, poster: Poster, timeout_s: float) -> None:
-        """Sends a request of a flexible version with the fields ``body``; ``poster`` gets the response.
+    def send(self, key: int, version: int, body: bytes, handler: ResponseHandler, timeout_s: float) -> None:
+        """Sends a request of a flexible version with the fields ``body``; ``handler`` gets the response.
 
         Closes the link if there is no response within ``timeout_s``.
         """
-        if self.closed:
-            poster.on_link_closed(self.closed)
+        if self.close_reason is not None:
+            handler.on_link_closed(self.close_reason)
             return
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        deadline = self._loop.time() + timeout_s
-        self._pending.append(_PendingRequest(key, version, correlation_id, None, poster, deadline))
+        deadline_s = self._loop.time() + timeout_s
+        self._pending.append(_PendingSend(key, correlation_id, handler, timeout_s, deadline_s))
         if self._deadline_timer is None:
-            self._deadline_timer = self._loop.call_at(deadline, self._check_deadline)
+            self._deadline_timer = self._loop.call_at(deadline_s, self._check_deadline)
         client = self._client
         size = _HEADER.size - _SIZE.size + len(client) + len(body)
-        self._send(_HEADER.pack(size, key, version, correlation_id, len(client) - 1) + client + body)
+        self._send_bytes(_HEADER.pack(size, key, version, correlation_id, len(client) - 1) + client + body)
 
     def _check_deadline(self) -> None:
-        """Closes the link if the oldest posted request has timed out: responses arrive in order."""
+        """Closes the link if the oldest request of :meth:`send` has timed out: responses arrive in order."""
         self._deadline_timer = None
         now = self._loop.time()
         for pending in self._pending:
-            if pending.poster is not None:
-                if pending.deadline <= now:
-                    self.close("no response in time")
+            if isinstance(pending, _PendingSend):
+                if pending.deadline_s <= now:
+                    self._close_after_timeout(pending.key, pending.timeout_s)
                 else:
-                    self._deadline_timer = self._loop.call_at(pending.deadline, self._check_deadline)
+                    self._deadline_timer = self._loop.call_at(pending.deadline_s, self._check_deadline)
                 return
 
     def close(self, reason: str) -> None:
         """Closes the link; pending requests fail with ``reason``. Further calls do nothing."""
-        if self.closed:
+        if self.is_closed:
             return
-        self.closed = reason
+        self.close_reason = reason
         if self._writing:
             self._loop.remove_writer(self._socket)
         self._loop.remove_reader(self._socket)
@@ -247,8 +281,8 @@ class Link:
             self._deadline_timer.cancel()
         self._unsent.clear()
         self._frames.clear()
-        waiting, self._pending = self._pending, deque()
-        for pending in waiting:
+        failed, self._pending = self._pending, deque()
+        for pending in failed:
             self._fail(pending, reason)
         if self.is_broken and self.on_broken is not None:
             self.on_broken()
@@ -261,7 +295,7 @@ class Link:
 
     # -- sending
 
-    def _send(self, data: bytes) -> None:
+    def _send_bytes(self, data: bytes) -> None:
         if self._unsent:
             self._unsent += data
             return
@@ -295,7 +329,7 @@ class Link:
     def _readable(self) -> None:
         """Receives available bytes and handles the complete frames."""
         frames = self._frames
-        requested = RECEIVE_BYTES
+        requested = RECEIVE_BYTES_MIN
         if frames.has_partial:
             requested = min(max(requested, frames.missing_bytes), RECEIVE_BYTES_MAX)
         try:
@@ -323,7 +357,7 @@ class Link:
         start = frames.next_frame()
         while start != NEED_DATA:
             self._handle_frame(frames.data, start, frames.end)
-            if self.closed:
+            if self.is_closed:
                 return
             frames.consume()
             start = frames.next_frame()
@@ -333,10 +367,10 @@ class Link:
             raise ProtocolError("a response without a request")
         pending = self._pending.popleft()
         try:
-            if pending.poster is not None:
+            if isinstance(pending, _PendingSend):
                 (correlation_id,) = _SIZE.unpack_from(data, start)
                 self._check(pending, correlation_id)
-                pending.poster.on_answer(data, skip_tag_section(data, start + _SIZE.size, end), end)
+                pending.handler.on_response(data, skip_tag_section(data, start + _SIZE.size, end), end)
                 return
             response: Struct | _LargeResponse
             if end - start > AT_ONCE_BYTES and pending.key != ApiKey.API_VERSIONS:
@@ -349,20 +383,22 @@ class Link:
         except Exception as problem:
             self._fail(pending, _error_text(problem))
             raise
-        if pending.answer is not None and not pending.answer.done():
-            pending.answer.set_result(response)
+        if not pending.response.done():
+            pending.response.set_result(response)
 
     @staticmethod
-    def _check(pending: _PendingRequest, correlation_id: int) -> None:
+    def _check(pending: _PendingRequest | _PendingSend, correlation_id: int) -> None:
         if correlation_id != pending.correlation_id:
-            raise ProtocolError(f"response {correlation_id}, expected {pending.correlation_id}")
+            raise ProtocolError(
+                f"correlation id {correlation_id}, expected {pending.correlation_id} (API {pending.key})"
+            )
 
-    def _fail(self, pending: _PendingRequest, reason: str) -> None:
-        if pending.poster is not None:
-            pending.poster.on_link_closed(reason)
-        elif pending.answer is not None and not pending.answer.done():
-            pending.answer.set_exception(LinkError(f"{self.name}: {reason}"))
-            pending.answer.exception()  # The caller may be gone.
+    def _fail(self, pending: _PendingRequest | _PendingSend, reason: str) -> None:
+        if isinstance(pending, _PendingSend):
+            pending.handler.on_link_closed(reason)
+        elif not pending.response.done():
+            pending.response.set_exception(LinkError(f"{self.name}: {reason}"))
+            pending.response.exception()  # The caller may be gone.
 
 
 async def _connect_with_retries(host: str, port: int) -> socket.socket:

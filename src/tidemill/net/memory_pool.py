@@ -24,9 +24,9 @@ from mypy_extensions import i64, mypyc_attr
 if TYPE_CHECKING:
     import asyncio
 
-FREE_BYTES: Final = 32 * 1024
-"""A connection with at most this many bytes always reads, so that small requests are always handled."""
-RECEIVE_BYTES: Final = 256 * 1024
+EXEMPT_BYTES: Final = 32 * 1024
+"""A connection with at most this many bytes is exempt from the limit: small requests are always handled."""
+RECEIVE_BYTES_MAX: Final = 256 * 1024
 """The maximum number of bytes per receive of one connection."""
 TICK_S: Final = 1.0
 """The time that the selected connection has to receive its next bytes."""
@@ -92,24 +92,27 @@ class MemoryPool:
         self.bytes_max: i64 = bytes_max
         self.total: i64 = 0
         """All counted bytes."""
-        self.taken: i64 = 0
-        """The bytes of requests that wait outside of their connections; part of the total."""
-        self.full = False
-        """No connection may read."""
+        self.reserved: i64 = 0
+        """The bytes of received requests that wait outside of their connections; part of the total."""
+        self.is_reading_stopped = False
+        """Whether no connection may read, because the reserved bytes exceed the limit."""
         self.unsent: i64 = 0
         """The bytes of responses that clients have not read; part of the total."""
-        self.senders: dict[MemoryAccount, None] = {}
-        """Accounts with more than a small amount of them."""
+        self.large_unsent: dict[MemoryAccount, None] = {}
+        """Accounts with more than :data:`EXEMPT_BYTES` of them, in the order in which they exceeded it."""
         self.delayed: dict[MemoryAccount, None] = {}
         """Accounts whose next request waits for memory for its response, in order."""
         self.holders: i64 = 0
+        """The number of accounts with counted bytes."""
         self.waiting: dict[MemoryAccount, None] = {}
-        self.runner: MemoryAccount | None = None
+        """Paused accounts, in order."""
+        self.selected: MemoryAccount | None = None
+        """The account that reads whatever the limit is, until its frame is complete."""
         self.pauses: i64 = 0
         """The number of times that a connection was paused."""
         self.uses: i64 = 0
         """Incremented with every receive: a clock for the order of uses."""
-        self._runner_bytes: i64 = 0
+        self._selected_bytes: i64 = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -129,13 +132,13 @@ class MemoryPool:
         """Sets the number of bytes of ``account`` that are unsent responses."""
         self.unsent += unsent - account.unsent_bytes
         account.unsent_bytes = unsent
-        if unsent > FREE_BYTES:
-            if account not in self.senders:
-                self.senders[account] = None
+        if unsent > EXEMPT_BYTES:
+            if account not in self.large_unsent:
+                self.large_unsent[account] = None
                 account.sent_before = account.bytes_out
                 account.slow_ticks = 0
-        elif self.senders:
-            self.senders.pop(account, None)
+        elif self.large_unsent:
+            self.large_unsent.pop(account, None)
         if self.delayed and self.unsent <= self.bytes_max >> 1:
             waiting = list(self.delayed)
             self.delayed.clear()
@@ -145,7 +148,7 @@ class MemoryPool:
 
     def _close_slow_readers(self) -> None:
         """Closes connections that read almost nothing while others wait for memory."""
-        for account in list(self.senders):
+        for account in list(self.large_unsent):
             if account.bytes_out - account.sent_before >= PROGRESS_BYTES:
                 account.slow_ticks = 0
             else:
@@ -157,8 +160,8 @@ class MemoryPool:
                     "for memory"
                 )
 
-    def change(self, account: MemoryAccount, held: i64) -> None:
-        """Sets the number of bytes of ``account``."""
+    def set_held(self, account: MemoryAccount, held: i64) -> None:
+        """Sets the number of counted bytes of ``account``."""
         before = account.held_bytes
         account.held_bytes = held
         self.total += held - before
@@ -169,25 +172,25 @@ class MemoryPool:
         if held > before:
             if self.total > self.bytes_max >> 1:
                 self._pause_if_above_average(account)
-        elif self.waiting or self.runner is not None:
-            if self.runner is account:
+        elif self.waiting or self.selected is not None:
+            if self.selected is account:
                 # It has completed a frame: the next one is selected.
-                self.runner = None
+                self.selected = None
                 if self.total > self.bytes_max >> 1:
                     self._pause_if_above_average(account)
             self._resume_paused()
 
-    def take(self, count: i64) -> None:
-        """Counts a request of ``count`` bytes that waits outside of its connection."""
-        self.taken += count
+    def reserve(self, count: i64) -> None:
+        """Counts the ``count`` bytes of a request that waits outside of its connection."""
+        self.reserved += count
         self.total += count
-        self.full = self.taken > self.bytes_max
+        self.is_reading_stopped = self.reserved > self.bytes_max
 
     def release(self, count: i64) -> None:
-        """Releases the bytes of such a request."""
-        self.taken -= count
+        """Releases reserved bytes."""
+        self.reserved -= count
         self.total -= count
-        self.full = self.taken > self.bytes_max
+        self.is_reading_stopped = self.reserved > self.bytes_max
         if self.waiting:
             self._resume_paused()
 
@@ -196,21 +199,21 @@ class MemoryPool:
         if not account.paused:
             self._pause(account)
 
-    def forget(self, account: MemoryAccount) -> None:
+    def remove(self, account: MemoryAccount) -> None:
         """Removes the account of a closed connection."""
         self.waiting.pop(account, None)
         self.delayed.pop(account, None)
         account.paused = False
-        if self.runner is account:
-            self.runner = None
+        if self.selected is account:
+            self.selected = None
         self.set_unsent(account, 0)
         if account.held_bytes > 0:
-            self.change(account, 0)
+            self.set_held(account, 0)
         elif self.waiting:
             self._resume_paused()
 
     def _pause_if_above_average(self, account: MemoryAccount) -> None:
-        if account.paused or account is self.runner or account.held_bytes <= FREE_BYTES:
+        if account.paused or account is self.selected or account.held_bytes <= EXEMPT_BYTES:
             return
         if self.total > self.bytes_max or account.held_bytes * self.holders > self.total:
             self._pause(account)
@@ -221,8 +224,8 @@ class MemoryPool:
         self.waiting[account] = None
         account.owner.pause_reading()
         self._arm()
-        if self.runner is None:
-            self._select_runner()
+        if self.selected is None:
+            self._select()
 
     def _resume(self, account: MemoryAccount) -> None:
         self.waiting.pop(account, None)
@@ -231,21 +234,21 @@ class MemoryPool:
 
     def _resume_paused(self) -> None:
         """Resumes connections for which there is memory."""
-        if self.full:
+        if self.is_reading_stopped:
             return
         room: i64 = (self.bytes_max >> 1) - self.total
         for account in list(self.waiting):
-            if account.held_bytes > FREE_BYTES:
-                if room < RECEIVE_BYTES:
+            if account.held_bytes > EXEMPT_BYTES:
+                if room < RECEIVE_BYTES_MAX:
                     continue
-                room -= RECEIVE_BYTES
+                room -= RECEIVE_BYTES_MAX
             self._resume(account)
-        if self.runner is None and self.waiting:
-            self._select_runner()
+        if self.selected is None and self.waiting:
+            self._select()
 
-    def _select_runner(self) -> None:
+    def _select(self) -> None:
         """Selects a connection to resume, unless requests that wait will free enough memory."""
-        if self.full or self.taken > self.bytes_max >> 1:
+        if self.is_reading_stopped or self.reserved > self.bytes_max >> 1:
             return
         best: MemoryAccount | None = None
         best_missing: i64 = 0
@@ -259,26 +262,26 @@ class MemoryPool:
                 best = account
                 best_missing = missing
         if best is not None:
-            self.runner = best
-            self._runner_bytes = best.bytes_in
+            self.selected = best
+            self._selected_bytes = best.bytes_in
             self._resume(best)
 
     def _tick(self) -> None:
         self._timer = None
-        runner = self.runner
-        if runner is not None:
-            if runner.bytes_in == self._runner_bytes:
-                runner.stalls += 1
-                self.runner = None
-                if runner.held_bytes > FREE_BYTES:
-                    self._pause(runner)
+        selected = self.selected
+        if selected is not None:
+            if selected.bytes_in == self._selected_bytes:
+                selected.stalls += 1
+                self.selected = None
+                if selected.held_bytes > EXEMPT_BYTES:
+                    self._pause(selected)
             else:
-                self._runner_bytes = runner.bytes_in
+                self._selected_bytes = selected.bytes_in
         if self.waiting:
             self._resume_paused()
         if self.delayed:
             self._close_slow_readers()
-        if self.waiting or self.delayed or self.runner is not None:
+        if self.waiting or self.delayed or self.selected is not None:
             self._arm()
 
     def _arm(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 
 class Listener:
@@ -28,23 +28,21 @@ class Listener:
 
 
 class Peer:
-    """The client of one connection, with the listener, tenant and principal of all its requests."""
+    """The client of one connection, with the listener and principal of all its requests."""
 
     def __init__(
-        self, listener: Listener, tenant: str, principal: str, address: str, port: int, told_host: str = ""
+        self, listener: Listener, principal: str, address: str, port: int, advertised_host: str = ""
     ) -> None:
         self.listener = listener
-        self.tenant = tenant
         self.principal = principal
         self.address = address
         self.port = port
-        self.told_host = told_host
+        self.advertised_host = advertised_host
         """This broker's host in responses to this client, if the listener follows the client; else empty."""
         self.software_name = ""
         self.software_version = ""
         self.busy = False
         """Whether a request is handled outside of the connection's turn: no later request overtakes it."""
-        self.session_id: i32 = 0
         self.number: i64 = 0
         """The number of the connection, in the order in which this broker accepted them; 0: unknown."""
 

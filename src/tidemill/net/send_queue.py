@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from tidemill.model.interfaces import File
+from tidemill.model.system_interfaces import File
 from tidemill.net.connection_state import ALL_SENT, READ_FILE, SEND_LATER
 from tidemill.net.memory_pool import MemoryAccount, MemoryPool
 
@@ -55,7 +55,7 @@ class FileRange:
         """The position up to which it was read ahead, and is not probed again."""
 
 
-ReplyPart = bytes | memoryview | FileRange
+ResponsePart = bytes | memoryview | FileRange
 
 
 class SendQueue:
@@ -81,7 +81,7 @@ class SendQueue:
         self.parts.append(part)
         self.memory_bytes += len(part)
 
-    def append_part(self, part: ReplyPart) -> None:
+    def append_part(self, part: ResponsePart) -> None:
         """Adds bytes or a range of a file."""
         self.parts.append(part)
         if isinstance(part, bytes):
@@ -94,9 +94,9 @@ class SendQueue:
         self.memory_bytes = 0
 
     @property
-    def first(self) -> ReplyPart:
+    def first(self) -> ResponsePart:
         """The next part to send."""
-        part: ReplyPart = self.parts[self._head]
+        part: ResponsePart = self.parts[self._head]
         return part
 
     def send(self) -> i64:

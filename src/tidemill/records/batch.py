@@ -1,24 +1,24 @@
 """Record batches, message format v2: the header, its limits and its checksum.
 
-=======  =====  =====================  ==========================================================
-byte     type   field                  notes
-=======  =====  =====================  ==========================================================
-0        int64  base offset            assigned by the leader; not in the checksum
-8        int32  length                 bytes that follow this field: the size of the batch less 12
-12       int32  partition leader epoch assigned by the leader; not in the checksum
-16       int8   magic                  2
-17       u32    checksum               CRC-32C of byte 21 to the end
-21       int16  attributes             bits 0-2 codec, 3 append time, 4 transactional, 5 control,
-                                       6 delete horizon; higher bits are not used
-23       int32  last offset delta      offset of the last record less the base offset
-27       int64  base timestamp         ms; the first record's (or the delete horizon, with bit 6)
-35       int64  max timestamp          ms; the largest of the records, or the broker's clock (bit 3)
-43       int64  producer id            -1 without idempotence
-51       int16  producer epoch         -1 without idempotence
-53       int32  base sequence          -1 without idempotence
+=======  =====  ======================  ==========================================================
+byte     type   field                   notes
+=======  =====  ======================  ==========================================================
+0        int64  base offset             assigned by the leader; not in the checksum
+8        int32  length                  bytes that follow this field: the size of the batch less 12
+12       int32  partition leader epoch  assigned by the leader; not in the checksum
+16       int8   magic                   2
+17       u32    checksum                CRC-32C of byte 21 to the end
+21       int16  attributes              bits 0-2 codec, 3 append time, 4 transactional, 5 control,
+                                        6 delete horizon; higher bits are not used
+23       int32  last offset delta       offset of the last record less the base offset
+27       int64  base timestamp          ms; the first record's (or the delete horizon, with bit 6)
+35       int64  max timestamp           ms; the largest of the records, or the broker's clock (bit 3)
+43       int64  producer id             -1 without idempotence
+51       int16  producer epoch          -1 without idempotence
+53       int32  base sequence           -1 without idempotence
 57       int32  record count
-61       ...    records                compressed as one, when a codec is set
-=======  =====  =====================  ==========================================================
+61       ...    records                 compressed as one, when a codec is set
+=======  =====  ======================  ==========================================================
 
 All integers are big-endian. A compacted batch keeps its first and last offset, so its count may be smaller
 than ``last offset delta + 1``, even 0; producers' batches must not have such gaps
@@ -201,16 +201,6 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
     ):
         raise _wrong_counts(batch)
     return batch
-
-
-def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
-    """Parses all batches from ``position`` to ``end``, the end of the last; raises as :func:`parse_batch`."""
-    batches: list[Batch] = []
-    while position < end:
-        batch = parse_batch(data, position, end)
-        batches.append(batch)
-        position += batch.size
-    return batches
 
 
 def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:

@@ -2,20 +2,20 @@
 
 Layout of a record (message format v2), without compression:
 
-==============  ==========  ======================================================================
-field           type        notes
-==============  ==========  ======================================================================
-length          varint      bytes of the record after this field, at least 6
-attributes      int8        no bit is used
-timestamp delta varlong     ms after the batch's base timestamp
-offset delta    varint      after the batch's base offset; 0, 1, 2 ... in producers' batches
-key length      varint      -1: no key
-key             bytes
-value length    varint      -1: no value, a tombstone
-value           bytes
-header count    varint      not negative
-headers         ...         each: key length varint (not negative), key, value length varint or -1, value
-==============  ==========  ======================================================================
+===============  ==========  ======================================================================
+field            type        notes
+===============  ==========  ======================================================================
+length           varint      bytes of the record after this field, at least 6
+attributes       int8        no bit is used
+timestamp delta  varlong     ms after the batch's base timestamp
+offset delta     varint      after the batch's base offset; 0, 1, 2 ... in producers' batches
+key length       varint      -1: no key
+key              bytes
+value length     varint      -1: no value, a tombstone
+value            bytes
+header count     varint      not negative
+headers          ...         each: key length varint (not negative), key, value length varint or -1, value
+===============  ==========  ======================================================================
 
 A cursor holds the positions of the current record's fields in its :attr:`RecordCursor.data`; callers that
 need the bytes slice them. :class:`BatchCursor` is the only reader of this layout: validation, the record

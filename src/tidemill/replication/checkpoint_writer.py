@@ -100,7 +100,7 @@ class Checkpoints:
         """
         async with self._writing:
             # There may be thousands of logs.
-            taking = self._logs.collecting_log_checkpoints(self._logs.dirs.all)
+            taking = self._logs.log_checkpoints_in_slices(self._logs.dirs.all)
             await self._run(await with_pauses(taking))
             await self._sync_renamed()
 

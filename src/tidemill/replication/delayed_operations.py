@@ -16,7 +16,7 @@ from typing import Final
 from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.model.errors import KafkaError
-from tidemill.net.deadlines import Waiting
+from tidemill.net.deadlines import DelayedOperation
 from tidemill.net.send_queue import FileOwner
 
 CONSUMER: Final[i32] = -1
@@ -27,7 +27,7 @@ CONSUMER: Final[i32] = -1
 class WatchedPartition(FileOwner):
     """The partition, as a delayed operation sees it."""
 
-    def holds_back(self, acks: i32, end_offset: i64) -> bool:
+    def must_delay_response(self, acks: i32, end_offset: i64) -> bool:
         """Whether the response to a produce with ``acks`` is delayed until ``end_offset`` is reached."""
         raise NotImplementedError
 
@@ -37,52 +37,52 @@ class WatchedPartition(FileOwner):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class AppendWaiter(Waiting):
-    """Waits until appended records are committed or synced, or a deletion is done on all replicas."""
+class OffsetWaiter(DelayedOperation):
+    """Waits until the high watermark, the synced end or the low watermark has reached an offset."""
 
-    def on_committed(self, partition: WatchedPartition) -> None:
-        """Called when the high watermark, the sync or the low watermark has reached the awaited offset."""
+    def on_reached(self, partition: WatchedPartition) -> None:
+        """Called when the offset is reached."""
         raise NotImplementedError
 
-    def on_append_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
+    def on_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
         """Called when the operation fails: the partition was deleted, lost its leadership, or its disk
         failed.
         """
         raise NotImplementedError
 
 
-class CommitCallback(AppendWaiter):
+class CommitCallback(OffsetWaiter):
     """Calls a function with None when the offset is committed, or with the error."""
 
     def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
         self.call = call
 
-    def on_committed(self, partition: WatchedPartition) -> None:
+    def on_reached(self, partition: WatchedPartition) -> None:
         """The offset is committed; there may be too few in-sync replicas."""
         self.call(partition.commit_error())
 
-    def on_append_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
+    def on_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
         """The offset cannot be committed here."""
         self.call(error)
 
 
-class DeletionCallback(AppendWaiter):
+class DeleteRecordsCallback(OffsetWaiter):
     """Calls a function with None when all live replicas have deleted the records, or with the error."""
 
     def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
         self.call = call
 
-    def on_committed(self, partition: WatchedPartition) -> None:
+    def on_reached(self, partition: WatchedPartition) -> None:
         """All live replicas have deleted the records."""
         self.call(None)
 
-    def on_append_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
+    def on_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
         """The partition was deleted, has another leader, or its disk failed."""
         self.call(error)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class FetchWaiter(Waiting):
+class FetchWaiter(DelayedOperation):
     """Waits until a partition has more records to read."""
 
     def on_readable(self, partition: WatchedPartition, added_bytes: i64) -> None:
@@ -102,11 +102,11 @@ class DelayedOperations:
 
     def __init__(self, partition: WatchedPartition) -> None:
         self._partition = partition
-        self.appends: list[tuple[i64, AppendWaiter]] = []
+        self.appends: list[tuple[i64, OffsetWaiter]] = []
         """Sorted by the end offset to be committed."""
-        self.syncs: list[tuple[i64, AppendWaiter]] = []
+        self.syncs: list[tuple[i64, OffsetWaiter]] = []
         """With the end offset to be synced."""
-        self.deletions: list[tuple[i64, AppendWaiter]] = []
+        self.delete_records: list[tuple[i64, OffsetWaiter]] = []
         """With the log start offset that all live replicas have to reach."""
         self.fetches: dict[FetchWaiter, None] = {}
         self.follower_fetches: dict[FetchWaiter, None] = {}
@@ -116,7 +116,7 @@ class DelayedOperations:
         """The number of delayed produces."""
         return len(self.appends) + len(self.syncs)
 
-    def wait_committed(self, end_offset: i64, waiter: AppendWaiter) -> None:
+    def wait_committed(self, end_offset: i64, waiter: OffsetWaiter) -> None:
         """Calls ``waiter`` once everything below ``end_offset`` is committed."""
         waiters = self.appends
         index: i64 = len(waiters)
@@ -125,17 +125,17 @@ class DelayedOperations:
             index -= 1
         waiters.insert(index, (end_offset, waiter))
 
-    def wait_synced(self, end_offset: i64, waiter: AppendWaiter) -> None:
+    def wait_synced(self, end_offset: i64, waiter: OffsetWaiter) -> None:
         """Calls ``waiter`` once the leader has synced everything below ``end_offset``."""
         self.syncs.append((end_offset, waiter))
 
-    def wait_deleted(self, start_offset: i64, waiter: AppendWaiter) -> None:
-        """Calls ``waiter`` once :meth:`complete_deletions` gets a low watermark of ``start_offset``."""
-        self.deletions.append((start_offset, waiter))
+    def wait_deleted(self, start_offset: i64, waiter: OffsetWaiter) -> None:
+        """Calls ``waiter`` once :meth:`complete_delete_records` gets a low watermark of ``start_offset``."""
+        self.delete_records.append((start_offset, waiter))
 
-    def stop_waiting_deleted(self, waiter: AppendWaiter) -> None:
+    def stop_waiting_deleted(self, waiter: OffsetWaiter) -> None:
         """Removes a ``waiter`` that has timed out."""
-        self.deletions = [entry for entry in self.deletions if entry[1] is not waiter]
+        self.delete_records = [entry for entry in self.delete_records if entry[1] is not waiter]
 
     def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
         """Notifies ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
@@ -170,7 +170,7 @@ class DelayedOperations:
             self.appends = waiters[count:]
             index: i64 = 0
             while index < count:
-                waiters[index][1].on_committed(self._partition)
+                waiters[index][1].on_reached(self._partition)
                 index += 1
 
     def complete_syncs(self, end_offset: i64) -> None:
@@ -181,15 +181,15 @@ class DelayedOperations:
         self.syncs = [entry for entry in waiters if entry[0] > end_offset]
         for entry in waiters:
             if entry[0] <= end_offset:
-                entry[1].on_committed(self._partition)
+                entry[1].on_reached(self._partition)
 
-    def complete_deletions(self, low_watermark: i64) -> None:
+    def complete_delete_records(self, low_watermark: i64) -> None:
         """No live replica has records below ``low_watermark``."""
-        waiters = self.deletions
-        self.deletions = [entry for entry in waiters if entry[0] > low_watermark]
+        waiters = self.delete_records
+        self.delete_records = [entry for entry in waiters if entry[0] > low_watermark]
         for entry in waiters:
             if entry[0] <= low_watermark:
-                entry[1].on_committed(self._partition)
+                entry[1].on_reached(self._partition)
 
     def wake_fetches(self, added_bytes: i64) -> None:
         """Consumers can read ``added_bytes`` more."""
@@ -214,11 +214,11 @@ class DelayedOperations:
             waiter.on_change(self._partition, False)
 
     def fail(self, error: KafkaError) -> None:
-        """Completes all operations: produces and deletions with ``error``; fetches check again."""
-        waiters = [*self.appends, *self.syncs, *self.deletions]
+        """Completes all operations: produces and deletions of records with ``error``; fetches check again."""
+        waiters = [*self.appends, *self.syncs, *self.delete_records]
         self.appends = []
         self.syncs = []
-        self.deletions = []
+        self.delete_records = []
         for entry in waiters:
-            entry[1].on_append_failed(self._partition, error)
+            entry[1].on_failed(self._partition, error)
         self.wake_readers()

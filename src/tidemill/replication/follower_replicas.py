@@ -108,8 +108,10 @@ class FollowerReplicas:
         self.partition_epoch: i64 = partition_epoch
         """The partition epoch, which the next ISR change has to name."""
         self.isr: tuple[int, ...] = isr
-        self.pending: tuple[int, ...] = ()
-        """The requested ISR; empty if no change is pending."""
+        self.pending_isr: tuple[int, ...] | None = None
+        """The ISR that the controller was asked for; None if no change is in flight."""
+        self.maximal_isr: tuple[int, ...] = isr
+        """The members of ``isr`` and of ``pending_isr``: the controller may have written either of them."""
         self.followers: dict[int, Follower] = {}
         for broker in replicas:
             if broker != leader:
@@ -131,8 +133,18 @@ class FollowerReplicas:
                 # fetches again.
                 follower.forget()
         self.isr = isr
-        self.pending = ()
+        self.withdraw_request()
         self.partition_epoch = partition_epoch
+
+    def request(self, isr: tuple[int, ...]) -> None:
+        """Records that the controller is asked for another ISR."""
+        self.pending_isr = isr
+        self.maximal_isr = (*self.isr, *[broker for broker in isr if broker not in self.isr])
+
+    def withdraw_request(self) -> None:
+        """Records that no change of the ISR is in flight."""
+        self.pending_isr = None
+        self.maximal_isr = self.isr
 
     def resume(self, left: FollowerReplicas) -> None:
         """Takes over the followers' broker epochs from the time when this broker led in the same state.
@@ -189,7 +201,7 @@ class FollowerReplicas:
         follower = self.followers.get(int(broker))
         if follower is None or follower.end_offset < 0:
             return False
-        return int(broker) in self.pending or follower.is_caught_up(own_end, now_ms, self.lag_ms_max)
+        return int(broker) in self.maximal_isr or follower.is_caught_up(own_end, now_ms, self.lag_ms_max)
 
     def high_watermark(self, own_end: i64, now_ms: i64) -> i64:
         """The offset below which all in-sync replicas have the log; -1 while one is unknown.
@@ -204,7 +216,7 @@ class FollowerReplicas:
             is_rejoining = follower.end_offset >= 0 and follower.is_caught_up(
                 own_end, now_ms, self.lag_ms_max
             )
-            if is_rejoining or broker in self.isr or broker in self.pending:
+            if is_rejoining or broker in self.maximal_isr:
                 least = follower.end_offset
         return least
 
@@ -215,7 +227,7 @@ class FollowerReplicas:
         elected.
         """
         follower = self.followers.get(int(broker))
-        if follower is None or int(broker) in self.isr or self.pending:
+        if follower is None or int(broker) in self.isr or self.pending_isr is not None:
             return False
         if follower.start_offset < log_start:
             return False
@@ -227,7 +239,7 @@ class FollowerReplicas:
 
     def without_lagging(self, own_end: i64, now_ms: i64) -> tuple[int, ...]:
         """The ISR without followers that have not caught up for too long; unchanged if there are none."""
-        if self.pending:
+        if self.pending_isr is not None:
             return self.isr
         return tuple(
             [
@@ -275,8 +287,6 @@ class FollowerReplicas:
         """
         least: i64 = own_start
         for broker, follower in self.followers.items():
-            if follower.start_offset < least and (
-                broker in self.isr or broker in self.pending or is_alive(broker)
-            ):
+            if follower.start_offset < least and (broker in self.maximal_isr or is_alive(broker)):
                 least = follower.start_offset
         return least

@@ -8,7 +8,7 @@ from typing import Final
 from tidemill.log.errors import DiskFull
 from tidemill.log.log_directories import DataDirectories
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import TopicPartition
 
 log = logging.getLogger("tidemill.replication")

@@ -14,7 +14,7 @@ from tidemill.log.log import Log
 from tidemill.log.log_manager import LogManager
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.replication.checkpoint_writer import Checkpoints
 from tidemill.replication.full_disk_reports import FullDiskLog

@@ -14,15 +14,16 @@ from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import OffsetOutOfRange, storage_error
 from tidemill.log.log import AppendResult, Log
 from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.interfaces import File
+from tidemill.model.min_insync import min_insync
+from tidemill.model.system_interfaces import File
 from tidemill.records.batch import Batch
 from tidemill.records.batch_validation import Limits
 from tidemill.records.message_set import MessageSet
-from tidemill.replication.delayed_operations import AppendWaiter, DelayedOperations, WatchedPartition
+from tidemill.replication.delayed_operations import DelayedOperations, OffsetWaiter, WatchedPartition
 from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
 from tidemill.replication.message_format import TopicMessageFormat
 from tidemill.replication.read_limits import ReadLimits
@@ -30,24 +31,27 @@ from tidemill.replication.read_limits import ReadLimits
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PartitionEvents:
-    """The requests of a partition to its broker."""
+    """The requests of a partition to its broker, which has to implement all of them."""
 
     def write_back_requested(self, partition: Partition) -> None:
         """Many bytes were appended: start to write them to disk in the background."""
+        raise NotImplementedError
 
     def on_storage_error(self, partition: Partition, error: KafkaError) -> None:
         """An append or a read failed with KAFKA_STORAGE_ERROR."""
+        raise NotImplementedError
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """The high watermark differs from the checkpoint. Called once until ``is_unsaved`` is reset."""
+        raise NotImplementedError
 
     def start_moved(self, partition: Partition) -> None:
         """The log start offset has followed the leader's: write the checkpoint, then call ``start_saved``."""
-        partition.start_saved(partition.log.start_offset)
+        raise NotImplementedError
 
     def is_alive(self, broker: i32) -> bool:
         """Whether a broker is live, so that DeleteRecords waits for it."""
-        return True
+        raise NotImplementedError
 
     def flush_requested(self, partition: Partition) -> None:
         """Appends wait for a flush (``flush.messages``): sync the log in the background, then call
@@ -55,21 +59,22 @@ class PartitionEvents:
         """
         raise NotImplementedError
 
-    def records_cut(self, partition: Partition, first: i64, last: i64, reason: str) -> None:
+    def records_truncated(self, partition: Partition, first: i64, last: i64, reason: str) -> None:
         """Records with offsets ``first`` to ``last`` were truncated from the log of a follower."""
+        raise NotImplementedError
 
     def isr_requested(self, partition: Partition, isr: tuple[int, ...], partition_epoch: i64) -> None:
         """Request another ISR from the controller, over the state of ``partition_epoch``.
 
-        ``become`` with the new state, or ``isr_refused``, completes the change.
+        ``apply_state`` with the new state, or ``isr_refused``, completes the change.
         """
         raise NotImplementedError
 
 
 DIVERGED: Final = "the leader has other records at these offsets, or none"
-WHOLE: Final[i64] = -1
-"""As an end: the end of the data."""
-NO_EPOCH: Final[i64] = -1
+END_OF_DATA: Final[i64] = -1
+"""A value of ``position_end``."""
+NO_BROKER_EPOCH: Final[i64] = -1
 """The epoch of a follower that sends no broker epoch (Fetch before version 15)."""
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """The number of appended bytes after which their write-back is started."""
@@ -109,6 +114,8 @@ class Partition(WatchedPartition):
         self.adding: tuple[int, ...] = ()
         """The replicas that a reassignment adds."""
         self.min_insync_replicas: i32 = 1
+        self.min_insync: i32 = 1
+        """The number of in-sync replicas for a commit: ``min.insync.replicas``, or all if there are fewer."""
         self.messages_in: i64 = 0
         self.bytes_in: i64 = 0
         self.bytes_out: i64 = 0
@@ -131,9 +138,15 @@ class Partition(WatchedPartition):
         self._known_ends: dict[int, int] = {}
         """The last known log end offsets of replicas."""
         self._alone = False
+        """Appends are committed at once: no other replica is in the ISR, is requested for it, or is about to
+        join it.
+        """
         self._flushing = False
-        self._cut_unsynced = False
+        """A sync was requested, and has not ended."""
+        self._truncation_unsynced = False
+        """A truncation is not synced."""
         self._start_unsaved = False
+        """The log start offset is not in the checkpoint."""
         # A killed process leaves records that only the page cache has.
         self._flushed_end: i64 = min(log.recovery_point, log.end_offset)
         self._unflushed_bytes: i64 = 0
@@ -178,7 +191,7 @@ class Partition(WatchedPartition):
             raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self.leader < 0:
             # This broker may have led until now, and have shown consumers more than it knows to be committed.
-            raise KafkaError(f"{self.topic}-{self.index} has no leader", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            raise self._not_leader_error()
         self._check_epoch(current_epoch)
 
     def check_here(self) -> None:
@@ -193,10 +206,18 @@ class Partition(WatchedPartition):
         if self.failed:
             raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.leader != self.node_id or self.deleted:
-            raise KafkaError(
-                f"{self.topic}-{self.index} is led by broker {self.leader}", ErrorCode.NOT_LEADER_OR_FOLLOWER
-            )
+            raise self._not_leader_error()
         self._check_epoch(current_epoch)
+
+    def _not_leader_error(self) -> KafkaError:
+        return KafkaError(
+            f"{self.topic}-{self.index} {self._leader_text()}", ErrorCode.NOT_LEADER_OR_FOLLOWER
+        )
+
+    def _leader_text(self) -> str:
+        if self.deleted:
+            return "was deleted"
+        return f"is led by broker {self.leader}" if self.leader >= 0 else "has no leader"
 
     def _check_epoch(self, current_epoch: i64) -> None:
         if current_epoch >= 0 and current_epoch != self.leader_epoch:
@@ -213,29 +234,24 @@ class Partition(WatchedPartition):
     def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
         """The slice with the records from ``offset`` on, up to ``limit_offset``; None if there are none yet.
 
-        Raises the errors of :meth:`check_range`.
-        """
-        self.check_range(offset)
-        if offset >= limit_offset:
-            return None
-        return self.log.read(offset, bytes_max, limit_offset, whole_first)
-
-    def check_range(self, offset: i64) -> None:
-        """Raises OFFSET_OUT_OF_RANGE for an offset outside the log; on a follower NOT_LEADER_OR_FOLLOWER.
+        Raises OFFSET_OUT_OF_RANGE for an offset outside the log; on a follower NOT_LEADER_OR_FOLLOWER.
 
         Above the high watermark a consumer waits: after a leader change, and on a follower, the consumer may
         know a higher high watermark than this broker. A follower may first have to fetch records that the
         consumer has read elsewhere. It refers the consumer to the leader: without a leader epoch a consumer
         resets its position after OFFSET_OUT_OF_RANGE, which Apache Kafka also returns here (KAFKA-14255).
         """
-        log = self.log
-        if log.start_offset <= offset <= log.end_offset:
-            return
-        text = f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}"
-        if self.leader != self.node_id:
-            led = f"the leader is broker {self.leader}" if self.leader >= 0 else "it has no leader"
-            raise KafkaError(f"{text}: {led}", ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        raise KafkaError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
+        try:
+            return self.log.read(offset, bytes_max, limit_offset, whole_first)
+        except OffsetOutOfRange as problem:
+            if self.leader == self.node_id:
+                raise
+            text = f"{problem}; the partition {self._leader_text()}"
+            raise KafkaError(text, ErrorCode.NOT_LEADER_OR_FOLLOWER) from problem
+
+    def check_range(self, offset: i64) -> None:
+        """Raises the errors of :meth:`read` for an offset outside the log. Reads nothing."""
+        self.read(offset, 0, offset, False)
 
     @property
     def flush_under_way(self) -> bool:
@@ -276,14 +292,16 @@ class Partition(WatchedPartition):
             return 0
         return replication.lag_max(self.log.start_offset, self.log.end_offset)
 
-    def become(
+    def apply_state(
         self,
         leader: i32,
         leader_epoch: i64,
         replicas: tuple[int, ...],
         isr: tuple[int, ...],
-        partition_epoch: i64 = -1,
-        now_ms: i64 = 0,
+        *,
+        partition_epoch: i64,
+        now_ms: i64,
+        adding: tuple[int, ...] = (),
     ) -> None:
         """Applies a state from the controller."""
         is_new = leader != self.leader or leader_epoch != self.leader_epoch
@@ -298,39 +316,28 @@ class Partition(WatchedPartition):
         self.partition_epoch = partition_epoch
         self.replicas = replicas
         self.isr = isr
+        self.adding = adding
+        self.min_insync = min_insync(int(self.min_insync_replicas), len(replicas), len(adding))
         self._alone = self._is_alone()
         self.flush_if_due()
         if self.is_leader:
             self._lead(is_new, partition_epoch, now_ms)
-            self._complete_deletions()
+            self._complete_delete_records()
         elif not is_new:
             self.delayed.record_change()
         else:
             self.replication = None
-            self.delayed.fail(
-                KafkaError(
-                    f"{self.topic}-{self.index} is now led by broker {leader}",
-                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                )
-            )
+            self.delayed.fail(self._not_leader_error())
 
     def set_min_insync(self, min_insync_replicas: i32, now_ms: i64) -> None:
         """Applies ``min.insync.replicas``; a lower value may commit records."""
         if min_insync_replicas == self.min_insync_replicas:
             return
         self.min_insync_replicas = min_insync_replicas
+        self.min_insync = min_insync(int(min_insync_replicas), len(self.replicas), len(self.adding))
         if self.is_leader and not self.failed:
             self._update_high_watermark(now_ms)
-            self._complete_deletions()
-
-    @property
-    def min_insync(self) -> i32:
-        """The number of in-sync replicas for a commit: ``min.insync.replicas``, or all if there are fewer.
-
-        The controller uses the same number (``PartitionImage.min_insync``).
-        """
-        count: i32 = len(self.replicas) - len(self.adding)
-        return count if 0 < count < self.min_insync_replicas else self.min_insync_replicas
+            self._complete_delete_records()
 
     @property
     def is_under_min_isr(self) -> bool:
@@ -343,7 +350,7 @@ class Partition(WatchedPartition):
 
     def _update_high_watermark(self, now_ms: i64) -> None:
         """Advances the high watermark after a change of the ISR or of ``min.insync.replicas``."""
-        self._alone = self._is_alone() and (self.replication is None or not self.replication.pending)
+        self._alone = self._is_alone() and (self.replication is None or self.replication.pending_isr is None)
         if not self._alone:
             self._commit(now_ms)
         else:
@@ -401,26 +408,22 @@ class Partition(WatchedPartition):
         left, self._left = self._left, None
         if left is not None:
             replication.resume(left)
-            if left.pending:
-                self._request_isr(replication, left.pending)
+            if left.pending_isr is not None:
+                self._request_isr(replication, left.pending_isr)
 
     # Appends
 
-    def append(self, batches: list[Batch], acks: i32, now_ms: i64) -> AppendResult:
-        """Appends validated batches as the leader.
+    def append(self, batch: Batch, acks: i32, now_ms: i64) -> AppendResult:
+        """Appends a validated batch as the leader.
 
         Raises NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, and the log's errors about
         the sequence of an idempotent producer.
         """
         self._check_appendable(acks)
-        result = self.log.append(batches, self.leader_epoch, now_ms)
-        if result.duplicate:
-            return result
-        size: i64 = 0
-        for batch in batches:
-            size += batch.size
+        result = self.log.append(batch, self.leader_epoch, now_ms)
+        if not result.duplicate:
             self.messages_in += batch.record_count
-        self._appended(size)
+            self._appended(batch.size)
         return result
 
     def append_messages(self, messages: MessageSet, acks: i32, now_ms: i64) -> AppendResult:
@@ -440,7 +443,7 @@ class Partition(WatchedPartition):
 
     def _check_appendable(self, acks: i32) -> None:
         self.check_leader(-1)
-        if self._cut_unsynced:
+        if self._truncation_unsynced:
             # A power failure could preserve the truncation and a later segment with new records, but none
             # before it.
             raise KafkaError(
@@ -481,7 +484,7 @@ class Partition(WatchedPartition):
             self._unflushed_bytes += size
         self.delayed.wake_followers(size)
 
-    def holds_back(self, acks: i32, end_offset: i64) -> bool:
+    def must_delay_response(self, acks: i32, end_offset: i64) -> bool:
         """Whether the response to a produce with ``acks`` is delayed until ``end_offset`` is reached.
 
         With ``acks=1`` it waits only for a sync of the leader's log that ``flush.messages`` requires.
@@ -503,7 +506,7 @@ class Partition(WatchedPartition):
     def flushed(self, end_offset: i64, now_ms: i64) -> None:
         """The log is synced up to ``end_offset``; later records need the next flush."""
         self._flushing = False
-        self._cut_unsynced = False
+        self._truncation_unsynced = False
         self._flushed_end = end_offset
         if self._alone:
             added = self._unflushed_bytes
@@ -535,7 +538,7 @@ class Partition(WatchedPartition):
     # Followers
 
     def fetched_by(
-        self, broker: i32, offset: i64, start_offset: i64, now_ms: i64, epoch: i64 = NO_EPOCH
+        self, broker: i32, offset: i64, start_offset: i64, now_ms: i64, epoch: i64 = NO_BROKER_EPOCH
     ) -> bool:
         """Records a fetch of a follower with broker epoch ``epoch`` at ``offset``: it has all earlier
         records.
@@ -556,14 +559,14 @@ class Partition(WatchedPartition):
             self._alone = False
         if not self._alone:
             self._commit(now_ms)
-        self._complete_deletions()
+        self._complete_delete_records()
         if int(broker) not in self.isr and replication.can_join_isr(
             broker, self.high_watermark, self.epoch_start, self.log.start_offset
         ):
             self._request_isr(replication, replication.with_joined(broker))
         return True
 
-    def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = NO_EPOCH) -> None:
+    def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = NO_BROKER_EPOCH) -> None:
         """Records that a caught-up follower repeated its fetch, last at ``now_ms``."""
         replication = self.replication
         if replication is not None:
@@ -574,7 +577,7 @@ class Partition(WatchedPartition):
         replication = self.replication
         if replication is not None and replication.broker_failed(broker) and not self._alone:
             self._update_high_watermark(now_ms)
-        self._complete_deletions()
+        self._complete_delete_records()
 
     def is_in_sync(self, broker: i32, offset: i64) -> bool:
         """Whether a follower is in the ISR, and has the log up to ``offset``."""
@@ -601,7 +604,7 @@ class Partition(WatchedPartition):
         replication = self.replication
         if replication is None or self.high_watermark >= self.log.end_offset:
             return False
-        if self._is_alone() and not replication.pending:
+        if self._is_alone() and replication.pending_isr is None:
             return False
         return not replication.has_fetched_since(since_ms)
 
@@ -617,7 +620,7 @@ class Partition(WatchedPartition):
                 self._update_high_watermark(now_ms)
 
     def _request_isr(self, replication: FollowerReplicas, isr: tuple[int, ...]) -> None:
-        replication.pending = isr
+        replication.request(isr)
         # The controller may write a larger ISR before this leader is notified: from now on, nothing is
         # committed that the new member lacks.
         self._alone = False
@@ -626,7 +629,7 @@ class Partition(WatchedPartition):
     def isr_refused(self, now_ms: i64) -> None:
         """The controller rejected the requested ISR: the former one stays."""
         if self.replication is not None:
-            self.replication.pending = ()
+            self.replication.withdraw_request()
             self._update_high_watermark(now_ms)
             # The follower that was to join the ISR requests it again with its next fetch.
             self.delayed.record_change()
@@ -657,14 +660,14 @@ class Partition(WatchedPartition):
         start_offset: i64,
         now_ms: i64,
         position: i64 = 0,
-        position_end: i64 = WHOLE,
+        position_end: i64 = END_OF_DATA,
     ) -> None:
         """Appends records from the leader, and takes over its high watermark and log start offset.
 
         The records are ``data[position:position_end]``. Raises CorruptMessage for batches that are damaged or
         may come from a later leader (earlier batches are stored), and StorageError.
         """
-        if position_end == WHOLE:
+        if position_end == END_OF_DATA:
             position_end = len(data)
         size: i64 = position_end - position
         end: i64 = self.log.end_offset
@@ -709,14 +712,14 @@ class Partition(WatchedPartition):
         try:
             self.log.truncate_to(offset, now_ms)
         finally:
-            self._report_cut(start, end, size, reason)
+            self._report_truncation(start, end, size, reason)
             self.high_watermark = min(self.high_watermark, self.log.end_offset)
             self.note_offset_change()
             self._flushed_end = min(self._flushed_end, self.log.end_offset)
             self.delayed.record_change()
             if self.log.truncations != truncations:
                 # Before it is synced, a power failure could leave truncated records among later ones.
-                self._cut_unsynced = True
+                self._truncation_unsynced = True
                 self._request_flush()
 
     def truncate_to_leader(self, end: i64, leader_start: i64, now_ms: i64, reason: str) -> None:
@@ -770,22 +773,24 @@ class Partition(WatchedPartition):
             self.log.truncate_fully(offset, now_ms)
         finally:
             if self.log.truncations != truncations:
-                self._report_cut(start, end, size, reason or f"the leader's log starts at offset {offset}")
+                self._report_truncation(
+                    start, end, size, reason or f"the leader's log starts at offset {offset}"
+                )
                 self.high_watermark = self._flushed_end = offset
                 self.note_offset_change()
                 self.delayed.record_change()
-                self._cut_unsynced = True
+                self._truncation_unsynced = True
                 self._request_flush()
                 # The leader's log may start within a batch, which then names the file.
                 self.save_start()
 
-    def _report_cut(self, start: i64, end: i64, size: i64, reason: str) -> None:
+    def _report_truncation(self, start: i64, end: i64, size: i64, reason: str) -> None:
         """Reports records removed from a log that reached from ``start`` to ``end``, with ``size`` bytes."""
         first: i64 = start
         if start < self.log.end_offset < end:
             first = self.log.end_offset
         if first < end and self.log.size_bytes < size:
-            self.events.records_cut(self, first, end - 1, reason)
+            self.events.records_truncated(self, first, end - 1, reason)
 
     def advance_start(self, offset: i64) -> None:
         """Advances the log start offset to ``offset``, unless it is already there."""
@@ -822,18 +827,18 @@ class Partition(WatchedPartition):
             self.note_offset_change()
         self.delayed.advanced(offset, added_bytes)
 
-    def wait_deleted(self, start_offset: i64, waiter: AppendWaiter) -> None:
+    def wait_deleted(self, start_offset: i64, waiter: OffsetWaiter) -> None:
         """Calls ``waiter`` once the log start offset of every live replica is at least ``start_offset``.
 
         Like a commit this requires ``min.insync.replicas`` in-sync replicas: below that, a failed replica is
         eligible as leader and would restore the records.
         """
         self.delayed.wait_deleted(start_offset, waiter)
-        self._complete_deletions()
+        self._complete_delete_records()
 
-    def _complete_deletions(self) -> None:
-        if self.delayed.deletions and self.commit_error() is None:
-            self.delayed.complete_deletions(self.low_watermark())
+    def _complete_delete_records(self) -> None:
+        if self.delayed.delete_records and self.commit_error() is None:
+            self.delayed.complete_delete_records(self.low_watermark())
 
     def low_watermark(self) -> i64:
         """The lowest log start offset of all live replicas; -1 while one is unknown."""

@@ -17,7 +17,7 @@ from tidemill.log.future_log import FutureLog, begin_move, interrupted_moves, re
 from tidemill.log.log import Log
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.interfaces import Clock
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import cancel_all
 from tidemill.model.types import TopicPartition
 from tidemill.replication.checkpoint_writer import Checkpoints

@@ -1,20 +1,19 @@
-"""How a broker follows one leader: what it asks for, and what it does with the answer.
+"""Fetches the partitions of one leader in one fetch session, without I/O. Compiled.
 
-One fetcher follows all partitions that one broker leads, in one fetch session (Fetch from version 15 on):
-each request names only what changed since the one before. A partition that went wrong rests for a while,
-outside of the session. No sockets and no clock here: whoever carries the requests calls
-:meth:`ReplicaFetcher.request`, then :meth:`ReplicaFetcher.answer` or :meth:`ReplicaFetcher.lost`. Compiled.
+A request names the partitions that changed since the last one. A failed partition is delayed and leaves the
+session. A response applies to a partition only if no later request named it and its log end and leader epoch
+are unchanged.
 
-``now_ms`` is of the monotonic clock (how long partitions rest), ``wall_ms`` of the wall clock, which the log
-works with.
+The owner of the connection calls :meth:`ReplicaFetcher.build_request`, then
+:meth:`ReplicaFetcher.handle_response` or :meth:`ReplicaFetcher.on_disconnect`. ``now_ms`` is the time of the
+monotonic clock, which delays use. ``wall_ms`` is the time of the wall clock, which the log uses.
 
-Several requests may be under way in a session. The next one is usually made of the answer to the one before;
-one that is made earlier tells of partitions that came meanwhile. What an answer says of a partition counts
-only if its request told of that last, or an earlier one did, and nothing has happened to it since.
+Several requests may be in flight in a session. Usually the next request is built after the response to the
+previous one. An earlier request names the partitions that were added meanwhile.
 
-Where logs diverged, the leader says so in its answer (the epoch of the follower's last record, and where that
-epoch ended at the leader's), and the follower cuts its own before it asks again. Logs of message formats v0
-and v1 know no epochs: there the high watermark is all there is, as in Apache Kafka.
+If the logs have diverged, the response contains the diverging epoch and its end offset on the leader. The
+follower then truncates its log before it fetches again. Message formats v0 and v1 have no epochs: the
+follower truncates to the high watermark, as in Apache Kafka.
 
 Source: KIP-101, KIP-279, KIP-595 (epochs in Fetch), KIP-227 (sessions).
 """
@@ -37,13 +36,13 @@ from tidemill.wire.fetch_layout import (
 )
 from tidemill.wire.hot_path_codec import ITEMS_MAX
 
-NO_EPOCH: Final = -1
-NOT_REFUSED: Final[i64] = -1
+NO_LEADER_EPOCH: Final = -1
+NO_OFFSET: Final[i64] = -1
 RESPONSE_VERSION: Final = 15
 """Responses of versions 15 to 18 have the same layout."""
-SOON_MS: Final = 50
-"""After an answer that says that one of both brokers has not heard yet what the other has."""
-UNSETTLED: Final = frozenset(
+METADATA_RETRY_MS: Final = 50
+"""The delay after an error of :data:`METADATA_ERRORS`."""
+METADATA_ERRORS: Final = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -51,10 +50,11 @@ UNSETTLED: Final = frozenset(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
     }
 )
-FLUSH_LOOK_MS: Final = 5
-"""How long the leader may hold a fetch while a partition waits for its flush: then it is back soon."""
-THROTTLED_LOOK_MS: Final = 1000
-"""A partition that is throttled rests no longer at once: another rate may have been set."""
+"""Errors that end when both brokers have applied the same state of the controller."""
+PENDING_SYNC_WAIT_MS: Final = 5
+"""The maximum wait of a fetch on the leader while a partition waits for a sync."""
+QUOTA_RETRY_MS_MAX: Final = 1000
+"""The maximum delay of a throttled partition: the rate may change meanwhile."""
 SESSION_FINAL: Final[i32] = 0x7FFFFFFF
 
 Key = tuple[bytes, int]
@@ -62,53 +62,53 @@ Key = tuple[bytes, int]
 
 
 class FetchLimits(NamedTuple):
-    """``replica.fetch.*``: ms, bytes."""
+    """``replica.fetch.*`` and ``replica.socket.timeout.ms``: ms, bytes."""
 
     wait_ms: int = 500
     bytes_min: int = 1
     bytes_max: int = 10 * 1024 * 1024
     partition_bytes_max: int = 1024 * 1024
     backoff_ms: int = 1000
-    patience_ms: int = 30_000
-    """A leader that is silent for longer than this and ``wait_ms`` is asked over another connection."""
+    socket_timeout_ms: int = 30_000
+    """A fetch without a response for this time and ``wait_ms`` fails, and the connection is closed."""
 
 
-TRANSIENT: Final = UNSETTLED | {ErrorCode.FENCED_LEADER_EPOCH}
+TRANSIENT: Final = METADATA_ERRORS | {ErrorCode.FENCED_LEADER_EPOCH}
 """Errors that a leader returns for a moment while a topic is created, moved or deleted."""
 
 
-class Trouble(NamedTuple):
-    """A partition that could not be followed just now. ``storage`` says that its log is at fault."""
+class PartitionFailure(NamedTuple):
+    """A failed fetch of a partition. ``storage_error`` is the error of the log of this broker, if any."""
 
     partition: Partition
     text: str
-    storage: StorageError | None = None
+    storage_error: StorageError | None = None
     is_transient: bool = False
-    """Every change of the cluster may bring it, and it passes."""
+    """Whether the error is in :data:`TRANSIENT`."""
 
 
-class Answered(NamedTuple):
-    """What came of an answer: what went wrong, and whose offsets the leader has to be asked for.
+class FetchOutcome(NamedTuple):
+    """The failures of a response, and the partitions for which the leader's offsets are needed.
 
-    ``refused`` is the error with which the leader answers fetches that name no session; 0 when it does not.
+    ``session_error``: the error of a request without a session.
     """
 
-    troubles: list[Trouble]
+    failures: list[PartitionFailure]
     out_of_range: list[Partition]
-    refused: int = 0
+    session_error: ErrorCode | None = None
 
 
-class LeadersLog(NamedTuple):
-    """From where to where a leader's log reaches."""
+class LeaderOffsets(NamedTuple):
+    """The log start and end offset of a leader."""
 
     first: int
     first_epoch: int
-    """Of the record at ``first``; of the one before where the log has no records, but had some."""
+    """The epoch of the record at ``first``; without records, of the last record before ``first``."""
     end: int
 
 
-class Followed:
-    """One partition, and what the leader was told of it."""
+class FollowedPartition:
+    """A partition and the fields of its last fetch."""
 
     def __init__(self, topic_id: bytes, partition: Partition) -> None:
         self.topic_id = topic_id
@@ -116,19 +116,19 @@ class Followed:
         self.partition = partition
         self.leader_epoch: i64 = partition.leader_epoch
         self.fetch_offset: i64 = 0
-        self.last_fetched_epoch: i64 = NO_EPOCH
+        self.last_fetched_epoch: i64 = NO_LEADER_EPOCH
         self.log_start_offset: i64 = 0
         self.high_watermark: i64 = -1
-        self.rests_until_ms: i64 = 0
-        self.told_in: i64 = 0
-        """The request that told of it last; 0 while the leader does not know of it."""
-        self.refused_end: i64 = NOT_REFUSED
-        """The offset that the leader refused as out of range, while it is asked how far its log reaches."""
+        self.delayed_until_ms: i64 = 0
+        self.last_request_number: i64 = 0
+        """The number of the last request that named it; 0 if it is not in the session."""
+        self.out_of_range_end: i64 = NO_OFFSET
+        """The log end offset that the leader rejected as out of range, while its offsets are requested."""
         self.lags = True
-        """It had not all that is committed when the leader answered last."""
+        """Whether it lacked committed records at the last response."""
 
     def requested(self, bytes_max: i64) -> RequestedPartition:
-        """Returns what a request names of the partition."""
+        """The fields of the partition in a request."""
         return RequestedPartition(
             key=self.topic_id,
             index=self.partition.index,
@@ -141,8 +141,8 @@ class Followed:
         )
 
 
-class UnderWay:
-    """A request that is not answered yet."""
+class PendingFetch:
+    """A request in flight."""
 
     def __init__(self, number: i64, session_id: i32) -> None:
         self.number: i64 = number
@@ -151,108 +151,108 @@ class UnderWay:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplicaFetcher:
-    """Follows what one broker leads."""
+    """Fetches the partitions of one leader."""
 
     def __init__(
-        self, node_id: i32, node_epoch: i64, limits: FetchLimits, throttle: ReplicationQuota | None = None
+        self, node_id: i32, node_epoch: i64, limits: FetchLimits, quota: ReplicationQuota | None = None
     ) -> None:
-        self._throttle = throttle
+        self._quota = quota
         self.node_id: i32 = node_id
         self.node_epoch: i64 = node_epoch
         self.limits = limits
         self._wait_ms: i64 = limits.wait_ms
         self._backoff_ms: i64 = limits.backoff_ms
-        self._locate_ms: i64 = 2 * limits.patience_ms + self._backoff_ms
-        """How long a partition waits to learn where the leader's log begins and ends."""
-        self._followed: dict[Key, Followed] = {}
-        self._changed: dict[Key, Followed] = {}
-        """What the next request has to tell."""
+        self._leader_offsets_ms: i64 = 2 * limits.socket_timeout_ms + self._backoff_ms
+        """The maximum delay of a partition that waits for the leader's offsets."""
+        self._partitions: dict[Key, FollowedPartition] = {}
+        self._changed: dict[Key, FollowedPartition] = {}
+        """The partitions that the next request may have to name."""
         self._forgotten: dict[Key, None] = {}
-        self._resting: dict[Key, Followed] = {}
+        self._delayed: dict[Key, FollowedPartition] = {}
         self._session_id: i32 = 0
         self._session_epoch: i32 = 0
         self._number: i64 = 0
-        self._under_way: list[UnderWay] = []
+        self._in_flight: list[PendingFetch] = []
 
     def __len__(self) -> int:
-        return len(self._followed)
+        return len(self._partitions)
 
     @property
-    def under_way(self) -> int:
-        """How many requests are not answered yet."""
-        return len(self._under_way)
+    def in_flight_count(self) -> int:
+        """The number of requests in flight."""
+        return len(self._in_flight)
 
     @property
-    def has_news(self) -> bool:
-        """Whether there is something to tell, and a session to tell it in."""
+    def has_changes(self) -> bool:
+        """Whether there is a session, and partitions changed since its last request."""
         return self._session_id != 0 and len(self._changed) > 0
 
-    # -- what is followed
+    # Partitions
 
-    def follow(self, topic_id: bytes, partition: Partition, now_ms: i64, wall_ms: i64) -> None:
-        """Begins to follow, in the epoch that ``partition`` is in. Raises StorageError."""
-        if partition.log.leader_epochs.latest == NO_EPOCH:
-            # Compaction removes no record because of one that was not committed.
+    def add_partition(self, topic_id: bytes, partition: Partition, now_ms: i64, wall_ms: i64) -> None:
+        """Adds ``partition`` in its current leader epoch. Raises StorageError."""
+        if partition.log.leader_epochs.latest == NO_LEADER_EPOCH:
+            # Compaction removes no record because of an uncommitted record.
             partition.truncate_to(
                 max(partition.high_watermark, partition.log.clean_end),
                 wall_ms,
                 "no leader epoch is known here, and the leader may lack what lies above the high watermark",
             )
-        followed = Followed(topic_id, partition)
+        followed = FollowedPartition(topic_id, partition)
         key = followed.key
-        self._followed[key] = followed
+        self._partitions[key] = followed
         self._forgotten.pop(key, None)
-        self._resting.pop(key, None)
-        self._ask(followed, now_ms)
+        self._delayed.pop(key, None)
+        self._add_to_next_request(followed, now_ms)
 
-    def leave(self, topic_id: bytes, index: i32) -> None:
-        """Follows a partition no longer, if it did."""
-        followed = self._followed.pop((topic_id, int(index)), None)
+    def remove_partition(self, topic_id: bytes, index: i32) -> None:
+        """Removes a partition, if it was added."""
+        followed = self._partitions.pop((topic_id, int(index)), None)
         if followed is not None:
-            self._take_out(followed)
-            self._resting.pop(followed.key, None)
+            self._remove_from_session(followed)
+            self._delayed.pop(followed.key, None)
 
-    def _take_out(self, followed: Followed) -> None:
+    def _remove_from_session(self, followed: FollowedPartition) -> None:
         self._changed.pop(followed.key, None)
-        if followed.told_in > 0:
-            followed.told_in = 0
+        if followed.last_request_number > 0:
+            followed.last_request_number = 0
             self._forgotten[followed.key] = None
 
-    def _rest(self, followed: Followed, now_ms: i64, for_ms: i64) -> None:
-        self._take_out(followed)
-        followed.rests_until_ms = now_ms + for_ms
-        self._resting[followed.key] = followed
+    def _delay(self, followed: FollowedPartition, now_ms: i64, for_ms: i64) -> None:
+        self._remove_from_session(followed)
+        followed.delayed_until_ms = now_ms + for_ms
+        self._delayed[followed.key] = followed
 
-    # -- asking
+    # Requests
 
-    def request(self, now_ms: i64, version: i16) -> bytes | None:
-        """The body of the next request, of a version from 15 to 18; None when there is nothing to fetch."""
-        if self._resting:
-            for followed in list(self._resting.values()):
-                if followed.rests_until_ms <= now_ms and not followed.partition.has_pending_sync:
-                    del self._resting[followed.key]
-                    followed.refused_end = NOT_REFUSED
+    def build_request(self, now_ms: i64, version: i16) -> bytes | None:
+        """The body of the next request, of a version from 15 to 18; None if no partition can be fetched."""
+        if self._delayed:
+            for followed in list(self._delayed.values()):
+                if followed.delayed_until_ms <= now_ms and not followed.partition.has_pending_sync:
+                    del self._delayed[followed.key]
+                    followed.out_of_range_end = NO_OFFSET
                     self._changed[followed.key] = followed
-        self._hold_unsettled(now_ms)
-        if self._throttle is not None and self._throttle.is_set:
-            self._hold_back(self._throttle, now_ms)
-        if len(self._followed) == len(self._resting):
+        self._delay_unsynced(now_ms)
+        if self._quota is not None and self._quota.is_set:
+            self._delay_throttled(self._quota, now_ms)
+        if len(self._partitions) == len(self._delayed):
             return None
         self._number += 1
         partition_bytes_max: i64 = self.limits.partition_bytes_max
         requested: list[RequestedPartition] = []
         if self._session_epoch == 0:
             self._forgotten.clear()
-            for key, followed in self._followed.items():
-                if key not in self._resting:
-                    self._tell(followed)
+            for key, followed in self._partitions.items():
+                if key not in self._delayed:
+                    self._update_requested(followed)
                     requested.append(followed.requested(partition_bytes_max))
         else:
             for followed in self._changed.values():
-                if self._tell(followed):
+                if self._update_requested(followed):
                     requested.append(followed.requested(partition_bytes_max))
         self._changed.clear()
-        wait_ms: i64 = self.rest_ms(now_ms)
+        wait_ms: i64 = self.retry_delay_ms(now_ms)
         if self._wait_ms < wait_ms:
             wait_ms = self._wait_ms
         request = FetchRequest(
@@ -269,54 +269,54 @@ class ReplicaFetcher:
         )
         body = write_request(request)
         self._forgotten.clear()
-        self._under_way.append(UnderWay(self._number, self._session_id))
+        self._in_flight.append(PendingFetch(self._number, self._session_id))
         if self._session_id != 0:
             self._session_epoch = 1 if self._session_epoch == SESSION_FINAL else self._session_epoch + 1
         return body
 
-    def _hold_unsettled(self, now_ms: i64) -> None:
-        """Lets partitions rest whose sync or checkpoint is pending: a fetch tells what is on the disk."""
-        told = self._followed if self._session_epoch == 0 else self._changed
-        for key, followed in list(told.items()):
-            if followed.partition.has_pending_sync and key not in self._resting:
-                self._rest(followed, now_ms, 0)
+    def _delay_unsynced(self, now_ms: i64) -> None:
+        """Delays partitions with a pending sync or checkpoint: a fetch reports only synced records."""
+        candidates = self._partitions if self._session_epoch == 0 else self._changed
+        for key, followed in list(candidates.items()):
+            if followed.partition.has_pending_sync and key not in self._delayed:
+                self._delay(followed, now_ms, 0)
 
-    def _hold_back(self, throttle: ReplicationQuota, now_ms: i64) -> None:
-        """Lets throttled partitions rest while too much has come of them."""
-        wait_s: float = throttle.limit.wait_s(now_ms / 1000)
+    def _delay_throttled(self, quota: ReplicationQuota, now_ms: i64) -> None:
+        """Delays throttled partitions while the quota is exceeded."""
+        wait_s: float = quota.limit.wait_s(now_ms / 1000)
         if wait_s <= 0.0:
             return
-        for key, followed in list(self._followed.items()):
+        for key, followed in list(self._partitions.items()):
             partition = followed.partition
             if (
-                key not in self._resting
+                key not in self._delayed
                 and followed.lags
                 and int(self.node_id) not in partition.isr
-                and throttle.covers(partition.topic, int(partition.index))
+                and quota.covers(partition.topic, int(partition.index))
             ):
-                self._rest(followed, now_ms, min(int(wait_s * 1000) + 1, THROTTLED_LOOK_MS))
+                self._delay(followed, now_ms, min(int(wait_s * 1000) + 1, QUOTA_RETRY_MS_MAX))
 
-    def rest_ms(self, now_ms: i64) -> i64:
-        """How soon a partition that rests is to be followed again."""
+    def retry_delay_ms(self, now_ms: i64) -> i64:
+        """The time until the first delayed partition can be fetched again."""
         soonest: i64 = self._backoff_ms if self._backoff_ms > self._wait_ms else self._wait_ms
-        for followed in self._resting.values():
-            for_ms: i64 = followed.rests_until_ms - now_ms
+        for followed in self._delayed.values():
+            for_ms: i64 = followed.delayed_until_ms - now_ms
             if followed.partition.has_pending_sync:
-                for_ms = FLUSH_LOOK_MS
+                for_ms = PENDING_SYNC_WAIT_MS
             elif for_ms < 1:
                 for_ms = 1
             if for_ms < soonest:
                 soonest = for_ms
         return soonest
 
-    def _tell(self, followed: Followed) -> bool:
-        """Notes how the partition is now; False when the session has it so."""
+    def _update_requested(self, followed: FollowedPartition) -> bool:
+        """Updates the fields for the next request. Returns False if the session has the same."""
         partition = followed.partition
         log = partition.log
-        known: bool = followed.told_in > 0
+        is_in_session: bool = followed.last_request_number > 0
         latest: i64 = log.leader_epochs.latest
         if (
-            known
+            is_in_session
             and followed.fetch_offset == log.end_offset
             and followed.last_fetched_epoch == latest
             and followed.log_start_offset == log.start_offset
@@ -327,135 +327,143 @@ class ReplicaFetcher:
         followed.last_fetched_epoch = latest
         followed.log_start_offset = log.start_offset
         followed.high_watermark = partition.high_watermark
-        if not known:
+        if not is_in_session:
             self._forgotten.pop(followed.key, None)
-        followed.told_in = self._number
+        followed.last_request_number = self._number
         return True
 
-    # -- answers
+    # Responses
 
-    def answer(self, data: bytes, start: i64, end: i64, now_ms: i64, wall_ms: i64) -> Answered | None:
-        """Takes the answer, whose body is ``data[start:end]``, to the oldest request that is under way.
+    def handle_response(
+        self, data: bytes, start: i64, end: i64, now_ms: i64, wall_ms: i64
+    ) -> FetchOutcome | None:
+        """Applies the response with the body ``data[start:end]`` to the oldest request in flight.
 
-        None when nothing else is to be done. Raises ProtocolError when it is none.
+        Returns None if it needs no further processing. Raises ProtocolError for an invalid response.
         """
-        answer = read_response(data, start, end, RESPONSE_VERSION, ITEMS_MAX)
-        if not self._under_way:
-            raise ProtocolError("the answer to a fetch came that was not sent")
-        asked = self._under_way.pop(0)
-        if answer.error != 0:
-            self._begin_anew()
-            # It is not that a session was forgotten: asked again at once, it would answer the same.
-            return Answered([], [], int(answer.error)) if asked.session_id == 0 else None
-        if asked.session_id == 0:
-            # Where the leader keeps no session for us, every request tells it all.
-            self._session_id = answer.session_id
-            self._session_epoch = 0 if answer.session_id == 0 else 1
-        result: Answered | None = None
-        for found in answer.partitions:
-            followed = self._followed.get((found.key, int(found.index)))
-            if followed is None or not is_answer_to(followed, asked.number):
+        response = read_response(data, start, end, RESPONSE_VERSION, ITEMS_MAX)
+        if not self._in_flight:
+            raise ProtocolError("a fetch response arrived without a request")
+        pending = self._in_flight.pop(0)
+        if response.error != 0:
+            self._reset_session()
+            if pending.session_id != 0:
+                return None
+            # The leader has not just forgotten a session: a request at once would get the same error.
+            return FetchOutcome([], [], error_code(response.error))
+        if pending.session_id == 0:
+            # If the leader has no room for a session, every request names all partitions.
+            self._session_id = response.session_id
+            self._session_epoch = 0 if response.session_id == 0 else 1
+        outcome: FetchOutcome | None = None
+        for found in response.partitions:
+            followed = self._partitions.get((found.key, int(found.index)))
+            if followed is None or not is_unchanged_since(followed, pending.number):
                 continue
             if found.error == 0:
-                trouble = self._take(followed, found, data, now_ms, wall_ms)
+                failure = self._process_partition_data(followed, found, data, now_ms, wall_ms)
                 lacks_epoch: bool = found.diverging_end >= 0 and followed.partition.log.lacks_epoch
-                if trouble is None and not lacks_epoch:
+                if failure is None and not lacks_epoch:
                     continue
-                if result is None:
-                    result = Answered([], [])
-                if trouble is not None:
-                    result.troubles.append(trouble)
+                if outcome is None:
+                    outcome = FetchOutcome([], [])
+                if failure is not None:
+                    outcome.failures.append(failure)
                 else:
-                    self._locate(followed, now_ms, result)
+                    self._request_leader_offsets(followed, now_ms, outcome)
                 continue
-            if result is None:
-                result = Answered([], [])
-            self._refused(followed, found, now_ms, result)
-        return result
+            if outcome is None:
+                outcome = FetchOutcome([], [])
+            self._process_error(followed, found, now_ms, outcome)
+        return outcome
 
-    def lost(self) -> None:
-        """The connection broke: the next request begins another session."""
-        self._under_way.clear()
-        self._begin_anew()
-        for followed in self._resting.values():
-            if followed.refused_end != NOT_REFUSED:
-                followed.refused_end = NOT_REFUSED
-                followed.rests_until_ms = 0
+    def on_disconnect(self) -> None:
+        """Drops the requests in flight: the next request begins another session."""
+        self._in_flight.clear()
+        self._reset_session()
+        for followed in self._delayed.values():
+            if followed.out_of_range_end != NO_OFFSET:
+                followed.out_of_range_end = NO_OFFSET
+                followed.delayed_until_ms = 0
 
-    def _begin_anew(self) -> None:
-        """The leader does not know the session."""
+    def _reset_session(self) -> None:
+        """The next request begins a session, and names all partitions."""
         self._session_id = 0
         self._session_epoch = 0
         self._changed.clear()
         self._forgotten.clear()
-        for followed in self._followed.values():
-            followed.told_in = 0
+        for followed in self._partitions.values():
+            followed.last_request_number = 0
 
-    def found(
-        self, partition: Partition, topic_id: bytes, leaders: LeadersLog, now_ms: i64, wall_ms: i64
+    def apply_leader_offsets(
+        self, partition: Partition, topic_id: bytes, leader: LeaderOffsets, now_ms: i64, wall_ms: i64
     ) -> None:
-        """The leader has told where its log is: puts ours, which lay outside, where it belongs.
+        """Truncates or restarts a log that ended outside the leader's log, by the offsets of the leader.
 
-        The answer is ignored where the partition has changed since the question. Raises StorageError.
+        Ignores the offsets if the partition changed since they were requested. Raises StorageError.
         """
-        followed = self._followed.get((topic_id, int(partition.index)))
-        if followed is None or followed.partition is not partition or followed.refused_end == NOT_REFUSED:
+        followed = self._partitions.get((topic_id, int(partition.index)))
+        if followed is None or followed.partition is not partition or followed.out_of_range_end == NO_OFFSET:
             return
-        refused_end: i64 = followed.refused_end
-        self._rest(followed, now_ms, self._backoff_ms)
-        followed.refused_end = NOT_REFUSED
+        out_of_range_end: i64 = followed.out_of_range_end
+        self._delay(followed, now_ms, self._backoff_ms)
+        followed.out_of_range_end = NO_OFFSET
         log_end: i64 = partition.log.end_offset
-        if log_end != refused_end or followed.leader_epoch != partition.leader_epoch:
+        if log_end != out_of_range_end or followed.leader_epoch != partition.leader_epoch:
             return
-        first: i64 = leaders.first
-        end: i64 = leaders.end
+        first: i64 = leader.first
+        end: i64 = leader.end
         if log_end > end:
             partition.truncate_to_leader(end, first, wall_ms, f"the leader's log ends at offset {end}")
         elif log_end < first:
             partition.restart_at(first, wall_ms)
         elif not (partition.log.lacks_epoch and log_end == first):
-            # The leader would refuse it again: what it misses there is not an offset, or has come meanwhile.
+            # The offset is in range: a fetch at once could get the same error again.
             return
         if first == end == partition.log.start_offset:
-            partition.log.set_epoch_before_start(leaders.first_epoch)
-        del self._resting[followed.key]
-        self._ask(followed, now_ms)
+            partition.log.set_epoch_before_start(leader.first_epoch)
+        del self._delayed[followed.key]
+        self._add_to_next_request(followed, now_ms)
 
-    def not_found(self, partition: Partition, topic_id: bytes, now_ms: i64) -> None:
-        """The leader did not say where its log begins and ends: the partition is fetched after a pause."""
-        followed = self._followed.get((topic_id, int(partition.index)))
-        if followed is not None and followed.refused_end != NOT_REFUSED:
-            followed.refused_end = NOT_REFUSED
-            self._rest(followed, now_ms, self._backoff_ms)
+    def leader_offsets_failed(self, partition: Partition, topic_id: bytes, now_ms: i64) -> None:
+        """The leader did not return its offsets: the partition is fetched again after the backoff."""
+        followed = self._partitions.get((topic_id, int(partition.index)))
+        if followed is not None and followed.out_of_range_end != NO_OFFSET:
+            followed.out_of_range_end = NO_OFFSET
+            self._delay(followed, now_ms, self._backoff_ms)
 
-    def _refused(self, followed: Followed, found: FetchedPartition, now_ms: i64, result: Answered) -> None:
-        """The leader does not answer for this partition."""
+    def _process_error(
+        self, followed: FollowedPartition, found: FetchedPartition, now_ms: i64, outcome: FetchOutcome
+    ) -> None:
         partition = followed.partition
         code = int(found.error)
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._locate(followed, now_ms, result)
+            self._request_leader_offsets(followed, now_ms, outcome)
             return
         name = ErrorCode(code).name if code in _CODES else str(code)
-        result.troubles.append(Trouble(partition, f"the leader answers {name}", None, code in TRANSIENT))
-        self._rest(followed, now_ms, SOON_MS if code in UNSETTLED else self._backoff_ms)
+        text = f"the leader returned {name}"
+        outcome.failures.append(PartitionFailure(partition, text, None, code in TRANSIENT))
+        self._delay(followed, now_ms, METADATA_RETRY_MS if code in METADATA_ERRORS else self._backoff_ms)
 
-    def _locate(self, followed: Followed, now_ms: i64, result: Answered) -> None:
-        """Has the leader asked where its log is; the partition rests until then."""
-        result.out_of_range.append(followed.partition)
-        self._rest(followed, now_ms, self._locate_ms)
-        followed.refused_end = followed.partition.log.end_offset
+    def _request_leader_offsets(
+        self, followed: FollowedPartition, now_ms: i64, outcome: FetchOutcome
+    ) -> None:
+        """Reports the partition as out of range, and delays it until the leader's offsets are known."""
+        outcome.out_of_range.append(followed.partition)
+        self._delay(followed, now_ms, self._leader_offsets_ms)
+        followed.out_of_range_end = followed.partition.log.end_offset
 
-    def _take(
-        self, followed: Followed, found: FetchedPartition, data: bytes, now_ms: i64, wall_ms: i64
-    ) -> Trouble | None:
-        """Appends what came, or cuts what the leader does not have; what went wrong with it."""
+    def _process_partition_data(
+        self, followed: FollowedPartition, found: FetchedPartition, data: bytes, now_ms: i64, wall_ms: i64
+    ) -> PartitionFailure | None:
+        """Appends the received records, or truncates a diverging log. Returns the failure, if any."""
         partition = followed.partition
-        if self._throttle is not None and found.end > found.start:
+        if self._quota is not None and found.end > found.start:
             size = int(found.end - found.start)
-            self._throttle.record(partition.topic, int(partition.index), size, now_ms / 1000)
+            self._quota.record(partition.topic, int(partition.index), size, now_ms / 1000)
         try:
             if found.diverging_end >= 0:
-                end = divergence(partition, found.diverging_epoch, found.diverging_end)
+                end = truncation_offset(partition, found.diverging_epoch, found.diverging_end)
                 partition.truncate_to_leader(
                     end,
                     found.log_start_offset,
@@ -474,22 +482,22 @@ class ReplicaFetcher:
                 )
                 followed.lags = partition.log.end_offset < found.high_watermark
         except StorageError as problem:
-            self._rest(followed, now_ms, self._backoff_ms)
-            return Trouble(partition, str(problem), problem)
+            self._delay(followed, now_ms, self._backoff_ms)
+            return PartitionFailure(partition, str(problem), problem)
         except (CorruptMessage, KafkaError) as problem:
-            self._rest(followed, now_ms, self._backoff_ms)
-            return Trouble(partition, str(problem))
-        self._ask(followed, now_ms)
+            self._delay(followed, now_ms, self._backoff_ms)
+            return PartitionFailure(partition, str(problem))
+        self._add_to_next_request(followed, now_ms)
         return None
 
-    def _ask(self, followed: Followed, now_ms: i64) -> None:
-        """Adds the partition to the next request, once a sync that is under way has ended.
+    def _add_to_next_request(self, followed: FollowedPartition, now_ms: i64) -> None:
+        """Adds the partition to the next request, or delays it until a pending sync has ended.
 
-        The fetch offset tells the leader what this broker has on its disk. Nor may records come in the place
-        of those that were cut before the cut is on the disk.
+        The fetch offset reports to the leader that all earlier records are synced. After a truncation, no
+        records may be appended before the truncation is synced.
         """
         if followed.partition.has_pending_sync:
-            self._rest(followed, now_ms, 0)
+            self._delay(followed, now_ms, 0)
         else:
             self._changed[followed.key] = followed
 
@@ -497,28 +505,35 @@ class ReplicaFetcher:
 _CODES: Final = frozenset(int(code) for code in ErrorCode)
 
 
-def is_answer_to(followed: Followed, number: i64) -> bool:
-    """Whether request ``number`` told of it last, or an earlier one, and nothing happened to it since."""
+def error_code(code: i64) -> ErrorCode:
+    """The error with this code; UNKNOWN_SERVER_ERROR for an unknown code."""
+    return ErrorCode(int(code)) if int(code) in _CODES else ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def is_unchanged_since(followed: FollowedPartition, number: i64) -> bool:
+    """Whether request ``number`` or an earlier one was the last that named the partition, whose log end and
+    leader epoch have not changed since.
+    """
     partition = followed.partition
     return (
-        0 < followed.told_in <= number
+        0 < followed.last_request_number <= number
         and followed.fetch_offset == partition.log.end_offset
         and followed.leader_epoch == partition.leader_epoch
     )
 
 
-def divergence(partition: Partition, leader_epoch: i64, leader_end: i64) -> i64:
-    """Where ours has to be cut: the last point at which both logs surely agree."""
+def truncation_offset(partition: Partition, leader_epoch: i64, leader_end: i64) -> i64:
+    """The offset to truncate a diverging log to: the last one up to which both logs certainly agree."""
     log = partition.log
     end: i64 = log.end_offset
     found = log.leader_epochs.end_offset(int(leader_epoch), int(end))
     epoch: i64 = found[0]
     own_end: i64 = found[1]
-    if epoch == NO_EPOCH:
+    if epoch == NO_LEADER_EPOCH:
         return leader_end if leader_end < end else end
     if own_end > end:
         own_end = end
     if epoch == leader_epoch and leader_end < own_end:
         return leader_end
-    # Where the leader knows an epoch that we do not, all that we have of later ones is in question.
+    # The leader has an epoch that this log lacks: the records of later epochs here may differ.
     return own_end

@@ -20,8 +20,8 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_creation import offline_log
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.event_loop_slices import a_pause, slices_of
-from tidemill.model.interfaces import Clock
+from tidemill.model.event_loop_slices import slices_of, yield_to_loop
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.checkpoint_writer import Checkpoints
 from tidemill.replication.full_disk_reports import FullDiskLog
@@ -258,14 +258,14 @@ class ReplicaManager(PartitionEvents):
             self.isr_shrinks += any(one not in state.isr for one in members)
             self.isr_expands += any(one not in partition.isr for one in state.isr)
         partition.lag_ms_max = self.lag_ms_max
-        partition.adding = state.adding
-        partition.become(
+        partition.apply_state(
             state.leader,
             state.leader_epoch,
             state.replicas,
             state.isr,
-            state.partition_epoch,
-            self.clock.monotonic_ms(),
+            partition_epoch=state.partition_epoch,
+            now_ms=self.clock.monotonic_ms(),
+            adding=state.adding,
         )
         if partition.failed:
             return
@@ -274,7 +274,7 @@ class ReplicaManager(PartitionEvents):
             self.unsynced_logs.pop(partition.log.topic_partition, None)
         if self.following is not None and (epoch, leader) != (partition.leader_epoch, partition.leader):
             if partition.is_leader or partition.leader < 0:
-                self.following.leave(partition)
+                self.following.remove_partition(partition)
             else:
                 self.follow(partition)
         if led != partition.is_leader:
@@ -295,9 +295,9 @@ class ReplicaManager(PartitionEvents):
             if starts.written(partition.log.topic_partition) < partition.log.start_offset:
                 # A power failure could restore a lower log start offset.
                 partition.save_start()
-            self.following.follow(partition)
+            self.following.add_partition(partition)
         except StorageError as problem:
-            self.following.leave(partition)
+            self.following.remove_partition(partition)
             self.on_storage_error(partition, problem)
             self.loop.call_later(FOLLOW_RETRY_S, self._retry_follow, partition, _leader_of(partition))
 
@@ -407,7 +407,7 @@ class ReplicaManager(PartitionEvents):
         led = partition.is_leader
         partition.delete()
         if self.following is not None:
-            self.following.leave(partition)
+            self.following.remove_partition(partition)
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
@@ -502,7 +502,7 @@ class ReplicaManager(PartitionEvents):
         led = partition.is_leader and not partition.failed
         partition.fail(reason)
         if self.following is not None:
-            self.following.leave(partition)
+            self.following.remove_partition(partition)
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
@@ -532,7 +532,7 @@ class ReplicaManager(PartitionEvents):
             if partition.is_leader and not partition.failed and partition.replication is not None:
                 partition.maybe_shrink_isr(now_ms)
 
-    def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:
+    def records_truncated(self, partition: Partition, first: int, last: int, reason: str) -> None:
         """Logs the records that a follower has truncated, with the reason."""
         log.warning(
             "%s-%d: truncated the records of offsets %d to %d: %s",
@@ -566,7 +566,7 @@ class ReplicaManager(PartitionEvents):
                     partition.delayed.record_change()
                     if not partition.is_leader:
                         partition.save_start()
-            await a_pause()
+            await yield_to_loop()
         if count:
             log.info("retention advanced the start offset of %d logs", count)
             await self.checkpoints.log_starts()

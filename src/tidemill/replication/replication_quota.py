@@ -162,8 +162,8 @@ class ReplicationQuota:
         partitions = self._topics.get(topic, _NONE)
         return partitions is None or partition in partitions
 
-    def holds_back(self, topic: str, partition: int, now: float, *, in_sync: bool) -> bool:
-        """Whether the partition has to be omitted for now."""
+    def is_throttled(self, topic: str, partition: int, now: float, *, in_sync: bool) -> bool:
+        """Whether the quota is exceeded, so that the partition is omitted from responses."""
         return not in_sync and self.covers(topic, partition) and self.limit.is_exceeded(now)
 
     def record(self, topic: str, partition: int, size: int, now: float) -> None:

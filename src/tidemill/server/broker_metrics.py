@@ -71,7 +71,7 @@ def families(server: BrokerServer) -> Iterator[Family | None]:
 
 
 def _connections(server: BrokerServer) -> Iterator[Family]:
-    acceptor = server.acceptor
+    acceptor = server.socket_server
     live = list(acceptor.connections)
     bytes_in = acceptor.bytes_in + sum(int(one.bytes_in) for one in live)
     bytes_out = acceptor.bytes_out + sum(int(one.bytes_out) for one in live)
@@ -86,7 +86,7 @@ def _connections(server: BrokerServer) -> Iterator[Family]:
 
 def _requests(server: BrokerServer) -> Iterator[Family]:
     requests = counter("tidemill_requests", "Requests by API.")
-    for key, count in enumerate(server.requests.counts):
+    for key, count in enumerate(server.kafka_apis.counts):
         if count:
             requests.add(count, api=_name(key))
     yield requests
@@ -96,7 +96,7 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
         f"Seconds from a request to its response, including waits, by API; one in {TIMED_EVERY} Produce and"
         " Fetch requests is measured.",
     )
-    for key, times in {**server.dispatch.durations, **server.requests.total_times}.items():
+    for key, times in {**server.dispatch.durations, **server.kafka_apis.total_times}.items():
         seconds.add(times, api=_name(key))
     yield seconds
     local = Family(
@@ -105,11 +105,14 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
         f"Seconds of the event loop for a request, without waits, by API; one in {TIMED_EVERY} Produce and"
         " Fetch requests is measured.",
     )
-    for key, times in server.requests.local_times.items():
+    for key, times in server.kafka_apis.local_times.items():
         local.add(times, api=_name(key))
     yield local
     errors = counter("tidemill_request_errors", "Errors of partitions in responses, by API and error.")
-    for key, counts in ((ApiKey.PRODUCE, server.produces.errors), (ApiKey.FETCH, server.fetches.errors)):
+    for key, counts in (
+        (ApiKey.PRODUCE, server.produce_handler.errors),
+        (ApiKey.FETCH, server.fetch_handler.errors),
+    ):
         for code, count in counts.items():
             errors.add(count, api=_name(key), error=ErrorCode(code).name)
     yield errors
@@ -153,7 +156,7 @@ def _topics(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family | 
         "Records converted for consumers of old message formats, by topic.",
     )
     counters = (messages, bytes_in, bytes_out, produced, fetched)
-    for entry in list(server.broker.partitions.topics.by_name.values()):
+    for entry in list(server.broker.replica_manager.topics.by_name.values()):
         size_bytes = 0
         sums = entry.counted_before
         for one in list(entry.partitions):
@@ -174,7 +177,7 @@ def _metadata(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family 
     """Counts offline partitions; on the controller also moving and imbalanced partitions."""
     is_controller = server.broker.controller.is_active
     seen = 0
-    for topic in list(server.broker.metadata.topics.values()):
+    for topic in list(server.broker.metadata_cache.topics.values()):
         for one in topic.partitions:
             totals.offline += one.leader < 0 or (topic.name, one.partition) in totals.failed
             if is_controller:
@@ -190,7 +193,7 @@ def _waiting(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         "tidemill_waiting_requests", "Delayed requests: Produce waits for replicas, Fetch for data."
     )
     waiting.add(totals.waiting_appends, api="Produce")
-    waiting.add(int(server.fetches.waiting), api="Fetch")
+    waiting.add(int(server.fetch_handler.waiting), api="Fetch")
     yield waiting
     yield gauge(
         "tidemill_request_bytes_held",
@@ -246,22 +249,22 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
     yield counter(
         "tidemill_leader_elections",
         "Leaders that this broker elected as the controller.",
-        broker.controller.context.report.elections,
+        broker.controller.context.election_report.elections,
     )
     yield counter(
         "tidemill_unclean_leader_elections",
         "Elected leaders that were not in sync: records may have been lost.",
-        broker.controller.context.report.unclean_elections,
+        broker.controller.context.election_report.unclean_elections,
     )
     yield counter(
         "tidemill_isr_shrinks",
         "Changes that removed followers from the ISR of leaders on this broker.",
-        broker.partitions.isr_shrinks,
+        broker.replica_manager.isr_shrinks,
     )
     yield counter(
         "tidemill_isr_expands",
         "Changes that added followers to the ISR of leaders on this broker.",
-        broker.partitions.isr_expands,
+        broker.replica_manager.isr_expands,
     )
     yield gauge(
         "tidemill_replica_lag_max_records",
@@ -269,11 +272,13 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         totals.lag_max,
     )
     flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds of log flushes.")
-    flushes.add(broker.partitions.flushing.times)
+    flushes.add(broker.replica_manager.flushing.times)
     yield flushes
-    yield gauge("tidemill_groups", "Groups with this broker as coordinator.", broker.groups.group_count())
-    yield counter("tidemill_group_rebalances", "Completed rebalances.", broker.groups.rebalances)
-    yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)
+    yield gauge(
+        "tidemill_groups", "Groups with this broker as coordinator.", broker.group_coordinator.group_count()
+    )
+    yield counter("tidemill_group_rebalances", "Completed rebalances.", broker.group_coordinator.rebalances)
+    yield counter("tidemill_group_commits", "Offsets committed.", broker.group_coordinator.commits)
     lags = gauge(
         "tidemill_group_lag_records",
         "Records not committed yet by groups with this broker as coordinator, by group and topic.",
@@ -327,12 +332,12 @@ def _store(server: BrokerServer) -> Iterator[Family]:
 
 def _directories(server: BrokerServer) -> Iterator[Family]:
     broker = server.broker
-    failed = sum(bool(one.failure) for one in broker.logs.dirs.all)
+    failed = sum(bool(one.failure) for one in broker.log_manager.dirs.all)
     yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
     full = gauge(
         "tidemill_full_log_directories",
         "Data directories that reject writes because the disk is full.",
-        len(broker.partitions.full),
+        len(broker.replica_manager.full),
     )
     yield full
     free = gauge("tidemill_log_directory_free_bytes", "Free bytes of the file system of a data directory.")
@@ -366,7 +371,7 @@ def _reassignments(server: BrokerServer, totals: PartitionTotals) -> Iterator[Fa
 
 
 def _compaction(server: BrokerServer) -> Iterator[Family]:
-    compaction = server.compaction
+    compaction = server.log_cleaner
     totals = compaction.totals
     yield gauge(
         "tidemill_compaction_max_dirty_percent",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 
 from tidemill.controller.controller import KafkaController
 from tidemill.coordination.coordination_store import Event, SessionState, SetData, Store, StoreError
@@ -25,38 +26,44 @@ POLL_S = 0.2
 RETRY_S = 1.0
 
 
-class MembershipListener:
+class MembershipListener(ABC):
     """Receives the changes of this broker's membership in the cluster."""
 
+    @abstractmethod
     def registered(self, epoch: int) -> None:
         """This broker is registered with the broker epoch ``epoch``."""
 
+    @abstractmethod
     def controller_changed(self, broker_id: int) -> None:
         """Broker ``broker_id`` is the controller; -1 if there is none."""
 
+    @abstractmethod
     async def lost_replicas_cleared(self) -> None:
         """The registration reports no lost replicas any more, so that they can become leaders.
 
         Raises StoreError.
         """
 
+    @abstractmethod
     def session_expired(self) -> None:
         """The session has expired: the registration is gone, and other brokers may lead by now."""
 
+    @abstractmethod
     def store_disconnected(self) -> None:
         """The store does not respond. The session may have expired."""
 
+    @abstractmethod
     def store_reconnected(self) -> None:
         """The store responds again. If the session has expired, :meth:`session_expired` was called before."""
 
 
-class Membership:
+class BrokerRegistrationManager:
     """Keeps this broker registered, and takes part in controller elections."""
 
-    def __init__(self, store: Store, controller: KafkaController, *listeners: MembershipListener) -> None:
+    def __init__(self, store: Store, controller: KafkaController, listener: MembershipListener) -> None:
         self._store = store
         self._controller = controller
-        self.listeners = list(listeners)
+        self._listener = listener
         self._registration: BrokerRegistration | None = None
         self._registration_lock = asyncio.Lock()
         """Held while the registration is written, so that no write restores a replaced registration."""
@@ -88,10 +95,9 @@ class Membership:
         is_logged = False
         while True:
             try:
-                epoch = await self._controller.context.register(registration)
+                epoch = await self._controller.election.register(registration)
                 self._keep_first_epoch(registration, epoch)
-                for listener in self.listeners:
-                    listener.registered(epoch)
+                self._listener.registered(epoch)
                 return
             except KafkaError as error:
                 if error.code != ErrorCode.DUPLICATE_BROKER_REGISTRATION or not wait_s:
@@ -132,7 +138,7 @@ class Membership:
         If there is no other controller (the store was restored from a backup, for example), this broker
         becomes the controller again, with a higher epoch.
         """
-        self._controller.context.resign()
+        self._controller.election.resign()
         self._tasks.start(self._elect_later())
 
     async def _elect_later(self) -> None:
@@ -140,7 +146,7 @@ class Membership:
         self._election_due.set()
 
     async def _elect(self) -> None:
-        """Becomes the controller if there is none, and announces the controller to the listeners."""
+        """Becomes the controller if there is none, and announces the controller to the listener."""
         while True:
             node = await self._store.get(CONTROLLER)
             holder = ControllerNode.decode(node.data) if node is not None else NO_BROKER
@@ -149,13 +155,13 @@ class Membership:
                 self._announce_controller(holder)
                 return
             if self._controller.is_active:
-                self._controller.context.resign()
+                self._controller.election.resign()
             is_dead = holder == self._failed_controller != NO_BROKER
             if node is None or is_dead or is_ours:
                 if await self._controller.context.activate(dead=holder if is_dead else None):
-                    log.info("broker %d is the controller now", self._controller.context.broker_id)
+                    log.info("broker %d is the controller now", self._controller.election.broker_id)
                     self._failed_controller = NO_BROKER
-                    self._announce_controller(self._controller.context.broker_id)
+                    self._announce_controller(self._controller.election.broker_id)
                     return
                 continue
             self._failed_controller = NO_BROKER
@@ -163,8 +169,7 @@ class Membership:
             return
 
     def _announce_controller(self, broker_id: int) -> None:
-        for listener in self.listeners:
-            listener.controller_changed(broker_id)
+        self._listener.controller_changed(broker_id)
 
     async def _watch_controller(self) -> None:
         while True:
@@ -200,8 +205,7 @@ class Membership:
             self._is_clearing = True
             path = BrokerNode.path(cleared.broker_id)
             await self._store.transact([SetData(path, BrokerNode.encode(cleared))])
-            for listener in self.listeners:
-                await listener.lost_replicas_cleared()
+            await self._listener.lost_replicas_cleared()
             self._is_clearing = False
 
     async def clear_lost_replicas_with_retries(self) -> None:
@@ -218,19 +222,16 @@ class Membership:
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.SUSPENDED:
             log.warning("the coordination store does not respond")
-            for listener in self.listeners:
-                listener.store_disconnected()
+            self._listener.store_disconnected()
         elif state is SessionState.EXPIRED:
             # Before the first registration there is nothing to register again.
             self._has_expired = self._registration is not None
             log.warning("the session with the coordination store has expired")
-            self._controller.context.resign()
-            for listener in self.listeners:
-                listener.session_expired()
+            self._controller.election.resign()
+            self._listener.session_expired()
         else:
             log.info("the coordination store responds again")
-            for listener in self.listeners:
-                listener.store_reconnected()
+            self._listener.store_reconnected()
             if self._has_expired and self._registration is not None:
                 if self._reregistration is not None:
                     self._reregistration.cancel()

@@ -42,26 +42,31 @@ from tidemill.controller.admin_manager import generate_broker_id
 from tidemill.controller.producer_id_blocks import claim_block
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.coordination.topic_image import TopicImage
+from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
 from tidemill.groups.group_coordinator import GroupCoordinator
-from tidemill.groups.interfaces import OFFSETS_TOPIC
 from tidemill.log.aborted_transactions import AbortedTransactions
-from tidemill.log.files import SystemFiles
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.meta_properties import VERSION, VERSION_ON_ZOOKEEPER
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.configs.listeners import ANY_HOST
 from tidemill.model.errors import ConfigError
 from tidemill.model.event_loop_slices import TimeSlice
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.peer import Listener
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_manager import ReplicaManager
-from tidemill.server.broker_lifecycle import BrokerLifecycleManager, NoOtherBrokers, OtherBrokers
+from tidemill.server.broker_lifecycle import (
+    BrokerLifecycleManager,
+    ClusterCommunication,
+    NoOtherBrokers,
+    create_controller,
+)
 from tidemill.server.config_plugins import deletion_policies, replica_selector
 from tidemill.server.health import health_of
 from tidemill.server.kafka_scheduler import KafkaScheduler
@@ -84,8 +89,8 @@ GROUPS_LOAD_S = 0.2
 COORDINATOR_LOAD_IN_PROGRESS, which some admin clients report to their users as an error."""
 PRODUCER_IDS_CHECK_S = 5.0
 REMOVAL_CHECK_S = 1.0
-REQUEST_BYTES_LEAST = 64 * 1024 * 1024
-REQUEST_MEMORY_SHARE = 4
+REQUEST_BYTES_MIN = 64 * 1024 * 1024
+REQUEST_MEMORY_DIVISOR = 4
 """Requests use at most a quarter of the memory, unless ``queued.max.request.bytes`` is set."""
 
 
@@ -142,7 +147,7 @@ class BrokerServer:
         for listener in config.listeners():
             self._sockets.append((listener, bind(listener.name, listener.host, listener.port, backlog)))
         broker = self.broker
-        broker.logs = LogManager(
+        broker.log_manager = LogManager(
             broker.files,
             config.log_dirs(),
             producer_expiration_ms=config.int("producer.id.expiration.ms"),
@@ -151,20 +156,20 @@ class BrokerServer:
             cordoned=config.list("cordoned.log.dirs"),
         )
         self._stage = Stage.HAS_LOGS
-        broker.logs.dirs.lock()
-        stored_cluster_id = broker.logs.dirs.stored_cluster_id()
-        broker.store = await open_store(config, broker.logs, broker.files)
+        broker.log_manager.dirs.lock()
+        stored_cluster_id = broker.log_manager.dirs.stored_cluster_id()
+        broker.store = await open_store(config, broker.log_manager, broker.files)
         self._stage = Stage.HAS_STORE
-        broker.metadata = MetadataCache()
+        broker.metadata_cache = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
-        self.lifecycle = BrokerLifecycleManager(broker, self._logs_removed)
-        self.lifecycle.connect(self._other_brokers(self.lifecycle))
+        create_controller(broker, self._announce, self._logs_removed, self._schedule_broker_refresh)
+        self.lifecycle = BrokerLifecycleManager(broker, self._cluster_communication)
         image = await broker.controller.context.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
-        broker.metadata.image = image
+        broker.metadata_cache.image = image
         is_shared = config.store() == "zookeeper"
         version = VERSION_ON_ZOOKEEPER if is_shared else VERSION
-        broker.logs.dirs.claim(image.cluster_id, broker.node_id, version)
+        broker.log_manager.dirs.claim(image.cluster_id, broker.node_id, version)
         broker.config = effective_config(config, image, broker.node_id)
         warn_overridden(config, image, broker.node_id)
         await self.lifecycle.distrusted.load()
@@ -172,24 +177,33 @@ class BrokerServer:
         with self.interruptible():
             self._load_logs(image.topics)
         self._build_request_path()
-        broker.metadata.on_change(self._apply)
+        broker.metadata_cache.on_change(self._apply)
         self.lifecycle.join_partitions()
         if broker.replication_quotas is not None:
-            self.fetches.set_quota(broker.replication_quotas.leader)
+            self.fetch_handler.set_quota(broker.replication_quotas.leader)
         await self.lifecycle.starts.save()
         await self.lifecycle.register(self._registration())
         self._start_periodic_tasks()
-        broker.partitions.mover.resume()
+        broker.replica_manager.mover.resume()
         if not broker.controller.is_active:
             # The requests of the controller arrive through the listeners.
             self._listen()
         await self.lifecycle.wait_for_leader_and_isr()
-        await broker.groups.wait_loaded(GROUPS_LOAD_S)
+        await broker.group_coordinator.wait_loaded(GROUPS_LOAD_S)
         if self._stage < Stage.LISTENING:
             self._listen()
         self._stage = Stage.STARTED
 
-    def _other_brokers(self, lifecycle: BrokerLifecycleManager) -> OtherBrokers:
+    async def _announce(self, delta: Delta) -> None:
+        if self.lifecycle is None:
+            raise RuntimeError("the controller has made a change before its broker could apply it")
+        await self.lifecycle.announce(delta)
+
+    def _schedule_broker_refresh(self) -> None:
+        if self.lifecycle is not None:
+            self.lifecycle.schedule_broker_refresh()
+
+    def _cluster_communication(self, lifecycle: BrokerLifecycleManager) -> ClusterCommunication:
         if self.static_config.store() == "embedded":
             return NoOtherBrokers(self.broker)
         # Imported here because a broker with an embedded store does not need it.
@@ -201,7 +215,7 @@ class BrokerServer:
         configured = config.node_id()
         if configured is not None:
             return configured
-        stored = self.broker.logs.dirs.stored_node_id()
+        stored = self.broker.log_manager.dirs.stored_node_id()
         if stored >= 0:
             return stored
         if config.store() == "embedded":
@@ -221,56 +235,58 @@ class BrokerServer:
             return log_config(broker.config, topic, image.config if image is not None else {})
 
         began = broker.clock.monotonic()
-        broker.logs.load(broker.clock.wall_ms(), config_of)
-        if broker.logs.recovered_bytes:
+        broker.log_manager.load(broker.clock.wall_ms(), config_of)
+        if broker.log_manager.recovered_bytes:
             log.info(
                 "recovered %.1f MB of logs in %.1f s after an unclean shutdown",
-                broker.logs.recovered_bytes / 1e6,
+                broker.log_manager.recovered_bytes / 1e6,
                 broker.clock.monotonic() - began,
             )
-        broker.partitions = ReplicaManager(
-            broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
+        broker.replica_manager = ReplicaManager(
+            broker.node_id, broker.log_manager, broker.clock, self.loop, self._syncers, self._writers
         )
-        broker.partitions.unsynced_logs = {
+        broker.replica_manager.unsynced_logs = {
             key: int(found.recovery_point)
-            for one in broker.logs.dirs.working
+            for one in broker.log_manager.dirs.working
             if one.may_have_lost
             for key, found in one.logs.items()
         }
         moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
-        broker.partitions.mover.set_limits(
+        broker.replica_manager.mover.set_limits(
             moves_at_once if isinstance(moves_at_once, int) else None,
             broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second"),
         )
-        self.compaction = LogCleaner(
-            broker.logs,
-            broker.partitions,
+        self.log_cleaner = LogCleaner(
+            broker.log_manager,
+            broker.replica_manager,
             broker.clock,
             self._syncers,
             CleanerProcess(),
             lambda: broker.config,
-            broker.partitions.checkpoints.recovery_points,
+            broker.replica_manager.checkpoints.recovery_points,
         )
-        self.compaction.load_checkpoints()
+        self.log_cleaner.load_checkpoints()
         self._stage = Stage.LOGS_LOADED
-        broker.partitions.full_disks.report_warnings()
+        broker.replica_manager.full_disks.report_warnings()
 
     def _build_request_path(self) -> None:
         broker = self.broker
         config = broker.config
-        used = broker.logs.producer_id_max()
+        used = broker.log_manager.producer_id_max()
         broker.producer_ids = ProducerIds(lambda: claim_block(broker.store, broker.node_id, used))
-        broker.groups = GroupCoordinator.from_broker(
+        broker.group_coordinator = GroupCoordinator.from_broker(
             config, PartitionOffsetsLog(broker), ClusterOffsetsTopic(broker), broker.clock
         )
-        broker.partitions.leadership_listeners.append(self._leadership_changed)
+        broker.replica_manager.leadership_listeners.append(self._leadership_changed)
         self.deadlines = Deadlines(self.loop)
         self.memory = MemoryPool(self.loop, request_bytes_max(config))
         self.conversions = ConversionWorkers(config.int("tidemill.conversion.processes"))
         self.produce_validation = ProduceValidation(self.loop, self._workers, self.memory, self.conversions)
-        topics, clock = broker.partitions.topics, broker.clock
-        self.produces = ProduceHandler(topics, clock, self.deadlines, self.produce_validation, self.memory)
-        broker.partitions.write_back.listeners.append(self.produces.set_congested)
+        topics, clock = broker.replica_manager.topics, broker.clock
+        self.produce_handler = ProduceHandler(
+            topics, clock, self.deadlines, self.produce_validation, self.memory
+        )
+        broker.replica_manager.write_back.listeners.append(self.produce_handler.set_congested)
         broker.apis = APIS
         self.dispatch = HandlerDispatch(broker, self.loop, self._readers, self.memory)
         large_fetches = LargeFetches(self.dispatch.queue, self.dispatch.tasks)
@@ -284,23 +300,23 @@ class BrokerServer:
             config.int("fetch.max.bytes"),
             aborted=AbortedTransactions(broker.files),
             selector=replica_selector(broker),
-            broker_epoch=broker.metadata.broker_epoch,
+            broker_epoch=broker.metadata_cache.broker_epoch,
         )
         self.down_conversion = DownConversion(self.loop, self.conversions)
-        self.fetches = FetchHandler(
+        self.fetch_handler = FetchHandler(
             reader, self.loop, self.deadlines, self.sessions, self.down_conversion, large_fetches
         )
-        self.requests = KafkaApis(self.produces, self.fetches, self.dispatch)
-        self.acceptor = SocketServer(
+        self.kafka_apis = KafkaApis(self.produce_handler, self.fetch_handler, self.dispatch)
+        self.socket_server = SocketServer(
             self.loop,
-            self.requests,
+            self.kafka_apis,
             limits_of(config),
             config.int("socket.request.max.bytes"),
             config.int("socket.send.buffer.bytes"),
             config.int("socket.receive.buffer.bytes"),
             self.memory,
         )
-        self.dispatch.on_closed = self.acceptor.closed
+        self.dispatch.on_closed = self.socket_server.closed
         self.group_lags: GroupLags | None = None
         """None if the broker serves no metrics."""
         self.free_space: FreeSpace | None = None
@@ -317,7 +333,7 @@ class BrokerServer:
             address = advertised.get(listener.name, listener)
             endpoints.append(Endpoint(listener.name, listener.protocol, address.host, address.port or port))
         self._endpoints = tuple(endpoints)
-        lost = report_lost_replicas(broker.metadata.image, broker.node_id, broker.logs)
+        lost = report_lost_replicas(broker.metadata_cache.image, broker.node_id, broker.log_manager)
         return BrokerRegistration(
             broker.node_id,
             self._endpoints,
@@ -332,7 +348,7 @@ class BrokerServer:
         for listener, sockets in self._sockets:
             name, protocol, host, port = endpoints[listener.name]
             follows = listener.host in ANY_HOST and not self.static_config.advertises()
-            self.acceptor.listen(Listener(name, host, port, protocol, node_id, follows), sockets)
+            self.socket_server.listen(Listener(name, host, port, protocol, node_id, follows), sockets)
         self._stage = Stage.LISTENING
 
     # Changes of the cluster image.
@@ -345,17 +361,19 @@ class BrokerServer:
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
             if delta.before.broker_configs != delta.image.broker_configs:
                 warn_overridden(self.static_config, delta.image, broker.node_id)
-            self.fetches.set_bytes_max(broker.config.int("fetch.max.bytes"))
-            self.acceptor.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
-            broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
+            self.fetch_handler.set_bytes_max(broker.config.int("fetch.max.bytes"))
+            self.socket_server.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
+            broker.log_manager.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
             move_rate = broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second")
-            broker.partitions.mover.set_bytes_per_second(move_rate)
-            self.compaction.reconfigured()
+            broker.replica_manager.mover.set_bytes_per_second(move_rate)
+            self.log_cleaner.reconfigured()
             await self._reconfigure_topics(before)
         if delta.deleted:
-            broker.groups.topics_deleted({image.name: image.topic_id for image in delta.deleted})
+            broker.group_coordinator.topics_deleted({image.name: image.topic_id for image in delta.deleted})
         for _, image in delta.reconfigured:
-            broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
+            broker.replica_manager.reconfigure(
+                image.name, log_config(broker.config, image.name, image.config)
+            )
 
     async def _reconfigure_topics(self, before: BrokerConfig) -> None:
         """Applies changed broker defaults to the topics that do not override them, in slices.
@@ -367,31 +385,33 @@ class BrokerServer:
         if not changed:
             return
         time_slice = TimeSlice(broker.clock)
-        for entry in list(broker.partitions.topics.by_name.values()):
+        for entry in list(broker.replica_manager.topics.by_name.values()):
             await time_slice.step()
-            image = broker.metadata.image.topics.get(entry.name)
+            image = broker.metadata_cache.image.topics.get(entry.name)
             if image is not None and depends_on(changed, image.config):
-                broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
+                broker.replica_manager.reconfigure(
+                    image.name, log_config(broker.config, image.name, image.config)
+                )
 
     async def _logs_removed(self) -> None:
         """Removes deleted logs from the checkpoints before their deletion is confirmed."""
-        await self.broker.partitions.checkpoints.write_removals()
-        await self.compaction.checkpoint()
+        await self.broker.replica_manager.checkpoints.write_removals()
+        await self.log_cleaner.checkpoint()
 
     def _leadership_changed(self, partition: Partition, leads: bool) -> None:
         if partition.topic != OFFSETS_TOPIC:
             return
         if leads:
-            self.broker.groups.become_leader(int(partition.index), int(partition.leader_epoch))
+            self.broker.group_coordinator.become_leader(int(partition.index), int(partition.leader_epoch))
         else:
-            self.broker.groups.resign(int(partition.index))
+            self.broker.group_coordinator.resign(int(partition.index))
 
     # Periodic tasks.
 
     def _start_periodic_tasks(self) -> None:
         config = self.broker.config
-        partitions = self.broker.partitions
-        self.broker.groups.start()
+        partitions = self.broker.replica_manager
+        self.broker.group_coordinator.start()
         retention_s = config.seconds("log.retention.check.interval.ms")
         first_s = config.seconds("log.initial.task.delay.ms")
         self._scheduler.schedule(min(first_s, retention_s), retention_s, partitions.retain)
@@ -407,7 +427,7 @@ class BrokerServer:
         if config.store() == "zookeeper":
             self._scheduler.schedule(0, PRODUCER_IDS_CHECK_S, self.broker.producer_ids.prepare)
         if config.bool("log.cleaner.enable"):
-            self._scheduler.run(self.compaction.run())
+            self._scheduler.run(self.log_cleaner.run())
         starts_s = config.seconds("log.flush.start.offset.checkpoint.interval.ms")
         self._scheduler.schedule(starts_s, starts_s, partitions.checkpoints.log_starts)
         self._scheduler.schedule(IDLE_S, IDLE_S, self._reap_conversions)
@@ -417,7 +437,7 @@ class BrokerServer:
 
             self.group_lags = GroupLags(self.broker)
             self._scheduler.schedule(UPDATE_INTERVAL_S, UPDATE_INTERVAL_S, self.group_lags.update)
-            self.free_space = free_space.FreeSpace(self.broker.logs, self._syncers)
+            self.free_space = free_space.FreeSpace(self.broker.log_manager, self._syncers)
             self._scheduler.schedule(0, free_space.UPDATE_INTERVAL_S, self.free_space.update)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:
@@ -427,11 +447,11 @@ class BrokerServer:
         self.conversions.reap()
 
     async def _close_idle_connections(self) -> None:
-        self.acceptor.close_idle()
+        self.socket_server.close_idle()
 
     async def _check_directories(self) -> None:
-        await self.broker.partitions.check_directories()
-        if not self.broker.logs.dirs.working and self.on_all_directories_failed is not None:
+        await self.broker.replica_manager.check_directories()
+        if not self.broker.log_manager.dirs.working and self.on_all_directories_failed is not None:
             self.on_all_directories_failed()
 
     # Stop.
@@ -442,10 +462,10 @@ class BrokerServer:
         if reached == Stage.STOPPED:
             return
         if reached == Stage.STARTED and self.lifecycle is not None:
-            self.broker.groups.begin_stop()
+            self.broker.group_coordinator.begin_stop()
             await self.lifecycle.controlled_shutdown()
         if reached >= Stage.LISTENING:
-            self.acceptor.close()
+            self.socket_server.close()
         for listener_sockets in self._sockets:
             for one in listener_sockets[1]:
                 one.close()
@@ -461,7 +481,7 @@ class BrokerServer:
         if self.lifecycle is not None:
             await self.lifecycle.stop()
         if reached >= Stage.HAS_REQUEST_PATH:
-            await broker.groups.stop()
+            await broker.group_coordinator.stop()
             await self.produce_validation.stop()
             await self.down_conversion.stop()
             self.conversions.close()
@@ -469,19 +489,21 @@ class BrokerServer:
             self.deadlines.close()
             self.memory.close()
         if reached >= Stage.LOGS_LOADED:
-            await broker.partitions.stop()
+            await broker.replica_manager.stop()
 
     async def _close_stores(self, reached: Stage) -> None:
         broker = self.broker
         try:
             if reached >= Stage.LOGS_LOADED:
-                await self.compaction.checkpoint()
-                for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
+                await self.log_cleaner.checkpoint()
+                for problem in broker.log_manager.close(
+                    broker.clock.wall_ms(), broker.replica_manager.high_watermarks()
+                ):
                     log.error("%s", problem)
                 if self.lifecycle is not None:
                     await self.lifecycle.distrusted.save_at_shutdown()
             elif reached >= Stage.HAS_LOGS:
-                broker.logs.dirs.unlock()
+                broker.log_manager.dirs.unlock()
         finally:
             if reached >= Stage.HAS_STORE:
                 await broker.store.close()
@@ -513,7 +535,7 @@ def request_bytes_max(config: BrokerConfig) -> int:
     configured = config.int("queued.max.request.bytes")
     if configured > 0:
         return configured
-    return max(REQUEST_BYTES_LEAST, usable_memory() // REQUEST_MEMORY_SHARE)
+    return max(REQUEST_BYTES_MIN, usable_memory() // REQUEST_MEMORY_DIVISOR)
 
 
 def usable_memory() -> int:

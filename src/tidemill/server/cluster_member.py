@@ -39,7 +39,7 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
-from tidemill.server.broker_lifecycle import BrokerLifecycleManager, OtherBrokers
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager, ClusterCommunication
 from tidemill.server.store_outage import StoreOutage
 
 log = logging.getLogger("tidemill.server")
@@ -51,7 +51,7 @@ exists."""
 NODE_POLL_S = 1.0
 
 
-class ClusterMember(OtherBrokers, BrokerStateListener):
+class ClusterMember(ClusterCommunication, BrokerStateListener):
     """Connects the controller, its channels, the requests of other controllers, and the replica fetchers."""
 
     def __init__(self, broker: Broker, lifecycle: BrokerLifecycleManager) -> None:
@@ -62,7 +62,7 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
         self._deletions = lifecycle.deletions
         self._delayed_metadata = broker.delayed_metadata = DelayedMetadata()
         # The first listener: clients wait for the delayed responses.
-        broker.metadata.on_change(self._delayed_metadata.image_changed)
+        broker.metadata_cache.on_change(self._delayed_metadata.image_changed)
         self._links = BrokerLinks(broker, self._delayed_metadata)
         broker.inter_broker_listener = self._links.listener
         requests = broker.controller_requests = ControllerRequests(broker, self.applier)
@@ -92,9 +92,7 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
                 LOG_DIR_EVENTS: self._directories_failed,
             },
         )
-        broker.controller.context.controller_change_listeners.append(self._controller_changed)
-        # The store may have applied a failed write. Reading the brokers again updates the image.
-        broker.controller.context.schedule_broker_refresh = lambda: self._node_changes.schedule([BROKER_IDS])
+        broker.controller.election.controller_change_listeners.append(self._controller_changed)
         self._controller_channel = broker.controller_channel = BrokerToControllerChannel(
             broker.node_id,
             self._links.open,
@@ -131,23 +129,23 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
             broker.replication_quotas.follower,
         )
         self._store_outage = StoreOutage(broker)
-        broker.partitions.following = self._fetchers
-        broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
-        broker.partitions.change_isr = self._isr_changes.submit
-        broker.partitions.is_registered = lambda one: one in broker.metadata.brokers
-        broker.partitions.directory_failed = lambda: self._tasks.start(self._report_failed_directory())
-        broker.metadata.on_change(self._brokers_gone)
-        broker.metadata.on_change(self._remove_departed)
+        broker.replica_manager.following = self._fetchers
+        broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
+        broker.replica_manager.change_isr = self._isr_changes.submit
+        broker.replica_manager.is_registered = lambda one: one in broker.metadata_cache.brokers
+        broker.replica_manager.directory_failed = lambda: self._tasks.start(self._report_failed_directory())
+        broker.metadata_cache.on_change(self._brokers_gone)
+        broker.metadata_cache.on_change(self._remove_departed)
 
     def _remove_departed(self, delta: Delta) -> None:
         """Schedules the removal of departed brokers from Metadata responses."""
-        for broker_id, known in self._broker.metadata.departed.items():
+        for broker_id, known in self._broker.metadata_cache.departed.items():
             if self._departures.get(broker_id) is not known:
                 self._departures[broker_id] = known
                 self._tasks.start(self._remove_departed_broker(broker_id, known))
 
     async def _remove_departed_broker(self, broker_id: int, known: BrokerImage) -> None:
-        departed = self._broker.metadata.departed
+        departed = self._broker.metadata_cache.departed
         await asyncio.sleep(DEPARTED_BROKER_LISTED_S)
         while departed.get(broker_id) is known:
             with contextlib.suppress(StoreError):
@@ -166,7 +164,9 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
         for topic in delta.image.topic_index.with_replicas_on(sorted(gone)):
             for image in topic.partitions:
                 replicas = gone.intersection(image.replicas)
-                partition = self._broker.partitions.find(topic.name, image.partition) if replicas else None
+                partition = (
+                    self._broker.replica_manager.find(topic.name, image.partition) if replicas else None
+                )
                 if partition is not None and partition.is_leader:
                     for one in replicas:
                         partition.follower_gone(one, now_ms)
@@ -175,12 +175,17 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
         """Starts to read the configuration of the cluster; called after this broker is registered."""
         self._dynamic_config.start()
 
+    def schedule_broker_refresh(self) -> None:
+        """Schedules a read of the registrations by the controller in this process."""
+        # The store may have applied a failed write. Reading the brokers again updates the image.
+        self._node_changes.schedule([BROKER_IDS])
+
     async def controlled_shutdown(self) -> None:
         """Moves the leaderships of this broker to other brokers, where another replica can lead."""
         await controlled_shutdown(self._broker, lambda: self.applier.broker_epoch, self._stop_fetchers)
 
     async def _stop_fetchers(self) -> None:
-        self._broker.partitions.following = None
+        self._broker.replica_manager.following = None
         if self._fetchers is not None:
             await self._fetchers.stop()
 
@@ -234,12 +239,15 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
             self._fetchers.registered(epoch)
         self._dynamic_config.read_all()
 
+    async def lost_replicas_cleared(self) -> None:
+        """Does nothing: the controller watches the registrations."""
+
     def session_expired(self) -> None:
         """Resigns the leaderships that other brokers may have by now."""
         if self._store_outage is not None:
             self._store_outage.store_reconnected(session_expired=True)
         self._controller_channel.stop()
-        self._broker.partitions.step_down()
+        self._broker.replica_manager.step_down()
 
     def store_disconnected(self) -> None:
         """Starts to check whether the followers are unreachable as well."""
@@ -265,12 +273,12 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
     def _own_failed_replicas(self) -> list[tuple[bytes, int]]:
         return [
             (partition.log.topic_id, int(partition.index))
-            for partition in self._broker.partitions.all()
+            for partition in self._broker.replica_manager.all()
             if partition.failed
         ]
 
     def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
-        self._broker.partitions.on_storage_error(partition, problem)
+        self._broker.replica_manager.on_storage_error(partition, problem)
 
     # Channels of the controller
 
@@ -343,7 +351,7 @@ class ClusterMember(OtherBrokers, BrokerStateListener):
             else:
                 self._channels.resend_full_state(self._broker.controller.image, broker_id)
         controller = self._broker.controller
-        async with controller.context.changing():
+        async with controller.context.change_lock():
             for path in paths:
                 # Fenced by the controller epoch: after a controller change the next controller deletes them.
                 with contextlib.suppress(NoNode):
@@ -362,7 +370,7 @@ def fetch_limits(config: BrokerConfig) -> FetchLimits:
         bytes_max=config.int("replica.fetch.response.max.bytes"),
         partition_bytes_max=config.int("replica.fetch.max.bytes"),
         backoff_ms=config.int("replica.fetch.backoff.ms"),
-        patience_ms=config.int("replica.socket.timeout.ms"),
+        socket_timeout_ms=config.int("replica.socket.timeout.ms"),
     )
 
 

@@ -49,7 +49,7 @@ def replica_selector(broker: Broker) -> ReplicaSelector | None:
             RACK_AWARE,
         )
         return None
-    return ReplicaSelector(name, select, lambda: broker.metadata.brokers, broker.clock)
+    return ReplicaSelector(name, select, lambda: broker.metadata_cache.brokers, broker.clock)
 
 
 def _load_function(key: str, name: str) -> Callable[..., Any]:

@@ -16,7 +16,12 @@ from tidemill.broker.broker_links import BrokerLinks
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import LinkError
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from tidemill.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 
 UPDATE_INTERVAL_S: Final = 5.0
 LAGS_MAX: Final = 10_000
@@ -46,7 +51,7 @@ class GroupLags:
         """
         by_leader: dict[int, set[PartitionKey]] = defaultdict(set)
         ends: dict[PartitionKey, int] = {}
-        for _, topic, partition, _ in self._broker.groups.committed():
+        for _, topic, partition, _ in self._broker.group_coordinator.committed():
             key = self._key(topic, partition)
             if key is None:
                 continue
@@ -61,14 +66,14 @@ class GroupLags:
         self._known_ends = ends
 
     def _key(self, topic: str, partition: int) -> PartitionKey | None:
-        known = self._broker.metadata.topic(topic)
+        known = self._broker.metadata_cache.topic(topic)
         if known is None or partition >= len(known.partitions):
             return None
         return known.topic_id, topic, partition
 
     def _leader(self, key: PartitionKey) -> int:
         _, topic, partition = key
-        return int(self._broker.metadata.topics[topic].partitions[partition].leader)
+        return int(self._broker.metadata_cache.topics[topic].partitions[partition].leader)
 
     async def _end_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[PartitionKey, int]:
         try:
@@ -88,19 +93,21 @@ class GroupLags:
         link = await self._links.open(leader)
         try:
             version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
-            answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, REQUEST_TIMEOUT_S)
+            response = await link.request(
+                ApiKey.LIST_OFFSETS, version, request, ListOffsetsResponse, REQUEST_TIMEOUT_S
+            )
         finally:
             link.close("its offsets are known")
         return {
             (topic.name, one.partition_index): one.offset
-            for topic in answer.topics
+            for topic in response.topics
             for one in topic.partitions
             if one.error_code == ErrorCode.NONE
         }
 
     def _end_offset(self, key: PartitionKey) -> int | None:
         known = self._known_ends.get(key)
-        found = self._broker.partitions.find(*key[1:])
+        found = self._broker.replica_manager.find(*key[1:])
         if found is None or not found.is_leader or found.failed:
             return known
         if known is not None and found.awaits_high_watermark:
@@ -111,7 +118,7 @@ class GroupLags:
     def lags(self) -> list[tuple[str, str, int]]:
         """Group, topic and lag in records, without partitions whose end offset is unknown."""
         sums: dict[tuple[str, str], int] = defaultdict(int)
-        for group, topic, partition, offset in self._broker.groups.committed():
+        for group, topic, partition, offset in self._broker.group_coordinator.committed():
             key = self._key(topic, partition)
             end = self._end_offset(key) if key is not None else None
             if end is not None:

@@ -9,8 +9,8 @@ from tidemill.broker.broker import Broker
 
 def health_of(broker: Broker) -> tuple[bool, dict[str, Any]]:
     """Whether the broker is healthy, and its details, with ``reason`` if it is not."""
-    failed = [one.path for one in broker.logs.dirs.all if one.failure]
-    full = list(broker.partitions.full)
+    failed = [one.path for one in broker.log_manager.dirs.all if one.failure]
+    full = list(broker.replica_manager.full)
     silent_s = broker.store_connectivity.disconnected_ms / 1000
     reasons = []
     if failed:

@@ -39,7 +39,7 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
         return LostReplicas(missing=True)
     missing: list[TopicPartition] = []
     if len(logs.dirs.working) == len(logs.dirs.all):
-        has_new_directory = any(directory.is_unsigned for directory in logs.dirs.all)
+        has_new_directory = any(directory.has_unwritten_meta for directory in logs.dirs.all)
         missing = [
             key
             for key in _assigned(image, node_id)

@@ -22,7 +22,7 @@ import socket
 from collections import Counter
 from collections.abc import Mapping
 
-from tidemill.broker.request_context import ANONYMOUS, DEFAULT_TENANT
+from tidemill.broker.request_context import ANONYMOUS
 from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.model.os_error_texts import fault_of
 from tidemill.net.connection import Connection, FrameHandler
@@ -242,12 +242,12 @@ class SocketServer:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
         if self.receive_buffer > 0:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer)
-        told_host = ""
+        advertised_host = ""
         if listener.follows_client:
-            told_host = self.addresses.host_for(host, accepted.getsockname()[0])
+            advertised_host = self.addresses.host_for(host, accepted.getsockname()[0])
         elif listener.name not in self._warned:
             self._warn_of_loopback(listener, accepted, host)
-        peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1], told_host)
+        peer = Peer(listener, ANONYMOUS, host, address[1], advertised_host)
         peer.number = self.accepted + 1
         connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer, self.memory)
         self.connections.add(connection)
@@ -275,9 +275,9 @@ class SocketServer:
         Connections without a delayed request are preferred. If all connections are of ``listener``, none is
         closed.
         """
-        others = [one for one in self.connections if one.context.listener.name != listener]
+        others = [one for one in self.connections if one.peer.listener.name != listener]
         if others:
-            oldest = min(others, key=lambda one: (one.waiting, one.last_use, one.context.number))
+            oldest = min(others, key=lambda one: (one.has_pending_responses, one.last_use, one.peer.number))
             oldest.close(f"max.connections={self.limits.connections_max} are open, and a broker connected")
 
     def _warn_of_loopback(self, listener: Listener, accepted: socket.socket, host: str) -> None:
@@ -300,13 +300,13 @@ class SocketServer:
         self.connections.discard(connection)
         self.bytes_in += connection.bytes_in
         self.bytes_out += connection.bytes_out
-        host = connection.context.address
+        host = connection.peer.address
         self.by_address[host] -= 1
         if self.by_address[host] <= 0:
             del self.by_address[host]
-        self.by_listener[connection.context.listener.name] -= 1
+        self.by_listener[connection.peer.listener.name] -= 1
         level = logging.DEBUG if reason == "closed by the peer" else logging.INFO
-        log.log(level, "the connection of %s was closed: %s", connection.context, reason)
+        log.log(level, "the connection of %s was closed: %s", connection.peer, reason)
 
     def close_idle(self) -> int:
         """Closes the connections that were idle since the last call. Returns their number.
@@ -317,7 +317,7 @@ class SocketServer:
         idle = [
             one
             for one in self.connections
-            if one.last_use < self._last_idle_check and (one.ended or not one.waiting)
+            if one.last_use < self._last_idle_check and (one.ended or not one.has_pending_responses)
         ]
         for one in idle:
             one.close("idle for connections.max.idle.ms")

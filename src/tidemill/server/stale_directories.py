@@ -61,7 +61,7 @@ class DirectoryStarts:
         """Writes the number of this start to the directories, then to the store. Raises StoreError.
 
         Directories with replicas that are not reported yet are left out. A new directory is included before
-        it is signed.
+        its ``meta.properties`` is written.
         """
         wanted = dict(self._stored) if len(self._logs.working) < len(self._logs.all) else {}
         for directory in self._logs.working:

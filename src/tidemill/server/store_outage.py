@@ -15,7 +15,7 @@ class StoreOutage:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._isolation = StoreIsolation(broker.partitions)
+        self._isolation = StoreIsolation(broker.replica_manager)
         self._task: asyncio.Task[None] | None = None
 
     def store_disconnected(self) -> None:

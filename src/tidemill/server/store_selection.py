@@ -6,11 +6,11 @@ import logging
 import os
 
 from tidemill.coordination.coordination_store import Store
-from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
+from tidemill.coordination.embedded_store import FILE_NAME, EmbeddedStore
 from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import StorageError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 
 log = logging.getLogger("tidemill.server")
 
@@ -20,8 +20,8 @@ async def open_store(config: BrokerConfig, logs: LogManager, files: Files) -> St
     if config.store() == "embedded":
         return _open_embedded(logs, files)
     # Imported here because it imports kazoo, which only brokers on ZooKeeper need.
-    from tidemill.coordination.zookeeper import ZooKeeperStore
     from tidemill.coordination.zookeeper_settings import settings_of
+    from tidemill.coordination.zookeeper_store import ZooKeeperStore
 
     settings = settings_of(config)
     store = await ZooKeeperStore.open(settings)

@@ -16,12 +16,12 @@ def main() -> None:
     """Installs the disk, and runs ``python -m tidemill`` with the other arguments."""
     state = DiskState(sys.argv.pop(1))
 
-    from tidemill.coordination import embedded
+    from tidemill.coordination import embedded_store
     from tidemill.server import broker_server
     from tidemill.testing.disk_files import DiskDatabase, DiskFiles
 
     DiskDatabase.state = state
-    embedded.database_class = DiskDatabase
+    embedded_store.database_class = DiskDatabase
     broker_server.make_files = lambda: DiskFiles(state)
 
     runpy.run_module("tidemill", run_name="__main__", alter_sys=True)

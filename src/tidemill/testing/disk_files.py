@@ -8,10 +8,10 @@ import sqlite3
 import time
 from typing import Any
 
-from tidemill.coordination.embedded import Database, explain
-from tidemill.coordination.tree import Row
-from tidemill.log.files import SystemFiles
-from tidemill.model.interfaces import File, Files
+from tidemill.coordination.embedded_store import Database, explain
+from tidemill.coordination.embedded_store_tree import Row
+from tidemill.log.system_files import SystemFiles
+from tidemill.model.system_interfaces import File, Files
 from tidemill.testing.disk import UNLIMITED, DiskState
 
 

@@ -33,7 +33,7 @@ from tidemill.coordination.coordination_store import (
     check_path,
     parent_of,
 )
-from tidemill.coordination.tree import Tree
+from tidemill.coordination.embedded_store_tree import Tree
 from tidemill.testing.store_frames import (
     CONNECTED_STATE,
     EVENT,

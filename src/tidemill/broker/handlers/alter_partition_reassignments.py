@@ -27,7 +27,7 @@ async def handle(
     slices = context.slices
     requested: dict[TopicPartition, Sequence[int] | None] = {}
     async for topic in slices.over(request.topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         async for partition in slices.over(topic.partitions):
             requested[TopicPartition(name, partition.partition_index)] = partition.replicas
     allowed = request.allow_replication_factor_change
@@ -42,7 +42,7 @@ async def handle(
         response.error_code, response.error_message = error.code, external_text(error)
         return response
     async for topic in slices.over(request.topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         results = [_result(name, partition, errors) async for partition in slices.over(topic.partitions)]
         response.responses.append(messages.ReassignableTopicResponse(name=topic.name, partitions=results))
     await slices.clear(errors)

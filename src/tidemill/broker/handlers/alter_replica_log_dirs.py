@@ -31,7 +31,7 @@ async def handle(
         async for topic in context.slices.over(wanted.topics):
             partitions = results.setdefault(topic.name, [])
             async for index in context.slices.over(topic.partitions):
-                key = TopicPartition(context.internal_name(topic.name), index)
+                key = TopicPartition(topic.name, index)
                 code = begin(broker, key, wanted.path)
                 if code == ErrorCode.NONE:
                     started.append(f"{key} to {wanted.path}")
@@ -54,10 +54,10 @@ API: Final = HandledApi(ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2, handle)
 def begin(broker: Broker, key: TopicPartition, path: str) -> int:
     """Starts one move; returns the error code for the client."""
     try:
-        found = broker.partitions.find(key.topic, key.partition)
+        found = broker.replica_manager.find(key.topic, key.partition)
         if found is not None and found.failed:
             raise KafkaError(found.failed, ErrorCode.KAFKA_STORAGE_ERROR)
-        broker.partitions.mover.begin(key, path)
+        broker.replica_manager.mover.begin(key, path)
     except KafkaError as problem:
         log.info("a move was refused: %s", problem)
         return problem.code

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.broker.request_context import RequestContext
-from tidemill.controller.config_changes import ResourceType
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.configs import TOPIC_KEYS, Key, TopicConfig
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -71,7 +70,7 @@ def served_partitions(broker: Broker, topic: TopicImage) -> Sequence[PartitionIm
     Apache Kafka's controller eventually does the same. This avoids waiting for the controller, and works for
     a single broker, where no other broker can lead the partition.
     """
-    entry = broker.partitions.topics.by_name.get(topic.name.encode())
+    entry = broker.replica_manager.topics.by_name.get(topic.name.encode())
     if entry is None or entry.topic_id != topic.topic_id:
         return topic.partitions
     failed = {
@@ -112,11 +111,6 @@ def leader_error(image: ClusterImage, partition: PartitionImage, listener: str) 
 def missing_topic_error(name: str) -> ErrorCode:
     """Returns the error for a missing topic that is not created."""
     return ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def internal_resource(context: RequestContext, resource_type: int, name: str) -> str:
-    """Returns the internal name of a resource with settings."""
-    return context.internal_name(name) if resource_type == ResourceType.TOPIC else name
 
 
 def shown_keys(keys: Mapping[str, Key]) -> list[Key]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.broker import broker_loggers
 from tidemill.broker.admin_log import log_change
-from tidemill.broker.handlers.common import check_setting_count, external_text, internal_resource
+from tidemill.broker.handlers.common import check_setting_count, external_text
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.admin_manager import ConfigCommand
 from tidemill.controller.config_changes import AlterOperation, ResourceType
@@ -63,7 +63,7 @@ async def alter(
             if counts[kind, name] > 1:
                 raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
             check_setting_count(len(resource.configs))
-            command = command_for(kind, internal_resource(context, kind, name), resource)
+            command = command_for(kind, name, resource)
             error = await context.slices.wait_for(_apply(broker, command, validate_only))
             if error is None and not validate_only:
                 log_change(context, "settings altered", [described(command)])

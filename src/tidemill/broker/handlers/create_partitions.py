@@ -55,7 +55,7 @@ async def handle(
         except KafkaError as error:
             grown = [Outcome(growth.name, error=error) for growth in growths]
         async for outcome in slices.over(grown):
-            outcomes[context.external_name(outcome.name)] = outcome
+            outcomes[outcome.name] = outcome
     response = messages.CreatePartitionsResponse(results=[])
     async for name in slices.over(counts):
         response.results.append(_result(name, outcomes[name].error))
@@ -71,7 +71,7 @@ async def _growth(context: RequestContext, topic: messages.CreatePartitionsTopic
     placed: list[Sequence[int]] | None = None
     if topic.assignments is not None:
         placed = [assignment.broker_ids async for assignment in context.slices.over(topic.assignments)]
-    return Growth(context.internal_name(topic.name), topic.count, placed)
+    return Growth(topic.name, topic.count, placed)
 
 
 async def _grow(

@@ -54,7 +54,7 @@ async def handle(
         except KafkaError as error:
             made = [Outcome(topic.name, error=error) for topic in wanted]
         async for outcome in context.slices.over(made):
-            outcomes[context.external_name(outcome.name)] = outcome
+            outcomes[outcome.name] = outcome
     shown = EffectiveSettings(broker.config)
     response = messages.CreateTopicsResponse()
     async for name in context.slices.over(counts):
@@ -101,7 +101,7 @@ async def _wanted(context: RequestContext, topic: messages.CreatableTopic) -> Ne
             )
         assignments[assignment.partition_index] = assignment.broker_ids
     return NewTopic(
-        context.internal_name(topic.name),
+        topic.name,
         topic.num_partitions,
         topic.replication_factor,
         assignments,

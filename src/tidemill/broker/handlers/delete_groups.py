@@ -24,7 +24,7 @@ async def handle(
     gone: list[str] = []
     requested = await context.slices.unique(request.groups_names)
     for names in slices_of(list(requested)):
-        work = broker.groups.delete_groups(tuple([context.internal_name(name) for name in names]))
+        work = broker.group_coordinator.delete_groups(tuple(names))
         errors = await context.slices.wait_for(work)
         for name, error in zip(names, errors, strict=True):
             results.append(messages.DeletableGroupResult(group_id=name, error_code=error))

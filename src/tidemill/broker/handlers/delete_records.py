@@ -14,7 +14,7 @@ from tidemill.broker.admin_log import log_changes
 from tidemill.broker.api_declaration import HandledApi
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import slices_of
-from tidemill.replication.delayed_operations import DeletionCallback
+from tidemill.replication.delayed_operations import DeleteRecordsCallback
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import delete_records as messages
 
@@ -35,7 +35,7 @@ class Deletion(NamedTuple):
     offset: int
     """All records below it are deleted."""
     result: messages.DeleteRecordsPartitionResult
-    waiter: DeletionCallback
+    waiter: DeleteRecordsCallback
     done: asyncio.Future[KafkaError | None]
 
 
@@ -46,7 +46,7 @@ async def handle(
     topics = []
     deletions = []
     async for topic in context.slices.over(request.topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         results = []
         async for wanted in context.slices.over(topic.partitions):
             result = messages.DeleteRecordsPartitionResult(
@@ -84,7 +84,7 @@ def begin(partition: Partition, offset: int, result: messages.DeleteRecordsParti
     """Advances the log start offset here to ``offset``, and waits for the followers."""
     target = delete(partition, offset)
     done: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
-    waiter = DeletionCallback(lambda error: None if done.done() else done.set_result(error))
+    waiter = DeleteRecordsCallback(lambda error: None if done.done() else done.set_result(error))
     partition.wait_deleted(target, waiter)
     return Deletion(partition, target, result, waiter, done)
 
@@ -113,20 +113,20 @@ async def _wait(broker: Broker, context: RequestContext, deletions: list[Deletio
     directories: dict[DataDirectory, list[StorageError]] = {}
     pending: list[asyncio.Future[KafkaError | None]] = []
     async for deletion in slices.over(deletions):
-        directories[broker.logs.dirs.directory_of(deletion.partition.log)] = []
+        directories[broker.log_manager.dirs.directory_of(deletion.partition.log)] = []
         if not deletion.done.done():
             pending.append(deletion.done)
     clock = broker.clock
     until = clock.monotonic() + timeout_ms / 1000
     for directory in directories:
         # Without the checkpoint, the records would return after a crash of this broker, which leads.
-        checkpoints = broker.partitions.checkpoints
+        checkpoints = broker.replica_manager.checkpoints
         directories[directory] = await slices.wait_for(checkpoints.log_starts_in([directory]))
     for some in slices_of(pending):
         await slices.wait_for(asyncio.wait(some, timeout=max(until - clock.monotonic(), 0.0)))
     async for deletion in slices.over(deletions):
         error = deletion.done.result() if deletion.done.done() else None
-        problems = directories.get(broker.logs.dirs.directory_of(deletion.partition.log))
+        problems = directories.get(broker.log_manager.dirs.directory_of(deletion.partition.log))
         if error is None and problems:
             error = problems[0]
         if error is not None:
@@ -135,7 +135,7 @@ async def _wait(broker: Broker, context: RequestContext, deletions: list[Deletio
         if not deletion.done.done():
             deletion.result.error_code = ErrorCode.REQUEST_TIMED_OUT
         # Retention may have advanced the start since: a power failure would restore those records.
-        directory = broker.logs.dirs.directory_of(deletion.partition.log)
+        directory = broker.log_manager.dirs.directory_of(deletion.partition.log)
         written = directory.start_offsets.written(deletion.partition.log.topic_partition)
         deletion.result.low_watermark = min(
             int(deletion.partition.low_watermark()), max(deletion.offset, written)

@@ -34,10 +34,10 @@ async def handle(
     named = []
     ids: dict[str, bytes] = {}
     async for state in context.slices.over(states):
-        result = _named(broker, context, state)
+        result = _named(broker, state)
         named.append(result)
         if state.topic_id != ZERO_ID and result.name is not None:
-            ids[context.internal_name(result.name)] = state.topic_id
+            ids[result.name] = state.topic_id
     counts = await context.slices.counts(result.name for result in named)
     distinct: dict[tuple[str | None, bytes], messages.DeletableTopicResult] = {}
     async for result in context.slices.over(named):
@@ -59,9 +59,7 @@ async def handle(
 API: Final = HandledApi(ApiKey.DELETE_TOPICS, 0, 6, handle, to_controller=True)
 
 
-def _named(
-    broker: Broker, context: RequestContext, state: messages.DeleteTopicState
-) -> messages.DeletableTopicResult:
+def _named(broker: Broker, state: messages.DeleteTopicState) -> messages.DeletableTopicResult:
     """Returns the result for a topic, with both name and id as far as they are known."""
     result = messages.DeletableTopicResult(
         name=state.name, topic_id=state.topic_id, error_code=ErrorCode.NONE
@@ -70,13 +68,13 @@ def _named(
     if by_id == (state.name is not None):
         _refuse(result, KafkaError("give a topic's name or its id, not both", ErrorCode.INVALID_REQUEST))
     elif by_id:
-        topic = broker.metadata.topic_by_id(state.topic_id)
+        topic = broker.metadata_cache.topic_by_id(state.topic_id)
         if topic is None:
             _refuse(result, unknown_topic_id())
         else:
-            result.name = context.external_name(topic.name)
+            result.name = topic.name
     else:
-        topic = broker.metadata.topic(context.internal_name(state.name or ""))
+        topic = broker.metadata_cache.topic(state.name or "")
         if topic is None:
             _refuse(result, missing_topic(broker.controller.image, state.name or ""))
         else:
@@ -92,7 +90,7 @@ async def _delete(
     ids: Mapping[str, bytes],
 ) -> None:
     """Deletes the topics of these names; a topic in ``ids`` only if it has that id."""
-    names = [context.internal_name(result.name or "") for result in wanted]
+    names = [result.name or "" for result in wanted]
     try:
         outcomes = await context.slices.wait_for(
             run_within_timeout(timeout_ms, _apply(broker, context, names, ids))

@@ -22,7 +22,7 @@ def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeClusterRequest
 ) -> messages.DescribeClusterResponse:
     """Returns the cluster, or an error for an endpoint type that is not served here."""
-    image = broker.metadata.image
+    image = broker.metadata_cache.image
     if request.endpoint_type != BROKERS:
         known = request.endpoint_type == CONTROLLERS
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE

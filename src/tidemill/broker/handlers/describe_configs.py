@@ -79,7 +79,7 @@ def _result(
         resource_name=resource.resource_name,
     )
     try:
-        entries = _entries(broker, context, resource)
+        entries = _entries(broker, resource)
     except KafkaError as error:
         result.error_code = error.code
         result.error_message = external_text(error)
@@ -98,11 +98,11 @@ def _result(
 
 
 def _entries(
-    broker: Broker, context: RequestContext, resource: messages.DescribeConfigsResource
+    broker: Broker, resource: messages.DescribeConfigsResource
 ) -> list[messages.DescribeConfigsResourceResult]:
     kind, name = resource.resource_type, resource.resource_name
     if kind == ResourceType.TOPIC:
-        return _of_topic(broker, context.internal_name(name))
+        return _of_topic(broker, name)
     if kind == ResourceType.BROKER:
         if not name:
             return _of_all_brokers(broker)
@@ -130,7 +130,7 @@ def _entries(
 
 def _of_topic(broker: Broker, name: str) -> list[messages.DescribeConfigsResourceResult]:
     check_name(name)
-    topic = broker.metadata.topic(name)
+    topic = broker.metadata_cache.topic(name)
     if topic is None:
         raise unknown_topic(name)
     config = TopicConfig(broker.config, topic.config)
@@ -147,7 +147,7 @@ def _of_topic(broker: Broker, name: str) -> list[messages.DescribeConfigsResourc
 
 
 def _of_group(broker: Broker, name: str) -> list[messages.DescribeConfigsResourceResult]:
-    config = GroupConfig(broker.config, broker.metadata.image.group_config(name))
+    config = GroupConfig(broker.config, broker.metadata_cache.image.group_config(name))
     return [
         _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
         for key in GROUP_KEYS.values()
@@ -157,7 +157,7 @@ def _of_group(broker: Broker, name: str) -> list[messages.DescribeConfigsResourc
 def _of_all_brokers(broker: Broker) -> list[messages.DescribeConfigsResourceResult]:
     """The dynamic cluster-wide defaults only: they are not the whole configuration of any broker."""
     entries = []
-    for name, text in broker.metadata.image.default_broker_config().items():
+    for name, text in broker.metadata_cache.image.default_broker_config().items():
         key = BROKER_KEYS.get(name)
         if key is not None:
             value = None if key.sensitive else text

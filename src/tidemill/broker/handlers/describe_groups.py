@@ -27,7 +27,7 @@ async def handle(
     groups = []
     requested = await context.slices.unique(request.groups)
     async for group_id in context.slices.over(requested):
-        view = broker.groups.describe(context.internal_name(group_id))
+        view = broker.group_coordinator.describe(group_id)
         if isinstance(view, ErrorCode):
             groups.append(messages.DescribedGroup(group_id=group_id, error_code=view))
         else:

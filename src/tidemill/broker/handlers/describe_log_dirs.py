@@ -28,16 +28,16 @@ async def handle(
     if request.topics is not None:
         wanted = set()
         async for topic in context.slices.over(request.topics):
-            name = context.internal_name(topic.topic)
+            name = topic.topic
             async for index in context.slices.over(topic.partitions):
                 wanted.add((name, index))
     by_directory: dict[str, dict[str, list[messages.DescribeLogDirsPartition]]] = {}
-    async for partition in context.slices.over(list(broker.partitions.all())):
+    async for partition in context.slices.over(list(broker.replica_manager.all())):
         if wanted is not None and (partition.topic, partition.index) not in wanted:
             continue
         if partition.failed:
             continue  # The location of its files is unknown, or the directory itself has an error.
-        directory = broker.logs.dirs.directory_of(partition.log).path
+        directory = broker.log_manager.dirs.directory_of(partition.log).path
         topics = by_directory.setdefault(directory, {})
         topics.setdefault(partition.topic, []).append(
             messages.DescribeLogDirsPartition(
@@ -46,11 +46,11 @@ async def handle(
                 offset_lag=max(0, partition.high_watermark - partition.log.end_offset),
             )
         )
-    for data_directory in broker.logs.dirs.working:
+    for data_directory in broker.log_manager.dirs.working:
         for key, copy in data_directory.arriving.items():
             if wanted is not None and (key.topic, key.partition) not in wanted:
                 continue
-            current = broker.logs.get(key)
+            current = broker.log_manager.get(key)
             end_offset = copy.end_offset if current is None else current.end_offset
             topics = by_directory.setdefault(data_directory.path, {})
             topics.setdefault(key.topic, []).append(
@@ -62,7 +62,7 @@ async def handle(
                 )
             )
     response = messages.DescribeLogDirsResponse()
-    for data_directory in broker.logs.dirs.all:
+    for data_directory in broker.log_manager.dirs.all:
         topics = by_directory.get(data_directory.path, {})
         response.results.append(await describe(broker, data_directory, context, topics))
     await context.slices.clear(wanted or set())
@@ -92,8 +92,6 @@ async def describe(
         log_dir=directory.path, total_bytes=total_bytes, usable_bytes=usable_bytes, topics=[]
     )
     async for name, partitions in context.slices.over(topics.items()):
-        result.topics.append(
-            messages.DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions)
-        )
+        result.topics.append(messages.DescribeLogDirsTopic(name=name, partitions=partitions))
     await context.slices.clear(topics)
     return result

@@ -24,7 +24,7 @@ async def handle(
     """Returns each partition's producers."""
     topics = []
     async for topic in context.slices.over(request.topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         partitions = []
         async for index in context.slices.over(dict.fromkeys(topic.partition_indexes)):
             response = messages.PartitionResponse(partition_index=index)

@@ -34,10 +34,10 @@ async def handle(
 ) -> messages.DescribeTopicPartitionsResponse:
     """Returns one page, starting at the cursor (including its topic)."""
     cursor = request.cursor
-    image = broker.metadata.image
+    image = broker.metadata_cache.image
     slices = context.slices
     requested = [topic.name for topic in request.topics]
-    names = await slices.unique(requested or map(context.external_name, image.topics))
+    names = await slices.unique(requested or image.topics)
     if cursor is not None and (
         cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names)
     ):
@@ -53,10 +53,10 @@ async def handle(
         if name < first:
             continue
         start = cursor.partition_index if cursor is not None and name == first else 0
-        topic = image.topics.get(context.internal_name(name))
+        topic = image.topics.get(name)
         if topic is None:
             if request.topics:
-                response.topics.append(_refused(name, missing_topic_error(context.internal_name(name))))
+                response.topics.append(_refused(name, missing_topic_error(name)))
             continue
         if left == 0:
             response.next_cursor = messages.Cursor(topic_name=name, partition_index=start)

@@ -32,7 +32,7 @@ async def handle(
     if request.topic_partitions is not None:
         wanted = {}
         async for topic in slices.over(request.topic_partitions):
-            name = context.internal_name(topic.topic)
+            name = topic.topic
             async for number in slices.over(topic.partitions):
                 wanted[TopicPartition(name, number)] = None
     results: dict[TopicPartition, KafkaError | None]
@@ -55,7 +55,7 @@ async def handle(
         of_topic.setdefault(name, []).append(_result(number, problem))
     async for name, found in slices.over(of_topic.items()):
         response.replica_election_results.append(
-            messages.ReplicaElectionResult(topic=context.external_name(name), partition_result=found)
+            messages.ReplicaElectionResult(topic=name, partition_result=found)
         )
     await slices.clear(of_topic)
     await slices.clear(results)

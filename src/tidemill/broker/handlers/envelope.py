@@ -42,7 +42,7 @@ async def handle(
     except (ProtocolError, ValueError):
         return messages.EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
     principal = (request.request_principal or b"").decode(errors="replace") or context.principal
-    peer = Peer(context.listener, context.tenant, principal, address, 0)
+    peer = Peer(context.listener, principal, address, 0)
     inside = RequestContext(
         peer,
         header.client_id,

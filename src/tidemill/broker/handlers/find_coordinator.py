@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.handlers.common import external_text, shortened
-from tidemill.groups.interfaces import CoordinatorEndpoint
+from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import find_coordinator as messages
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
-NO_ENDPOINT: Final = CoordinatorEndpoint(-1, "", -1)
+NO_ENDPOINT: Final = CoordinatorEndpoint(node_id=-1, host="", port=-1)
 BATCHED_FROM: Final = 4
 
 
@@ -71,7 +71,7 @@ async def _find(
     delayed_metadata = broker.delayed_metadata
     while True:
         try:
-            endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
+            endpoint = await broker.group_coordinator.find_coordinator(key, context.listener.name)
         except KafkaError as problem:
             return problem.code, external_text(problem), NO_ENDPOINT
         if delayed_metadata is None or endpoint.node_id not in delayed_metadata.suspected:
@@ -79,4 +79,4 @@ async def _find(
         if not await delayed_metadata.wait_for_change(context, items, delayed_metadata.change_count):
             break
     host = context.advertised_host(endpoint.node_id, endpoint.host)
-    return ErrorCode.NONE, None, CoordinatorEndpoint(endpoint.node_id, host, endpoint.port)
+    return ErrorCode.NONE, None, CoordinatorEndpoint(node_id=endpoint.node_id, host=host, port=endpoint.port)

@@ -17,8 +17,8 @@ def handle(
     broker: Broker, context: RequestContext, request: messages.HeartbeatRequest
 ) -> messages.HeartbeatResponse:
     """Responds at once."""
-    error = broker.groups.heartbeat(
-        context.internal_name(request.group_id),
+    error = broker.group_coordinator.heartbeat(
+        request.group_id,
         request.member_id,
         request.generation_id,
         request.group_instance_id,

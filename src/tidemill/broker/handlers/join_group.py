@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import HandledApi
-from tidemill.groups.coordinator_effects import JoinRequest, Protocol
+from tidemill.groups.coordinator_effects import JoinRequest, MemberProtocol
 from tidemill.model.errors import ErrorCode
 from tidemill.model.log_lines import cut_short
 from tidemill.wire.apis import ApiKey
@@ -40,13 +40,16 @@ async def handle(
             PROTOCOLS_MAX,
         )
         return messages.JoinGroupResponse(error_code=ErrorCode.INVALID_REQUEST, member_id=request.member_id)
-    work = broker.groups.join(
+    work = broker.group_coordinator.join(
         JoinRequest(
-            group_id=context.internal_name(request.group_id),
+            group_id=request.group_id,
             member_id=request.member_id,
             new_member_id="",
             protocol_type=request.protocol_type,
-            protocols=tuple(Protocol(protocol.name, protocol.metadata) for protocol in request.protocols),
+            protocols=tuple(
+                MemberProtocol(name=protocol.name, metadata=protocol.metadata)
+                for protocol in request.protocols
+            ),
             session_timeout_ms=request.session_timeout_ms,
             rebalance_timeout_ms=request.session_timeout_ms if timeout_ms < 0 else timeout_ms,
             instance_id=request.group_instance_id,

@@ -22,10 +22,10 @@ async def handle(
     broker: Broker, context: RequestContext, request: messages.LeaveGroupRequest
 ) -> messages.LeaveGroupResponse:
     """Before v3, the only member's error is the response's."""
-    group_id = context.internal_name(request.group_id)
+    group_id = request.group_id
     if context.api_version < BATCHED_FROM:
         result = await context.slices.wait_for(
-            broker.groups.leave(group_id, (LeavingMember(request.member_id),))
+            broker.group_coordinator.leave(group_id, (LeavingMember(member_id=request.member_id),))
         )
         error = result.error
         if error is ErrorCode.NONE and result.members:
@@ -35,9 +35,12 @@ async def handle(
     for some in slices_of(request.members) or [[]]:
         # In slices: a hundred thousand members removed at once would block the event loop.
         members = tuple(
-            LeavingMember(member.member_id, member.group_instance_id, member.reason or "") for member in some
+            LeavingMember(
+                member_id=member.member_id, instance_id=member.group_instance_id, reason=member.reason or ""
+            )
+            for member in some
         )
-        result = await context.slices.wait_for(broker.groups.leave(group_id, members))
+        result = await context.slices.wait_for(broker.group_coordinator.leave(group_id, members))
         response.members += [
             messages.MemberResponse(
                 member_id=left.member_id, group_instance_id=left.instance_id, error_code=error

@@ -44,7 +44,7 @@ async def handle(
     for kind in LISTED:
         if kind not in requested:
             continue
-        async for name in context.slices.over(_names(broker, context, kind)):
+        async for name in context.slices.over(_names(broker, kind)):
             response.config_resources.append(messages.ConfigResource(resource_name=name, resource_type=kind))
     return response
 
@@ -52,10 +52,10 @@ async def handle(
 API: Final = HandledApi(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, handle)
 
 
-def _names(broker: Broker, context: RequestContext, kind: ResourceType) -> Iterable[str]:
-    image = broker.metadata.image
+def _names(broker: Broker, kind: ResourceType) -> Iterable[str]:
+    image = broker.metadata_cache.image
     if kind == ResourceType.TOPIC:
-        return map(context.external_name, image.topics)
+        return image.topics
     if kind == ResourceType.GROUP:
         return image.group_configs
     if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):

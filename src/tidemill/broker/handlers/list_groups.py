@@ -22,7 +22,7 @@ async def handle(
     broker: Broker, context: RequestContext, request: messages.ListGroupsRequest
 ) -> messages.ListGroupsResponse:
     """Filters ignore case; an unknown filter value matches nothing."""
-    error, groups = broker.groups.list_groups()
+    error, groups = broker.group_coordinator.list_groups()
     if error is not ErrorCode.NONE:
         return messages.ListGroupsResponse(error_code=error)
     slices = context.slices
@@ -35,7 +35,7 @@ async def handle(
         if not states or group.state.lower() in states:
             response.groups.append(
                 messages.ListedGroup(
-                    group_id=context.external_name(group.group_id),
+                    group_id=group.group_id,
                     protocol_type=group.protocol_type,
                     group_state=group.state,
                     group_type=GROUP_TYPE,

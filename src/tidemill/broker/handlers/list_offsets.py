@@ -70,7 +70,7 @@ async def cold_lookups(
     cold: Found = {}
     seen: set[tuple[str, int]] = set()
     async for topic in context.slices.over(request.topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         async for wanted in context.slices.over(topic.partitions):
             key = (name, wanted.partition_index)
             if key in seen or (wanted.timestamp < 0 and wanted.timestamp != MAX_TIMESTAMP):
@@ -119,7 +119,7 @@ async def respond(
     topics = []
     seen: set[tuple[str, int]] = set()
     async for topic in context.slices.over(request.topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         results = []
         async for wanted in context.slices.over(topic.partitions):
             key = (name, wanted.partition_index)

@@ -33,7 +33,7 @@ async def handle(
             async for key, partition in slices.over(every):
                 found.setdefault(key.topic, {})[key.partition] = _ongoing(partition)
         async for topic in slices.over(request.topics or ()):
-            name = context.internal_name(topic.name)
+            name = topic.name
             async for number in slices.over(topic.partition_indexes):
                 for _, partition in moves.in_progress([TopicPartition(name, number)]):
                     found.setdefault(name, {})[number] = _ongoing(partition)
@@ -42,9 +42,7 @@ async def handle(
         return response
     async for name, partitions in slices.over(found.items()):
         response.topics.append(
-            messages.OngoingTopicReassignment(
-                name=context.external_name(name), partitions=list(partitions.values())
-            )
+            messages.OngoingTopicReassignment(name=name, partitions=list(partitions.values()))
         )
     return response
 

@@ -68,11 +68,11 @@ def wants_all(request: messages.MetadataRequest, version: int) -> bool:
 async def _missing_topics(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest
 ) -> list[str]:
-    topics = broker.metadata.image.topics
+    topics = broker.metadata_cache.image.topics
     missing = []
     async for wanted in context.slices.over(request.topics or ()):
         if wanted.name is not None and wanted.topic_id == ZERO_ID:
-            name = context.internal_name(wanted.name)
+            name = wanted.name
             if name not in topics and missing_topic_error(name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 missing.append(name)
     return list(dict.fromkeys(missing))[:CREATIONS_MAX]
@@ -118,7 +118,7 @@ async def _requests_any(
         if wanted.topic_id != ZERO_ID:
             if wanted.topic_id in topics:
                 return True
-        elif wanted.name is not None and context.internal_name(wanted.name) in topics:
+        elif wanted.name is not None and wanted.name in topics:
             return True
     return False
 
@@ -136,7 +136,7 @@ async def _create(broker: Broker, context: RequestContext, missing: Sequence[str
 async def _respond(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
 ) -> messages.MetadataResponse:
-    image: ClusterImage = broker.metadata.image
+    image: ClusterImage = broker.metadata_cache.image
     version = context.api_version
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else -(2**31)
     topics = []
@@ -150,7 +150,7 @@ async def _respond(
         async for wanted in context.slices.over(requested.values()):
             topics.append(await _wanted(broker, image, context, wanted, operations, errors))
         await context.slices.clear(requested)
-    brokers = dict(sorted({**broker.metadata.departed, **image.brokers}.items()))
+    brokers = dict(sorted({**broker.metadata_cache.departed, **image.brokers}.items()))
     return messages.MetadataResponse(
         brokers=[
             messages.MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
@@ -189,7 +189,7 @@ async def _wanted(
         return messages.MetadataResponseTopic(
             error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID
         )
-    name = context.internal_name(wanted.name)
+    name = wanted.name
     topic = image.topics.get(name)
     if topic is None or name in errors:
         code = errors.get(name) or missing_topic_error(name)
@@ -202,7 +202,7 @@ async def _topic(
 ) -> messages.MetadataResponseTopic:
     return messages.MetadataResponseTopic(
         error_code=ErrorCode.NONE,
-        name=context.external_name(topic.name),
+        name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=await _partitions(image, context, served_partitions(broker, topic)),

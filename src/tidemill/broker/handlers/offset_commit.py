@@ -50,13 +50,13 @@ async def handle(
             key = (image.name, partition.partition_index)
             responses.append((response, key))
             offsets[key] = OffsetToCommit(
-                image.name,
-                partition.partition_index,
-                partition.committed_offset,
-                partition.committed_leader_epoch,
-                partition.committed_metadata,
-                image.topic_id,
-                partition.commit_timestamp,
+                topic=image.name,
+                partition=partition.partition_index,
+                offset=partition.committed_offset,
+                leader_epoch=partition.committed_leader_epoch,
+                metadata=partition.committed_metadata,
+                topic_id=image.topic_id,
+                commit_timestamp_ms=partition.commit_timestamp,
             )
         topics.append(
             messages.OffsetCommitResponseTopic(
@@ -83,10 +83,10 @@ def _topic(
     broker: Broker, context: RequestContext, topic: messages.OffsetCommitRequestTopic
 ) -> tuple[TopicImage | None, ErrorCode]:
     if context.api_version < TOPIC_IDS_FROM:
-        return broker.metadata.topic(context.internal_name(topic.name)), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return broker.metadata_cache.topic(topic.name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic.topic_id == ZERO_ID:
         return None, ErrorCode.UNKNOWN_TOPIC_ID
-    return broker.metadata.topic_by_id(topic.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
+    return broker.metadata_cache.topic_by_id(topic.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
 
 
 async def _commit(
@@ -95,10 +95,10 @@ async def _commit(
     request: messages.OffsetCommitRequest,
     offsets: Sequence[OffsetToCommit],
 ) -> tuple[ErrorCode, ...]:
-    group_id = context.internal_name(request.group_id)
+    group_id = request.group_id
     if context.api_version == 0:
         return await _commit_to_store(broker, group_id, offsets)
-    result = await broker.groups.commit(
+    result = await broker.group_coordinator.commit(
         CommitRequest(
             group_id=group_id,
             offsets=tuple(offsets),
@@ -115,10 +115,10 @@ async def _commit(
 async def _commit_to_store(
     broker: Broker, group_id: str, offsets: Sequence[OffsetToCommit]
 ) -> tuple[ErrorCode, ...]:
-    longest = broker.groups.config.offset_metadata_size_max
+    longest = broker.group_coordinator.config.offset_metadata_size_max
     too_large = [len(offset.metadata or "") > longest for offset in offsets]
     kept = [
-        PartitionOffset(TopicPartition(offset.topic, offset.partition), offset.offset)
+        PartitionOffset(partition=TopicPartition(offset.topic, offset.partition), offset=offset.offset)
         for offset, refused in zip(offsets, too_large, strict=True)
         if not refused
     ]

@@ -21,15 +21,15 @@ async def handle(
 ) -> messages.OffsetDeleteResponse:
     """Partitions that do not exist get their own error; the group's errors apply to the others."""
     slices = context.slices
-    group_id = context.internal_name(request.group_id)
-    result = await slices.wait_for(broker.groups.delete_offsets(group_id, ()))
+    group_id = request.group_id
+    result = await slices.wait_for(broker.group_coordinator.delete_offsets(group_id, ()))
     if result.error is not ErrorCode.NONE:
         return messages.OffsetDeleteResponse(error_code=result.error)
     topics = []
     responses: list[tuple[messages.OffsetDeleteResponsePartition, tuple[str, int]]] = []
     requested: dict[tuple[str, int], ErrorCode] = {}
     async for topic in slices.over(request.topics):
-        image = broker.metadata.topic(context.internal_name(topic.name))
+        image = broker.metadata_cache.topic(topic.name)
         partitions = []
         async for partition in slices.over(topic.partitions):
             response = messages.OffsetDeleteResponsePartition(partition_index=partition.partition_index)
@@ -42,7 +42,7 @@ async def handle(
                 requested[key] = ErrorCode.NONE
         topics.append(messages.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
     for some in slices_of(list(requested)):
-        result = await slices.wait_for(broker.groups.delete_offsets(group_id, tuple(some)))
+        result = await slices.wait_for(broker.group_coordinator.delete_offsets(group_id, tuple(some)))
         if result.error is not ErrorCode.NONE:
             return messages.OffsetDeleteResponse(error_code=result.error)
         requested.update(zip(some, result.errors, strict=True))

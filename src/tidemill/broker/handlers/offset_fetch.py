@@ -28,7 +28,7 @@ GROUP_ERROR_FROM: Final = 2
 BATCHED_FROM: Final = 8
 TOPIC_IDS_FROM: Final = 10
 NO_COMMIT: Final = CommittedOffset(-1)
-UNKNOWN: Final = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+UNKNOWN: Final = StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Offsets = dict[str, dict[int, CommittedOffset]]
 
@@ -47,19 +47,18 @@ async def handle(
             else:
                 groups[group.group_id] = await _group(broker, context, group, request.require_stable)
         return messages.OffsetFetchResponse(groups=list(groups.values()))
-    group_id = context.internal_name(request.group_id)
+    group_id = request.group_id
     if context.api_version == 0:
         return messages.OffsetFetchResponse(
             topics=await _from_store(broker, context, group_id, request.topics or [])
         )
-    error, offsets = await broker.groups.fetch(group_id, request.require_stable)
+    error, offsets = await broker.group_coordinator.fetch(group_id, request.require_stable)
     if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
         return messages.OffsetFetchResponse(error_code=error)
     topics = []
-    async for name, partitions in context.slices.over(_requested(context, request.topics, dict(offsets))):
-        internal = context.internal_name(name)
-        committed = dict(offsets.get(internal, {}))
-        topic_id = _topic_id(broker, internal)
+    async for name, partitions in context.slices.over(_requested(request.topics, dict(offsets))):
+        committed = dict(offsets.get(name, {}))
+        topic_id = _topic_id(broker, name)
         results = []
         async for index in context.slices.over(partitions):
             results.append(_partition(index, _present(committed.get(index, NO_COMMIT), topic_id), error))
@@ -71,19 +70,19 @@ API: Final = HandledApi(ApiKey.OFFSET_FETCH, 0, 10, handle)
 
 
 def _requested(
-    context: RequestContext, topics: list[messages.OffsetFetchRequestTopic] | None, offsets: Offsets
+    topics: list[messages.OffsetFetchRequestTopic] | None, offsets: Offsets
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yields the requested topics, by the client's names, with their partitions; null requests all."""
+    """Yields the requested topics with their partitions; null requests all."""
     if topics is not None:
         for topic in topics:
             yield topic.name, list(dict.fromkeys(topic.partition_indexes))
     else:
         for name, committed in offsets.items():
-            yield context.external_name(name), list(committed)
+            yield name, list(committed)
 
 
 def _topic_id(broker: Broker, name: str) -> bytes:
-    image = broker.metadata.topic(name)
+    image = broker.metadata_cache.topic(name)
     return ZERO_ID if image is None else image.topic_id
 
 
@@ -110,8 +109,8 @@ async def _from_store(
     slices = context.slices
     kept: dict[TopicPartition, StoredOffset] = {}
     async for topic in slices.over(topics):
-        name = context.internal_name(topic.name)
-        image = broker.metadata.topic(name)
+        name = topic.name
+        image = broker.metadata_cache.topic(name)
         count = 0 if image is None else len(image.partitions)
         async for index in slices.over(topic.partition_indexes):
             if 0 <= index < count:
@@ -121,11 +120,11 @@ async def _from_store(
         kept.update(zip(some, await slices.wait_for(stored.fetch(group_id, some)), strict=True))
     results = []
     async for topic in slices.over(topics):
-        name = context.internal_name(topic.name)
+        name = topic.name
         partitions = []
         async for index in slices.over(topic.partition_indexes):
-            offset, error = kept.get(TopicPartition(name, index), UNKNOWN)
-            partitions.append(_partition(index, CommittedOffset(offset), error))
+            found = kept.get(TopicPartition(name, index), UNKNOWN)
+            partitions.append(_partition(index, CommittedOffset(found.offset), found.error))
         results.append(messages.OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
     await slices.clear(kept)
     return results
@@ -134,7 +133,7 @@ async def _from_store(
 async def _group(
     broker: Broker, context: RequestContext, group: messages.OffsetFetchRequestGroup, require_stable: bool
 ) -> messages.OffsetFetchResponseGroup:
-    error, offsets = await broker.groups.fetch(context.internal_name(group.group_id), require_stable)
+    error, offsets = await broker.group_coordinator.fetch(group.group_id, require_stable)
     if error is not ErrorCode.NONE:
         return messages.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     if group.topics is None:
@@ -155,8 +154,8 @@ async def _group(
 
 def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: bytes) -> tuple[str, ErrorCode]:
     if context.api_version < TOPIC_IDS_FROM:
-        return context.internal_name(name), ErrorCode.NONE
-    image = None if topic_id == ZERO_ID else broker.metadata.topic_by_id(topic_id)
+        return name, ErrorCode.NONE
+    image = None if topic_id == ZERO_ID else broker.metadata_cache.topic_by_id(topic_id)
     return ("", ErrorCode.UNKNOWN_TOPIC_ID) if image is None else (image.name, ErrorCode.NONE)
 
 
@@ -166,18 +165,14 @@ async def _all_topics(
     """Returns all offsets committed for existing topics; deleted topics have no id to return."""
     topics = []
     async for name, committed in context.slices.over(list(offsets.items())):
-        image = broker.metadata.topic(name)
+        image = broker.metadata_cache.topic(name)
         if context.api_version >= TOPIC_IDS_FROM and image is None:
             continue
         topic_id = ZERO_ID if image is None else image.topic_id
         partitions = []
         async for index, offset in context.slices.over(list(committed.items())):
             partitions.append(_partitions(index, _present(offset, topic_id), ErrorCode.NONE))
-        topics.append(
-            messages.OffsetFetchResponseTopics(
-                name=context.external_name(name), topic_id=topic_id, partitions=partitions
-            )
-        )
+        topics.append(messages.OffsetFetchResponseTopics(name=name, topic_id=topic_id, partitions=partitions))
     return topics
 
 

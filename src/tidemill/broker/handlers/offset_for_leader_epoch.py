@@ -23,7 +23,7 @@ async def handle(
     response = messages.OffsetForLeaderEpochResponse()
     async for topic in context.slices.over(request.topics):
         result = messages.OffsetForLeaderTopicResult(topic=topic.topic)
-        name = context.internal_name(topic.topic)
+        name = topic.topic
         async for wanted in context.slices.over(topic.partitions):
             result.partitions.append(look_up(broker, name, wanted))
         response.topics.append(result)

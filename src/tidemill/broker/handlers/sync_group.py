@@ -37,9 +37,9 @@ async def handle(
             ASSIGNMENTS_MAX,
         )
         return messages.SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST, assignment=b"")
-    work = broker.groups.sync(
+    work = broker.group_coordinator.sync(
         SyncRequest(
-            group_id=context.internal_name(request.group_id),
+            group_id=request.group_id,
             member_id=request.member_id,
             generation=request.generation_id,
             instance_id=request.group_instance_id,

@@ -189,7 +189,7 @@ CLUSTER: tuple[Row, ...] = (
     ("min.insync.replicas", INT, 1, "1..", CLUSTER_WIDE, YES,
      "In-sync replicas that a produce with acks=all needs."),
     ("replica.lag.time.max.ms", LONG, 30_000, "1..", READ_ONLY, YES,
-     "How long a follower may lag before it leaves the in-sync set."),
+     "How long a follower may lag before it leaves the ISR."),
     ("replica.lag.max.messages", LONG, 4000, "1..", READ_ONLY, LAG_TIME,
      "Records that a follower may lag."),
     ("replica.socket.timeout.ms", INT, 30_000, "", READ_ONLY, YES,

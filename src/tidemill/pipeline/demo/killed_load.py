@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
 from tidemill.pipeline.jobs.load_manifest import STAGING
 from tidemill.pipeline.jobs.table_folder import read_manifest

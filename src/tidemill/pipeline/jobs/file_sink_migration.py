@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidemill.model.errors import ConfigError
-from tidemill.model.interfaces import Files
 from tidemill.model.os_error_texts import fault_of
+from tidemill.model.system_interfaces import Files
 from tidemill.pipeline.jobs.load_manifest import FOLDER
 from tidemill.pipeline.jobs.table_folder import PARTITION, SUFFIX, TableFolder, query_of, remove_tree
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.pipeline.connect import open_cluster
 from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.preflight_checks import (

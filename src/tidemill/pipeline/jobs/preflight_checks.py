@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from tidemill.log.files import SystemFiles
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.model.similar_names import did_you_mean
 from tidemill.pipeline.connect import open_cluster

@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 from tidemill.log.log_directories import make_durable_directory
 from tidemill.model.errors import ConfigError, TidemillError
-from tidemill.model.interfaces import Files
+from tidemill.model.system_interfaces import Files
 from tidemill.pipeline.jobs.load_manifest import (
     FOLDER,
     LOCK,

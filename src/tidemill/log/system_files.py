@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mypy_extensions import i64
 
-from tidemill.model.interfaces import File, Files
+from tidemill.model.system_interfaces import File, Files
 
 CACHE_PROBE_STRIDE: Final = 64 * 1024
 """Bytes between two probed bytes of :meth:`SystemFile.is_cached`: half of the kernel's usual read-ahead, so
@@ -89,7 +89,7 @@ def _write_all(descriptor: int, rest: memoryview) -> None:
 class SystemFile(File):
     """An open file of the operating system."""
 
-    __slots__ = ("_append_position", "_cut_to", "_descriptor", "_probes")
+    __slots__ = ("_append_position", "_descriptor", "_probes", "_truncate_to")
 
     def __init__(self, path: str, create: bool, read_only: bool) -> None:
         self._descriptor = -1
@@ -100,14 +100,14 @@ class SystemFile(File):
         self._probes = _NOWAIT != 0
         self._descriptor = os.open(path, flags, 0o644)
         self._append_position = -1
-        self._cut_to = -1
+        self._truncate_to = -1
 
     def append(self, buffers: list[Any]) -> i64:
         position = self._append_position
         if position < 0:
-            if self._cut_to >= 0:
-                os.ftruncate(self._descriptor, self._cut_to)
-                self._cut_to = -1
+            if self._truncate_to >= 0:
+                os.ftruncate(self._descriptor, self._truncate_to)
+                self._truncate_to = -1
             position = self._append_position = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             expected = 0
@@ -120,7 +120,7 @@ class SystemFile(File):
             if written != expected:
                 self._append_rest(buffers, written)
         except OSError:
-            self._cut_back(position)
+            self._truncate_back(position)
             raise
         self._append_position = position + expected
         return expected
@@ -129,14 +129,14 @@ class SystemFile(File):
         """Continues after a short write. The next call reports the reason, if there is one."""
         _write_all(self._descriptor, memoryview(b"".join([bytes(buffer) for buffer in buffers]))[written:])
 
-    def _cut_back(self, position: i64) -> None:
+    def _truncate_back(self, position: i64) -> None:
         """Removes the bytes of a failed append: the next append begins at the same position."""
         self._append_position = -1
         # If it cannot be truncated now, it is before the next append.
-        self._cut_to = position
+        self._truncate_to = position
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, position)
-            self._cut_to = -1
+            self._truncate_to = -1
 
     def write_at(self, position: i64, data: bytes) -> None:
         rest = memoryview(data)
@@ -168,7 +168,7 @@ class SystemFile(File):
     def truncate(self, size: i64) -> None:
         os.ftruncate(self._descriptor, size)
         self._append_position = -1
-        self._cut_to = -1
+        self._truncate_to = -1
 
     def sync(self) -> None:
         _sync_descriptor(self._descriptor)

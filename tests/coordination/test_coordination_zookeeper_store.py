@@ -37,10 +37,10 @@ from tidemill.coordination.coordination_store import (
     StoreError,
     StoreUnavailable,
 )
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_errors import call_error
 from tidemill.coordination.zookeeper_link import Connection
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.testing.zookeeper import ZooKeeper
 
 

@@ -10,7 +10,7 @@ ADMIN_MARK = b"an administrator"
 """The data of a mark in the store that no controller wrote."""
 
 
-class AskedDeletions:
+class RequestedDeletions:
     """The ids of topics to be deleted, and names of which any topic may be deleted."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.coordination import embedded
+from tidemill.coordination import embedded_store
 from tidemill.coordination.coordination_store import (
     Create,
     Delete,
@@ -22,7 +22,7 @@ from tidemill.coordination.coordination_store import (
     StoreError,
     ensure_paths,
 )
-from tidemill.coordination.embedded import Database, EmbeddedStore
+from tidemill.coordination.embedded_store import Database, EmbeddedStore
 
 
 def store_path(directory: Path) -> str:
@@ -86,7 +86,7 @@ def test_a_store_without_changes_opens_without_writing(tmp_path: Path) -> None:
 
 WRITER = """
 import asyncio, sys
-from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.coordination_store import Create, SetData
 
 async def main():
@@ -136,7 +136,7 @@ def test_rejects_a_second_process(tmp_path: Path) -> None:
         store = EmbeddedStore.open(store_path(tmp_path))
         code = (
             "import sys\n"
-            "from tidemill.coordination.embedded import EmbeddedStore\n"
+            "from tidemill.coordination.embedded_store import EmbeddedStore\n"
             "from tidemill.coordination.coordination_store import StoreError\n"
             "try:\n    EmbeddedStore.open(sys.argv[1])\n"
             "except StoreError as error:\n    print(error)"
@@ -227,7 +227,7 @@ class FailingDatabase(Database):
 def test_a_full_disk_rejects_the_write_and_reverts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "database_class", FailingDatabase)
+    monkeypatch.setattr(embedded_store, "database_class", FailingDatabase)
 
     async def story() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))
@@ -282,7 +282,7 @@ def test_a_slow_disk_does_not_block_the_event_loop(tmp_path: Path, monkeypatch: 
             gate.wait(30)
             super().commit(rows, last_id)
 
-    monkeypatch.setattr(embedded, "database_class", SlowDatabase)
+    monkeypatch.setattr(embedded_store, "database_class", SlowDatabase)
 
     async def story() -> None:
         store = EmbeddedStore.open(store_path(tmp_path))

@@ -37,7 +37,7 @@ from tidemill.coordination.coordination_store import (
     Watcher,
     check_path,
 )
-from tidemill.coordination.tree import check_data
+from tidemill.coordination.embedded_store_tree import check_data
 from tidemill.coordination.zookeeper_calls import (
     CONNECTED,
     EVENT,

@@ -37,7 +37,7 @@ from tidemill.coordination.coordination_store import (
     Watch,
     Watcher,
 )
-from tidemill.coordination.tree import Applied, Row, Tree
+from tidemill.coordination.embedded_store_tree import Applied, Row, Tree
 
 FILE_NAME = "coordination.db"
 APPLICATION_ID = 0x5469646D

@@ -1,9 +1,11 @@
-"""The interfaces that the group service requires from the rest of the broker."""
+"""The interfaces that the group coordinator requires from the rest of the broker."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+from tidemill.groups.value_classes import Value
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -30,7 +32,7 @@ class OffsetsLog(Protocol):
         ...
 
 
-class CoordinatorEndpoint(NamedTuple):
+class CoordinatorEndpoint(Value):
     """The address of a coordinator, as clients see it."""
 
     node_id: int

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 Replicas = frozenset[int]
-STOP = None
-"""The wish that stops a move."""
+CANCEL = None
+"""The request that cancels a reassignment."""
 
 
 class Assignment(NamedTuple):
@@ -25,7 +25,7 @@ class Assignment(NamedTuple):
     removing: Replicas
 
     @property
-    def is_moving(self) -> bool:
+    def is_reassigning(self) -> bool:
         return bool(self.adding or self.removing)
 
     @property
@@ -39,33 +39,33 @@ class Assignment(NamedTuple):
         return self.replicas - self.adding
 
 
-class AskedMoves:
+class RequestedReassignments:
     """Tracks the assignments in the store, and the requests of administrators."""
 
     def __init__(self, broken: Callable[[str, str], None]) -> None:
         self._broken = broken
-        self._assigned: dict[Place, Assignment] = {}
-        self._asked: defaultdict[Place, set[Replicas | None]] = defaultdict(set)
-        self._unanswered: defaultdict[Place, list[Replicas | None]] = defaultdict(list)
-        self._granted: dict[Place, Replicas] = {}
+        self._assigned: dict[PartitionKey, Assignment] = {}
+        self._requested: defaultdict[PartitionKey, set[Replicas | None]] = defaultdict(set)
+        self._unanswered: defaultdict[PartitionKey, list[Replicas | None]] = defaultdict(list)
+        self._accepted: dict[PartitionKey, Replicas] = {}
         """The target by the last request that was answered without an error."""
 
-    def asking(self, place: Place, replicas: Collection[int] | None) -> None:
+    def requested(self, tp: PartitionKey, replicas: Collection[int] | None) -> None:
         """A client requests these replicas, or the cancellation (None)."""
-        wish = _wish(replicas)
-        self._asked[place].add(wish)
-        self._unanswered[place].append(wish)
+        request = _target_of(replicas)
+        self._requested[tp].add(request)
+        self._unanswered[tp].append(request)
 
-    def granted(self, place: Place, replicas: Collection[int] | None) -> None:
+    def accepted(self, tp: PartitionKey, replicas: Collection[int] | None) -> None:
         """The request was successful."""
-        wish = _wish(replicas)
-        if wish in self._unanswered[place]:
-            self._unanswered[place].remove(wish)
-            self._granted[place] = self._assigned[place].target if wish is STOP else wish
+        request = _target_of(replicas)
+        if request in self._unanswered[tp]:
+            self._unanswered[tp].remove(request)
+            self._accepted[tp] = self._assigned[tp].target if request is CANCEL else request
 
     def written(
         self,
-        place: Place,
+        tp: PartitionKey,
         topic_id: bytes,
         replicas: Sequence[int],
         adding: Iterable[int],
@@ -73,32 +73,34 @@ class AskedMoves:
     ) -> None:
         """The store has another assignment."""
         now = Assignment(topic_id, frozenset(replicas), frozenset(adding), frozenset(removing))
-        before = self._assigned.get(place)
-        self._assigned[place] = now
+        before = self._assigned.get(tp)
+        self._assigned[tp] = now
         if before is None or before.topic_id != topic_id:
-            for known in (self._asked, self._unanswered, self._granted):
-                known.pop(place, None)
-        elif now.target != before.target and not self._is_asked(place, now.target, before):
+            for known in (self._requested, self._unanswered, self._accepted):
+                known.pop(tp, None)
+        elif now.target != before.target and not self._is_requested(tp, now.target, before):
             self._broken(
                 "reassignment",
-                f"{place} is to have {sorted(now.target)}, which nobody asked for; it was to have"
+                f"{tp} gets {sorted(now.target)} without a request; its target was"
                 f" {sorted(before.target)} in place of {sorted(before.origin)}",
             )
 
-    def _is_asked(self, place: Place, target: Replicas, before: Assignment) -> bool:
-        asked = self._asked[place]
-        return target in asked or (STOP in asked and before.is_moving and target == before.origin)
+    def _is_requested(self, tp: PartitionKey, target: Replicas, before: Assignment) -> bool:
+        requested = self._requested[tp]
+        return target in requested or (
+            CANCEL in requested and before.is_reassigning and target == before.origin
+        )
 
     def at_rest(self) -> None:
         """The cluster is at rest: the last successful request is applied, except for requests without a
         response.
         """
-        for place, wish in self._granted.items():
-            found = self._assigned[place].replicas
-            if found != wish and not self._unanswered[place]:
-                text = f"{place} ends with {sorted(found)}, and {sorted(wish)} were granted"
+        for tp, request in self._accepted.items():
+            found = self._assigned[tp].replicas
+            if found != request and not self._unanswered[tp]:
+                text = f"{tp} ends with {sorted(found)}, and {sorted(request)} were accepted"
                 self._broken("reassignment", text)
 
 
-def _wish(replicas: Collection[int] | None) -> Replicas | None:
-    return STOP if replicas is None else frozenset(replicas)
+def _target_of(replicas: Collection[int] | None) -> Replicas | None:
+    return CANCEL if replicas is None else frozenset(replicas)

@@ -1,0 +1,65 @@
+"""The context in which a group handles an event."""
+
+from __future__ import annotations
+
+from tidemill.groups.coordinator_effects import (
+    Append,
+    CancelTimer,
+    Continuation,
+    Effect,
+    Now,
+    Reply,
+    Response,
+    SetTimer,
+    StateChanged,
+    TimerKey,
+    TimerKind,
+    Waiter,
+)
+from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_metadata import GroupMetadata, GroupState
+from tidemill.groups.offset_records import OffsetsRecord
+
+
+class EventContext:
+    """The time and the configuration of one event, and the effects that it emits."""
+
+    __slots__ = ("config", "effects", "now")
+
+    def __init__(self, config: GroupConfig, now: Now, effects: list[Effect]) -> None:
+        self.config = config
+        self.now = now
+        self.effects = effects
+
+    def reply(self, waiter: Waiter, response: Response) -> None:
+        """Sends ``response`` to ``waiter``."""
+        self.effects.append(Reply(waiter=waiter, response=response))
+
+    def set_timer(self, kind: TimerKind, group: GroupMetadata, after_ms: int) -> None:
+        """Sets the group's timer of kind ``kind``."""
+        self.effects.append(
+            SetTimer(key=TimerKey(kind, group.group_id), deadline_ms=self.now.steady_ms + after_ms)
+        )
+
+    def cancel_timer(self, kind: TimerKind, group: GroupMetadata, member_id: str = "") -> None:
+        """Cancels a timer of the group, or of its member ``member_id``."""
+        self.effects.append(CancelTimer(key=TimerKey(kind, group.group_id, member_id)))
+
+    def append(self, records: tuple[OffsetsRecord, ...], then: Continuation, replay: bool) -> None:
+        """Appends ``records``; the state machine continues with ``then``."""
+        self.effects.append(Append(records=records, then=then, replay=replay))
+
+    def change_state(self, group: GroupMetadata, to: GroupState, reason: str) -> None:
+        """Changes the group's state."""
+        before = group.state
+        group.transition(to, self.now.wall_ms)
+        self.effects.append(
+            StateChanged(
+                group_id=group.group_id,
+                before=before.value,
+                after=to.value,
+                generation=group.generation,
+                members=len(group.members),
+                reason=reason,
+            )
+        )

@@ -1,0 +1,35 @@
+"""Makes a controller without the broker around it: its broker knows the controller's own image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from tidemill.controller.controller import KafkaController
+from tidemill.controller.controller_context import Announce
+from tidemill.coordination.coordination_store import Store
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.system_interfaces import Clock
+
+
+def new_controller(
+    store: Store,
+    broker_id: int,
+    config: Callable[[], BrokerConfig],
+    announce: Announce,
+    clock: Clock,
+    random: Random | None = None,
+) -> KafkaController:
+    """Returns a controller that nothing notifies; ``config`` has no settings of the store."""
+    controller = KafkaController(
+        store,
+        broker_id,
+        config,
+        announce,
+        clock,
+        random,
+        known_image=lambda: controller.image,
+        with_settings=lambda config, image: config,
+        schedule_broker_refresh=lambda: None,
+    )
+    return controller

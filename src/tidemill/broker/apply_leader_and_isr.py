@@ -203,7 +203,7 @@ class LeaderAndIsrApplier:
             await yield_to_loop()
 
     async def log_stray_directories(self, others: Container[str] = ()) -> None:
-        """Warns of logs of partitions of which this broker has no replica. Called with all replicas known.
+        """Warns of logs whose partitions have no replica here. Called once all replicas here are known.
 
         The logs are kept, as by Apache Kafka's brokers on ZooKeeper: an operator may have removed the topic
         by mistake.

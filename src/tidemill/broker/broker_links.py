@@ -60,7 +60,7 @@ class BrokerLinks:
         try:
             return await self.open_to(known)
         except LinkError:
-            # The broker may have another address, of which this broker has no metadata yet: the broker may be
+            # The address may have changed, and this broker may not have the new one yet: the broker may be
             # the controller itself.
             try:
                 now = await self._read_registration(broker_id)

@@ -41,8 +41,8 @@ ANY_REPLICA_FROM: Final = 11
 UNLIMITED_BYTES: Final = 1 << 40
 """A limit above the size of any segment."""
 RANGES_MAX: Final = 10_000
-"""The limit for the partitions with records in one response, each of which is a range to send. The next
-response has the other partitions."""
+"""The limit for the partitions with records in one response: each is a range to send. The next response has
+the other partitions."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -1,4 +1,4 @@
-"""Options of Apache Kafka's tools and their equivalents here, for users who know those tools."""
+"""Options of Apache Kafka's tools and their equivalents here."""
 
 from __future__ import annotations
 

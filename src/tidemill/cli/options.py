@@ -39,7 +39,7 @@ DIGITS_MAX = 19
 """The most decimal digits of a 64-bit integer."""
 
 CONNECT_TIMEOUT_S = 3
-"""Timeout of the first connection to a broker, in seconds; after it the client goes on trying."""
+"""Timeout of the first connection to a broker, in seconds. The client then retries."""
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

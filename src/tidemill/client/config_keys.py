@@ -267,7 +267,7 @@ ALIASES: dict[str, str] = {
     "ssl.keyfile": "ssl.key.location",
     "ssl.password": "ssl.key.password",
 }
-"""Names of Kafka 0.8, librdkafka and kafka-python, and short names, with the key that each stands for."""
+"""The key for each name of Kafka 0.8, librdkafka and kafka-python, and for each short name."""
 
 GONE: dict[str, str] = {
     "zookeeper.connect": "clients connect to brokers only; give bootstrap.servers",

@@ -256,7 +256,7 @@ class Sender:
         return max(0.0, head.created + self._linger - now)
 
     def _send_to(self, connection: Connection, queues: list[PartitionQueue]) -> bool:
-        """Sends one request with a batch of each queue, as far as they fit; True if more may be ready."""
+        """Sends one request with a batch of each queue, up to its size limit. True if more may be ready."""
         under_way = self._outstanding.setdefault(connection, deque())
         if len(under_way) >= self._in_flight_max:
             return False

@@ -67,5 +67,5 @@ class KafkaController:
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker is the active controller, as far as it knows."""
+        """Whether this broker is the active controller, in its own state; the store may have another."""
         return self.election.is_active

@@ -49,7 +49,7 @@ class ControllerElection:
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker is the controller, as far as it knows."""
+        """Whether this broker is the controller, in its own state; the store may have another."""
         return self._epoch_version is not None
 
     @property
@@ -58,7 +58,7 @@ class ControllerElection:
         return self._epoch
 
     def check_active(self) -> None:
-        """Raises NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
+        """Raises NOT_CONTROLLER unless this broker is the controller in its own state."""
         if not self.is_active:
             raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
 

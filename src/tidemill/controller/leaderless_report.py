@@ -90,7 +90,7 @@ class LeaderlessReport:
         self._task = asyncio.get_running_loop().create_task(self._report_all(wait_s))
 
     def end(self) -> None:
-        """Stops the reports, because this broker is no longer the controller."""
+        """Stops the reports. Called when another broker becomes the controller."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -34,7 +34,7 @@ CHOOSE = -1
 
 
 class NewTopic(NamedTuple):
-    """A topic to create. A count of -1 stands for the broker's default."""
+    """A topic to create. A count of -1 selects the broker's default."""
 
     name: str
     partition_count: int = CHOOSE

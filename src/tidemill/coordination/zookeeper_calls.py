@@ -202,7 +202,7 @@ class Call:
         self._put = put
         self.future = future
         self.is_dropped = False
-        """Whether the caller already got an error: then the call is no longer sent."""
+        """Whether the caller already has an error. Such a call is not sent."""
         self.then = then
         """Called with the result before any later notice of ZooKeeper is processed."""
 

@@ -179,7 +179,7 @@ class Watches:
 
 
 def missed(before: Seen | None, now: Seen | None) -> list[EventKind]:
-    """The changes of a node between two states, as far as they are visible."""
+    """The visible changes of a node between two states."""
     if now is None:
         return [] if before is None else [EventKind.DELETED]
     if before is None:

@@ -60,7 +60,7 @@ API: Final = HandledApi(ApiKey.DELETE_TOPICS, 0, 6, handle, to_controller=True)
 
 
 def _named(broker: Broker, state: messages.DeleteTopicState) -> messages.DeletableTopicResult:
-    """Returns the result for a topic, with both name and id as far as they are known."""
+    """Returns the result for a topic, with its name and its id. An unknown one is empty."""
     result = messages.DeletableTopicResult(
         name=state.name, topic_id=state.topic_id, error_code=ErrorCode.NONE
     )

@@ -1218,7 +1218,7 @@ CONTROLLER: Final = (
     Fault(
         "deleted-topic-treated-as-rejection",
         "broker/alter_partition_manager.py",
-        '            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)\n',
+        '            logger.info("%s-%d: %s", one.partition.topic, one.partition.index, result)\n',
         "            if result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:\n"
         "                partitions.isr_refused(one.partition)\n                return\n",
         "An ISR request for a topic that was deleted since may have been written: the leader waits for its"
@@ -1563,9 +1563,9 @@ BROKER: Final = (
         "request-of-old-controller-accepted",
         "broker/controller_request_handler.py",
         "        if request.controller_epoch < self._applier.controller_epoch:\n"
-        "            log.warning(\n"
+        "            logger.warning(\n"
         '                "a request of broker',
-        '        if False:\n            log.warning(\n                "a request of broker',
+        '        if False:\n            logger.warning(\n                "a request of broker',
         "Requests of a replaced controller are rejected.",
     ),
     Fault(

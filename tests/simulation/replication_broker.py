@@ -49,7 +49,7 @@ from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.socket_server import Limits, SocketServer
 from tidemill.transactions.producer_ids import ProducerIds
 
-log = logging.getLogger("tidemill.simulated")
+logger = logging.getLogger("tidemill.simulated")
 
 LINK_S = 1.0
 
@@ -200,7 +200,7 @@ class ReplicationBroker:
         return await Link.open(leader, endpoint.host, endpoint.port, f"broker-{self.node_id}", LINK_S)
 
     def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
-        log.warning("%s-%d: %s", partition.topic, partition.index, problem)
+        logger.warning("%s-%d: %s", partition.topic, partition.index, problem)
         self.partitions.on_storage_error(partition, problem)
 
     # -- what the controller says
@@ -217,7 +217,7 @@ class ReplicationBroker:
             try:
                 self.partitions.put_topic(topic.name, topic.topic_id, False, states, config)
             except KafkaError as problem:
-                log.warning("%s: %s", topic.name, problem)
+                logger.warning("%s: %s", topic.name, problem)
         self._tell_failed()
 
     def _tell_failed(self) -> None:
@@ -254,4 +254,4 @@ async def _repeat(period_s: float, do: Callable[[], Awaitable[Any]]) -> None:
         try:
             await do()
         except Exception:
-            log.exception("upkeep failed")
+            logger.exception("upkeep failed")

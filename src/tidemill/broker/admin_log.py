@@ -17,7 +17,7 @@ from tidemill.model.log_lines import cut_short, in_lines
 if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
-log = logging.getLogger("tidemill.admin")
+logger = logging.getLogger("tidemill.admin")
 
 Item = TypeVar("Item")
 
@@ -27,7 +27,7 @@ CLIENT_ID_CHARACTERS_MAX: Final = 100
 def log_change(context: RequestContext, action: str, items: Iterable[str]) -> None:
     """Logs ``action`` with ``items``. Logs nothing without items."""
     for line in in_lines(items):
-        log.info("%s: %s (by %s)", action, line, requester(context))
+        logger.info("%s: %s (by %s)", action, line, requester(context))
 
 
 async def log_changes(

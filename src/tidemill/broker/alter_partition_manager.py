@@ -28,7 +28,7 @@ from tidemill.wire.messages.alter_partition import (
     BrokerState,
 )
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 VERSIONS = (3, 3)
 RETRY_S = 0.05
@@ -134,17 +134,17 @@ class AlterPartitionManager:
             try:
                 results = await self._send(changes)
             except KafkaError as problem:
-                log.info("ISR changes are sent again: %s", problem)
+                logger.info("ISR changes are sent again: %s", problem)
                 results = [problem] * len(changes)
             except Exception:
-                log.exception("sending ISR changes failed")
+                logger.exception("sending ISR changes failed")
                 results = [KafkaError("sending ISR changes failed")] * len(changes)
             for one, result in zip(changes, results, strict=True):
                 try:
                     self._handle_result(one, result)
                 except Exception:
                     # A bug. The loop has to go on: it sends the changes of all partitions.
-                    log.exception("handling the result of an ISR change failed")
+                    logger.exception("handling the result of an ISR change failed")
             # A partition with an ineligible replica submits its change again at the next fetch. The pause
             # limits these requests until the controller knows the registration of the replica's broker, and
             # until the replica has fetched with its new broker epoch.
@@ -167,7 +167,7 @@ class AlterPartitionManager:
         if isinstance(result, PartitionState):
             partitions.isr_changed(one.partition, result)
         elif result.code in FENCED:
-            log.warning(
+            logger.warning(
                 "this broker stops leading %s-%d, which it led in epoch %d: %s",
                 one.partition.topic,
                 one.partition.index,
@@ -177,7 +177,7 @@ class AlterPartitionManager:
             partitions.stop_leading(one.partition)
             return
         else:
-            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
+            logger.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
             if result.code not in REJECTIONS:
                 self._unsent.setdefault(one.key, one)
                 return

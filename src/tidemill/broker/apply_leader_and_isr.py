@@ -28,7 +28,7 @@ from tidemill.model.event_loop_slices import (
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.partition_state import PartitionState
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 NEW_FOLLOWER_DELAY_S_MAX = 0.25
 """How long this broker waits for the other brokers to apply a change, before it creates logs of new
@@ -90,7 +90,7 @@ class LeaderAndIsrApplier:
         """
         async with self.lock:
             if delta.image.controller_epoch < self.controller_epoch:
-                log.warning(
+                logger.warning(
                     "a change of controller epoch %d is not applied: requests of epoch %d were applied",
                     delta.image.controller_epoch,
                     self.controller_epoch,
@@ -193,7 +193,7 @@ class LeaderAndIsrApplier:
         partitions = self._broker.replica_manager
         for some in slices_of(list(partitions.all()), STEPS_PER_SLICE):
             for partition in partitions.stop_unassigned(list(some), assigned):
-                log.warning(
+                logger.warning(
                     "this broker stops leading %s-%d: the controller assigns no replica of it here. "
                     "Records that this broker acknowledged after the reassignment are in %s only",
                     partition.topic,
@@ -218,7 +218,7 @@ class LeaderAndIsrApplier:
             ]
             await yield_to_loop()
         if strays:
-            log.warning(
+            logger.warning(
                 "directories of partitions of which this broker has no replica: %d, %s for instance. These "
                 "were reassigned or deleted while this broker was stopped, or the controller cannot read "
                 "the nodes of their topic, which it logs. The directories stay until an operator removes "
@@ -234,7 +234,7 @@ class LeaderAndIsrApplier:
                 for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
                     await time_slice.step()
             except KafkaError as problem:
-                log.error("%s: %s", topic.name, problem)
+                logger.error("%s: %s", topic.name, problem)
                 delta.fail(topic.name, problem)
                 self.topic_deletion_refused(topic)
         if delta.deleted:
@@ -311,7 +311,7 @@ class LeaderAndIsrApplier:
             try:
                 self._broker.replica_manager.stop_replica(new.name, index, delete=True)
             except KafkaError as problem:
-                log.error("%s-%d: %s", new.name, index, problem)
+                logger.error("%s-%d: %s", new.name, index, problem)
                 delta.fail(new.name, problem)
                 self.replica_deletion_refused(new, index)
         if reassigned:
@@ -335,14 +335,14 @@ class LeaderAndIsrApplier:
                     is_new = state.partition in leader_and_isr.new_partitions
                     broker.log_manager.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
                 except KafkaError as problem:
-                    log.error("%s-%d: %s", name, state.partition, problem)
+                    logger.error("%s-%d: %s", name, state.partition, problem)
                     failures[state.partition] = problem
         for start in range(0, len(states), STEPS_PER_SLICE):
             try:
                 part = states[start : start + STEPS_PER_SLICE]
                 broker.replica_manager.put_topic(name, topic_id, leader_and_isr.internal, part, config)
             except KafkaError as problem:
-                log.error("%s: %s", name, problem)
+                logger.error("%s: %s", name, problem)
                 failure = failure or problem
             if start + STEPS_PER_SLICE < len(states):
                 await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidemill.wire.schema import Struct
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 ResponseT = TypeVar("ResponseT", bound=Struct)
 
@@ -83,7 +83,7 @@ class BrokerToControllerChannel:
 
     async def _keep_connected(self, controller: int) -> None:
         def on_ended() -> None:
-            log.warning("the controller, broker %d, has ended", controller)
+            logger.warning("the controller, broker %d, has ended", controller)
             self._on_controller_ended(controller)
 
         while True:
@@ -160,7 +160,7 @@ class BrokerToControllerChannel:
             try:
                 response = await self.send_request(ApiKey.ENVELOPE, (0, 0), envelope, EnvelopeResponse)
             except KafkaError as problem:
-                log.info("a request could not be forwarded: %s", problem)
+                logger.info("a request could not be forwarded: %s", problem)
                 return None
             if response.error_code == 0 and response.response_data is not None:
                 return response.response_data

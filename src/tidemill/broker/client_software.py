@@ -31,7 +31,7 @@ from typing import Final
 from tidemill.model.log_lines import cut_short
 from tidemill.net.peer import Peer
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 Version = tuple[int, int, int]
 
@@ -94,11 +94,11 @@ class ClientSoftware:
             return
         self._logged.add(client)
         if len(self._logged) > LOGGED_CLIENTS_MAX:
-            log.info("further clients with a librdkafka of 2.5.0 to 2.15 are not named in the log")
+            logger.info("further clients with a librdkafka of 2.5.0 to 2.15 are not named in the log")
             return
         release = ".".join(map(str, version))
         if version == IGNORES_ANNOUNCED_VERSIONS:
-            log.warning(
+            logger.warning(
                 "client %r at %s (%s %s) uses librdkafka %s, which sends Fetch 12 or later whatever the "
                 "broker announces, and then reads messages of formats v0 and v1 without their keys and "
                 "values: use another release for topics in these formats, preferably 2.16.0 or later",
@@ -109,7 +109,7 @@ class ClientSoftware:
                 release,
             )
             return
-        log.info(
+        logger.info(
             "client %r at %s (%s %s) uses librdkafka %s, which cannot read message formats v0 and v1 in "
             "responses of Fetch 12 and later: Fetch up to version %d is announced to it. librdkafka 2.16.0 "
             "has the fix",

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from tidemill.net.link import Link, LinkBroken, LinkError, LinkRefused
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 REFUSALS_OF_ENDED_BROKER = 3
 REFUSED_RETRY_S = 0.1
@@ -43,7 +43,7 @@ async def connect_with_retries(
             await asyncio.sleep(REFUSED_RETRY_S if refused < REFUSALS_OF_ENDED_BROKER else RETRY_S)
             continue
         except LinkError as problem:
-            log.log(logging.INFO if is_stopping() else logging.WARNING, "%s; trying again", problem)
+            logger.log(logging.INFO if is_stopping() else logging.WARNING, "%s; trying again", problem)
             if isinstance(problem, LinkBroken) and not was_broken:
                 # The process is ending: the system closes its listening socket just after its connections.
                 was_broken = True
@@ -51,6 +51,6 @@ async def connect_with_retries(
                 await asyncio.sleep(REFUSED_RETRY_S)
                 continue
         except Exception:
-            log.exception("connecting to a broker failed; trying again")
+            logger.exception("connecting to a broker failed; trying again")
         refused = 0
         await asyncio.sleep(RETRY_S)

@@ -13,7 +13,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 VERSIONS = (3, 3)
 RETRY_S = 0.2
@@ -41,18 +41,18 @@ async def controlled_shutdown(
         try:
             remaining = await _send_with_retries(broker, epoch, backoff_s)
         except (KafkaError, StoreError) as problem:
-            log.warning("the controlled shutdown failed: %s", problem)
+            logger.warning("the controlled shutdown failed: %s", problem)
         else:
             if not remaining:
-                log.info("other brokers lead all partitions that this broker led")
+                logger.info("other brokers lead all partitions that this broker led")
                 return
-            log.warning(
+            logger.warning(
                 "%d partitions have no other in-sync replica, %s-%d for instance",
                 len(remaining),
                 *remaining[0],
             )
             if not await _wait_while_movable(broker, remaining, backoff_s if attempts_left else 0.0):
-                log.info("no other live broker has a replica of them: this broker does not wait for them")
+                logger.info("no other live broker has a replica of them: this broker does not wait for them")
                 return
             continue
         if not attempts_left or _is_only_broker(broker):
@@ -104,7 +104,7 @@ async def _send_with_retries(
             if loop.time() >= deadline:
                 raise
             if not is_logged:
-                log.info("ControlledShutdown is sent again: %s", problem)
+                logger.info("ControlledShutdown is sent again: %s", problem)
             is_logged = True
         await asyncio.sleep(RETRY_S)
 

@@ -36,7 +36,7 @@ from tidemill.wire.messages.stop_replica import StopReplicaRequest, StopReplicaR
 from tidemill.wire.messages.update_metadata import UpdateMetadataResponse
 from tidemill.wire.schema import Struct, release_in_slices
 
-log = logging.getLogger("tidemill.controller")
+logger = logging.getLogger("tidemill.controller")
 
 VERSIONS = {
     ApiKey.LEADER_AND_ISR: (5, 7),
@@ -164,15 +164,15 @@ class ControllerChannel:
                 failures = 0
             except LinkError as problem:
                 if self._is_stopping():
-                    log.info("%s: the broker is shutting down", problem)
+                    logger.info("%s: the broker is shutting down", problem)
                 else:
-                    log.warning("%s; the pending requests are kept", problem)
+                    logger.warning("%s; the pending requests are kept", problem)
                 failures += 1
                 if failures > 1:
                     # The broker accepts connections and closes them, for instance while its store is silent.
                     await asyncio.sleep(RETRY_S)
             except Exception:
-                log.exception("the channel to broker %d failed; it continues", self.broker.broker_id)
+                logger.exception("the channel to broker %d failed; it continues", self.broker.broker_id)
                 await asyncio.sleep(RETRY_S)
 
     async def _connect_to_broker(self) -> Link:
@@ -248,7 +248,9 @@ class ControllerChannel:
                         f"{link.name}: the broker has another registration than {self.broker.epoch}"
                     )
                 elif response.error_code != 0:
-                    log.error("%s returns error %d for %s", link.name, response.error_code, ApiKey(key).name)
+                    logger.error(
+                        "%s returns error %d for %s", link.name, response.error_code, ApiKey(key).name
+                    )
                 else:
                     self._handle_response(batch, response)
                 if key == ApiKey.UPDATE_METADATA:
@@ -300,7 +302,7 @@ class ControllerChannel:
         for later in (batch, self._pending):
             self._drop_outdated_stops(later)
         if self._stop_retry_timer is None:
-            log.warning(
+            logger.warning(
                 "broker %d could not stop or delete replicas of %d topics; StopReplica is sent again in %g s",
                 self.broker.broker_id,
                 len(refused),

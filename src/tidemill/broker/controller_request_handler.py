@@ -60,7 +60,7 @@ from tidemill.wire.messages.update_metadata import (
     UpdateMetadataTopicState,
 )
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 ControllerRequest = LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest
 
@@ -91,7 +91,7 @@ class ControllerRequests:
 
     async def _fencing_error(self, request: ControllerRequest, connection: int) -> ErrorCode | None:
         if request.controller_epoch < self._applier.controller_epoch:
-            log.warning(
+            logger.warning(
                 "a request of broker %d, the controller of epoch %d, is refused: the controller epoch is %d",
                 request.controller_id,
                 request.controller_epoch,
@@ -108,7 +108,7 @@ class ControllerRequests:
         if request.broker_epoch > self._applier.broker_epoch and not await self._is_registered_epoch(
             request.broker_epoch
         ):
-            log.warning(
+            logger.warning(
                 "a request of broker %d for broker epoch %d is refused: this broker, which has the address "
                 "now, has epoch %d",
                 request.controller_id,
@@ -120,7 +120,7 @@ class ControllerRequests:
             self._newest_connection = UNKNOWN_CONNECTION
         if UNKNOWN_CONNECTION < connection < self._newest_connection:
             # The controller has replaced the connection since, and repeated the request over the new one.
-            log.warning(
+            logger.warning(
                 "a request of broker %d over a connection that it has replaced is refused",
                 request.controller_id,
             )
@@ -140,7 +140,7 @@ class ControllerRequests:
         except StoreError:
             return True
         if request.controller_epoch > known:
-            log.warning(
+            logger.warning(
                 "a request of broker %d in controller epoch %d is refused: the epoch in the store is %d",
                 request.controller_id,
                 request.controller_epoch,
@@ -244,7 +244,7 @@ class ControllerRequests:
         try:
             partitions.stop_replica(topic, state.partition_index, delete=state.delete_partition)
         except KafkaError as problem:
-            log.error("%s-%d cannot be stopped: %s", topic, state.partition_index, problem)
+            logger.error("%s-%d cannot be stopped: %s", topic, state.partition_index, problem)
             return problem.code
         return ErrorCode.NONE
 
@@ -288,7 +288,7 @@ class ControllerRequests:
                 if known is None or not known.is_leader or one.leader == self._broker.node_id:
                     continue
                 if one.leader_epoch > known.leader_epoch:
-                    log.warning(
+                    logger.warning(
                         "this broker stops leading %s-%d: broker %d leads it in epoch %d, this broker led it "
                         "in epoch %d",
                         topic.topic_name,
@@ -377,7 +377,7 @@ class ControllerRequests:
         try:
             return ConfigNode.decode(path, node.data) if node is not None else {}
         except NodeFormatError as problem:
-            log.error("%s Until then no record of topic %s is deleted by its age.", problem, topic)
+            logger.error("%s Until then no record of topic %s is deleted by its age.", problem, topic)
             self.settings_unreadable("topics", topic)
             return all_unreadable()
 

@@ -23,7 +23,7 @@ from tidemill.broker.conversion_process import Channel, answer_of, open_window, 
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ErrorCode, KafkaError
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 PROCESSES_MAX = 4
 BYTES_MAX = 64 * 1024 * 1024
@@ -171,7 +171,7 @@ class ConversionWorkers:
                     self._end(process)
                     if self.closed:
                         break
-                    log.warning(
+                    logger.warning(
                         "a conversion process has ended (%s); %s",
                         str(problem) or type(problem).__name__,
                         "a new one runs its job" if attempt == 0 else "its job has failed",

@@ -19,7 +19,7 @@ from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
 from tidemill.model.errors import ErrorCode, KafkaError
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 KINDS = ("topics", "brokers", "groups")
 NOTIFICATIONS_KEPT = 100
@@ -97,7 +97,7 @@ class DynamicBrokerConfig:
                 try:
                     settings |= await load_settings(store, [entity])
                 except NodeFormatError as problem:
-                    log.error("the former settings stay in effect: %s", problem)
+                    logger.error("the former settings stay in effect: %s", problem)
                     if entity not in self._unreadable:
                         self.watch_unreadable(*entity)
             return settings
@@ -168,9 +168,11 @@ def _entity_of(notification: Node | None) -> Entity | None:
     try:
         kind, _, name = ConfigChangeNode.decode(notification.data).partition("/")
     except NodeFormatError as problem:
-        log.error("all settings are read again: %s", problem)
+        logger.error("all settings are read again: %s", problem)
         return None
     if kind in KINDS and (not name or "/" in name):  # Names of users and clients have more parts.
-        log.error("all settings are read again: a notification of changed settings names %s/%s", kind, name)
+        logger.error(
+            "all settings are read again: a notification of changed settings names %s/%s", kind, name
+        )
         return None
     return kind, ConfigNode.name(kind, name)

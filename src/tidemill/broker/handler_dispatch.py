@@ -41,7 +41,7 @@ from tidemill.wire.schema import Struct, release_in_slices
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 SIZE = struct.Struct(">i")
 READ_AHEAD_BYTES = 1024 * 1024
@@ -177,7 +177,7 @@ class HandlerDispatch(ApiRequestHandler):
         except StoreUnavailable as problem:
             # The client, for instance a controller, sends the request again over another connection.
             name = ApiKey(context.api_key).name
-            log.warning("%s of %s gets no response: %s", name, connection.peer, problem)
+            logger.warning("%s of %s gets no response: %s", name, connection.peer, problem)
             connection.close_after_responses(str(problem))
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
@@ -235,9 +235,9 @@ class HandlerDispatch(ApiRequestHandler):
     def on_crash(self, connection: Connection, problem: BaseException) -> None:
         """Logs an exception of a handler."""
         if isinstance(problem, KafkaError):
-            log.error("a request of %s failed: %s", connection.peer, problem, exc_info=problem)
+            logger.error("a request of %s failed: %s", connection.peer, problem, exc_info=problem)
         else:
-            log.error("the handler of a request of %s failed", connection.peer, exc_info=problem)
+            logger.error("the handler of a request of %s failed", connection.peer, exc_info=problem)
 
     def read_ahead(self, connection: Connection, part: FileRange, count: int) -> None:
         """Reads a range of a log file into the page cache in a thread, so that sendfile does not wait."""

@@ -34,7 +34,7 @@ from tidemill.model.event_loop_slices import with_pauses
 from tidemill.model.system_interfaces import Clock, Files
 from tidemill.model.types import TopicPartition
 
-log = logging.getLogger("tidemill.compaction")
+logger = logging.getLogger("tidemill.compaction")
 
 PROCESS_EXITS_MAX = 3
 """A log is uncleanable after this number of exits of the worker process during its cleaning."""
@@ -134,7 +134,7 @@ class LogCleaner:
             try:
                 offsets = directory.cleaner_offsets.load()
             except (CheckpointDamaged, OSError) as problem:
-                log.warning("%s; the logs of this directory are compacted from their start", problem)
+                logger.warning("%s; the logs of this directory are compacted from their start", problem)
                 continue
             for key, offset in offsets.items():
                 if key in directory.logs:
@@ -152,7 +152,7 @@ class LogCleaner:
         checkpoint = directory.cleaner_offsets
         if any(map(directory.overstates_clean_end, directory.logs.values())) and checkpoint.collect():
             for problem in write_checkpoints([checkpoint]):
-                log.error("%s", problem)
+                logger.error("%s", problem)
 
     async def checkpoint(self) -> None:
         """Writes the checkpoint files whose offsets have changed."""
@@ -163,7 +163,7 @@ class LogCleaner:
                 return
             running = asyncio.get_running_loop().run_in_executor(self.executor, write_checkpoints, changed)
             for problem in await asyncio.shield(running):
-                log.error("%s", problem)
+                logger.error("%s", problem)
 
     # -- cleaning
 
@@ -188,7 +188,7 @@ class LogCleaner:
                 try:
                     cleaned = await self.clean_dirtiest()
                 except Exception:
-                    log.exception("compaction failed and is retried")
+                    logger.exception("compaction failed and is retried")
                     cleaned = False
                 if not cleaned:
                     await self.worker.release()
@@ -226,7 +226,7 @@ class LogCleaner:
             await self._discard(one)
         if one.closed or one.truncations != truncations or result is None:
             if not self._is_skipped(one.topic_partition):
-                log.info("%s changed during its compaction, which was stopped", one.topic_partition)
+                logger.info("%s changed during its compaction, which was stopped", one.topic_partition)
             return False
         if isinstance(result, Failure):
             self._failed(one, result)
@@ -344,15 +344,15 @@ class LogCleaner:
         key = one.topic_partition
         self._failed_logs[key] = one
         if failure.kind == STORAGE:
-            log.error("%s; the next attempt is in %d s", failure.text, RETRY_MS // 1000)
+            logger.error("%s; the next attempt is in %d s", failure.text, RETRY_MS // 1000)
             self._retry_ms[key] = int(self.clock.monotonic_ms()) + RETRY_MS
             return
         if failure.kind == PROCESS_EXITED:
             self._process_exits[key] = self._process_exits.get(key, 0) + 1
             if self._process_exits[key] < PROCESS_EXITS_MAX:
-                log.warning("the compaction of %s failed and is retried: %s", key, failure.text)
+                logger.warning("the compaction of %s failed and is retried: %s", key, failure.text)
                 return
-        log.error(
+        logger.error(
             "%s is uncleanable until the broker restarts or a log.cleaner setting changes: %s",
             key,
             failure.text,
@@ -362,7 +362,7 @@ class LogCleaner:
     def _report(self, chosen: Candidate, counts: CleanCounts, seconds: float) -> None:
         self.totals = self.totals.plus(counts)
         self.map_utilization = counts.map_utilization
-        log.info(
+        logger.info(
             "compacted %s from offset %d to %d in %.2f s: kept %d of %d records and %.1f of %.1f MB, "
             "%d keys in a map of %.1f MB",
             chosen.log.topic_partition,
@@ -377,7 +377,7 @@ class LogCleaner:
             counts.map_bytes / 1e6,
         )
         if counts.records_without_key:
-            log.warning(
+            logger.warning(
                 "%s: removed %d records without a key, which a compacted topic cannot keep",
                 chosen.log.topic_partition,
                 counts.records_without_key,
@@ -391,4 +391,4 @@ def remove_cleaned(files: Files, directory: str) -> None:
             if name.endswith(CLEANED):
                 files.remove(f"{directory}/{name}")
     except OSError as problem:
-        log.warning("%s", storage_error("remove unfinished segments from", directory, problem))
+        logger.warning("%s", storage_error("remove unfinished segments from", directory, problem))

@@ -12,7 +12,7 @@ from tidemill.model.configs.message_format_versions import magic_of
 from tidemill.model.errors import ConfigError
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 SPAN_MS_MAX: Final = 1 << 62
 """The longest time that can be added to a timestamp within an int64."""
@@ -63,7 +63,7 @@ def depends_on(changed: Iterable[str], overrides: Mapping[str, str]) -> bool:
 def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:
     topic = TopicConfig(config, overrides)
     for key, problem in topic.unreadable.items():
-        log.error(
+        logger.error(
             "topic %s: invalid setting %s (%s is used until it is corrected or deleted)",
             name,
             problem,

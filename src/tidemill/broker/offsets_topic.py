@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.topic_image import TopicImage
     from tidemill.replication.partition import Partition
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 READ_BYTES = 256 * 1024
 """The size of one read while a partition is loaded."""
@@ -117,7 +117,7 @@ async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
             future.exception()
         raise
     if not done:
-        log.warning(
+        logger.warning(
             "%s-%d: loading its groups waits for the commit of offsets %d to %d: brokers %s are in sync, and"
             " min.insync.replicas is %d; start the brokers that are down",
             partition.topic,
@@ -179,7 +179,7 @@ class ClusterOffsetsTopic:
         self._topic_id = topic.topic_id  # A controller assigns an id to a topic without one.
         if count not in (self._partition_count, self._reported_count):
             self._reported_count = count
-            log.error(
+            logger.error(
                 "%s has %d partitions now, and had %d: the offsets of groups are in the former partitions,"
                 " which this broker uses until its restart. Before that, stop all brokers and remove the"
                 " others from /brokers/topics/%s in ZooKeeper.",

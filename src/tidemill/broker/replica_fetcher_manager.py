@@ -38,7 +38,7 @@ from tidemill.wire.messages.list_offsets import (
     ListOffsetsTopic,
 )
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 IN_FLIGHT_MAX = 4
 LIST_OFFSETS_VERSIONS = (4, 11)
@@ -176,7 +176,7 @@ class ReplicaFetcherTask:
                 self._warn(f"leader {self.leader}", str(problem))
             except Exception:
                 # An unexpected error: without this task no partition of the leader would be replicated.
-                log.exception("fetching from leader %d failed and is retried", self.leader)
+                logger.exception("fetching from leader %d failed and is retried", self.leader)
             self.fetcher.on_disconnect()
             await asyncio.sleep(self.fetcher.limits.backoff_ms / 1000)
 
@@ -205,7 +205,7 @@ class ReplicaFetcherTask:
         partition = failure.partition
         name = _name(partition)
         if failure.is_transient and not self._has_lasted(name):
-            log.debug("fetching %s failed and is retried: %s", name, failure.text)
+            logger.debug("fetching %s failed and is retried: %s", name, failure.text)
         else:
             self._warn(name, failure.text)
         if failure.storage_error is not None:
@@ -228,7 +228,7 @@ class ReplicaFetcherTask:
             if len(self._warned_ms) > REMEMBERED_MAX:
                 self._warned_ms.clear()
             self._warned_ms[what] = now
-            log.warning("fetching %s failed and is retried: %s", what, text)
+            logger.warning("fetching %s failed and is retried: %s", what, text)
 
     async def _handle_out_of_range(self, link: Link, partitions: list[Partition]) -> None:
         """Requests the log start and end of the leader, and truncates or restarts the logs of this broker."""
@@ -251,7 +251,7 @@ class ReplicaFetcherTask:
                 self._handle_error(PartitionFailure(partition, str(problem), problem))
             if partition.log.end_offset != before:
                 # The truncation has logged a warning if it removed records. A new replica has none.
-                log.info(
+                logger.info(
                     "%s ended at %d, outside of the log of the leader from %d to %d: it continues at %d",
                     _name(partition),
                     before,

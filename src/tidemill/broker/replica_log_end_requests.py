@@ -24,7 +24,7 @@ from tidemill.wire.messages.list_offsets import (
     ListOffsetsTopic,
 )
 
-log = logging.getLogger("tidemill.controller")
+logger = logging.getLogger("tidemill.controller")
 
 VERSIONS = (4, 9)
 """From version 4 on the response contains the leader epoch."""
@@ -60,7 +60,7 @@ class LogEndRequests:
                 for broker, partitions in wanted.items()
                 if any(broker not in ends[key] for key in partitions)
             )
-            log.warning("brokers %s did not return their log ends within %g s", silent, timeout_s)
+            logger.warning("brokers %s did not return their log ends within %g s", silent, timeout_s)
         return ends
 
     async def _request_until_known(
@@ -73,7 +73,7 @@ class LogEndRequests:
                 else:
                     await self._request_from(broker, left, ends)
             except LinkError as problem:
-                log.info("requesting the log ends of broker %d failed and is retried: %s", broker, problem)
+                logger.info("requesting the log ends of broker %d failed and is retried: %s", broker, problem)
             await asyncio.sleep(RETRY_S if any(broker not in ends[key] for key in left) else 0)
 
     def _read_own(self, partitions: Sequence[TopicPartition], ends: Ends) -> None:

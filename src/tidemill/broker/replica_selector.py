@@ -22,7 +22,7 @@ from tidemill.net.connection import Connection
 from tidemill.replication.partition import Partition
 from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 THIS_BROKER = -1
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -129,4 +129,6 @@ class ReplicaSelector(ReadReplicaSelector):
     def _log_failure(self, problem: str) -> None:
         if problem not in self._logged and len(self._logged) < LOGGED_MAX:
             self._logged.add(problem)
-            log.error("the replica selector %s failed, consumers read from leaders: %s", self._name, problem)
+            logger.error(
+                "the replica selector %s failed, consumers read from leaders: %s", self._name, problem
+            )

@@ -26,7 +26,7 @@ from tidemill.client.network_client import NetworkClient
 from tidemill.client.record_accumulator import PendingBatch, RecordAccumulator, metadata_of
 from tidemill.model.errors import ErrorCode, KafkaError
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LEADER_MOVED = frozenset(
     {
@@ -202,7 +202,7 @@ class BatchResults:
                 else:
                     callback(None, batch.error)
             except Exception:
-                LOG.exception("a delivery callback failed")
+                logger.exception("a delivery callback failed")
 
     def fail_all(self, error: KafkaError, *, in_flight: bool = True) -> None:
         """Fails all batches that are not completed, or only those not in flight. From any thread."""

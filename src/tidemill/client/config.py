@@ -16,7 +16,7 @@ from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError
 from tidemill.model.secrets import Settings
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ClientConfig(ParsedConfig):
@@ -30,7 +30,7 @@ class ClientConfig(ParsedConfig):
         for name, value in [*(given or {}).items(), *((n.replace("_", "."), v) for n, v in keywords.items())]:
             key = find_key(name, role)
             if key is None:
-                LOG.info("%s is ignored; %s", name, IDLE_CLIENT_KEYS[name])
+                logger.info("%s is ignored; %s", name, IDLE_CLIENT_KEYS[name])
             elif key.scope in (COMMON, role):
                 self._given[key.name] = key.parse(value)
         own = [key for key in KEYS.values() if key.scope in (COMMON, role)]
@@ -59,7 +59,7 @@ class ClientConfig(ParsedConfig):
 
             login_of(self)
         elif values["sasl.mechanism"] or values["sasl.jaas.config"]:
-            LOG.warning(
+            logger.warning(
                 "security.protocol=%s does not log in, although a login is given: set sasl_ssl, "
                 "or sasl_plaintext",
                 protocol,

@@ -50,7 +50,7 @@ from tidemill.model.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ARROW_BYTES_MAX = 64 * 1024 * 1024
 
@@ -284,7 +284,7 @@ class Consumer:
         except ClientError as problem:
             if not problem.retriable or isinstance(problem, NoOffset):
                 raise
-            LOG.debug("positions: %s", problem)
+            logger.debug("positions: %s", problem)
             return min(wait, 0.1)
 
     def _first_metadata(self, deadline: float) -> None:
@@ -754,4 +754,4 @@ class _RebalanceCallbacks:
 def _log_failed_commit(error: ClientError | None) -> None:
     if error is not None:
         level = logging.DEBUG if error.code in COORDINATOR_MOVED else logging.WARNING
-        LOG.log(level, "a commit failed: %s", error)
+        logger.log(level, "a commit failed: %s", error)

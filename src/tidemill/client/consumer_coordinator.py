@@ -49,7 +49,7 @@ from tidemill.wire.messages.heartbeat import HeartbeatRequest
 from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 JOIN_GRACE_SECONDS = 5.0
 """How much longer than the rebalance timeout the response to JoinGroup may take."""
@@ -172,7 +172,7 @@ class ConsumerCoordinator:
                 is_moved = problem.code in COORDINATOR_MOVED
                 if not is_moved and not isinstance(problem, BrokerUnreachable | RequestTimeout):
                     raise
-                LOG.debug("group %s: %s", self.group_id, problem)
+                logger.debug("group %s: %s", self.group_id, problem)
                 self.forget_coordinator(problem)
                 if not self._pause(deadline):
                     return False
@@ -205,7 +205,7 @@ class ConsumerCoordinator:
             self._lost = False
             owned = self._callbacks.owned()
             if owned:
-                LOG.warning(
+                logger.warning(
                     "group %s rebalanced without this member: lost %s", self.group_id, _join_names(owned)
                 )
                 self._callbacks.lose(owned)
@@ -296,7 +296,7 @@ class ConsumerCoordinator:
             self._cluster.refresh(deadline, wanted)
         self._counts = self.counts(wanted)
         result = assignor.assign(self._counts, members)
-        LOG.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
+        logger.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
         return [
             SyncGroupRequestAssignment(
                 member_id=member.member_id, assignment=encode_assignment(result.get(member.member_id, []))
@@ -435,7 +435,7 @@ class ConsumerCoordinator:
                 else:
                     self._send_heartbeat()
             except KafkaError as problem:
-                LOG.debug("heartbeat of group %s: %s", self.group_id, problem)
+                logger.debug("heartbeat of group %s: %s", self.group_id, problem)
                 if isinstance(problem, ClientError) and not isinstance(problem, ClientClosed):
                     self._cluster.coordinator_trouble.failed(self.group_id, problem)
                 if is_member:
@@ -443,7 +443,7 @@ class ConsumerCoordinator:
                 else:
                     self._is_coordinator_silent = True
             except Exception:
-                LOG.exception("a heartbeat of group %s failed", self.group_id)
+                logger.exception("a heartbeat of group %s failed", self.group_id)
 
     def _probe_coordinator(self) -> None:
         """Checks that the coordinator answers while a join waits, which may take minutes."""
@@ -498,7 +498,7 @@ class ConsumerCoordinator:
 
     def _leave_idle(self, idle: float) -> None:
         """Leaves the group because the user does not poll: the partitions go to other members."""
-        LOG.warning(
+        logger.warning(
             "group %s: no poll() for %.1f s, more than max.poll.interval.ms=%s: the member leaves; poll more "
             "often, read fewer records at once (max.poll.records), or raise the interval",
             self.group_id,
@@ -534,7 +534,7 @@ class ConsumerCoordinator:
             try:
                 self._send_leave(reason)
             except KafkaError as problem:
-                LOG.debug("leaving group %s: %s", self.group_id, problem)
+                logger.debug("leaving group %s: %s", self.group_id, problem)
 
     def stop(self) -> None:
         """Stops the heartbeats."""

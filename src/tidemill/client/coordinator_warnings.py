@@ -10,7 +10,7 @@ from typing import Final
 
 from tidemill.client.errors import ClientError
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WARN_AFTER_S: Final = 3.0
 WARN_AGAIN_S: Final = 60.0
@@ -39,7 +39,7 @@ class CoordinatorWarnings:
             if seconds < WARN_AFTER_S or (self._warned is not None and now - self._warned < WARN_AGAIN_S):
                 return
             self._warned = now
-        LOG.warning("group %s waits for its coordinator for %.0f s: %s", group, seconds, problem)
+        logger.warning("group %s waits for its coordinator for %.0f s: %s", group, seconds, problem)
 
     def ended(self, group: str) -> None:
         """Records that the coordinator has answered."""
@@ -47,4 +47,4 @@ class CoordinatorWarnings:
             had_warned, self._since, self._warned = self._warned is not None, None, None
             self.current = None
         if had_warned:
-            LOG.warning("the coordinator of group %s answers again", group)
+            logger.warning("the coordinator of group %s answers again", group)

@@ -45,7 +45,7 @@ from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DATA, CONTROL, GROUP = "data", "control", "group"
 """Purposes of connections: records, requests for metadata and commands, the group's coordinator."""
@@ -316,7 +316,7 @@ class NetworkClient:
                 self.refresh(time.monotonic() + 5)
             except TidemillError as problem:
                 self._note_refusal(problem)
-                LOG.debug("metadata: %s", problem)
+                logger.debug("metadata: %s", problem)
                 time.sleep(self.config.seconds("retry.backoff.ms"))
             finally:
                 self._refreshing = False

@@ -42,7 +42,7 @@ from tidemill.wire.fetch_layout import FetchedPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ROWS_MAX = 131_072
 BYTES_MAX = 16 * 1024 * 1024
@@ -415,7 +415,7 @@ class _RangeFetch:
         try:
             self.cluster.refresh(self.deadline)
         except KafkaError as problem:
-            LOG.debug("metadata: %s", problem)
+            logger.debug("metadata: %s", problem)
 
     def _no_progress(self) -> RequestTimeout:
         return RequestTimeout(

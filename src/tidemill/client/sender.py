@@ -42,7 +42,7 @@ from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TOPIC_ID_FROM = 13
 REQUEST_OVERHEAD_BYTES = 1024
@@ -88,7 +88,7 @@ class Sender:
             while not (self.stopping and not self._accumulator.incomplete):
                 self._iterate()
         except BaseException as problem:
-            LOG.exception("the producer's sender thread failed")
+            logger.exception("the producer's sender thread failed")
             error = ClientError(f"the producer's sender thread failed: {problem!r}; create a new producer")
             self._accumulator.close(error)
             for batch in list(self._accumulator.incomplete):
@@ -164,7 +164,7 @@ class Sender:
             if not problem.retriable and not isinstance(problem, ClientClosed):
                 self.results.fail_all(problem, in_flight=False)
             else:
-                LOG.debug("metadata or producer id: %s", problem)
+                logger.debug("metadata or producer id: %s", problem)
                 time.sleep(self._backoff)
         finally:
             self._refreshing = False
@@ -308,7 +308,7 @@ class Sender:
             queue.producer_epoch += 1
         for batch in queue.waiting:
             batch.sequence = -1
-        LOG.info(
+        logger.info(
             "the sequence of %s-%s restarts in producer epoch %s",
             queue.topic,
             queue.partition,

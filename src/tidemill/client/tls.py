@@ -14,7 +14,7 @@ from tidemill.model.configs.config_values import ParsedConfig
 from tidemill.model.errors import ConfigError
 from tidemill.model.os_error_texts import fault_of
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TRUST_STEP = (
     "set the authority that signed it: ssl.truststore.location (or ssl.ca.location, or its PEM text in "
@@ -69,7 +69,7 @@ class TlsSettings:
             except ConfigError as problem:
                 if self._context is None:
                     raise
-                LOG.warning("%s. Until then connections use the former certificates and key", problem)
+                logger.warning("%s. Until then connections use the former certificates and key", problem)
             return self._context
 
     def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:

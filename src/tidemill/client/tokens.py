@@ -30,7 +30,7 @@ from tidemill.model.errors import ConfigError
 from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import HIDDEN, without
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TOKEN_BYTES_MAX = 256 * 1024
 """Far larger than the tokens of identity providers, and smaller than a broker's limit for first requests."""
@@ -120,7 +120,7 @@ class TokenCache:
         token = self._token
         if token is None or token.expires_s is None or token.expires_s <= now:
             raise problem
-        LOG.warning("%s. The last token is used; it is valid for %.0f s", problem, token.expires_s - now)
+        logger.warning("%s. The last token is used; it is valid for %.0f s", problem, token.expires_s - now)
         self._renew_at = min(now + RETRY_SECONDS, token.expires_s)
         return token
 

@@ -8,7 +8,7 @@ from tidemill.coordination.coordination_store import BadVersion, SetData, Store,
 from tidemill.coordination.nodes import PRODUCER_ID_BLOCK, ProducerIdBlock, ProducerIdBlockNode
 from tidemill.model.errors import ErrorCode, KafkaError
 
-log = logging.getLogger("tidemill.controller")
+logger = logging.getLogger("tidemill.controller")
 
 BLOCK_SIZE = 1000
 PRODUCER_ID_MAX = 2**63 - 1
@@ -35,7 +35,7 @@ async def claim_block(store: Store, broker_id: int, used: int = -1) -> tuple[int
                 continue
             start = ProducerIdBlockNode.decode(node.data).end + 1 if node.data else 0
             if start <= used <= ASSIGNED_ID_MAX:
-                log.warning(
+                logger.warning(
                     "the store assigns producer ids from %d on, but the logs contain id %d: it was recreated"
                     " or is an older copy. Assigning ids from %d on",
                     start,

@@ -53,7 +53,7 @@ from tidemill.net.deadlines import Scheduler
 if TYPE_CHECKING:
     from tidemill.model.configs import BrokerConfig
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 LOAD_SLICE_RECORDS: Final = 500
 """Records that are replayed before other tasks get the event loop: about two milliseconds."""
@@ -201,7 +201,7 @@ class GroupCoordinator:
             if not shard.is_closed:
                 # Storage errors and a removed partition are KafkaErrors. Other exceptions are bugs.
                 is_bug = not isinstance(problem, KafkaError)
-                log.error(
+                logger.error(
                     "%s-%d could not be loaded; retrying in %d ms: %s",
                     OFFSETS_TOPIC,
                     shard.partition,
@@ -215,7 +215,7 @@ class GroupCoordinator:
         if shard.is_closed:
             return
         shard.activate()
-        log.log(
+        logger.log(
             logging.INFO if loader.records else logging.DEBUG,
             "%s-%d: loaded %d groups from %d records in %d ms",
             OFFSETS_TOPIC,
@@ -246,13 +246,13 @@ class GroupCoordinator:
         try:
             shard.timer_fired(key.timer)
         except Exception:
-            log.exception("the timer %r of %s-%d failed", key.timer, OFFSETS_TOPIC, shard.partition)
+            logger.exception("the timer %r of %s-%d failed", key.timer, OFFSETS_TOPIC, shard.partition)
 
     async def _expire_offsets(self) -> None:
         try:
             await self.expire()
         except Exception:
-            log.exception("expired offsets were not removed; retrying in %d ms", self._expire_interval_ms)
+            logger.exception("expired offsets were not removed; retrying in %d ms", self._expire_interval_ms)
 
     async def expire(self) -> None:
         """Removes expired offsets and groups without offsets, a few groups in each turn of the event loop."""
@@ -267,12 +267,12 @@ class GroupCoordinator:
                 removed += shard.expire(group_ids[start : start + EXPIRE_SLICE_GROUPS])
                 await asyncio.sleep(0)
             if removed:
-                log.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)
+                logger.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)
 
     def _state_changed(self, effect: StateChanged) -> None:
         if effect.after == GroupState.STABLE.value:
             self.rebalances += 1
-        log.log(
+        logger.log(
             logging.DEBUG if effect.after == GroupState.DEAD.value else logging.INFO,
             "group %s changed from %s to %s in generation %d with %d members: %s",
             effect.group_id,

@@ -53,7 +53,7 @@ from tidemill.wire.schema import EncodeError
 if TYPE_CHECKING:
     from tidemill.groups.offsets_loader import OffsetsLoader
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 """Records of several requests share a batch up to this size, well under the topic's max.message.bytes."""
@@ -349,7 +349,7 @@ class GroupCoordinatorShard:
         if problem is None:
             return ErrorCode.NONE
         if isinstance(problem, KafkaError):
-            log.warning(
+            logger.warning(
                 "%s-%d: %d writes of groups and offsets failed: %s",
                 OFFSETS_TOPIC,
                 self.partition,
@@ -357,7 +357,7 @@ class GroupCoordinatorShard:
                 problem,
             )
             return problem.code
-        log.error("%s-%d: an append failed", OFFSETS_TOPIC, self.partition, exc_info=problem)
+        logger.error("%s-%d: an append failed", OFFSETS_TOPIC, self.partition, exc_info=problem)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
     def _end_append(self, effect: Append, error: ErrorCode) -> None:

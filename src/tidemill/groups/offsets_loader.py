@@ -22,7 +22,7 @@ from tidemill.records.end_transaction_marker import COMMIT, control_record_type
 from tidemill.records.legacy_formats import Entry
 from tidemill.records.record_reader import Record, iter_stored, read_stored
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 
 class OffsetsLoader:
@@ -60,7 +60,7 @@ class OffsetsLoader:
     def _skip(self, offset: int, problem: KafkaError) -> None:
         # An unreadable record costs its own offsets or group; a failed load would cost all of them.
         self.skipped += 1
-        log.error(
+        logger.error(
             "%s-%d: the data from offset %d is skipped: %s", OFFSETS_TOPIC, self.partition, offset, problem
         )
 

@@ -30,7 +30,7 @@ from tidemill.groups.value_classes import Value
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import NO_OFFSET, TopicPartition
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 
 class StoredOffset(Value):
@@ -105,7 +105,7 @@ class ZooKeeperOffsets:
                 break
             else:
                 return ErrorCode.NONE
-        log.warning("the offset of %s could not be stored: %s", change.path, problem)
+        logger.warning("the offset of %s could not be stored: %s", change.path, problem)
         return _code(problem)
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> list[StoredOffset]:
@@ -129,7 +129,7 @@ def _stored(path: str, data: bytes) -> StoredOffset:
     try:
         return StoredOffset(offset=ConsumerOffsetNode.decode(path, data))
     except NodeFormatError as problem:
-        log.error("%s", problem)
+        logger.error("%s", problem)
         return StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_SERVER_ERROR)
 
 

@@ -58,7 +58,7 @@ from tidemill.log.recovery_walk import Stopped
 from tidemill.model.errors import StorageError
 from tidemill.model.types import ZERO_ID, TopicPartition
 
-log = logging.getLogger("tidemill.log")
+logger = logging.getLogger("tidemill.log")
 
 PROGRESS_S: Final = 5.0
 """The interval of progress reports about a directory."""
@@ -244,7 +244,7 @@ class LogDirectoryLoader:
             _, left = wait(left, PROGRESS_S)
             for loading in loadings:
                 if left & set(loading.opened):
-                    log.info("%s: %s", loading.directory.path, loading.progress)
+                    logger.info("%s: %s", loading.directory.path, loading.progress)
 
     def _add_logs(self, loading: DirectoryLoading) -> None:
         """Adds the logs that threads opened. Raises the error of a thread."""

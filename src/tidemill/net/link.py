@@ -31,7 +31,7 @@ from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsR
 from tidemill.wire.primitives import skip_tag_section
 from tidemill.wire.schema import Struct, has_many_items
 
-log = logging.getLogger("tidemill.net")
+logger = logging.getLogger("tidemill.net")
 
 FRAME_BYTES_MAX = 0x7FFF_FFFE
 """The limit for a response: brokers may accept batches of almost that size (``socket.request.max.bytes``),
@@ -234,7 +234,7 @@ class Link:
         except Exception as problem:
             reason = _error_text(problem)
             if not isinstance(problem, TidemillError):
-                log.exception("a response of %s could not be handled", self.name)
+                logger.exception("a response of %s could not be handled", self.name)
             self.close(reason)
             raise LinkError(f"{self.name}: {reason}") from None
         return response
@@ -350,7 +350,7 @@ class Link:
             self.close(str(problem))
         except Exception as problem:
             # An internal error. Closing the link fails all pending requests.
-            log.exception("a response of %s could not be handled", self.name)
+            logger.exception("a response of %s could not be handled", self.name)
             self.close(f"a response could not be handled: {problem!r}")
 
     def _handle_frames(self, frames: FrameReader) -> None:

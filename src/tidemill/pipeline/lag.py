@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.cluster import Cluster
 
-log = logging.getLogger("tidemill.pipeline")
+logger = logging.getLogger("tidemill.pipeline")
 
 
 class Lag(NamedTuple):
@@ -145,7 +145,7 @@ class LagListener(StreamingQueryListener):
                 if self._on_lag is not None:
                     self._on_lag(lag)
             except Exception as problem:  # noqa: BLE001 - an error in the lag must not end the query
-                log.warning("the lag of query %s is not known: %s", progress.name or progress.id, problem)
+                logger.warning("the lag of query %s is not known: %s", progress.name or progress.id, problem)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Does nothing: no records were read, so the lag is unchanged."""
@@ -193,7 +193,7 @@ class LagListener(StreamingQueryListener):
         try:
             self._connected().commit(self._group, offsets)
         except (TidemillError, OSError) as problem:
-            log.warning("cannot commit the stream's offsets for group %s: %s", self._group, problem)
+            logger.warning("cannot commit the stream's offsets for group %s: %s", self._group, problem)
 
 
 def _is_before_4_2() -> bool:

@@ -19,7 +19,7 @@ from tidemill.pipeline.stream_offsets import describe_partitions
 if TYPE_CHECKING:
     from tidemill.client.range_reader import TopicView
 
-log = logging.getLogger("tidemill.pipeline")
+logger = logging.getLogger("tidemill.pipeline")
 
 
 def select_topics(cluster: Cluster, options: SourceOptions, *, strict: bool) -> dict[str, TopicView]:
@@ -114,7 +114,7 @@ def report_losses(losses: Sequence[str], options: SourceOptions) -> None:
         return
     text = "; ".join(losses)
     if not options.fail_on_data_loss:
-        log.warning("failOnDataLoss=false, continuing with the existing data: %s", text)
+        logger.warning("failOnDataLoss=false, continuing with the existing data: %s", text)
         return
     error = TopicRecreated if any("recreated" in loss for loss in losses) else DataLoss
     raise error(

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger("tidemill.pipeline")
+logger = logging.getLogger("tidemill.pipeline")
 
 IDLE_PAUSE_S_MIN = 0.01
 IDLE_PAUSE_S_MAX = 0.1
@@ -224,7 +224,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         rows_max = self._options.offsets_per_trigger_max
         if rows_max is not None:
-            log.warning(
+            logger.warning(
                 "maxOffsetsPerTrigger=%d with PySpark %s: Trigger.AvailableNow ends after one micro-batch of "
                 "this size, and Trigger.Once keeps the limit, since this PySpark does not pass its trigger "
                 "to a source. For these triggers omit the option, start the query again until it reads "
@@ -268,6 +268,6 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connected().commit(group, offsets, COMMIT_S)
             self._committed = position
         except (TidemillError, OSError) as problem:
-            log.warning("cannot commit the stream's offsets for group %s: %s", group, problem)
+            logger.warning("cannot commit the stream's offsets for group %s: %s", group, problem)
             self._commit_failed = position
             self._commit_again_s = time.monotonic() + COMMIT_AGAIN_S

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from tidemill.client import Producer
 
-log = logging.getLogger("tidemill.pipeline")
+logger = logging.getLogger("tidemill.pipeline")
 
 ALLOWED = {
     "key": ("binary", "string"),
@@ -100,21 +100,21 @@ class TidemillWriter(_WriterBase, DataSourceArrowWriter):
     """Writes a DataFrame once."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        log.info("%s", summary(messages))
+        logger.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        log.warning("the write failed; already written, and kept in the log: %s", summary(messages))
+        logger.warning("the write failed; already written, and kept in the log: %s", summary(messages))
 
 
 class TidemillStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        log.info("batch %d: %s", batchId, summary(messages))
+        logger.info("batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         text = summary(messages)
-        log.warning("batch %d failed, Spark retries it; written by this attempt: %s", batchId, text)
+        logger.warning("batch %d failed, Spark retries it; written by this attempt: %s", batchId, text)
 
 
 def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> TidemillWriter:

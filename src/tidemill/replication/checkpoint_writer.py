@@ -17,7 +17,7 @@ from tidemill.model.event_loop_slices import with_pauses
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 MOVED_A_TURN = 1000
 """The number of high watermarks collected in one turn of the event loop: two milliseconds."""
@@ -117,7 +117,7 @@ class Checkpoints:
         try:
             await asyncio.shield(syncing)
         except StorageError as problem:
-            log.error("%s", problem)
+            logger.error("%s", problem)
             return
         for key, known in renamed.items():
             if self._logs.dirs.renamed.get(key) is known:
@@ -143,5 +143,5 @@ class Checkpoints:
         # The caller may be cancelled; the thread continues, and the shutdown waits for it.
         problems = await asyncio.shield(writing)
         for problem in problems:
-            log.error("%s", problem)
+            logger.error("%s", problem)
         return problems

@@ -11,7 +11,7 @@ from tidemill.model.errors import StorageError
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import TopicPartition
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 FREE_BYTES_MIN: Final = 1024 * 1024
 """A directory with less space stays full until a write succeeds: a batch may be this large."""
@@ -34,7 +34,7 @@ class FullDiskLog:
     def report_warnings(self) -> None:
         """Logs the warnings of the log layer since the last report."""
         for warning in self._logs.warnings:
-            log.warning("%s", warning)
+            logger.warning("%s", warning)
         self._logs.warnings.clear()
 
     def append_rejected(self, path: str, problem: DiskFull) -> None:
@@ -60,7 +60,7 @@ class FullDiskLog:
             if len(self._logged) >= LOGGED_KEYS_MAX:
                 self._logged.clear()
             self._logged[about] = now
-            log.error("%s", text)
+            logger.error("%s", text)
 
     def remove_recovered(self) -> None:
         """Removes directories without a recent rejection that have space or accepted a write.
@@ -76,7 +76,7 @@ class FullDiskLog:
             if self._has_space(path) or self._ends.setdefault(path, ends) != ends:
                 del self.since[path]
                 self._ends.pop(path, None)
-                log.info("%s has disk space again", path)
+                logger.info("%s has disk space again", path)
 
     def _ends_in(self, path: str) -> int:
         return sum(

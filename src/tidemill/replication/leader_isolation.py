@@ -14,7 +14,7 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 NOBODY = -1
 
@@ -33,7 +33,7 @@ class StoreIsolation:
         """
         for partition in list(self._partitions.all()):
             if partition.is_leader and not partition.failed and partition.is_isolated(since_ms):
-                log.warning(
+                logger.warning(
                     "stopped leading %s-%d: neither the store nor an in-sync replica responds",
                     partition.topic,
                     partition.index,

@@ -19,7 +19,7 @@ from tidemill.log.log import Log
 from tidemill.model.errors import StorageError
 from tidemill.replication.partition import Partition
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 UNWRITTEN_HIGH_BYTES = 512 * 1024 * 1024
 """Above this number of bytes being written, produces wait until it falls below the low mark."""
@@ -72,11 +72,11 @@ class WriteBack:
         if isinstance(problem, OSError):
             failure = storage_error("write back", problem.filename or one.directory, problem)
             if is_transient(failure):
-                log.debug("%s; the next sync writes it", failure)
+                logger.debug("%s; the next sync writes it", failure)
             else:
                 self._failed(one, failure)
         elif problem is not None:
-            log.error("internal error in the write-back of %s", one.directory, exc_info=problem)
+            logger.error("internal error in the write-back of %s", one.directory, exc_info=problem)
         self._notify_congestion()
 
     def _notify_congestion(self) -> None:

@@ -25,7 +25,7 @@ from tidemill.replication.full_disk_reports import FullDiskLog
 from tidemill.replication.hosted_topics import TopicTable
 from tidemill.replication.replication_quota import Turns
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 PIECE_BYTES: Final = 1024 * 1024
 """The number of bytes per copy step; also the limit for the turn of the event loop that replaces the log."""
@@ -85,13 +85,13 @@ class ReplicaAlterLogDirs:
         before = self.moves.get(key)
         if move is None or (before is not None and before.future is move.future):
             return
-        log.info("moving %s from %s to %s", key, move.source.directory, path)
+        logger.info("moving %s from %s to %s", key, move.source.directory, path)
         self._spawn(move)
 
     def resume(self) -> None:
         """Continues interrupted moves."""
         for move in interrupted_moves(self._logs):
-            log.info("continuing the move of %s to %s", move.key, move.target.path)
+            logger.info("continuing the move of %s to %s", move.key, move.target.path)
             self._spawn(move)
 
     def _spawn(self, move: FutureLog) -> None:
@@ -113,12 +113,12 @@ class ReplicaAlterLogDirs:
         except KafkaError as problem:
             if move.is_done:
                 left = move.source.directory
-                log.error("%s was moved, but %s stays until the next start: %s", move.key, left, problem)
+                logger.error("%s was moved, but %s stays until the next start: %s", move.key, left, problem)
             elif not move.is_cancelled():
                 # The future log stays, and the next start or request continues.
-                log.error("%s could not be moved to %s: %s", move.key, move.target.path, problem)
+                logger.error("%s could not be moved to %s: %s", move.key, move.target.path, problem)
         except Exception:
-            log.exception("the move of %s to %s failed", move.key, move.target.path)
+            logger.exception("the move of %s to %s failed", move.key, move.target.path)
         finally:
             if self.moves.get(move.key) is move:
                 del self.moves[move.key]
@@ -241,7 +241,7 @@ class ReplicaAlterLogDirs:
             raise
         if partition is not None:
             partition.replace_log(move.future)
-        log.info("%s is now in %s", move.key, move.future.directory)
+        logger.info("%s is now in %s", move.key, move.future.directory)
         await self._uninterrupted(self._sync_target(move))
         await self._checkpoints.recovery_points()
         move.delete_source(self._clock.wall_ms())

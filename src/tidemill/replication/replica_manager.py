@@ -35,7 +35,7 @@ from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_alter_log_dirs import ReplicaAlterLogDirs
 from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 
-log = logging.getLogger("tidemill.replication")
+logger = logging.getLogger("tidemill.replication")
 
 FOLLOW_RETRY_S: Final = 1.0
 """The delay after a failed truncation: the disk may be full, or descriptors missing."""
@@ -184,7 +184,7 @@ class ReplicaManager(PartitionEvents):
         found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=False)
         if may_replace and ZERO_ID != found.topic_id != entry.topic_id:
             aside = self.logs.set_aside(key, self.clock.wall_ms())
-            log.error(
+            logger.error(
                 "%s held a topic of this name with another id (%s, the cluster's is %s), which was deleted "
                 "while this broker was down: its records are kept in %s until that is removed",
                 found.directory,
@@ -202,7 +202,7 @@ class ReplicaManager(PartitionEvents):
             )
         promised = self.logs.promised.pop(key, 0)
         if is_alone and promised > found.end_offset:  # Otherwise another replica may have the records.
-            log.warning("%s continues at offset %d: lower offsets are not assigned again", key, promised)
+            logger.warning("%s continues at offset %d: lower offsets are not assigned again", key, promised)
             found.skip_to(promised, self.clock.wall_ms())
             found.flush(self.clock.wall_ms())  # A start after a power failure has to find it, too.
             self.logs.checkpoint_recovery_points()
@@ -223,7 +223,7 @@ class ReplicaManager(PartitionEvents):
         except DiskFull as problem:
             # Its records can be read anyway, and the next start asks the store for the id again.
             found.topic_id = topic_id
-            log.warning("%s has no partition.metadata before the next start: %s", found.directory, problem)
+            logger.warning("%s has no partition.metadata before the next start: %s", found.directory, problem)
 
     def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
         """Creates an offline partition, which returns KAFKA_STORAGE_ERROR to all requests."""
@@ -238,7 +238,7 @@ class ReplicaManager(PartitionEvents):
     def _become(self, partition: Partition, state: PartitionState) -> None:
         known = (int(partition.leader_epoch), int(partition.partition_epoch))
         if (state.leader_epoch, state.partition_epoch) < known:
-            log.info("%s-%d: %s is older than the current state", partition.topic, partition.index, state)
+            logger.info("%s-%d: %s is older than the current state", partition.topic, partition.index, state)
             return
         # A later version with the same content completes a requested change of the one before.
         if (
@@ -394,7 +394,7 @@ class ReplicaManager(PartitionEvents):
             yield
             found = self.logs.get(key)
             if found is not None and ZERO_ID not in (topic_id, found.topic_id) and found.topic_id != topic_id:
-                log.warning("%s stays: it belongs to another topic of the same name", found.directory)
+                logger.warning("%s stays: it belongs to another topic of the same name", found.directory)
                 continue
             try:
                 self.logs.delete(key, self.clock.wall_ms())
@@ -454,7 +454,7 @@ class ReplicaManager(PartitionEvents):
         self._marking.discard(marking)
         if not marking.cancelled():
             for problem in marking.result():
-                log.warning("could not write a mark of the failed sync: %s", problem)
+                logger.warning("could not write a mark of the failed sync: %s", problem)
         if self.directory_distrusted is not None:
             self.directory_distrusted()
 
@@ -534,7 +534,7 @@ class ReplicaManager(PartitionEvents):
 
     def records_truncated(self, partition: Partition, first: int, last: int, reason: str) -> None:
         """Logs the records that a follower has truncated, with the reason."""
-        log.warning(
+        logger.warning(
             "%s-%d: truncated the records of offsets %d to %d: %s",
             partition.topic,
             partition.index,
@@ -568,7 +568,7 @@ class ReplicaManager(PartitionEvents):
                         partition.save_start()
             await yield_to_loop()
         if count:
-            log.info("retention advanced the start offset of %d logs", count)
+            logger.info("retention advanced the start offset of %d logs", count)
             await self.checkpoints.log_starts()
         self.logs.expire_producers(self.clock.wall_ms())
         self.full_disks.report_warnings()
@@ -578,7 +578,7 @@ class ReplicaManager(PartitionEvents):
         paths = self.logs.due_removals(self.clock.wall_ms())
         if paths:
             for problem in await self.loop.run_in_executor(self.syncers, self.logs.remove_paths, paths):
-                log.error("%s", problem)
+                logger.error("%s", problem)
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """Registers the high watermark for the next checkpoint."""

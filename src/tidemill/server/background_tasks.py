@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.model.task_set import cancel_all
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 
 class BackgroundTasks:
@@ -28,7 +28,7 @@ class BackgroundTasks:
         self.running.discard(task)
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
-            log.error("a background task of this broker failed, and is not repeated", exc_info=problem)
+            logger.error("a background task of this broker failed, and is not repeated", exc_info=problem)
 
     async def stop(self) -> None:
         """Cancels all tasks and waits for their end."""

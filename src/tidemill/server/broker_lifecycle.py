@@ -27,7 +27,7 @@ from tidemill.server.failed_sync_store import DistrustedDirectories
 from tidemill.server.refused_deletions import RefusedDeletions
 from tidemill.server.stale_directories import DirectoryStarts
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 FIRST_LEADER_AND_ISR_S = 10.0
 """The maximum wait of the start for the first LeaderAndIsr request of the controller."""
@@ -181,7 +181,9 @@ class BrokerLifecycleManager(MembershipListener):
             async with asyncio.timeout(FIRST_LEADER_AND_ISR_S):
                 await self.applier.first_change_applied.wait()
         except TimeoutError:
-            log.warning("no controller has sent a LeaderAndIsr request within %g s", FIRST_LEADER_AND_ISR_S)
+            logger.warning(
+                "no controller has sent a LeaderAndIsr request within %g s", FIRST_LEADER_AND_ISR_S
+            )
             self.tasks.start(self._clear_lost_replicas_after_leader_and_isr())
             return
         await self._write_meta_and_clear_lost_replicas()
@@ -211,7 +213,7 @@ class BrokerLifecycleManager(MembershipListener):
             if not self._broker.log_manager.missed:
                 self._broker.log_manager.dirs.write_new_meta_properties()
         except StorageError as problem:
-            log.warning(
+            logger.warning(
                 "meta.properties of new data directories cannot be written; replicas reported as lost stay "
                 "out of sync until a retry succeeds: %s",
                 problem,
@@ -224,13 +226,13 @@ class BrokerLifecycleManager(MembershipListener):
         try:
             broker.log_manager.dirs.mark_losses_handled()
         except StorageError as problem:
-            log.warning("the next start will report the lost replicas again: %s", problem)
+            logger.warning("the next start will report the lost replicas again: %s", problem)
         self.tasks.start(self.distrusted.save_with_retries())
         self.tasks.start(self.starts.save_with_retries())
         try:
             await self.membership.clear_lost_replicas()
         except StoreError as problem:
-            log.warning("the registration could not be updated, and is retried: %s", problem)
+            logger.warning("the registration could not be updated, and is retried: %s", problem)
             self.tasks.start(self.membership.clear_lost_replicas_with_retries())
 
     async def controlled_shutdown(self) -> None:
@@ -264,7 +266,7 @@ class BrokerLifecycleManager(MembershipListener):
         self._changes.discard(task)
         problem = None if task.cancelled() else task.exception()
         if problem is not None and was_notified:  # The caller has returned, and does not see the exception.
-            log.error("a change was not applied completely on this broker", exc_info=problem)
+            logger.error("a change was not applied completely on this broker", exc_info=problem)
 
     def registered(self, epoch: int) -> None:
         """Sets the broker epoch: requests for another epoch are meant for another process of this broker."""

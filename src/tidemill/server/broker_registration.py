@@ -17,7 +17,7 @@ from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.task_set import TaskSet
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 SESSION_TIMEOUTS_WAITED = 1.5
 """The maximum wait for the nodes of a former session to disappear, in session timeouts. The store may report
@@ -106,7 +106,7 @@ class BrokerRegistrationManager:
                     raise
                 if not is_logged:
                     found = str(error).partition(":")[0]
-                    log.warning("%s: waiting up to %g s for its session to expire", found, wait_s)
+                    logger.warning("%s: waiting up to %g s for its session to expire", found, wait_s)
                 is_logged = True
             while loop.time() <= deadline:
                 await asyncio.sleep(POLL_S)
@@ -159,7 +159,7 @@ class BrokerRegistrationManager:
             is_dead = holder == self._failed_controller != NO_BROKER
             if node is None or is_dead or is_ours:
                 if await self._controller.context.activate(dead=holder if is_dead else None):
-                    log.info("broker %d is the controller now", self._controller.election.broker_id)
+                    logger.info("broker %d is the controller now", self._controller.election.broker_id)
                     self._failed_controller = NO_BROKER
                     self._announce_controller(self._controller.election.broker_id)
                     return
@@ -180,11 +180,11 @@ class BrokerRegistrationManager:
             try:
                 await self._elect()
             except (StoreError, KafkaError) as problem:
-                log.warning("the controller election failed, and is retried: %s", problem)
+                logger.warning("the controller election failed, and is retried: %s", problem)
                 await asyncio.sleep(POLL_S)
                 self._election_due.set()
             except Exception:
-                log.exception("the controller election failed, and is retried")
+                logger.exception("the controller election failed, and is retried")
                 await asyncio.sleep(RETRY_S)
                 self._election_due.set()
 
@@ -215,22 +215,22 @@ class BrokerRegistrationManager:
             try:
                 await self.clear_lost_replicas()
             except StoreError as problem:
-                log.warning("the registration could not be updated, and is retried: %s", problem)
+                logger.warning("the registration could not be updated, and is retried: %s", problem)
             else:
                 return
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.SUSPENDED:
-            log.warning("the coordination store does not respond")
+            logger.warning("the coordination store does not respond")
             self._listener.store_disconnected()
         elif state is SessionState.EXPIRED:
             # Before the first registration there is nothing to register again.
             self._has_expired = self._registration is not None
-            log.warning("the session with the coordination store has expired")
+            logger.warning("the session with the coordination store has expired")
             self._controller.election.resign()
             self._listener.session_expired()
         else:
-            log.info("the coordination store responds again")
+            logger.info("the coordination store responds again")
             self._listener.store_reconnected()
             if self._has_expired and self._registration is not None:
                 if self._reregistration is not None:
@@ -251,14 +251,14 @@ class BrokerRegistrationManager:
             except TidemillError as error:
                 if self._reregistration is not asyncio.current_task():
                     return
-                log.error("the registration failed, and is retried in %g s: %s", RETRY_S, error)
+                logger.error("the registration failed, and is retried in %g s: %s", RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 # A bug of this program is retried too: without registration the broker leads nothing.
-                log.exception("the registration failed, and is retried in %g s", RETRY_S)
+                logger.exception("the registration failed, and is retried in %g s", RETRY_S)
                 await asyncio.sleep(RETRY_S)
             else:
-                log.info("the broker is registered again")
+                logger.info("the broker is registered again")
                 return
 
     async def leave(self) -> None:

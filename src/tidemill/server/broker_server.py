@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from tidemill.server.free_space import FreeSpace
     from tidemill.server.group_lags import GroupLags
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 DEFAULT_BROKER_ID = 1
 """The id of a standalone broker without a configured id."""
@@ -237,7 +237,7 @@ class BrokerServer:
         began = broker.clock.monotonic()
         broker.log_manager.load(broker.clock.wall_ms(), config_of)
         if broker.log_manager.recovered_bytes:
-            log.info(
+            logger.info(
                 "recovered %.1f MB of logs in %.1f s after an unclean shutdown",
                 broker.log_manager.recovered_bytes / 1e6,
                 broker.clock.monotonic() - began,
@@ -499,7 +499,7 @@ class BrokerServer:
                 for problem in broker.log_manager.close(
                     broker.clock.wall_ms(), broker.replica_manager.high_watermarks()
                 ):
-                    log.error("%s", problem)
+                    logger.error("%s", problem)
                 if self.lifecycle is not None:
                     await self.lifecycle.distrusted.save_at_shutdown()
             elif reached >= Stage.HAS_LOGS:

@@ -42,7 +42,7 @@ from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.server.broker_lifecycle import BrokerLifecycleManager, ClusterCommunication
 from tidemill.server.store_outage import StoreOutage
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 RETRY_S = 1.0
 DEPARTED_BROKER_LISTED_S = 3.0
@@ -267,7 +267,9 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
                 await self._broker.store.transact([Create(LogDirEventNode.prefix, data, sequential=True)])
                 return
             except StoreError as problem:
-                log.warning("the controller could not be notified of the failed data directory: %s", problem)
+                logger.warning(
+                    "the controller could not be notified of the failed data directory: %s", problem
+                )
                 await asyncio.sleep(RETRY_S)
 
     def _own_failed_replicas(self) -> list[tuple[bytes, int]]:
@@ -289,16 +291,16 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
     def broker_dead(self, broker_id: int, epoch: int) -> None:
         """Elects other leaders for the partitions of a broker whose process has ended."""
         if self.is_stopping(broker_id, epoch):
-            log.info("broker %d refuses connections: it has shut down", broker_id)
+            logger.info("broker %d refuses connections: it has shut down", broker_id)
         else:
-            log.warning("broker %d refuses connections: its process has ended", broker_id)
+            logger.warning("broker %d refuses connections: its process has ended", broker_id)
         self._broker.failover.mark_dead(broker_id, epoch)
         self._node_changes.schedule([BROKER_IDS])
 
     def broker_connected(self, broker_id: int) -> None:
         """Restores a broker that was considered failed."""
         if self._broker.failover.mark_alive(broker_id):
-            log.info("broker %d accepts connections again", broker_id)
+            logger.info("broker %d accepts connections again", broker_id)
             self._node_changes.schedule([BROKER_IDS])
 
     def replicas_deleted(self, broker_id: int, topics: Sequence[TopicKey]) -> None:
@@ -307,7 +309,7 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
 
     def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Elects other leaders for failed replicas."""
-        log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
+        logger.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
         self._tasks.start(
             _retry_until_written(
                 lambda: self._broker.failover.replicas_failed(broker_id, epoch, partitions),
@@ -343,7 +345,7 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
             try:
                 failed_brokers |= {LogDirEventNode.decode(node.data)} if node is not None else set()
             except NodeFormatError as problem:
-                log.error("%s The node is deleted.", problem)
+                logger.error("%s The node is deleted.", problem)
         for broker_id in failed_brokers:
             if broker_id == self._broker.node_id:
                 epoch = self.applier.broker_epoch
@@ -380,11 +382,11 @@ async def _retry_until_written(change: Callable[[], Awaitable[None]], what: str)
         try:
             await change()
         except StoreError as problem:
-            log.error("the change for %s failed, and is retried in %g s: %s", what, RETRY_S, problem)
+            logger.error("the change for %s failed, and is retried in %g s: %s", what, RETRY_S, problem)
             await asyncio.sleep(RETRY_S)
         except KafkaError as problem:
             # Another controller requests them from the brokers when it starts.
-            log.info("another controller handles %s: %s", what, problem)
+            logger.info("another controller handles %s: %s", what, problem)
             return
         else:
             return

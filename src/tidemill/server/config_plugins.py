@@ -14,7 +14,7 @@ from tidemill.log.retention import POLICIES, Policy, SegmentFacts
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ConfigError
 
-log = logging.getLogger("tidemill.log")
+logger = logging.getLogger("tidemill.log")
 
 KEY = "log.deletion.policy.class"
 SELECTOR_KEY = "replica.selector.class"
@@ -27,7 +27,7 @@ def deletion_policies(config: BrokerConfig) -> tuple[Policy, ...]:
     if not name:
         return POLICIES
     if ":" not in name:
-        log.warning("%s=%s has no effect: it is not a Python function (module:function)", KEY, name)
+        logger.warning("%s=%s has no effect: it is not a Python function (module:function)", KEY, name)
         return POLICIES
     return (*POLICIES, _CheckedPolicy(name, _load_function(KEY, name)))
 
@@ -42,7 +42,7 @@ def replica_selector(broker: Broker) -> ReplicaSelector | None:
     elif ":" in name:
         select = _load_function(SELECTOR_KEY, name)
     else:
-        log.warning(
+        logger.warning(
             "%s=%s has no effect: it is neither %s nor a Python function (module:function)",
             SELECTOR_KEY,
             name,
@@ -109,6 +109,6 @@ class _CheckedPolicy:
             kind = f"{type(problem).__name__}: {problem}"
             if kind not in self._logged and len(self._logged) < LOGGED_FAILURES_MAX:
                 self._logged.add(kind)
-                log.exception("the deletion policy %s failed; it deletes nothing", self._name)
+                logger.exception("the deletion policy %s failed; it deletes nothing", self._name)
             return nothing
         return results + nothing[len(results) :]

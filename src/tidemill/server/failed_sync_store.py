@@ -15,7 +15,7 @@ from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.failed_sync_node import DistrustedNode
 from tidemill.log.log_directories import DataDirectories
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 RETRY_S: Final = 1.0
 LAST_S: Final = 5.0
@@ -40,7 +40,7 @@ class DistrustedDirectories:
         try:
             stored = DistrustedNode.decode(self._path, node.data) if node.data else frozenset()
         except NodeFormatError as problem:
-            log.error("%s The marks of failed syncs in it are ignored.", problem)
+            logger.error("%s The marks of failed syncs in it are ignored.", problem)
             return
         self._stored = stored
         self._logs.distrusted |= stored
@@ -62,7 +62,7 @@ class DistrustedDirectories:
             try:
                 await self.save()
             except StoreError as problem:
-                log.warning(
+                logger.warning(
                     "the failed syncs could not be written to the store, which is retried: %s", problem
                 )
                 await asyncio.sleep(RETRY_S)
@@ -75,4 +75,4 @@ class DistrustedDirectories:
             async with asyncio.timeout(LAST_S):
                 await self.save()
         except (StoreError, TimeoutError) as problem:
-            log.error("not all failed syncs of this broker are in the store: %r", problem)
+            logger.error("not all failed syncs of this broker are in the store: %r", problem)

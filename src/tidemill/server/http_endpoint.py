@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tidemill.server.metrics import Family, render
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 HEAD_BYTES_MAX = 8 * 1024
 HEAD_SECONDS_MAX = 5.0
@@ -124,7 +124,7 @@ class MetricsEndpoint:
         try:
             response = await self._page(target.partition("?")[0], accept)
         except Exception:
-            log.exception("a request to the metrics port failed")
+            logger.exception("a request to the metrics port failed")
             response = Response(500, PLAIN, b"internal error; see the log of the broker\n")
         return response._replace(with_body=method != "HEAD")
 

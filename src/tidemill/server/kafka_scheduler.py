@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.model.task_set import cancel_all
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 PERIOD_S_MIN = 0.1
 """The shortest interval. Kafka's keys allow 0, which would occupy the event loop."""
@@ -40,5 +40,5 @@ async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[No
         try:
             await do()
         except Exception:
-            log.exception("a periodic task failed, and is retried in %g s", period_s)
+            logger.exception("a periodic task failed, and is retried in %g s", period_s)
         await asyncio.sleep(period_s)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidemill.server.broker_server import BrokerServer
     from tidemill.server.http_endpoint import MetricsEndpoint
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 FILES_WANTED = 65_536
 """The number of descriptors for the soft limit, if the hard limit is infinite."""
@@ -126,7 +126,7 @@ def serve(start: ServeOptions) -> int:
         print(f"tidemill: {describe(problem)}", file=sys.stderr)  # noqa: T201
         return 1
     except (StoppedWhileStarting, asyncio.CancelledError):
-        log.info("%s during the start: stopped; the next start continues the recovery", signals.name)
+        logger.info("%s during the start: stopped; the next start continues the recovery", signals.name)
         return 0
     finally:
         gc.enable()
@@ -161,11 +161,11 @@ def describe(problem: BaseException) -> str:
 
 def _log_config_warnings(config: BrokerConfig, files: int) -> None:
     for warning in config.warnings:
-        log.warning("%s", warning)
+        logger.warning("%s", warning)
     for note in config.notes:
-        log.info("%s", note)
+        logger.info("%s", note)
     if files < FILES_WARNED_BELOW:
-        log.warning(
+        logger.warning(
             "this process may open only %d files; every partition and every client needs at least one. Raise "
             "the limit with ulimit -n %d (systemd: LimitNOFILE=, Docker: --ulimit nofile=)",
             files,
@@ -231,16 +231,16 @@ async def _run(config: BrokerConfig, start: ServeOptions, signals: Signals, stop
         gc.enable()
         await stopping.wait()
         if signals.all_directories_failed:
-            log.error("%s", ALL_DIRECTORIES_FAILED)
+            logger.error("%s", ALL_DIRECTORIES_FAILED)
         else:
-            log.info("%s: stopping", signals.name)
+            logger.info("%s: stopping", signals.name)
     finally:
         if endpoint is not None:
             await endpoint.stop()
         await server.stop()
     if signals.all_directories_failed:
         return EXIT_NO_DIRECTORY
-    log.info("stopped; all acknowledged records are on disk")
+    logger.info("stopped; all acknowledged records are on disk")
     return 0
 
 
@@ -357,7 +357,7 @@ class Signals:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("second %s: ending at once; the next start will recover the logs", number.name)
+            logger.warning("second %s: ending at once; the next start will recover the logs", number.name)
             os._exit(EXIT_FORCED)
         self.name = number.name
         self._stopping.set()

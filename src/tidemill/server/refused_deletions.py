@@ -14,7 +14,7 @@ from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.server.background_tasks import BackgroundTasks
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 RETRY_S, RETRY_S_MAX = 1.0, 30.0
 """The first and the longest pause before a deletion is repeated."""
@@ -65,7 +65,9 @@ class RefusedDeletions:
             await self._broker.controller.admin_manager.replicas_deleted(broker_id, topics)
         except (KafkaError, StoreError) as problem:
             names = ", ".join(name for name, _ in topics)
-            log.warning("the deletion of %s could not be confirmed, and continues later: %s", names, problem)
+            logger.warning(
+                "the deletion of %s could not be confirmed, and continues later: %s", names, problem
+            )
 
     def _replica_refused(self, topic: TopicImage, index: int) -> None:
         key = (topic.topic_id, index)
@@ -98,6 +100,6 @@ async def _until_deleted(
         try:
             await delete()
         except StorageError as problem:
-            log.error("%s could not be deleted, which is retried: %s", name, problem)
+            logger.error("%s could not be deleted, which is retried: %s", name, problem)
         else:
             return True

@@ -31,7 +31,7 @@ from tidemill.net.peer import Listener, Peer
 from tidemill.server.advertised_address import AdvertisedAddresses
 from tidemill.server.startup_report import loopback_warning
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 ACCEPTS_A_TURN = 64
 PAUSE_WITHOUT_DESCRIPTORS_S = 0.2
@@ -76,7 +76,7 @@ def addresses_of(counts: Mapping[str, int]) -> dict[str, int]:
         try:
             answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:
-            log.warning(
+            logger.warning(
                 "max.connections.per.ip.overrides: %s cannot be resolved (%s), and its limit of %d "
                 "connections has no effect; correct the name, or use addresses",
                 name,
@@ -205,16 +205,16 @@ class SocketServer:
                     self._pause(listener, listening, problem)
                 else:
                     # The peer or a packet filter closed the connection before it was accepted.
-                    log.debug("a connection was closed before it was accepted: %s", problem)
+                    logger.debug("a connection was closed before it was accepted: %s", problem)
                 return
             try:
                 self._admit(listener, accepted, address)
             except OSError as problem:
                 accepted.close()
-                log.debug("a connection from %s was closed while it was accepted: %s", address[0], problem)
+                logger.debug("a connection from %s was closed while it was accepted: %s", address[0], problem)
 
     def _pause(self, listener: Listener, listening: socket.socket, problem: OSError) -> None:
-        log.error(
+        logger.error(
             "no connection can be accepted: %s; raise the limit of open files (ulimit -n) or lower"
             " max.connections",
             problem.strerror,
@@ -286,12 +286,12 @@ class SocketServer:
         warning = loopback_warning(listener.name, listener.host, listener.port, host, own)
         if warning is not None:
             self._warned.add(listener.name)
-            log.warning("%s", warning)
+            logger.warning("%s", warning)
 
     def _refuse(self, accepted: socket.socket, reason: str, host: str) -> None:
         self.refused += 1
         accepted.close()
-        log.warning("a connection from %s was refused: %s", host, reason)
+        logger.warning("a connection from %s was refused: %s", host, reason)
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Removes a closed connection from the counts."""
@@ -306,7 +306,7 @@ class SocketServer:
             del self.by_address[host]
         self.by_listener[connection.peer.listener.name] -= 1
         level = logging.DEBUG if reason == "closed by the peer" else logging.INFO
-        log.log(level, "the connection of %s was closed: %s", connection.peer, reason)
+        logger.log(level, "the connection of %s was closed: %s", connection.peer, reason)
 
     def close_idle(self) -> int:
         """Closes the connections that were idle since the last call. Returns their number.

@@ -23,7 +23,7 @@ from tidemill.coordination.encoding import NodeFormatError
 from tidemill.log.file_names import START
 from tidemill.log.log_directories import DataDirectories, DataDirectory
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 RETRY_S: Final = 1.0
 
@@ -50,7 +50,7 @@ class DirectoryStarts:
             try:
                 self._stored = DirectoryStartsNode.decode(self._path, node.data)
             except NodeFormatError as problem:
-                log.error("%s All data directories are considered in use at the last start.", problem)
+                logger.error("%s All data directories are considered in use at the last start.", problem)
             else:
                 for directory, number in working.items():
                     known = self._stored.get(_id_of(directory))
@@ -72,7 +72,7 @@ class DirectoryStarts:
                 try:
                     self._logs.files.replace(directory.file(START), str(self._number).encode())
                 except OSError as problem:
-                    log.info("the start number of %s could not be updated: %s", directory.path, problem)
+                    logger.info("the start number of %s could not be updated: %s", directory.path, problem)
             wanted[key] = self._number_in(directory)
         if wanted != self._stored:
             await ensure_paths(self._store, [self._path])
@@ -85,7 +85,7 @@ class DirectoryStarts:
             try:
                 await self.save()
             except StoreError as problem:
-                log.warning(
+                logger.warning(
                     "the start numbers could not be written to the store, which is retried: %s", problem
                 )
                 await asyncio.sleep(RETRY_S)

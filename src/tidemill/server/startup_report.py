@@ -14,7 +14,7 @@ from tidemill import __version__, _build_mode
 from tidemill.model.configs import BrokerConfig, Listener
 from tidemill.model.configs.listeners import ANY_HOST, join_address
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 DEFAULT_PORT = 9092
 
@@ -30,11 +30,11 @@ def log_startup(
     mode = "compiled" if _build_mode.compiled else f"plain Python: {_build_mode.reason}"
     listening = ", ".join(f"{name}://{join_address(host or '0.0.0.0', port)}" for name, host, port in bound)
     directories = ", ".join(os.path.abspath(directory) for directory in config.log_dirs())
-    log.info("Tidemill %s (%s) listens on %s; data in %s", __version__, mode, listening, directories)
+    logger.info("Tidemill %s (%s) listens on %s; data in %s", __version__, mode, listening, directories)
     if metrics_port is not None:
         address = join_address(config.str("tidemill.metrics.host"), metrics_port)
-        log.info("http://%s/metrics and http://%s/healthz are available", address, address)
-    if not quiet and log.isEnabledFor(logging.INFO):
+        logger.info("http://%s/metrics and http://%s/healthz are available", address, address)
+    if not quiet and logger.isEnabledFor(logging.INFO):
         for line in hints(bound, config.advertised_listeners() if config.advertises() else ()):
             print(line, file=sys.stderr)  # noqa: T201
 

@@ -12,7 +12,7 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import StorageError
 from tidemill.model.system_interfaces import Files
 
-log = logging.getLogger("tidemill.server")
+logger = logging.getLogger("tidemill.server")
 
 
 async def open_store(config: BrokerConfig, logs: LogManager, files: Files) -> Store:
@@ -25,7 +25,7 @@ async def open_store(config: BrokerConfig, logs: LogManager, files: Files) -> St
 
     settings = settings_of(config)
     store = await ZooKeeperStore.open(settings)
-    log.info("connected to ZooKeeper at %s, session 0x%x", settings.shown, store.session_id)
+    logger.info("connected to ZooKeeper at %s, session 0x%x", settings.shown, store.session_id)
     return store
 
 

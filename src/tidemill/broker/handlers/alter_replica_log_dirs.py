@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.request_context import RequestContext
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 
 @in_slices
@@ -59,6 +59,6 @@ def begin(broker: Broker, key: TopicPartition, path: str) -> int:
             raise KafkaError(found.failed, ErrorCode.KAFKA_STORAGE_ERROR)
         broker.replica_manager.mover.begin(key, path)
     except KafkaError as problem:
-        log.info("a move was refused: %s", problem)
+        logger.info("a move was refused: %s", problem)
         return problem.code
     return ErrorCode.NONE

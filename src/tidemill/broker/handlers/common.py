@@ -18,7 +18,7 @@ from tidemill.model.topic_names import name_problem
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 Result = TypeVar("Result")
 
@@ -183,6 +183,6 @@ def _log_outcome(task: asyncio.Future[Any]) -> None:
     _unfinished_work.discard(task)
     problem = None if task.cancelled() else task.exception()
     if isinstance(problem, KafkaError):
-        log.info("a change that outlived its request failed: %s", problem)
+        logger.info("a change that outlived its request failed: %s", problem)
     elif problem is not None:
-        log.error("a change that outlived its request failed unexpectedly", exc_info=problem)
+        logger.error("a change that outlived its request failed unexpectedly", exc_info=problem)

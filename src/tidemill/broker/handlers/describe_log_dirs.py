@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
     from tidemill.log.log_directories import DataDirectory
 
-log = logging.getLogger("tidemill.broker")
+logger = logging.getLogger("tidemill.broker")
 
 
 @in_slices
@@ -86,7 +86,7 @@ async def describe(
         total_bytes = broker.files.total_bytes(directory.path)
         usable_bytes = broker.files.free_bytes(directory.path)
     except OSError as problem:
-        log.warning("the space of %s cannot be determined: %s", directory.path, problem)
+        logger.warning("the space of %s cannot be determined: %s", directory.path, problem)
         return failed
     result = messages.DescribeLogDirsResult(
         log_dir=directory.path, total_bytes=total_bytes, usable_bytes=usable_bytes, topics=[]

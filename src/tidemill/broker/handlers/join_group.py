@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.request_context import RequestContext
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 NAME_CHARACTERS_MAX: Final = 100
 
@@ -33,7 +33,7 @@ async def handle(
     """Waits for the generation. v0 has no rebalance timeout: the session timeout takes its place."""
     timeout_ms = request.rebalance_timeout_ms
     if len(request.protocols) > PROTOCOLS_MAX:
-        log.warning(
+        logger.warning(
             "a member of group %r joins with %d protocols: at most %d are accepted. Correct its assignors",
             cut_short(request.group_id, NAME_CHARACTERS_MAX),
             len(request.protocols),

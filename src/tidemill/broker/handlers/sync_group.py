@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
 
-log = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.groups")
 
 NAME_CHARACTERS_MAX: Final = 100
 
@@ -30,7 +30,7 @@ async def handle(
 ) -> messages.SyncGroupResponse:
     """Waits for the leader, and for its assignment to be written."""
     if len(request.assignments) > ASSIGNMENTS_MAX:
-        log.warning(
+        logger.warning(
             "the leader of group %r sends %d assignments: at most %d are accepted. Split the group",
             cut_short(request.group_id, NAME_CHARACTERS_MAX),
             len(request.assignments),

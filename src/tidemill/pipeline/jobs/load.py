@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-log = logging.getLogger("tidemill.pipeline")
+logger = logging.getLogger("tidemill.pipeline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def locked_table(job: LoadJob, files: Files | None = None) -> Iterator[TableFold
     try:
         removed = migrate(files, table, output, checkpoint)
         if removed is not None:
-            log.warning(
+            logger.warning(
                 "%s: migrated from Spark's file sink; removed %d files of interrupted micro-batches",
                 output,
                 removed,
@@ -299,4 +299,4 @@ def _commit(client: Mapping[str, str], group: str, end: dict[str, Any]) -> None:
         with open_cluster(client) as cluster:
             cluster.commit(group, parse_position(end).offsets())
     except (TidemillError, OSError) as problem:
-        log.warning("cannot commit the load's end for group %s: %s", group, problem)
+        logger.warning("cannot commit the load's end for group %s: %s", group, problem)

@@ -22,8 +22,8 @@ from paths_bench import (
     topic_name,
 )
 
-from tidemill.broker.produce_codec import TEXTS_BYTES_MAX
-from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.broker.produce_codec import TEXTS_BYTES_MAX, Refused
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.records import batch as layout
 from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.checksum import crc32c
@@ -448,6 +448,18 @@ def test_a_delayed_produce_holds_no_records(bench: Bench) -> None:
     assert held < 2 * len(value)
 
 
+def test_a_refused_result_holds_no_stack_frames() -> None:
+    try:
+        try:
+            raise OSError("disk full")
+        except OSError as problem:
+            raise KafkaError("not stored") from problem
+    except KafkaError as error:
+        refused = Refused(0, error)
+    error = refused.error
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # with a socket
 def test_a_stopped_broker_with_a_delayed_produce_leaks_no_partition(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
@@ -512,6 +524,7 @@ def test_a_timeout_completes_a_delayed_produce_in_order(tmp_path: Path) -> None:
         assert (part.error_code, part.base_offset) == (0, 0)
         timed_out, done = client.produced(9, hasty)
         assert (timed_out.error_code, timed_out.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+        assert (timed_out.log_append_time_ms, timed_out.log_start_offset) == (-1, -1)
         assert (done.error_code, done.base_offset) == (0, 0)
         while disk.jobs:
             disk.run()
@@ -569,6 +582,31 @@ def test_a_costly_batch_is_appended_before_later_requests_of_its_connection(benc
     assert [client.produced(9, number)[0].base_offset for number in quick] == [40_000 + n for n in range(5)]
 
 
+@pytest.mark.parametrize("is_congested", [False, True])
+def test_requests_behind_a_blocking_one_are_appended_right_after_it(
+    tmp_path: Path, *, is_congested: bool
+) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        bench.produces.set_congested(is_congested)
+        client = bench.client()
+        values = [b"a"] if is_congested else [b"x" * 100] * 40_000
+        blocking = client.produce(9, {("t", 0): batch(*values, codec=0 if is_congested else 4)})
+        quick = [client.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(2)]
+        bench.turn()
+        bench.produces.set_congested(False)
+        # They are appended before the first request is flushed, and without further bytes.
+        bench.until(lambda: bench.partition().delayed.append_count == 3)
+        assert not client.has_answer()
+        while disk.jobs:
+            disk.run()
+            bench.turn()
+        numbers = [blocking, *quick]
+        offsets = [0, len(values), len(values) + 1]
+        assert [client.produced(9, number)[0].base_offset for number in numbers] == offsets
+
+
 def test_a_fetch_behind_a_costly_batch_returns_it(bench: Bench) -> None:
     client = bench.client()
     slow = client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=3)}, acks=1)
@@ -616,7 +654,9 @@ def test_requests_that_wait_for_the_disk_are_counted_after_the_connection_is_clo
         client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=0)
         bench.until(lambda wanted=number + 1: len(bench.produces.congested_requests) == wanted)  # type: ignore[misc]
         client.connection.close("gone")
-    assert bench.memory.reserved == sum(len(one.data) for one in bench.produces.congested_requests) > 0
+    assert (
+        bench.memory.reserved == sum(len(one.data) for one in bench.produces.congested_requests.values()) > 0
+    )
     held = bench.memory.reserved
     waiting = bench.client()
     waiting.produce(9, {("t", 0): batch(b"to be sent again")}, acks=1)

@@ -13,16 +13,24 @@ from typing import Any
 import pytest
 
 from record_builders import build_batch, build_message_set
-from tidemill.broker import conversion_workers
-from tidemill.broker.conversion_process import WINDOW_BYTES, perform, result_of
+from tidemill.broker import conversion_jobs, conversion_workers
+from tidemill.broker.conversion_jobs import (
+    DownConversionJob,
+    Message,
+    StorageConversionJob,
+    result_of,
+    run_job,
+)
+from tidemill.broker.conversion_process import WINDOW_BYTES
 from tidemill.broker.conversion_workers import Budget, ConversionWorkers, Process
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP, NONE
-from tidemill.records.format_conversion import KEEP_CODEC, down
+from tidemill.records.batch import GZIP, NONE, ZSTD
+from tidemill.records.batch_validation import Limits
+from tidemill.records.format_conversion import KEEP_CODEC, Converted, down
 
 ENOUGH = 1 << 30
 WAIT_S = 60
-LIMITS = (1 << 20, 32 << 20, False, 1 << 62, 1 << 62, True)
+Fields = tuple[bytes, int, int, int]
 
 
 @pytest.fixture
@@ -38,13 +46,20 @@ def batches(count: int = 1, records: int = 50, codec: int = GZIP) -> bytes:
     return b"".join(build_batch(fields, codec, base_offset=first * records) for first in range(count))
 
 
-def ask(conversions: ConversionWorkers, data: bytes) -> Any:
-    return conversions.call("down", len(data), data, 1, 0, ENOUGH, ENOUGH)
+def job_for(data: bytes) -> DownConversionJob:
+    return DownConversionJob(data, 1, 0, ENOUGH, ENOUGH)
 
 
-def expected(data: bytes) -> tuple[bytes, int, int, int]:
-    made = down(data, 0, len(data), 1, 0, ENOUGH)
+def fields(made: Converted) -> Fields:
     return made.data, int(made.next_offset), int(made.next_position), int(made.record_count)
+
+
+def ask(conversions: ConversionWorkers, data: bytes) -> Fields:
+    return fields(conversions.call(job_for(data)))
+
+
+def expected(data: bytes) -> Fields:
+    return fields(down(data, 0, len(data), 1, 0, ENOUGH))
 
 
 def state(pid: int) -> str:
@@ -98,12 +113,12 @@ def test_a_lack_of_memory_for_the_window_fails_the_job(
 
 def test_errors_of_records_are_raised_by_the_call(conversions: ConversionWorkers) -> None:
     sent = build_message_set(1, [(1, b"k", b"v"), (2, None, b"v"), (3, None, b"v")], GZIP)
-    keyed = (1 << 20, 32 << 20, True, 1 << 62, 1 << 62, True)
+    keyed = StorageConversionJob(sent, 2, KEEP_CODEC, Limits(key_required=True), 0, False, None)
     with pytest.raises(InvalidRecord) as told:
-        conversions.call("store", len(sent), sent, 2, KEEP_CODEC, keyed, 0, False, None)
+        conversions.call(keyed)
     assert [index for index, _ in told.value.record_errors] == [1, 2]
     with pytest.raises(KafkaError) as refused:
-        conversions.call("store", len(sent), sent, 0, 4, LIMITS, 0, False, None)
+        conversions.call(StorageConversionJob(sent, 0, ZSTD, Limits(), 0, False, None))
     assert refused.value.code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     assert conversions.started == 1
 
@@ -125,7 +140,7 @@ def test_a_job_of_a_killed_process_runs_in_a_new_one(conversions: ConversionWork
     (pid,) = conversions.processes
     os.kill(pid, signal.SIGSTOP)
     until(lambda: state(pid) == "T")
-    found: list[Any] = []
+    found: list[Fields] = []
     worker = threading.Thread(target=lambda: found.append(ask(conversions, data)))
     worker.start()
     until(lambda: conversions.jobs == 2)
@@ -153,7 +168,7 @@ def test_a_process_that_times_out_is_replaced(monkeypatch: pytest.MonkeyPatch) -
 def test_a_job_that_ends_two_processes_fails(
     conversions: ConversionWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(process: Process, job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def dies(process: Process, job: Message) -> Message:
         raise EOFError("gone")
 
     with monkeypatch.context() as patched:
@@ -264,8 +279,7 @@ def test_a_lack_of_memory_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None
     def greedy(*arguments: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setitem(
-        __import__("tidemill.broker.conversion_process", fromlist=["JOBS"]).JOBS, "down", greedy
-    )
+    monkeypatch.setattr(conversion_jobs, "down", greedy)
+    job = job_for(batches())
     with pytest.raises(KafkaError, match="out of memory"):
-        result_of(perform("down", ()))
+        result_of(job, run_job(job))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from paths_bench import NODE, Bench, Client, batch, bench_in
 
-from tidemill.broker.conversion_process import perform, result_of
+from tidemill.broker.conversion_jobs import ConversionJob, Result
 from tidemill.model.errors import ErrorCode
 
 OTHER = 2
@@ -35,11 +34,11 @@ class Converting:
         self.first = bench.partition("t", 0)
         self.second = bench.partition("t", 1)
 
-    async def run(self, job: str, size: int, *arguments: Any) -> Any:
+    async def run(self, job: ConversionJob[Result]) -> Result:
         self.jobs += 1
         if self.jobs > 1:
             await self.go_on.wait()
-        return result_of(perform(job, arguments))
+        return job.run()
 
     def produce(self, timeout_ms: int = 60_000) -> None:
         sent = batch(*VALUES)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from paths_bench import IDS, NODE, AtOnceExecutor, Bench, Client, batch, bench_in, parts_of, topic_name
 
-from tidemill.broker.delayed_fetch import DelayedFetch
 from tidemill.broker.fetch_session import EVICT_AFTER_MS
 from tidemill.model.errors import KafkaError
 from tidemill.records.batch import parse_batch
@@ -82,7 +81,7 @@ class Side:
                     session.mark_changed(partition)
 
     def waits(self, name: str) -> bool:
-        return self.clients[name].connection.state is not None
+        return self.clients[name].connection in self.bench.fetches.delayed
 
     def fetch(self, name: str, named: Any, forgotten: Any, begin: bool, fields: dict[str, Any]) -> None:
         version, broker = READERS[name]
@@ -270,9 +269,9 @@ class History(RuleBasedStateMachine):
     @rule(name=readers)
     def end_of_waiting(self, name: str) -> None:
         def do(side: Side) -> None:
-            request = side.clients[name].connection.state
-            if isinstance(request, DelayedFetch):
-                request.on_expiration()
+            fetch = side.bench.fetches.delayed.get(side.clients[name].connection)
+            if fetch is not None:
+                fetch.on_expiration()
 
         self.step(do)
 

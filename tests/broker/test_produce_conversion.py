@@ -11,7 +11,7 @@ import pytest
 from paths_bench import NOW, Bench, bench_in
 
 from record_builders import build_message_set
-from tidemill.broker.conversion_process import perform, result_of
+from tidemill.broker.conversion_jobs import ConversionJob, Result, StorageConversionJob, WrapperPlacementJob
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.produce_admission import (
     WRAPPER_BYTES_MAX,
@@ -20,7 +20,7 @@ from tidemill.broker.produce_admission import (
     RecordsConversion,
     append_of_stored,
 )
-from tidemill.broker.produce_codec import PartitionRecords, PartitionResponse, ProduceRequest
+from tidemill.broker.produce_codec import Appended, PartitionRecords, ProduceRequest
 from tidemill.broker.produce_conversion import REQUESTS_MAX, ProduceConversion
 from tidemill.broker.produce_handler import AdmittedRequest
 from tidemill.records.batch import GZIP, NONE
@@ -44,17 +44,17 @@ class Slow(ProduceConversion):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench.loop, ConversionWorkers())
-        self.jobs: list[str] = []
+        self.jobs: list[ConversionJob[Any]] = []
         self.held = 0
         self.held_most = 0
 
-    async def run(self, job: str, size: int, *arguments: Any) -> Any:
+    async def run(self, job: ConversionJob[Result]) -> Result:
         self.jobs.append(job)
         await asyncio.sleep(0)
-        if job == "store":
+        if isinstance(job, StorageConversionJob):
             self.held += 1
             self.held_most = max(self.held_most, self.held)
-        return result_of(perform(job, arguments))
+        return job.run()
 
 
 class Handler:
@@ -66,12 +66,12 @@ class Handler:
         self._handler = bench.produces
         self._slow = slow
 
-    def append(self, admitted: AdmittedRequest, append: Any, now_ms: int) -> PartitionResponse:
+    def append(self, admitted: AdmittedRequest, number: int, append: Any, now_ms: int) -> Appended:
         self._slow.held -= 1
         self.appended.append(admitted)
-        response = self._handler.append(admitted, append, now_ms)
-        assert response.error_code == 0
-        return response
+        result = self._handler.append(admitted, number, append, now_ms)
+        assert isinstance(result, Appended)
+        return result
 
 
 class Stage:
@@ -112,7 +112,8 @@ def test_the_number_of_concurrent_conversions_is_limited(bench: Bench) -> None:
         assert 1 < stage.slow.held_most <= REQUESTS_MAX
         assert not bench.partition().reserved
         # During the compression for a log end no other wrapper is compressed for the same log end.
-        assert stage.slow.jobs.count("place") == len(requests) == bench.partition().log.end_offset
+        placements = [job for job in stage.slow.jobs if isinstance(job, WrapperPlacementJob)]
+        assert len(placements) == len(requests) == bench.partition().log.end_offset
 
     bench.loop.run_until_complete(run())
 
@@ -125,7 +126,7 @@ def test_converted_records_are_appended_before_the_next_conversion(bench: Bench,
         one = stage.request(*(stage.conversion(data, index) for index in range(PARTITIONS)))
         await stage.prepare(one)
         assert (len(stage.handler.appended), stage.slow.held_most) == (PARTITIONS, 1)
-        assert all(isinstance(part, PartitionResponse) for part in one.partitions)
+        assert all(isinstance(part, Appended) for part in one.partitions)
 
     bench.loop.run_until_complete(run())
 

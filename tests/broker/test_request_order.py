@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from record_builders import build_batch
+from tidemill.broker.delayed_fetch import DelayedFetch
 from tidemill.controller.topics import NewTopic
 from tidemill.model.configs import BrokerConfig
-from tidemill.net.connection import Connection
 from tidemill.records.batch import GZIP
 from tidemill.replication.partition import Partition
 from tidemill.server.broker_server import BrokerServer, running
+from tidemill.wire import fetch_layout
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import RequestedPartition
 from tidemill.wire.header import decode_response, encode_request
@@ -209,7 +210,7 @@ def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: 
             for connection in server.socket_server.connections
             if connection.peer.port == peers[0].writer.get_extra_info("sockname")[1]
         ]
-        break_fetch(first)
+        break_fetch(server.kafka_apis.fetches.delayed[first])
         peers[2].produce(SMALL)
         assert (await peers[2].produced()).error_code == 0
         assert (await asyncio.wait_for(peers[1].fetched(), 10)).records
@@ -221,10 +222,12 @@ def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: 
     served(test, tmp_path)
 
 
-def break_fetch(connection: Connection) -> None:
-    """Puts an invalid value into the delayed fetch of ``connection``, so that its response fails."""
+def break_fetch(fetch: DelayedFetch) -> None:
+    """Puts an invalid value into a delayed fetch, so that its response fails."""
     name = b"x" * 40_000  # too long for a string of this version
-    connection.state.request.partitions[0] = RequestedPartition(key=name, index=0)
+    fetch.request = fetch_layout.FetchRequest(
+        version=FETCH_VERSION, partitions=(RequestedPartition(key=name, index=0),)
+    )
 
 
 def test_a_stop_cancels_requests_in_progress_without_error_lines(

@@ -1,4 +1,4 @@
-"""Fetch responses parsed by position, compared with the message codec; and the formats of the consumer
+"""Fetch requests and responses by position, compared with the message codec; and the formats of the consumer
 protocol.
 """
 
@@ -21,16 +21,59 @@ from tidemill.client.consumer_protocol import (
     subscription_for,
 )
 from tidemill.client.errors import ClientError
-from tidemill.client.fetch_requests import next_offset, parse_response, version_for
+from tidemill.client.fetch_requests import (
+    PartitionFetch,
+    encode_request,
+    next_offset,
+    parse_response,
+    version_for,
+)
 from tidemill.client.group_requests import read_assignment
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.codec import decode, encode
+from tidemill.wire.header import encode_request as encode_frame
 from tidemill.wire.header import encode_response
 from tidemill.wire.messages import consumer_protocol, fetch
 
 TOPIC_ID = bytes(range(16))
+
+
+@pytest.mark.parametrize("version", range(4, API[ApiKey.FETCH].version_max + 1))
+def test_requests_of_every_version_equal_those_of_the_message_codec(version: int) -> None:
+    # The partitions of a topic need not follow each other: its key is sent once.
+    places = [("a", 3), ("b", 0), ("a", 1)]
+    items = [
+        PartitionFetch(name, name.encode() * 16, index, index << 33, index + 5, 1 << 20)
+        for name, index in places
+    ]
+    body = encode_request(
+        version, items, wait_ms=500, bytes_min=1, bytes_max=1 << 24, committed_only=True, rack="r"
+    )
+    topics = [
+        fetch.FetchTopic(
+            topic=name,
+            topic_id=name.encode() * 16,
+            partitions=[
+                fetch.FetchPartition(
+                    partition=index,
+                    current_leader_epoch=index + 5,
+                    fetch_offset=index << 33,
+                    partition_max_bytes=1 << 20,
+                )
+                for index in indexes
+            ],
+        )
+        for name, indexes in (("a", [3, 1]), ("b", [0]))
+    ]
+    message = fetch.FetchRequest(
+        max_wait_ms=500, min_bytes=1, max_bytes=1 << 24, isolation_level=1, topics=topics, rack_id="r"
+    )
+    assert body == encode(message, version)
+    assert encode_frame(ApiKey.FETCH, version, 7, "client", body) == encode_frame(
+        ApiKey.FETCH, version, 7, "client", message
+    )
 
 
 def response(version: int) -> bytes:

@@ -17,7 +17,7 @@ from tidemill.client.network_client import NetworkClient
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.fetch_layout import FetchedPartition
+from tidemill.wire.fetch_layout import FetchedPartition, read_request
 
 ITEM = TopicPartition("t", 0)
 LEADER, NEARER = 1, 2
@@ -34,10 +34,9 @@ class Broker:
     def version(self, key: ApiKey) -> int:
         return 11
 
-    def send(self, key: ApiKey, message: Any, **options: Any) -> None:
-        self.bytes_max += [
-            entry.partition_max_bytes for topic in message.topics for entry in topic.partitions
-        ]
+    def send(self, key: ApiKey, message: bytes, **options: Any) -> None:
+        request = read_request(options["version"], 0, message, 0, len(message))
+        self.bytes_max += [requested.bytes_max for requested in request.partitions]
 
 
 class Fetches:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from compaction_stage import clean, opened, rows
 
 from record_builders import build_batch, build_message_set
-from tidemill.broker.conversion_process import perform, result_of
+from tidemill.broker.conversion_jobs import DownConversionJob
 from tidemill.broker.log_configs import log_config
 from tidemill.cli.main import command
 from tidemill.client.config import config_of
@@ -66,7 +66,7 @@ def reads(directory: Path, data: bytes, magic: int, limit: int) -> dict[str, Cal
     log = stored_in(directory, data, limit)
     found: dict[str, Callable[[], Any]] = {
         "lookup": lambda: log.offset_for_timestamp(NOW + 1) if magic else (NOW + 5, 1),
-        "old consumer": lambda: result_of(perform("down", (data, 0, 0, EVERYTHING, limit))),
+        "old consumer": lambda: DownConversionJob(data, 0, 0, EVERYTHING, limit).run(),
         "client's records": lambda: list(iter_records(data, unpacked_bytes_max=limit)),
         "client's columns": lambda: decode_columns(data, 0, OFFSET_MAX, unpacked_bytes_max=limit).count,
         "compaction": lambda: clean(log),

@@ -1639,14 +1639,14 @@ BROKER: Final = (
     Fault(
         "timeout-returned-as-success",
         "broker/delayed_produce.py",
-        "        for one in self.awaited:\n            one.response.fail(error)\n        self.awaited = []\n",
+        "        for one in self.awaited:\n            self._fail(one, error)\n        self.awaited = []\n",
         "        self.awaited = []\n",
         "The response to a produce request that is not committed in time has a timeout error.",
     ),
     Fault(
         "failed-append-returned-as-success",
         "broker/delayed_produce.py",
-        "            elif error is not None:\n                one.response.fail(error)\n",
+        "            elif error is not None:\n                self._fail(one, error)\n",
         "            elif error is not None:\n                pass\n",
         "A produce request fails if the broker no longer leads the partition.",
     ),

@@ -205,6 +205,30 @@ def test_a_held_request_is_handled_after_the_pending_response(pair: Pair) -> Non
     assert pair.receive(12) == b"Wheldbacktoo"
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_unblocked_connection_handles_the_received_frames(pair: Pair, *, is_closed: bool) -> None:
+    waiting: list[PendingResponse] = []
+    respond = defer(waiting)
+    pair.handler.respond = lambda connection, frame: not connection.is_blocked and respond(connection, frame)
+    pair.peer.send(framed(b"wait", b"held", b"wait", b"too"))
+    pair.turn(lambda: bool(waiting))
+    pair.turn(turns=3)
+    assert pair.handler.frames == [b"wait"]
+    if is_closed:
+        pair.connection.close("the test closes it")
+    waiting[0].unblock_requests()
+    pair.turn(turns=3)
+    # The next response blocks again, and no response leaves before the first one.
+    assert pair.handler.frames == ([b"wait"] if is_closed else [b"wait", b"held", b"wait"])
+    if not is_closed:
+        with pytest.raises(BlockingIOError):
+            pair.peer.recv(10)
+        waiting[0].complete([b"W"])
+        waiting[1].complete([b"X"])
+        assert pair.receive(9) == b"WheldXtoo"
+        assert not pair.connection.is_blocked
+
+
 def test_requests_after_a_held_request_are_not_read_into_memory(pair: Pair) -> None:
     pair.handler.respond = lambda connection, frame: (
         not connection.has_pending_responses and bool(connection.respond_later())

@@ -121,17 +121,6 @@ def test_a_batch_beyond_the_bytes_raises_value_error() -> None:
 # -- header -----------------------------------------------------------------------------------------------
 
 
-def test_size_limit() -> None:
-    error = refused(GOOD, Limits(max_batch_bytes=len(GOOD) - 1), ErrorCode.MESSAGE_TOO_LARGE)
-    assert f"{len(GOOD)} bytes" in str(error)
-    assert "max.message.bytes" in str(error)
-
-
-def test_a_batch_of_exactly_the_size_limit_is_stored() -> None:
-    batch = parsed(GOOD)
-    assert validate(batch, Limits(max_batch_bytes=len(GOOD)), NOW_MS) is batch
-
-
 def test_the_size_limit_applies_to_a_batch_that_grows_when_recompressed() -> None:
     sent = build_batch([(NOW_MS, None, b"v" * 2000, None)], codec=GZIP)
     stored = for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, Limits(), NOW_MS, False)

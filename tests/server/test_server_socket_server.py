@@ -15,7 +15,7 @@ from tidemill.net.connection import Connection, FrameHandler
 from tidemill.net.memory_pool import UNBOUNDED, MemoryPool
 from tidemill.net.peer import Listener
 from tidemill.server.broker_server import limits_of
-from tidemill.server.socket_server import Limits, SocketServer, addresses_of, bind
+from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer, addresses_of, bind
 
 
 def test_resolves_host_names_and_normalizes_addresses_in_limits(
@@ -57,7 +57,10 @@ async def accepted_buffers(settings: dict[str, str]) -> list[int]:
     config = BrokerConfig.of(settings)
     sizes = [config.int(key) for _, key in BUFFERS]
     memory, handler = MemoryPool(loop, UNBOUNDED), Handler()
-    acceptor = SocketServer(loop, handler, Limits(9, 9, {}), 1 << 20, sizes[0], sizes[1], memory)
+    each = ConnectionLimits(
+        frame_bytes_max=1 << 20, send_buffer_bytes=sizes[0], receive_buffer_bytes=sizes[1]
+    )
+    acceptor = SocketServer(loop, handler, Limits(9, 9, {}), each, memory)
     listening = bind("PLAINTEXT", "127.0.0.1", 0, 1)
     acceptor.listen(Listener("PLAINTEXT", "127.0.0.1", 0), listening)
     with socket.socket() as client:
@@ -94,7 +97,8 @@ class TwoListeners:
         self.loop = asyncio.get_running_loop()
         self.memory = MemoryPool(self.loop, UNBOUNDED)
         self.handler = Handler()
-        self.acceptor = SocketServer(self.loop, self.handler, limits, 1 << 20, 0, 0, self.memory)
+        each = ConnectionLimits(frame_bytes_max=1 << 20)
+        self.acceptor = SocketServer(self.loop, self.handler, limits, each, self.memory)
         self.handler.on_close = self.acceptor.closed  # type: ignore[method-assign]
         self.ports: dict[str, int] = {}
         self.peers: list[socket.socket] = []

@@ -46,7 +46,7 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.server.lost_replicas import report_lost_replicas
-from tidemill.server.socket_server import Limits, SocketServer
+from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer
 from tidemill.transactions.producer_ids import ProducerIds
 
 logger = logging.getLogger("tidemill.simulated")
@@ -157,7 +157,8 @@ class ReplicationBroker:
         broker.apis = APIS
         dispatch = HandlerDispatch(broker, self.loop, nobody)
         requests = KafkaApis(produces, fetches, dispatch)
-        acceptor = SocketServer(self.loop, requests, Limits(1000, 1000, {}), 100 << 20, 0, 0, memory)
+        each = ConnectionLimits(frame_bytes_max=100 << 20)
+        acceptor = SocketServer(self.loop, requests, Limits(1000, 1000, {}), each, memory)
         dispatch.on_closed = acceptor.closed
         return acceptor
 

@@ -38,7 +38,7 @@ def keys(version: int) -> tuple[bytes, bytes]:
 def requested(version: int, replica_id: int) -> FetchRequest:
     """A request with values in all fields of the version."""
     first, second = keys(version)
-    partitions = [
+    partitions = tuple(
         RequestedPartition(
             key=key,
             index=index,
@@ -50,7 +50,7 @@ def requested(version: int, replica_id: int) -> FetchRequest:
             bytes_max=1 << 20,
         )
         for key, index in ((first, 0), (first, 7), (second, 1))
-    ]
+    )
     return FetchRequest(
         version=version,
         correlation_id=5,
@@ -63,7 +63,7 @@ def requested(version: int, replica_id: int) -> FetchRequest:
         session_id=9 if version >= 7 else 0,
         session_epoch=2 if version >= 7 else -1,
         partitions=partitions,
-        forgotten=[(first, 3), (second, 4)] if version >= 7 else [],
+        forgotten=((first, 3), (second, 4)) if version >= 7 else (),
         rack=b"r" if version >= 11 else b"",
     )
 

@@ -17,9 +17,9 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from tidemill.broker.conversion_process import Channel, answer_of, open_window, result_of
+from tidemill.broker.conversion_jobs import ConversionJob, Message, Result, result_of
+from tidemill.broker.conversion_process import Channel, open_window
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -72,10 +72,10 @@ class Process:
         self.limit(JOB_S_MAX)
         self.idle_since = time.monotonic()
 
-    def call(self, job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def call(self, job: Message) -> Message:
         """Runs a job. Raises OSError or EOFError if the process has ended or timed out."""
-        self.channel.send((job, *arguments[1:]), arguments[0])
-        return answer_of(*self.channel.receive())
+        self.channel.send(job)
+        return self.channel.receive()
 
     def limit(self, seconds: float) -> None:
         """Sets the timeout of a job. The kernel applies it, so that one call can receive a whole result."""
@@ -156,17 +156,18 @@ class ConversionWorkers:
         with self._lock:
             return [one.process.pid for one in self._all]
 
-    def call(self, job: str, size: int, *arguments: Any) -> Any:
-        """Runs a job of ``size`` bytes in a process. Returns its result, or raises its KafkaError.
+    def call(self, job: ConversionJob[Result]) -> Result:
+        """Runs a job in a process. Returns its result, or raises its KafkaError.
 
         If the process ends, a new one runs the job. If that one ends as well, UNKNOWN_SERVER_ERROR is raised.
         """
+        size = len(job.data)
         self.budget.take(size)
         try:
             for attempt in range(2):
                 process = self._take()
                 try:
-                    answer = process.call(job, arguments)
+                    answer = process.call(job.encode())
                 except (OSError, EOFError, ValueError, TypeError) as problem:
                     self._end(process)
                     if self.closed:
@@ -181,7 +182,7 @@ class ConversionWorkers:
                     self._end(process)
                     raise
                 self._put_back(process)
-                return result_of(answer)
+                return result_of(job, answer)
         finally:
             self.budget.give_back(size)
         raise KafkaError(

@@ -46,7 +46,7 @@ TRANSITIONS: Final = TransitionTable(
     ],
 )
 
-NO_REQUEST: Final = FetchRequest(version=0, partitions=[], forgotten=[])
+NO_REQUEST: Final = FetchRequest(version=0, partitions=())
 """Replaces the request of a completed fetch."""
 
 
@@ -144,12 +144,6 @@ class DelayedFetch(FetchWaiter):
                 if data.partition is not None:
                     self.register_on(data.partition)
         self.drop_results()
-
-    def end_waiting(self) -> None:
-        """Ends the wait: removes the fetch from all partitions and from its connection."""
-        self.apply(COMPLETE)
-        self.connection.state = None
-        self.unregister()
 
     def register_on(self, partition: Partition) -> None:
         """Registers the fetch with a partition, which then notifies it."""

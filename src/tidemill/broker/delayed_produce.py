@@ -6,7 +6,7 @@ from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
-from tidemill.broker.produce_codec import PartitionResponse, ProduceRequest, encode
+from tidemill.broker.produce_codec import PartitionResult, ProduceRequest, Refused, encode
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.connection import Connection, PendingResponse
 from tidemill.replication.delayed_operations import OffsetWaiter, WatchedPartition
@@ -20,8 +20,9 @@ class AwaitedAppend:
     Not acyclic: it refers to the partition, which refers to the delayed request.
     """
 
-    def __init__(self, response: PartitionResponse, partition: Partition, required_offset: i64) -> None:
-        self.response: Final = response
+    def __init__(self, number: int, partition: Partition, required_offset: i64) -> None:
+        self.number: Final = number
+        """The index of its result in those of the request."""
         self.partition: Final = partition
         self.required_offset: Final[i64] = required_offset
         """The append is complete once all records below it are committed, or flushed."""
@@ -31,15 +32,15 @@ class UnsentResponse:
     """A response that waits only for awaited appends."""
 
     def __init__(
-        self, reply: PendingResponse, request: ProduceRequest, partitions: list[PartitionResponse]
+        self, reply: PendingResponse, request: ProduceRequest, results: list[PartitionResult]
     ) -> None:
         self.reply: Final = reply
         self.request: Final = request
-        self.partitions: Final = partitions
+        self.results: Final = results
 
     def send(self) -> None:
         """Sends it, after the responses to earlier requests of its connection."""
-        self.reply.complete([encode(self.request, self.partitions)])
+        self.reply.complete([encode(self.request, self.results)])
 
 
 class DelayedProduce(OffsetWaiter):
@@ -53,6 +54,8 @@ class DelayedProduce(OffsetWaiter):
         self.connection = connection
         self.acks: i32 = acks
         self.awaited: list[AwaitedAppend] = []
+        self.failures: dict[int, Refused] = {}
+        """The results of the failed appends, by the index of the result that each replaces."""
         self.response: UnsentResponse | None = None
         """None during the appends to the other partitions, and after it is sent."""
 
@@ -70,16 +73,25 @@ class DelayedProduce(OffsetWaiter):
             if one.partition is not partition:
                 awaited.append(one)
             elif error is not None:
-                one.response.fail(error)
+                self._fail(one, error)
             elif partition.must_delay_response(self.acks, one.required_offset):
                 awaited.append(one)
             elif self.acks == -1:
                 commit_error = partition.commit_error()
                 if commit_error is not None:
-                    one.response.fail(commit_error)
+                    self._fail(one, commit_error)
         self.awaited = awaited
         if not awaited:
             self._send()
+
+    def _fail(self, append: AwaitedAppend, error: KafkaError) -> None:
+        self.failures[append.number] = Refused(append.partition.index, error)
+
+    def replace_failed(self, results: list[PartitionResult]) -> None:
+        """Replaces the results of the appends that failed since."""
+        for number, refused in self.failures.items():
+            results[number] = refused
+        self.failures.clear()
 
     def is_completed(self) -> bool:
         """Whether the response is sent, or the connection is closed."""
@@ -94,7 +106,7 @@ class DelayedProduce(OffsetWaiter):
             f"not committed within timeout.ms={response.request.timeout_ms}", ErrorCode.REQUEST_TIMED_OUT
         )
         for one in self.awaited:
-            one.response.fail(error)
+            self._fail(one, error)
         self.awaited = []
         self._send()
 
@@ -102,4 +114,5 @@ class DelayedProduce(OffsetWaiter):
         response = self.response
         if response is not None:
             self.response = None
+            self.replace_failed(response.results)
             response.send()

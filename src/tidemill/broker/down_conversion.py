@@ -18,9 +18,9 @@ import asyncio
 import os
 import struct
 import time
-from typing import Any
 
 from tidemill import _build_mode
+from tidemill.broker.conversion_jobs import DownConversionJob
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.delayed_fetch import DelayedFetch
 from tidemill.broker.fetch_handler import DownConverter
@@ -32,10 +32,10 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
-from tidemill.net.send_queue import FileRange
+from tidemill.net.send_queue import FileRange, ResponsePart
 from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
-from tidemill.records.format_conversion import down
+from tidemill.records.format_conversion import Converted
 from tidemill.replication.partition import Partition
 
 SOURCE_BYTES = 256 * 1024
@@ -190,13 +190,13 @@ class DownRange(File):
                     data = self.file.read_at(self.next, first)
                     # Otherwise each piece would search the batch from its beginning.
                     bytes_max = max(bytes_max, LARGE_BATCH_FACTOR * first)
-            made, next_offset, taken, count = self._down(data, bytes_max)
-            self.next += taken
-            if next_offset >= 0:
-                self.first_offset = next_offset
-            self._is_done = next_offset < 0 or self.next >= self.end
+            made = self._down(data, bytes_max)
+            self.next += made.next_position
+            if made.next_offset >= 0:
+                self.first_offset = made.next_offset
+            self._is_done = made.next_offset < 0 or self.next >= self.end
             if self.partition is not None:
-                self.partition.fetch_conversions += count
+                self.partition.fetch_conversions += made.record_count
         except KafkaError as error:
             is_first = not self.held and not self._held_at
             if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE or is_first:
@@ -205,16 +205,17 @@ class DownRange(File):
             return b""
         finally:
             self.seconds += time.perf_counter() - began
-        return made
+        return made.data
 
-    def _down(self, data: bytes, bytes_max: int) -> tuple[bytes, int, int, int]:
-        if unpacked_bound(data) <= INLINE_BYTES:
-            made = down(data, 0, len(data), self.magic, self.first_offset, bytes_max, self.unpacked_bytes_max)
-            return made.data, int(made.next_offset), int(made.next_position), int(made.record_count)
-        result: tuple[bytes, int, int, int] = self.conversions.call(
-            "down", len(data), data, self.magic, self.first_offset, bytes_max, self.unpacked_bytes_max
+    def _down(self, data: bytes, bytes_max: int) -> Converted:
+        job = DownConversionJob(
+            data=data,
+            magic=self.magic,
+            first_offset=self.first_offset,
+            bytes_max=bytes_max,
+            unpacked_bytes_max=self.unpacked_bytes_max,
         )
-        return result
+        return job.run() if unpacked_bound(data) <= INLINE_BYTES else self.conversions.call(job)
 
 
 def unpacked_bound(data: bytes) -> int:
@@ -308,10 +309,10 @@ class DownConversion(DownConverter):
         part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
         return made
 
-    def in_pieces(self, reply: list[Any]) -> list[Any]:
-        """The reply with its converted ranges cut into pieces: each is converted when it is sent."""
-        pieces: list[Any] = []
-        for one in reply:
+    def in_pieces(self, response: list[ResponsePart]) -> list[ResponsePart]:
+        """Splits the converted ranges of a response into pieces. Each is converted when it is sent."""
+        pieces: list[ResponsePart] = []
+        for one in response:
             if isinstance(one, FileRange) and isinstance(one.file, DownRange):
                 position, left = one.position, one.count
                 while left > 0:

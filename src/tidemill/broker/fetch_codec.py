@@ -5,14 +5,14 @@ The layout is in :mod:`tidemill.wire.fetch_layout`. The encoder does not read re
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be
 from mypy_extensions import i16, i32, i64
 
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.log.log_segment import Slice
-from tidemill.net.send_queue import FileRange
+from tidemill.net.send_queue import FileRange, ResponsePart
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
 from tidemill.wire.fetch_layout import (
@@ -70,7 +70,7 @@ class FetchEncoder:
         self.request = request
         self.partitions = partitions
         self.flexible = request.version >= FLEXIBLE
-        self.pieces: list[Any] = []
+        self.pieces: list[ResponsePart] = []
         """The response, once :meth:`run` has returned True."""
         self.out = encode_head(request, 0, session_id)
         write_count(self.out, count_topics(partitions), self.flexible)
@@ -122,7 +122,9 @@ class FetchEncoder:
         return True
 
 
-def encode(request: FetchRequest, session_id: i32, partitions: list[FetchPartitionData]) -> list[Any]:
+def encode(
+    request: FetchRequest, session_id: i32, partitions: list[FetchPartitionData]
+) -> list[ResponsePart]:
     """Encodes the whole response."""
     encoder = FetchEncoder(request, session_id, partitions)
     encoder.run(len(partitions))
@@ -150,13 +152,15 @@ def encode_partition(out: BytesWriter, data: FetchPartitionData, request: FetchR
     )
 
 
-def with_size(pieces: list[Any], size: i64) -> list[Any]:
+def with_size(pieces: list[ResponsePart], size: i64) -> list[ResponsePart]:
     """Sets the size at the start of the response. Raises RuntimeError if it exceeds the limit of a frame."""
     if size > FRAME_BYTES_MAX:
         raise RuntimeError(f"a fetch response of {size} bytes is larger than a frame")
+    first = pieces[0]
+    if not isinstance(first, bytes):
+        raise RuntimeError("a fetch response begins with a range of a file")
     head = BytesWriter()
     write_i32_be(head, i32(size))
-    first: bytes = pieces[0]
     head.write(first[4:])
     pieces[0] = head.getvalue()
     return pieces

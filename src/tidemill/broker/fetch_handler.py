@@ -6,6 +6,7 @@ module                                         holds
 :mod:`tidemill.wire.fetch_layout`              the decoded request, the layout of request and response
 :mod:`tidemill.broker.fetch_partition_data`    the results of a look-up
 :mod:`tidemill.broker.fetch_session`           the partitions of a client, and the state last sent to it
+:mod:`tidemill.broker.fetch_admission`         the table of refusals
 :mod:`tidemill.broker.fetch_reader`            the look-up
 :mod:`tidemill.broker.delayed_fetch`           a fetch and its states
 :mod:`tidemill.broker.fetch_codec`             the response: bytes and ranges of files
@@ -15,7 +16,7 @@ module                                         holds
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
@@ -38,6 +39,7 @@ from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import EventLoop
 from tidemill.net.connection import Connection
 from tidemill.net.deadlines import Deadlines
+from tidemill.net.send_queue import ResponsePart
 from tidemill.replication.delayed_operations import WatchedPartition
 from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.fetch_layout import SESSIONS_FROM, read_request
@@ -59,7 +61,7 @@ class DownConverter:
         """
         raise NotImplementedError
 
-    def in_pieces(self, response: list[Any]) -> list[Any]:
+    def in_pieces(self, response: list[ResponsePart]) -> list[ResponsePart]:
         """Returns ``response`` with its converted ranges split into pieces."""
         raise NotImplementedError
 
@@ -105,7 +107,10 @@ class FetchHandler(FetchCompletion):
         """None: no request is handled in slices."""
         self.large_bytes: i64 = LARGE_BYTES
         self.large_partitions: i64 = LARGE_PARTITIONS
+        self.delayed: dict[Connection, DelayedFetch] = {}
+        """The fetches that wait, or are looked up in slices: one for each connection."""
         self.waiting: i64 = 0
+        """The number of fetches in the state WAITING."""
         self.errors: dict[int, int] = {}
         self._scheduled: list[DelayedFetch] = []
 
@@ -172,7 +177,7 @@ class FetchHandler(FetchCompletion):
         session = fetch.session
         if session is not None:
             fetch.session_partitions = (
-                session.changed_in_order() if fetch.request.is_incremental else session.all_in_order()
+                session.changed_in_order() if fetch.request.is_incremental else session.all_as_added()
             )
 
     def _look_up_again(self, fetch: DelayedFetch) -> None:
@@ -185,7 +190,7 @@ class FetchHandler(FetchCompletion):
     def _wait(self, fetch: DelayedFetch) -> None:
         """Registers the fetch with its partitions, and sets its deadline."""
         fetch.reply = fetch.connection.respond_later()
-        fetch.connection.state = fetch
+        self.delayed[fetch.connection] = fetch
         fetch.register()
         self.begin_waiting(fetch)
         self.add_deadline(fetch)
@@ -211,15 +216,20 @@ class FetchHandler(FetchCompletion):
 
     def complete_waiting(self, connection: Connection) -> None:
         """Completes the delayed fetch of a connection, if it has one."""
-        fetch = connection.state
-        if isinstance(fetch, DelayedFetch) and fetch.state != COMPLETED:
+        fetch = self.delayed.get(connection)
+        if fetch is not None and fetch.state != COMPLETED:
+            self.complete(fetch)
+
+    def complete_follower_fetch(self, connection: Connection) -> None:
+        """Completes the delayed fetch of a follower, whose next fetch names further partitions."""
+        fetch = self.delayed.get(connection)
+        if fetch is not None and fetch.request.replica_id >= 0 and fetch.state != COMPLETED:
             self.complete(fetch)
 
     def on_close(self, connection: Connection) -> None:
         """Removes the delayed fetch of a closed connection."""
-        fetch = connection.state
-        connection.state = None
-        if isinstance(fetch, DelayedFetch) and fetch.state != COMPLETED:
+        fetch = self.delayed.pop(connection, None)
+        if fetch is not None and fetch.state != COMPLETED:
             if fetch.sliced is not None:
                 fetch.sliced.cancel()
                 return
@@ -227,7 +237,10 @@ class FetchHandler(FetchCompletion):
             fetch.drop()
 
     def _end_waiting(self, fetch: DelayedFetch) -> None:
-        fetch.end_waiting()
+        """Removes the fetch from its connection and all partitions."""
+        fetch.apply(COMPLETE)
+        self.delayed.pop(fetch.connection, None)
+        fetch.unregister()
         self.waiting -= 1
 
     # -- FetchCompletion
@@ -328,8 +341,9 @@ class FetchHandler(FetchCompletion):
             session.clear_up_to_date(fetch.session_partitions, found)
         reply = fetch.reply
         if reply is None:
-            if len(response) == 1:
-                fetch.connection.respond_now(response[0])
+            first = response[0]
+            if len(response) == 1 and isinstance(first, bytes):
+                fetch.connection.respond_now(first)
                 return
             reply = fetch.connection.respond_later()
         else:

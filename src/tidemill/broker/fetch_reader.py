@@ -1,7 +1,8 @@
-"""Looks up the partitions of a fetch: errors, limits of a response, offsets and ranges of files. Compiled.
+"""Looks up the partitions of a fetch: limits of a response, offsets and ranges of files. Compiled.
 
 The reader does not read records: a result refers to a range of a log file. The fetch of a follower updates
-its state on this leader (:meth:`FetchReader.record_follower_fetch`).
+its state on this leader (:meth:`FetchReader.record_follower_fetch`). The refusals are in
+:mod:`tidemill.broker.fetch_admission`.
 
 Source: Apache Kafka, ``ReplicaManager.readFromLog``, ``Partition.fetchRecords``.
 """
@@ -14,6 +15,7 @@ from typing import Final
 from mypy_extensions import i16, i64, mypyc_attr
 
 from tidemill.broker.delayed_fetch import DelayedFetch
+from tidemill.broker.fetch_admission import ANY_REPLICA_FROM, refusal_of_partition
 from tidemill.broker.fetch_partition_data import FetchPartitionData, LogReadResults
 from tidemill.broker.fetch_session import SessionPartition
 from tidemill.log.log import Log
@@ -21,9 +23,8 @@ from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import Clock, EventLoop
 from tidemill.net.connection import Connection
-from tidemill.records.batch import ZSTD
 from tidemill.replication.delayed_operations import CONSUMER, WatchedPartition
-from tidemill.replication.hosted_topics import TopicTable
+from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
 from tidemill.replication.replication_quota import ReplicationQuota
@@ -35,9 +36,6 @@ ALL_FORMATS_FROM: Final = 4
 """From this version on clients know all message formats, and receive records as they are stored."""
 WHOLE_FIRST_FROM: Final = 3
 """From this version on the first batch of a response is complete, even if it exceeds the limits."""
-ZSTD_FROM: Final = 10
-ANY_REPLICA_FROM: Final = 11
-"""From this version on consumers may read from followers (KIP-392)."""
 UNLIMITED_BYTES: Final = 1 << 40
 """A limit above the size of any segment."""
 RANGES_MAX: Final = 10_000
@@ -155,43 +153,11 @@ class FetchReader:
                     results.bytes_left = 0
 
     def _find(self, request: FetchRequest, requested: RequestedPartition) -> Partition | None:
-        topics = self.topics.by_id if request.by_id else self.topics.by_name
-        entry = topics.get(requested.key)
+        entry = self._find_topic(request, requested)
         return None if entry is None else entry.partition(requested.index)
 
-    def check_partition(
-        self,
-        request: FetchRequest,
-        requested: RequestedPartition,
-        partition: Partition | None,
-        has_room: bool,
-    ) -> Partition:
-        """Returns the partition, or raises the KafkaError that becomes its response.
-
-        All errors of a partition are raised here, in the order of their precedence, except
-        OFFSET_OUT_OF_RANGE: a diverging log takes precedence over it, so :meth:`Partition.read` and
-        :meth:`Partition.check_range` raise it. A further check (access, quota) belongs between the
-        checks for existence and for leadership, so that a client without access gets no information about
-        the partition. An error completes the fetch, and does not affect the other partitions.
-
-        ``has_room``: the response may have records of the partition.
-        """
-        if partition is None:
-            topic_unknown = request.by_id and requested.key not in self.topics.by_id
-            raise KafkaError(
-                "this broker does not have the partition",
-                ErrorCode.UNKNOWN_TOPIC_ID if topic_unknown else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            )
-        if request.replica_id == CONSUMER and request.version >= ANY_REPLICA_FROM:
-            partition.check_readable(requested.leader_epoch)
-        else:
-            partition.check_leader(requested.leader_epoch)
-        if request.version < ZSTD_FROM and has_room and partition.storage.codec == ZSTD:
-            raise KafkaError(
-                f"{partition.topic} is compressed with zstd, which Fetch {request.version} does not know",
-                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            )
-        return partition
+    def _find_topic(self, request: FetchRequest, requested: RequestedPartition) -> TopicEntry | None:
+        return (self.topics.by_id if request.by_id else self.topics.by_name).get(requested.key)
 
     def read_partition(
         self, fetch: DelayedFetch, data: FetchPartitionData, state: SessionPartition | None
@@ -204,7 +170,12 @@ class FetchReader:
         has_room = results.bytes_left > 0 or is_first
         partition = data.partition
         try:
-            partition = self.check_partition(request, requested, partition, has_room)
+            is_topic_known = partition is not None or self._find_topic(request, requested) is not None
+            error = refusal_of_partition(request, requested, is_topic_known, partition, has_room)
+            if error is not None:
+                raise error
+            if partition is None:
+                raise RuntimeError(f"a partition without a replica here was admitted: {requested.index}")
             is_consumer = request.replica_id == CONSUMER
             selector = self.selector
             if (

@@ -22,7 +22,7 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import Clock
 from tidemill.replication.delayed_operations import CONSUMER, FetchWaiter, WatchedPartition
 from tidemill.replication.partition import Partition
-from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
+from tidemill.wire.fetch_layout import BY_ID, FetchRequest, RequestedPartition
 
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
@@ -41,7 +41,10 @@ class SessionPartition(FetchWaiter):
 
     def __init__(self, session: FetchSession, requested: RequestedPartition) -> None:
         self.session: FetchSession | None = session
-        """None: the partition was removed from its session."""
+        """None after :meth:`FetchSession._drop` has removed the partition from its session.
+
+        A copy of the membership: events and earlier look-ups need not search the session by the key.
+        """
         self.requested = requested
         self.partition: Partition | None = None
         """None: this broker had no replica at the last look-up."""
@@ -49,8 +52,6 @@ class SessionPartition(FetchWaiter):
         self.sent_log_start: i64 = -1
         self.rank: i64 = 0
         """The position in the order of the session, smallest first."""
-        self.is_changed = False
-        """The next fetch of the session looks it up."""
         self._registered_on: Partition | None = None
 
     def on_readable(self, partition: WatchedPartition, added_bytes: i64) -> None:
@@ -90,9 +91,9 @@ class SessionPartition(FetchWaiter):
             self._registered_on = None
 
     def record_fetches(self, replica_id: i32, now_ms: i64, replica_epoch: i64) -> None:
-        """Records the fetches of a follower since the partition was looked up last without a change."""
+        """Records the fetches of a follower since the last look-up, while the partition was unchanged."""
         partition = self._registered_on
-        if replica_id >= 0 and partition is not None and not self.is_changed:
+        if replica_id >= 0 and partition is not None:
             partition.fetch_repeated(replica_id, now_ms, replica_epoch)
 
     def is_up_to_date(self, data: FetchPartitionData, replica_id: i32, isolation: i32) -> bool:
@@ -151,16 +152,16 @@ class SessionPartition(FetchWaiter):
 
 
 class FetchSession:
-    """The session of one consumer or follower."""
+    """The session of one consumer or follower, which ``request`` creates."""
 
-    def __init__(self, owner: FetchSessions, session_id: i32, by_id: bool, now_ms: i64) -> None:
+    def __init__(self, owner: FetchSessions, session_id: i32, request: FetchRequest, now_ms: i64) -> None:
         self.owner = owner
         self.session_id: i32 = session_id
-        self.by_id = by_id
-        """The client names topics by id."""
         self.epoch: i32 = 1
+        """The epoch of the next request."""
         self.used_ms: i64 = now_ms
         self.partitions: dict[tuple[bytes, int], SessionPartition] = {}
+        """By topic key and partition index. :attr:`SessionPartition.rank` is their order."""
         self.changed: dict[SessionPartition, None] = {}
         """The partitions that the next fetch looks up, in the order in which they changed or had records.
 
@@ -169,16 +170,22 @@ class FetchSession:
         self.waiters: list[FetchWaiter] = []
         """The delayed fetches of the session; more than one only if connections share the session."""
         self.ended = False
-        self.counted: i64 = 0
-        """The number of its partitions in :attr:`FetchSessions.partition_count`."""
-        self._replica_id: i32 = CONSUMER
-        self._replica_epoch: i64 = -1
-        self._isolation: i32 = 0
-        self._version: i16 = 0
+        """Set when :meth:`FetchSessions.remove` removes the session: fetches need not search it by its id."""
+        # Of the last request, which is not kept: partitions change between two requests.
+        self._replica_id: i32 = request.replica_id
+        self._replica_epoch: i64 = request.replica_epoch
+        self._isolation: i32 = request.isolation
+        self._version: i16 = request.version
         self._rank: i64 = 0
+        """The highest rank of a partition."""
 
-    def all_in_order(self) -> list[SessionPartition]:
-        """Returns all partitions in the order of the session."""
+    @property
+    def by_id(self) -> bool:
+        """Whether the client names topics by id."""
+        return self._version >= BY_ID
+
+    def all_as_added(self) -> list[SessionPartition]:
+        """Returns all partitions in the order in which they were added: that of the first response."""
         return list(self.partitions.values())
 
     def changed_in_order(self) -> list[SessionPartition]:
@@ -194,11 +201,9 @@ class FetchSession:
 
     def mark_changed(self, partition: SessionPartition) -> None:
         """Marks ``partition`` as changed: the next fetch looks it up."""
-        if partition.is_changed:
-            return
-        self._record_fetches(partition)
-        partition.is_changed = True
-        self.changed[partition] = None
+        if partition not in self.changed:
+            self._record_fetches(partition)
+            self.changed[partition] = None
 
     def _record_fetches(self, partition: SessionPartition) -> None:
         partition.record_fetches(self._replica_id, self.used_ms, self._replica_epoch)
@@ -220,8 +225,14 @@ class FetchSession:
         self._isolation = request.isolation
         self._version = request.version
 
-    def update(self, requested: list[RequestedPartition], forgotten: list[tuple[bytes, int]]) -> None:
-        """Adds or updates the ``requested`` partitions, and removes the ``forgotten`` ones."""
+    def update(
+        self, requested: tuple[RequestedPartition, ...], forgotten: tuple[tuple[bytes, int], ...]
+    ) -> None:
+        """Adds or updates the ``requested`` partitions, and removes the ``forgotten`` ones.
+
+        The caller then calls :meth:`FetchSessions.enforce_partition_limit`.
+        """
+        count_before: i64 = len(self.partitions)
         for one in requested:
             key = (one.key, int(one.index))
             partition = self.partitions.get(key)
@@ -236,12 +247,15 @@ class FetchSession:
             partition = self.partitions.pop(key, None)
             if partition is not None:
                 self._drop(partition)
+        self.owner.partition_count += len(self.partitions) - count_before
 
     def _drop(self, partition: SessionPartition) -> None:
-        self._record_fetches(partition)
+        if partition in self.changed:
+            del self.changed[partition]
+        else:
+            self._record_fetches(partition)
         partition.unregister()
         partition.session = None
-        self.changed.pop(partition, None)
 
     def add_waiter(
         self, waiter: FetchWaiter, partitions: list[SessionPartition], found: list[FetchPartitionData]
@@ -272,7 +286,6 @@ class FetchSession:
             index += 1
             if partition.session is self and partition.is_up_to_date(data, self._replica_id, self._isolation):
                 partition.register(self._replica_id)
-                partition.is_changed = False
                 self.changed.pop(partition, None)
 
     def end(self) -> None:
@@ -311,12 +324,9 @@ class FetchSession:
             partition.set_sent(data)
             slice_ = data.slice
             if slice_ is not None and slice_.size > 0 and partition.session is self:
-                key = (partition.requested.key, int(partition.requested.index))
-                del self.partitions[key]
-                self.partitions[key] = partition
                 self._move_to_end(partition)
-                if partition.is_changed:
-                    self.changed.pop(partition, None)
+                if partition in self.changed:
+                    del self.changed[partition]
                     self.changed[partition] = None
         return result
 
@@ -352,7 +362,7 @@ class FetchSessions:
         self.large = large
         self.sessions: dict[int, FetchSession] = {}
         self.partition_count: i64 = 0
-        """The partitions of all sessions."""
+        """The partitions of all sessions, kept by :meth:`FetchSession.update` and :meth:`remove`."""
 
     def find(self, request: FetchRequest) -> FetchSession | None:
         """Finds, creates or ends the session that a request names. None: the fetch has no session.
@@ -367,10 +377,7 @@ class FetchSessions:
                 self.remove(request.session_id)
             if epoch == FINAL_EPOCH:
                 return None
-            made = self._make(len(request.partitions), request.by_id)
-            if made is not None:
-                made.set_reader(request)
-            return made
+            return self._make(request)
         session = self.sessions.get(int(request.session_id))
         if session is None:
             raise session_not_found(request.session_id)
@@ -390,16 +397,13 @@ class FetchSessions:
         return session
 
     def enforce_partition_limit(self, session: FetchSession) -> None:
-        """Counts the partitions of ``session``, and ends it if all sessions have more than
-        :data:`PARTITIONS_MAX`.
+        """Ends ``session`` if all sessions have more than :data:`PARTITIONS_MAX` partitions.
 
         Raises KafkaError (FETCH_SESSION_ID_NOT_FOUND) if it has ended.
         """
         if session.ended:
             raise session_not_found(session.session_id)
         session.used_ms = self.clock.monotonic_ms()
-        self.partition_count += len(session.partitions) - session.counted
-        session.counted = len(session.partitions)
         if self.partition_count > PARTITIONS_MAX:
             self.remove(session.session_id)
             raise session_not_found(session.session_id)
@@ -408,11 +412,12 @@ class FetchSessions:
         """Ends the session with this id, if it exists."""
         session = self.sessions.pop(int(session_id), None)
         if session is not None:
-            self.partition_count -= session.counted
+            self.partition_count -= len(session.partitions)
             session.end()
 
-    def _make(self, count: i64, by_id: bool) -> FetchSession | None:
+    def _make(self, request: FetchRequest) -> FetchSession | None:
         """Creates a session. Returns None if the limits are reached and no session may be evicted."""
+        count: i64 = len(request.partitions)
         now_ms = self.clock.monotonic_ms()
         if count == 0 or self.sessions_max <= 0 or self.partition_count + count > PARTITIONS_MAX:
             return None
@@ -425,7 +430,7 @@ class FetchSessions:
             session_id = random.randint(1, 0x7FFFFFFF)
             if session_id not in self.sessions:
                 break
-        session = FetchSession(self, i32(session_id), by_id, now_ms)
+        session = FetchSession(self, i32(session_id), request, now_ms)
         self.sessions[session_id] = session
         return session
 

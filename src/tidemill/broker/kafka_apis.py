@@ -13,7 +13,6 @@ from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.broker import produce_codec
-from tidemill.broker.delayed_fetch import DelayedFetch
 from tidemill.broker.fetch_handler import FetchHandler
 from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.model.counters import TimeHistogram
@@ -85,12 +84,9 @@ class KafkaApis(FrameHandler):
             raise ProtocolError(f"a request of {end - start} bytes is shorter than its header")
         api_key = read_i16_be(data, start)
         if connection.has_pending_responses and api_key == FETCH:
-            self.complete_follower_fetch(connection)
-        if connection.has_pending_responses:
-            if api_key != PRODUCE or connection.peer.busy:
-                return False
-        elif connection.peer.busy:
-            connection.peer.busy = False
+            self.fetches.complete_follower_fetch(connection)
+        if connection.has_pending_responses and (api_key != PRODUCE or connection.is_blocked):
+            return False
         if (
             end - start > EXEMPT_BYTES
             and api_key <= FETCH
@@ -121,15 +117,7 @@ class KafkaApis(FrameHandler):
                     f" {OTHER_REQUEST_BYTES_MAX}"
                 )
             self.others.handle(connection, data, start, end, api_key, version, read_i32_be(data, start + 4))
-        if api_key != PRODUCE and connection.has_pending_responses:
-            connection.peer.busy = True
         return True
-
-    def complete_follower_fetch(self, connection: Connection) -> None:
-        """Completes the delayed fetch of a follower, whose next fetch names further partitions."""
-        fetch = connection.state
-        if isinstance(fetch, DelayedFetch) and fetch.request.replica_id >= 0:
-            self.fetches.complete_waiting(connection)
 
     def handle_timed(
         self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
@@ -172,8 +160,7 @@ class KafkaApis(FrameHandler):
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """Removes the delayed requests of a closed connection."""
-        if connection.peer.busy:
-            self.produces.on_close(connection)
+        self.produces.on_close(connection)
         self.fetches.on_close(connection)
         self.others.on_close(connection, reason)
 

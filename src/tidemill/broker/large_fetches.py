@@ -7,8 +7,8 @@ look-up, so that it misses no change during the look-ups of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 from tidemill.broker.delayed_fetch import (
     COMPLETE,
@@ -27,6 +27,7 @@ from tidemill.broker.large_requests import LargeRequestQueue, RequestSlices
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.task_set import TaskSet
 from tidemill.net.connection import Connection, PendingResponse
+from tidemill.net.send_queue import ResponsePart
 from tidemill.wire.fetch_layout import SESSIONS_FROM, FetchRequest, FetchRequestReader
 
 PARTITIONS_PER_SLICE: Final = 100
@@ -112,7 +113,7 @@ class LargeFetches(LargeFetchHandler):
                 memory.release(len(body))
 
 
-Work = Callable[[RequestSlices], Coroutine[Any, Any, None]]
+Work = Callable[[RequestSlices], Awaitable[None]]
 
 
 class LargeFetch(SlicedFetch):
@@ -133,7 +134,7 @@ class LargeFetch(SlicedFetch):
         if fetch.connection.closed:
             fetch.apply(COMPLETE)
         else:
-            fetch.connection.state = fetch
+            handler.delayed[fetch.connection] = fetch
 
     # -- events
 
@@ -209,12 +210,12 @@ class LargeFetch(SlicedFetch):
         for begin in range(0, len(request.partitions), PARTITIONS_PER_SLICE):
             if session.ended:
                 break
-            session.update(request.partitions[begin : begin + PARTITIONS_PER_SLICE], [])
+            session.update(request.partitions[begin : begin + PARTITIONS_PER_SLICE], ())
             await slices.step()
         for begin in range(0, len(request.forgotten), PARTITIONS_PER_SLICE):
             if session.ended:
                 break
-            session.update([], request.forgotten[begin : begin + PARTITIONS_PER_SLICE])
+            session.update((), request.forgotten[begin : begin + PARTITIONS_PER_SLICE])
             await slices.step()
         sessions.enforce_partition_limit(session)
 
@@ -338,14 +339,13 @@ class LargeFetch(SlicedFetch):
         self._complete_reply(response)
         await self._free(slices)
 
-    def _complete_reply(self, response: list[Any]) -> None:
+    def _complete_reply(self, response: list[ResponsePart]) -> None:
         fetch = self._fetch
         fetch.apply(COMPLETE)
         connection = fetch.connection
         if connection.closed or fetch.reply is None:
             return
-        if connection.state is fetch:
-            connection.state = None
+        self._handler.delayed.pop(connection, None)
         fetch.reply.complete(response)
 
     # -- release: to free many objects at once would block the event loop
@@ -381,7 +381,8 @@ class LargeFetch(SlicedFetch):
     async def _free(self, slices: RequestSlices) -> None:
         fetch = self._fetch
         await self._drop_results(slices)
-        requested, forgotten = fetch.request.partitions, fetch.request.forgotten
+        # The lists keep the partitions of the request, which is released at once.
+        requested, forgotten = list(fetch.request.partitions), list(fetch.request.forgotten)
         fetch.drop()
         while requested or forgotten:
             del requested[-PARTITIONS_PER_SLICE:]

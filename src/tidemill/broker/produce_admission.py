@@ -1,9 +1,11 @@
-"""Admission of Produce requests: the table of refusals, and the append to each partition. Compiled.
+"""Admission of Produce requests: the append to each partition, unless it is refused. Compiled.
 
-The result for the :class:`~tidemill.broker.produce_codec.PartitionRecords` of a partition is one of these:
+The refusals are the table of :mod:`tidemill.broker.produce_checks`. The result for the
+:class:`~tidemill.broker.produce_codec.PartitionRecords` of a partition is one of these:
 
 ======================  ======================================================================================
-PartitionResponse       an error, or success for an empty message set, of which nothing is appended
+Refused                 an error
+NothingToAppend         an empty message set
 BatchAppend             a validated batch of message format v2
 MessageSetAppend        a checked message set of format v0 or v1
 BatchValidation         a batch whose validation would block the event loop
@@ -12,209 +14,44 @@ WrapperCompression      a wrapper of format v0 whose compression would block it
 ======================  ======================================================================================
 
 The last three are costly: :class:`~tidemill.broker.produce_handler.BackgroundPreparation` replaces each by
-one of the others.
+one of the others, or appends the records and replaces it by
+:class:`~tidemill.broker.produce_codec.Appended`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from mypy_extensions import i32, i64, mypyc_attr
 
+from tidemill.broker.produce_checks import (
+    ONE_BATCH_FROM,
+    refusal_of_batch,
+    refusal_of_partition,
+    refusal_of_records,
+    refusal_of_request,
+)
 from tidemill.broker.produce_codec import (
     BY_ID,
+    NothingToAppend,
     PartitionRecords,
-    PartitionResponse,
+    PartitionResult,
     ProduceRequest,
-    error_response,
+    Refused,
 )
 from tidemill.broker.rejected_batches import RETRIED, RejectedBatches
 from tidemill.log.log import AppendResult
-from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Clock
-from tidemill.records.batch import CURRENT_MAGIC, MAGIC, ZSTD, Batch, parse_batch
+from tidemill.records.batch import CURRENT_MAGIC, MAGIC, Batch, parse_batch
 from tidemill.records.batch_validation import is_costly, validate
-from tidemill.records.format_conversion import for_storage, is_costly_for_storage
+from tidemill.records.format_conversion import check_single_batch, for_storage, is_costly_for_storage
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.replication.partition import Partition
 
-ONE_BATCH_FROM: Final = 3
-"""From this version on a request has one batch of format v2 for a partition, and before it a message set."""
-ZSTD_FROM: Final = 7
 WRAPPER_BYTES_MAX: Final = 16 * 1024
 """The largest message set that the event loop compresses into a wrapper of format v0."""
-
-
-# Refusals.
-
-
-class AdmissionCheck:
-    """A reason to refuse records."""
-
-    name: ClassVar[str] = ""
-
-
-class RequestCheck(AdmissionCheck):
-    """A reason to refuse all partitions of a request."""
-
-    def refuse_request(self, request: ProduceRequest) -> KafkaError | None:
-        """Returns the error of all partitions of ``request``; None admits it."""
-        raise NotImplementedError
-
-
-class PartitionCheck(AdmissionCheck):
-    """A reason to refuse one partition."""
-
-    def refuse_partition(
-        self,
-        request: ProduceRequest,
-        records: PartitionRecords,
-        topic: TopicEntry | None,
-        partition: Partition | None,
-    ) -> KafkaError | None:
-        """Returns the error of one partition; None admits it.
-
-        ``topic`` is None for an unknown topic, ``partition`` for a partition without a replica here.
-        """
-        raise NotImplementedError
-
-
-class BatchCheck(AdmissionCheck):
-    """A reason to refuse a batch, from version 3 on. The header of the batch is parsed."""
-
-    def refuse_batch(self, request: ProduceRequest, batch: Batch) -> KafkaError | None:
-        """Returns the error of a batch; None admits it."""
-        raise NotImplementedError
-
-
-class TransactionCheck(RequestCheck):
-    """Transactions are not supported: docs/decisions/transactions-refused.md."""
-
-    name = "transaction"
-
-    def refuse_request(self, request: ProduceRequest) -> KafkaError | None:
-        if not request.is_transactional:
-            return None
-        return KafkaError(
-            "transactions are not supported by this version: produce without transactional.id, "
-            "and no batch as part of a transaction",
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        )
-
-
-class AcksCheck(RequestCheck):
-    """``acks`` is -1, 0 or 1."""
-
-    name = "acks"
-
-    def refuse_request(self, request: ProduceRequest) -> KafkaError | None:
-        if -1 <= request.acks <= 1:
-            return None
-        return KafkaError(
-            f"acks={request.acks} is not one of -1 (all), 0 and 1", ErrorCode.INVALID_REQUIRED_ACKS
-        )
-
-
-class UnknownPartitionCheck(PartitionCheck):
-    """This broker has a replica of the partition."""
-
-    name = "unknown partition"
-
-    def refuse_partition(
-        self,
-        request: ProduceRequest,
-        records: PartitionRecords,
-        topic: TopicEntry | None,
-        partition: Partition | None,
-    ) -> KafkaError | None:
-        if partition is not None:
-            return None
-        by_id = request.version >= BY_ID
-        if by_id and topic is None:
-            return KafkaError(f"no topic has the id {records.topic.hex()}", ErrorCode.UNKNOWN_TOPIC_ID)
-        name = records.topic.hex() if by_id else records.topic.decode("utf-8", "replace")
-        return KafkaError(f"{name}-{records.index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-
-
-class InternalTopicCheck(PartitionCheck):
-    """Only brokers write to internal topics: a client could forge committed offsets there."""
-
-    name = "internal topic"
-
-    def refuse_partition(
-        self,
-        request: ProduceRequest,
-        records: PartitionRecords,
-        topic: TopicEntry | None,
-        partition: Partition | None,
-    ) -> KafkaError | None:
-        if topic is None or not topic.internal:
-            return None
-        return KafkaError(
-            f"{topic.name} is an internal topic, which clients cannot write to",
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-        )
-
-
-class LeaderCheck(PartitionCheck):
-    """This broker leads the partition, and its log is writable."""
-
-    name = "leader"
-
-    def refuse_partition(
-        self,
-        request: ProduceRequest,
-        records: PartitionRecords,
-        topic: TopicEntry | None,
-        partition: Partition | None,
-    ) -> KafkaError | None:
-        if partition is None:
-            return None
-        try:
-            partition.check_leader(-1)
-        except KafkaError as error:
-            return error
-        return None
-
-
-class ZstdCheck(BatchCheck):
-    """Clients of the request's version know zstd."""
-
-    name = "zstd"
-
-    def refuse_batch(self, request: ProduceRequest, batch: Batch) -> KafkaError | None:
-        if batch.codec != ZSTD or request.version >= ZSTD_FROM:
-            return None
-        return KafkaError(
-            f"zstd in Produce version {request.version}: it is supported from version {ZSTD_FROM} on",
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-        )
-
-
-CHECKS: Final[list[AdmissionCheck]] = [
-    TransactionCheck(),
-    AcksCheck(),
-    UnknownPartitionCheck(),
-    InternalTopicCheck(),
-    LeaderCheck(),
-    ZstdCheck(),
-]
-"""All refusals, in the order of their precedence: the first error is the response.
-
-The checks of a request come before those of its partitions, and these before those of a partition's batch.
-
-To add a refusal (by access rules, a quota or a size), write a subclass of
-:class:`RequestCheck`, :class:`PartitionCheck` or :class:`BatchCheck`, and add it here, before the checks that
-it precedes. What it needs of the request becomes a field of
-:class:`~tidemill.broker.produce_codec.ProduceRequest`.
-"""
-REQUEST_CHECKS: Final[list[RequestCheck]] = [one for one in CHECKS if isinstance(one, RequestCheck)]
-PARTITION_CHECKS: Final[list[PartitionCheck]] = [one for one in CHECKS if isinstance(one, PartitionCheck)]
-BATCH_CHECKS: Final[list[BatchCheck]] = [one for one in CHECKS if isinstance(one, BatchCheck)]
-
-
-# Admitted partitions.
 
 
 class PartitionAppend:
@@ -293,7 +130,9 @@ class WrapperCompression(CostlyAppend):
         self.unpacked: Final = unpacked
 
 
-AdmittedPartition: TypeAlias = PartitionResponse | PartitionAppend
+AdmissionResult: TypeAlias = PartitionAppend | NothingToAppend | Refused
+AdmittedPartition: TypeAlias = PartitionAppend | PartitionResult
+"""The result of an admission, or the result that has replaced it."""
 
 
 def append_of_stored(
@@ -345,7 +184,7 @@ class Admission:
             entry = topics.get(topic.key)
             for records in topic.partitions:
                 if error is not None:
-                    admitted.append(error_response(records.index, error))
+                    admitted.append(Refused(records.index, error))
                 else:
                     admitted.append(self.admit_partition(request, data, records, entry, now_ms))
         return admitted
@@ -357,19 +196,19 @@ class Admission:
         records: PartitionRecords,
         topic: TopicEntry | None,
         now_ms: i64,
-    ) -> AdmittedPartition:
+    ) -> AdmissionResult:
         """Returns the result for one partition."""
         partition = None if topic is None else topic.partition(records.index)
         error = refusal_of_partition(request, records, topic, partition)
         if error is not None:
             self.record_rejected(request, data, records, partition, error)
-            return error_response(records.index, error)
+            return Refused(records.index, error)
         if partition is None:
             raise RuntimeError(f"a partition without a replica here was admitted: {records.index}")
         try:
             return admit_records(request, data, records, partition, now_ms)
         except KafkaError as problem:
-            return error_response(records.index, problem)
+            return Refused(records.index, problem)
 
     def record_rejected(
         self,
@@ -383,58 +222,33 @@ class Admission:
         if request.version < ONE_BATCH_FROM or error.code not in RETRIED:
             return
         try:
-            batch = only_batch(data, records.start, records.end)
+            batch = parse_batch(data, records.start, records.end)
+            check_single_batch(batch, records.end - records.start)
         except KafkaError:
             return
         self.rejected.record(records, partition, batch, error, self.clock.monotonic_ms())
 
 
-def refusal_of_request(request: ProduceRequest) -> KafkaError | None:
-    """Returns the first error of the table for a request."""
-    for check in REQUEST_CHECKS:
-        error = check.refuse_request(request)
-        if error is not None:
-            return error
-    return None
-
-
-def refusal_of_partition(
-    request: ProduceRequest, records: PartitionRecords, topic: TopicEntry | None, partition: Partition | None
-) -> KafkaError | None:
-    """Returns the first error of the table for a partition."""
-    for check in PARTITION_CHECKS:
-        error = check.refuse_partition(request, records, topic, partition)
-        if error is not None:
-            return error
-    return None
-
-
-def refusal_of_batch(request: ProduceRequest, batch: Batch) -> KafkaError | None:
-    """Returns the first error of the table for a batch."""
-    for check in BATCH_CHECKS:
-        error = check.refuse_batch(request, batch)
-        if error is not None:
-            return error
-    return None
-
-
 def admit_records(
     request: ProduceRequest, data: bytes, records: PartitionRecords, partition: Partition, now_ms: i64
-) -> AdmittedPartition:
+) -> AdmissionResult:
     """Returns the result for the records of an admitted partition. Raises KafkaError for invalid records."""
+    error = refusal_of_records(request, data, records)
+    if error is not None:
+        return Refused(records.index, error)
+    if records.start == records.end:
+        # An empty message set was never an error: Kafka returns offset -1.
+        return NothingToAppend(records.index)
     storage = partition.storage
-    if request.version >= ONE_BATCH_FROM:
-        batch = only_batch(data, records.start, records.end)
-        error = refusal_of_batch(request, batch)
+    if request.version >= ONE_BATCH_FROM or has_batch(data, records):
+        batch = parse_batch(data, records.start, records.end)
+        error = refusal_of_batch(request, records, partition, batch)
         if error is not None:
-            return error_response(records.index, error)
+            return Refused(records.index, error)
         if storage.as_produced:
             if is_costly(batch):
                 return BatchValidation(records, partition, batch)
             return BatchAppend(records, partition, validate(batch, partition.limits, now_ms))
-    elif records.start == records.end:
-        # An empty message set was never an error: Kafka returns offset -1.
-        return PartitionResponse(records.index)
     if is_costly_for_storage(data, records.start, records.end, storage.magic, storage.codec):
         return RecordsConversion(records, partition, data)
     stored = for_storage(
@@ -451,18 +265,6 @@ def admit_records(
     return append_of_stored(records, partition, data, stored)
 
 
-def only_batch(data: bytes, start: i64, end: i64) -> Batch:
-    """Returns the batch between ``start`` and ``end``; raises KafkaError unless there is exactly one."""
-    if end == start:
-        raise InvalidRecord("no records: from version 3 on a Produce request has one batch for a partition")
-    if end - start > MAGIC and data[start + MAGIC] != CURRENT_MAGIC:
-        raise InvalidRecord(
-            f"a batch of message format {data[start + MAGIC]}: from version 3 on a Produce request has"
-            " format 2"
-        )
-    batch = parse_batch(data, start, end)
-    if batch.size != end - start:
-        raise InvalidRecord(
-            f"{end - start} bytes of records hold more than one batch (the first has {batch.size} bytes)"
-        )
-    return batch
+def has_batch(data: bytes, records: PartitionRecords) -> bool:
+    """Whether ``records`` begin with a batch of format v2, and not with an entry of format v0 or v1."""
+    return records.end - records.start > MAGIC and data[records.start + MAGIC] >= CURRENT_MAGIC

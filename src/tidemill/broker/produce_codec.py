@@ -11,7 +11,7 @@ it is written to the log. A decoded request is immutable.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from librt.strings import (
     BytesWriter,
@@ -23,9 +23,16 @@ from librt.strings import (
 )
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
-from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.errors import InvalidRecord, KafkaError
 from tidemill.model.log_lines import cut_short
-from tidemill.records.batch import ATTRIBUTES, CURRENT_MAGIC, MAGIC, RECORDS, TRANSACTIONAL_FLAG
+from tidemill.records.batch import (
+    ATTRIBUTES,
+    CURRENT_MAGIC,
+    MAGIC,
+    NO_TIMESTAMP,
+    RECORDS,
+    TRANSACTIONAL_FLAG,
+)
 from tidemill.wire.hot_path_codec import (
     PRODUCE_ITEMS_MAX,
     check_end,
@@ -45,6 +52,8 @@ FLEXIBLE: Final = 9
 BY_ID: Final = 13
 STORAGE_ERROR_FROM: Final = 4
 NONE: Final[i16] = 0
+NO_OFFSET: Final[i64] = -1
+"""In a response: nothing was appended."""
 TEXT_CHARACTERS_MAX: Final = 1000
 """The limit of one error text, which may contain a long name that the client sent."""
 TOPIC_CHARACTERS_MAX: Final = 300
@@ -100,48 +109,48 @@ class ProduceRequest:
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
-class PartitionResponse:
-    """The response for one partition of a request."""
+class Appended:
+    """The records of a partition are in the log."""
 
-    def __init__(
-        self, index: i32, base_offset: i64 = -1, log_append_time_ms: i64 = -1, log_start_offset: i64 = -1
-    ) -> None:
+    def __init__(self, index: i32, base_offset: i64, append_time_ms: i64, log_start_offset: i64) -> None:
         self.index: Final[i32] = index
-        self.error_code: i16 = NONE
-        self.base_offset: i64 = base_offset
-        self.log_append_time_ms: Final[i64] = log_append_time_ms
+        self.base_offset: Final[i64] = base_offset
+        self.append_time_ms: Final[i64] = append_time_ms
+        """As in :class:`~tidemill.log.log.AppendResult`."""
         self.log_start_offset: Final[i64] = log_start_offset
-        self.error_message: str = ""
-        self.record_errors: tuple[tuple[int, str], ...] = ()
-        """Index in the batch and text of each refused record."""
-
-    def fail(self, error: KafkaError) -> None:
-        """Replaces the result by an error."""
-        self.error_code = i16(int(error.code))
-        self.error_message = str(error)
-        self.base_offset = -1
-        if isinstance(error, InvalidRecord):
-            self.record_errors = error.record_errors
 
 
-def error_response(index: i32, error: KafkaError) -> PartitionResponse:
-    """Returns the response for a partition to which nothing is appended."""
-    response = PartitionResponse(index)
-    response.fail(error)
-    return response
+@mypyc_attr(acyclic=True)
+class NothingToAppend:
+    """The request has an empty message set for the partition, which is a success."""
+
+    def __init__(self, index: i32) -> None:
+        self.index: Final[i32] = index
 
 
-def first_error(request: ProduceRequest, responses: list[PartitionResponse]) -> str:
+class Refused:
+    """The records of a partition were not appended, or may be lost after their append."""
+
+    def __init__(self, index: i32, error: KafkaError) -> None:
+        self.index: Final[i32] = index
+        # The stack frames of the error refer to the frame of the request.
+        self.error: Final = error.as_result()
+
+
+PartitionResult: TypeAlias = Appended | NothingToAppend | Refused
+
+
+def first_error(request: ProduceRequest, results: list[PartitionResult]) -> str:
     """Returns the topic, partition and error of the first failed partition of a request, for a log line."""
     number = 0
     for topic in request.topics:
         for records in topic.partitions:
-            code = responses[number].error_code
+            result = results[number]
             number += 1
-            if code != NONE:
+            if isinstance(result, Refused):
                 name = topic.key.hex() if request.version >= BY_ID else topic.key.decode("utf-8", "replace")
                 shown = cut_short(name, TOPIC_CHARACTERS_MAX)
-                return f"partition {records.index} of {shown!r}: {ErrorCode(int(code)).name}"
+                return f"partition {records.index} of {shown!r}: {result.error.code.name}"
     return "no partition has an error"
 
 
@@ -215,11 +224,23 @@ class ErrorTexts:
         self.topics: set[bytes] = set()
         """The keys of the topics that have a text."""
 
-    def write_message(self, out: BytesWriter, topic: bytes, text: str, flexible: bool) -> None:
-        """Writes the text of a partition's error; null without one, and where the topic already has one."""
-        if text and self.bytes_left > 0 and topic not in self.topics:
-            self.topics.add(topic)
+    def write_error(self, out: BytesWriter, topic: bytes, error: KafkaError, flexible: bool) -> None:
+        """Writes the errors of single records, and the text of a partition's error.
+
+        The text is null where the topic already has one.
+        """
+        record_errors: tuple[tuple[int, str], ...] = ()
+        if isinstance(error, InvalidRecord) and self.bytes_left > 0:
+            record_errors = error.record_errors
+        write_count(out, len(record_errors), flexible)
+        for record_index, text in record_errors:
+            write_i32_be(out, i32(record_index))
             self.write(out, text, flexible)
+            if flexible:
+                out.append(0)
+        if self.bytes_left > 0 and topic not in self.topics:
+            self.topics.add(topic)
+            self.write(out, str(error), flexible)
         else:
             self.write(out, "", flexible)
 
@@ -234,10 +255,10 @@ class ErrorTexts:
         out.write(data)
 
 
-def encode(request: ProduceRequest, responses: list[PartitionResponse]) -> bytes:
+def encode(request: ProduceRequest, results: list[PartitionResult]) -> bytes:
     """Returns the response with its size and header.
 
-    ``responses``: one for each partition of ``request``, in the same order.
+    ``results``: one for each partition of ``request``, in the same order.
     """
     version = request.version
     flexible = version >= FLEXIBLE
@@ -254,7 +275,7 @@ def encode(request: ProduceRequest, responses: list[PartitionResponse]) -> bytes
         write_topic_key(out, topic.key, flexible, version >= BY_ID)
         write_count(out, end - begin, flexible)
         while begin < end:
-            encode_partition(out, topic.key, responses[begin], version, texts)
+            encode_partition(out, topic.key, results[begin], version, texts)
             begin += 1
         if flexible:
             out.append(0)
@@ -267,25 +288,49 @@ def encode(request: ProduceRequest, responses: list[PartitionResponse]) -> bytes
 
 
 def encode_partition(
-    out: BytesWriter, topic: bytes, response: PartitionResponse, version: i16, texts: ErrorTexts
+    out: BytesWriter, topic: bytes, result: PartitionResult, version: i16, texts: ErrorTexts
 ) -> None:
     """Writes the response for one partition."""
     flexible = version >= FLEXIBLE
-    write_i32_be(out, response.index)
-    write_i16_be(out, known_error(response.error_code, version, STORAGE_ERROR_FROM))
-    write_i64_be(out, response.base_offset)
-    if version >= 2:
-        write_i64_be(out, response.log_append_time_ms)
-    if version >= 5:
-        write_i64_be(out, response.log_start_offset)
+    if isinstance(result, Appended):
+        encode_fields(
+            out,
+            version,
+            result.index,
+            NONE,
+            result.base_offset,
+            result.append_time_ms,
+            result.log_start_offset,
+        )
+    elif isinstance(result, Refused):
+        code = known_error(i16(int(result.error.code)), version, STORAGE_ERROR_FROM)
+        encode_fields(out, version, result.index, code, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
+    else:
+        encode_fields(out, version, result.index, NONE, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
     if version >= 8:
-        record_errors = response.record_errors if texts.bytes_left > 0 else ()
-        write_count(out, len(record_errors), flexible)
-        for record_index, text in record_errors:
-            write_i32_be(out, i32(record_index))
-            texts.write(out, text, flexible)
-            if flexible:
-                out.append(0)
-        texts.write_message(out, topic, response.error_message, flexible)
+        if isinstance(result, Refused):
+            texts.write_error(out, topic, result.error, flexible)
+        else:
+            write_count(out, 0, flexible)
+            texts.write(out, "", flexible)
     if flexible:
         out.append(0)
+
+
+def encode_fields(
+    out: BytesWriter,
+    version: i16,
+    index: i32,
+    error_code: i16,
+    base_offset: i64,
+    append_time_ms: i64,
+    log_start_offset: i64,
+) -> None:
+    """Writes the fields of the response for one partition that all its results have."""
+    write_i32_be(out, index)
+    write_i16_be(out, error_code)
+    write_i64_be(out, base_offset)
+    if version >= 2:
+        write_i64_be(out, append_time_ms)
+    if version >= 5:
+        write_i64_be(out, log_start_offset)

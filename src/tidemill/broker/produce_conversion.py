@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
+from tidemill.broker.conversion_jobs import ConversionJob, Result, StorageConversionJob, WrapperPlacementJob
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.produce_admission import (
     AdmittedPartition,
@@ -22,11 +22,9 @@ from tidemill.broker.produce_admission import (
     WrapperCompression,
     append_of_stored,
 )
-from tidemill.broker.produce_codec import error_response
+from tidemill.broker.produce_codec import Appended, Refused
 from tidemill.broker.produce_handler import AdmittedRequest, ProduceHandler
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.message_set import MessageSet, PlacedMessageSet
 from tidemill.replication.partition import Partition
 
 REQUESTS_MAX = 4
@@ -48,7 +46,7 @@ class ProduceConversion:
     async def prepare(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Converts the costly partitions, appends wrappers of format v0, and waits for reserved log ends.
 
-        An error becomes the response of its partition.
+        An error becomes the result of its partition.
         """
         if not any(isinstance(one, CostlyAppend) for one in admitted.partitions):
             await self.wait_until_unreserved(admitted.partitions)
@@ -64,51 +62,43 @@ class ProduceConversion:
         received ones.
         """
         seconds = 0.0
-        for number in range(len(admitted.partitions)):
-            one = admitted.partitions[number]
+        for number, one in enumerate(admitted.partitions):
             if isinstance(one, RecordsConversion):
                 began = time.perf_counter()
-                one = admitted.partitions[number] = await self.convert(one, handler.clock.wall_ms())
+                admitted.partitions[number] = one = await self.convert(one, handler.clock.wall_ms())
                 seconds += time.perf_counter() - began
                 if isinstance(one, ReadyAppend) and admitted.should_append and is_next(admitted, number):
-                    one = handler.append(admitted, one, handler.clock.wall_ms())
+                    one = handler.append(admitted, number, one, handler.clock.wall_ms())
             if isinstance(one, WrapperCompression):
-                one = await self.append_wrapper(handler, admitted, one)
+                one = await self.append_wrapper(handler, admitted, number, one)
             admitted.partitions[number] = one
         if seconds:
             self.workers.note("Produce", seconds)
 
-    async def convert(self, costly: RecordsConversion, now_ms: int) -> AdmittedPartition:
-        """Converts the records of one partition. Returns their append, or a response with an error."""
+    async def convert(self, costly: RecordsConversion, now_ms: int) -> PartitionAppend | Refused:
+        """Converts the records of one partition. Returns their append, or the error."""
         records, partition = costly.records, costly.partition
-        storage, limits = partition.storage, partition.limits
+        storage = partition.storage
         try:
-            result = await self.run(
-                "store",
-                int(records.end - records.start),
-                costly.data[records.start : records.end],
-                int(storage.magic),
-                int(storage.codec),
-                (
-                    int(limits.max_batch_bytes),
-                    int(limits.unpacked_bytes_max),
-                    limits.key_required,
-                    int(limits.timestamp_before_ms),
-                    int(limits.timestamp_after_ms),
-                    limits.check_timestamps,
-                ),
-                int(now_ms),
-                storage.append_time,
-                storage.level,
+            stored = await self.run(
+                StorageConversionJob(
+                    data=costly.data[records.start : records.end],
+                    magic=storage.magic,
+                    codec=storage.codec,
+                    limits=partition.limits,
+                    now_ms=now_ms,
+                    append_time=storage.append_time,
+                    level=storage.level,
+                )
             )
         except KafkaError as error:
-            return error_response(records.index, error)
-        return append_of_stored(records, partition, costly.data, stored_of(result))
+            return Refused(records.index, error)
+        return append_of_stored(records, partition, costly.data, stored)
 
     async def append_wrapper(
-        self, handler: ProduceHandler, admitted: AdmittedRequest, costly: WrapperCompression
-    ) -> AdmittedPartition:
-        """Compresses a wrapper of format v0 for the current log end, and appends it. Returns the response.
+        self, handler: ProduceHandler, admitted: AdmittedRequest, number: int, costly: WrapperCompression
+    ) -> Appended | Refused | WrapperCompression:
+        """Compresses a wrapper of format v0 for the current log end, and appends it. Returns the result.
 
         Returns ``costly`` unchanged if the client has closed the connection meanwhile.
         """
@@ -118,22 +108,27 @@ class ProduceConversion:
         partition.reserved = True
         try:
             for _ in range(ATTEMPTS_MAX):
-                base = int(partition.log.end_offset)
-                codec, count = int(messages.codec), int(messages.record_count)
-                size = len(costly.unpacked)
-                (data,) = await self.run("place", size, costly.unpacked, codec, count, messages.level, base)
+                base: int = partition.log.end_offset
+                wrapper = await self.run(
+                    WrapperPlacementJob(
+                        data=costly.unpacked,
+                        codec=messages.codec,
+                        record_count=messages.record_count,
+                        level=messages.level,
+                        base_offset=base,
+                    )
+                )
                 if partition.log.end_offset == base:
                     if not admitted.should_append:
                         return costly
-                    wrapper = PlacedMessageSet(data, base, codec, count)
                     append = MessageSetAppend(costly.records, partition, wrapper)
-                    return handler.append(admitted, append, handler.clock.wall_ms())
+                    return handler.append(admitted, number, append, handler.clock.wall_ms())
             raise KafkaError(
                 f"other appends to {partition.topic}-{partition.index} preceded the compressed ones: retry",
                 ErrorCode.REQUEST_TIMED_OUT,
             )
         except KafkaError as error:
-            return error_response(costly.records.index, error)
+            return Refused(costly.records.index, error)
         finally:
             partition.reserved = False
             for waiter in self._waiting.pop(partition, ()):
@@ -151,10 +146,9 @@ class ProduceConversion:
         self._waiting.setdefault(partition, []).append(waiter)
         await waiter
 
-    async def run(self, job: str, size: int, *arguments: Any) -> Any:
+    async def run(self, job: ConversionJob[Result]) -> Result:
         """Runs a job in a worker process. Returns its result."""
-        workers = self.workers
-        return await self.loop.run_in_executor(workers.executor, workers.call, job, size, *arguments)
+        return await self.loop.run_in_executor(self.workers.executor, self.workers.call, job)
 
 
 def is_next(admitted: AdmittedRequest, number: int) -> bool:
@@ -174,10 +168,3 @@ def first_reserved(partitions: list[AdmittedPartition]) -> Partition | None:
         if isinstance(one, PartitionAppend) and one.partition.reserved:
             return one.partition
     return None
-
-
-def stored_of(result: tuple[Any, ...]) -> Batch | MessageSet:
-    """Builds the batch or message set from the result of a worker process."""
-    if len(result) == 1:
-        return parse_batch(result[0], 0, len(result[0]))
-    return MessageSet(*result)

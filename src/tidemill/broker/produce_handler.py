@@ -3,7 +3,7 @@
     decode ─► admit ─► (prepare: validate, convert) ─► append ─► respond, now or after the replication
 
 The layouts are in :mod:`tidemill.broker.produce_codec`, the refusals in
-:mod:`tidemill.broker.produce_admission`.
+:mod:`tidemill.broker.produce_checks`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from tidemill.broker.produce_admission import (
     Admission,
     AdmittedPartition,
     BatchAppend,
+    PartitionAppend,
     ReadyAppend,
     is_immediate,
 )
 from tidemill.broker.produce_codec import (
-    NONE,
-    PartitionResponse,
+    Appended,
+    PartitionResult,
     ProduceRequest,
+    Refused,
     decode,
     encode,
-    error_response,
     first_error,
 )
 from tidemill.broker.rejected_batches import RejectedBatches
@@ -50,10 +51,7 @@ def should_append(connection: Connection, request: ProduceRequest) -> bool:
 class CongestedRequest:
     """A decoded request that is delayed because the disk is congested."""
 
-    def __init__(
-        self, connection: Connection, reply: PendingResponse, request: ProduceRequest, data: bytes
-    ) -> None:
-        self.connection: Final = connection
+    def __init__(self, reply: PendingResponse, request: ProduceRequest, data: bytes) -> None:
         self.reply: Final = reply
         self.request: Final = request
         self.data: Final = data
@@ -77,7 +75,7 @@ class AdmittedRequest:
         self.request: Final = request
         self.frame_bytes: Final[i64] = frame_bytes
         self.partitions: Final = partitions
-        """In the order of the request. The preparation replaces the costly ones."""
+        """In the order of the request. The preparation replaces the costly appends."""
         self.delayed: DelayedProduce | None = None
 
     @property
@@ -85,9 +83,10 @@ class AdmittedRequest:
         """As :func:`should_append`."""
         return should_append(self.connection, self.request)
 
-    def await_append(self, response: PartitionResponse, partition: Partition, required_offset: i64) -> None:
+    def await_append(self, number: int, partition: Partition, required_offset: i64) -> None:
         """Delays the response until the records below ``required_offset`` are committed or flushed.
 
+        ``number``: the index of the append in :attr:`partitions`.
         The request is registered before the appends to the other partitions, during which this append may be
         committed or truncated.
         """
@@ -96,7 +95,7 @@ class AdmittedRequest:
         if delayed is None:
             delayed = DelayedProduce(self.connection, acks)
             self.delayed = delayed
-        delayed.awaited.append(AwaitedAppend(response, partition, required_offset))
+        delayed.awaited.append(AwaitedAppend(number, partition, required_offset))
         if acks == -1:
             partition.delayed.wait_committed(required_offset, delayed)
         else:
@@ -110,7 +109,7 @@ class BackgroundPreparation:
     def submit(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Validates and converts records, waits for reserved log ends, then calls ``handler.append_all``.
 
-        Meanwhile the connection handles no further request.
+        Meanwhile the pending response blocks later requests of the connection.
         """
         raise NotImplementedError
 
@@ -135,7 +134,7 @@ class ProduceHandler:
         self.rejected = RejectedBatches()
         self.admission = Admission(topics, clock, self.rejected)
         self.congested = False
-        self.congested_requests: list[CongestedRequest] = []
+        self.congested_requests: dict[Connection, CongestedRequest] = {}
 
     def handle(
         self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
@@ -146,10 +145,8 @@ class ProduceHandler:
         except IndexError as problem:
             raise ProtocolError(f"Produce version {version} is cut short: {problem}") from None
         if self.congested:
-            connection.peer.busy = True
-            self.congested_requests.append(
-                CongestedRequest(connection, connection.respond_later(), request, data)
-            )
+            reply = connection.respond_later()
+            self.congested_requests[connection] = CongestedRequest(reply, request, data)
             self.memory.reserve(len(data))
             return
         self.admit(connection, None, request, data)
@@ -158,10 +155,9 @@ class ProduceHandler:
         """Delays new requests while the disk is congested, at most one for each connection."""
         self.congested = congested
         while self.congested_requests and not self.congested:
-            waiting = self.congested_requests.pop(0)
-            connection = waiting.connection
+            connection = next(iter(self.congested_requests))
+            waiting = self.congested_requests.pop(connection)
             self.memory.release(len(waiting.data))
-            connection.peer.busy = False
             if should_append(connection, waiting.request):
                 try:
                     self.admit(connection, waiting.reply, waiting.request, waiting.data)
@@ -170,10 +166,10 @@ class ProduceHandler:
 
     def on_close(self, connection: Connection) -> None:
         """Removes the delayed request of a closed connection, unless it has acks=0."""
-        for waiting in list(self.congested_requests):
-            if waiting.connection is connection and not should_append(connection, waiting.request):
-                self.congested_requests.remove(waiting)
-                self.memory.release(len(waiting.data))
+        waiting = self.congested_requests.get(connection)
+        if waiting is not None and not should_append(connection, waiting.request):
+            del self.congested_requests[connection]
+            self.memory.release(len(waiting.data))
 
     def admit(
         self, connection: Connection, reply: PendingResponse | None, request: ProduceRequest, data: bytes
@@ -190,28 +186,40 @@ class ProduceHandler:
 
     def append_all(self, admitted: AdmittedRequest, now_ms: i64) -> None:
         """Appends the admitted records, and sends the response now or once the appends are complete."""
-        responses: list[PartitionResponse] = []
-        failed = False
-        for one in admitted.partitions:
-            if isinstance(one, PartitionResponse):
-                response = one
-            elif isinstance(one, ReadyAppend):
-                response = self.append(admitted, one, now_ms)
-            else:
+        results: list[PartitionResult] = []
+        for number, one in enumerate(admitted.partitions):
+            if isinstance(one, ReadyAppend):
+                results.append(self.append(admitted, number, one, now_ms))
+            elif isinstance(one, PartitionAppend):
                 raise RuntimeError("costly records were not prepared before their append")
-            code = response.error_code
-            if code != NONE:
-                failed = True
-                self.errors[code] = self.errors.get(code, 0) + 1
-            responses.append(response)
-        self.respond(admitted, responses)
+            else:
+                results.append(one)
+        if admitted.delayed is not None:
+            admitted.delayed.replace_failed(results)
+        failed = self.count_errors(results)
+        self.respond(admitted, results)
         if failed and admitted.request.acks == 0:
             # With acks=0 there is no response: the end of the connection reports the error.
-            problem = first_error(admitted.request, responses)
+            problem = first_error(admitted.request, results)
             admitted.connection.close(f"a Produce request with acks=0 failed: {problem}")
 
-    def append(self, admitted: AdmittedRequest, append: ReadyAppend, now_ms: i64) -> PartitionResponse:
-        """Appends the records of one partition, and registers the request if the response must wait."""
+    def count_errors(self, results: list[PartitionResult]) -> bool:
+        """Counts the errors by their code. Returns whether there are any."""
+        failed = False
+        for result in results:
+            if isinstance(result, Refused):
+                failed = True
+                code = int(result.error.code)
+                self.errors[code] = self.errors.get(code, 0) + 1
+        return failed
+
+    def append(
+        self, admitted: AdmittedRequest, number: int, append: ReadyAppend, now_ms: i64
+    ) -> Appended | Refused:
+        """Appends the records of one partition, and registers the request if the response must wait.
+
+        ``number``: the index of the append in the partitions of the request.
+        """
         records = append.records
         partition = append.partition
         acks = admitted.request.acks
@@ -224,16 +232,13 @@ class ProduceHandler:
                 self.rejected.record(records, partition, append.batch, error, self.clock.monotonic_ms())
             if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
                 partition.events.on_storage_error(partition, error)
-            return error_response(records.index, error)
-        response = PartitionResponse(
-            records.index, result.base_offset, result.append_time_ms, result.start_offset
-        )
+            return Refused(records.index, error)
         required_offset: i64 = result.last_offset + 1
         if acks != 0 and partition.must_delay_response(acks, required_offset):
-            admitted.await_append(response, partition, required_offset)
-        return response
+            admitted.await_append(number, partition, required_offset)
+        return Appended(records.index, result.base_offset, result.append_time_ms, result.start_offset)
 
-    def respond(self, admitted: AdmittedRequest, responses: list[PartitionResponse]) -> None:
+    def respond(self, admitted: AdmittedRequest, results: list[PartitionResult]) -> None:
         """Sends the response now, or delays it until the awaited appends are complete."""
         request = admitted.request
         connection = admitted.connection
@@ -241,10 +246,12 @@ class ProduceHandler:
         delayed = admitted.delayed
         if delayed is not None and delayed.awaited:
             if reply is None:
-                reply = connection.respond_later()
-            delayed.response = UnsentResponse(reply, request, responses)
+                reply = connection.respond_later(blocks_requests=False)
+            else:
+                reply.unblock_requests()
+            delayed.response = UnsentResponse(reply, request, results)
             self.deadlines.add(request.timeout_ms, delayed)
         elif reply is not None:
-            reply.complete([encode(request, responses)] if request.acks != 0 else [])
+            reply.complete([encode(request, results)] if request.acks != 0 else [])
         elif request.acks != 0:
-            connection.respond_now(encode(request, responses))
+            connection.respond_now(encode(request, results))

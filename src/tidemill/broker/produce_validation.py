@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.produce_admission import BatchAppend, BatchValidation
-from tidemill.broker.produce_codec import PartitionResponse, error_response
+from tidemill.broker.produce_codec import Refused
 from tidemill.broker.produce_conversion import ProduceConversion
 from tidemill.broker.produce_handler import AdmittedRequest, BackgroundPreparation, ProduceHandler
 from tidemill.model.errors import KafkaError
@@ -48,7 +48,6 @@ class ProduceValidation(BackgroundPreparation):
     def submit(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Prepares ``admitted`` in a new task."""
         self.submitted += 1
-        admitted.connection.peer.busy = True
         self.tasks.start(self.run(handler, admitted))
 
     async def run(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
@@ -60,7 +59,6 @@ class ProduceValidation(BackgroundPreparation):
                 if isinstance(one, BatchValidation):
                     admitted.partitions[number] = await self.check(one, handler.clock.wall_ms())
             await self.conversion.prepare(handler, admitted)
-            connection.peer.busy = False
             if admitted.should_append:
                 handler.append_all(admitted, handler.clock.wall_ms())
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
@@ -72,8 +70,8 @@ class ProduceValidation(BackgroundPreparation):
         """Cancels the preparation of all requests, without appends and responses."""
         await self.tasks.cancel()
 
-    async def check(self, costly: BatchValidation, now_ms: int) -> BatchAppend | PartitionResponse:
-        """Validates one batch. Returns its append, or a response with an error."""
+    async def check(self, costly: BatchValidation, now_ms: int) -> BatchAppend | Refused:
+        """Validates one batch. Returns its append, or the error."""
         batch, limits = costly.batch, costly.partition.limits
         async with self._unpacked:
             try:
@@ -84,5 +82,5 @@ class ProduceValidation(BackgroundPreparation):
                     done = walk.step(SLICE_RECORDS)
                 checked = finish_validation(batch, walk, limits)
             except KafkaError as error:
-                return error_response(costly.records.index, error)
+                return Refused(costly.records.index, error)
         return BatchAppend(costly.records, costly.partition, checked)

@@ -1,12 +1,13 @@
-"""The client's Fetch requests and responses.
+"""The client's Fetch requests and responses, in the layout of :mod:`tidemill.wire.fetch_layout`.
 
-The records of a response stay in the buffer in which they were received (:mod:`tidemill.wire.fetch_layout`).
+The records of a response stay in the buffer in which they were received.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import chain
 
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import ZERO_ID
@@ -19,8 +20,15 @@ from tidemill.records.batch import (
     OLD_ENTRY_BYTES_MIN,
     RECORDS,
 )
-from tidemill.wire.fetch_layout import BY_ID, FLEXIBLE, FetchResponse, read_response
-from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidemill.wire.fetch_layout import (
+    BY_ID,
+    FLEXIBLE,
+    FetchRequest,
+    FetchResponse,
+    RequestedPartition,
+    read_response,
+    write_request,
+)
 from tidemill.wire.primitives import skip_tag_section
 
 _I64 = struct.Struct(">q")
@@ -43,7 +51,8 @@ class PartitionFetch:
         self.bytes_max = bytes_max
 
 
-def fetch_request(
+def encode_request(
+    version: int,
     items: Iterable[PartitionFetch],
     *,
     wait_ms: int,
@@ -51,30 +60,30 @@ def fetch_request(
     bytes_max: int,
     committed_only: bool,
     rack: str,
-) -> FetchRequest:
-    """Builds a request without a fetch session, for the partitions in ``items``."""
-    topics: dict[str, FetchTopic] = {}
+) -> bytes:
+    """Encodes the body of a request without a fetch session, for the partitions in ``items``."""
+    by_topic: dict[bytes, list[RequestedPartition]] = {}
     for item in items:
-        topic = topics.get(item.topic)
-        if topic is None:
-            topic = topics[item.topic] = FetchTopic(topic=item.topic, topic_id=item.topic_id, partitions=[])
-        topic.partitions.append(
-            FetchPartition(
-                partition=item.partition,
-                current_leader_epoch=item.leader_epoch,
-                fetch_offset=item.offset,
-                partition_max_bytes=item.bytes_max,
+        key = item.topic_id if version >= BY_ID else item.topic.encode()
+        by_topic.setdefault(key, []).append(
+            RequestedPartition(
+                key=key,
+                index=item.partition,
+                leader_epoch=item.leader_epoch,
+                offset=item.offset,
+                bytes_max=item.bytes_max,
             )
         )
-    return FetchRequest(
-        max_wait_ms=wait_ms,
-        min_bytes=bytes_min,
-        max_bytes=bytes_max,
-        isolation_level=1 if committed_only else 0,
-        session_id=0,
-        session_epoch=-1,
-        topics=list(topics.values()),
-        rack_id=rack,
+    return write_request(
+        FetchRequest(
+            version=version,
+            partitions=tuple(chain.from_iterable(by_topic.values())),
+            wait_ms=wait_ms,
+            bytes_min=bytes_min,
+            bytes_max=bytes_max,
+            isolation=1 if committed_only else 0,
+            rack=rack.encode(),
+        )
     )
 
 

@@ -204,7 +204,8 @@ class Fetcher:
         # The order rotates, so that a partition that fills the response does not starve the others.
         turn = self._cluster.version + int(connection.used * 1000)
         first = turn % len(items)
-        message = fetch_requests.fetch_request(
+        message = fetch_requests.encode_request(
+            version,
             items[first:] + items[:first],
             wait_ms=self._wait_ms,
             bytes_min=self._bytes_min,

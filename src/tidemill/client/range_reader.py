@@ -316,7 +316,8 @@ class _RangeFetch:
             self.topic, found.topic_id, self.partition, self.position, -1, self.bytes_max
         )
         version = fetch_requests.version_for(connection.version(ApiKey.FETCH), [found.topic_id])
-        message = fetch_requests.fetch_request(
+        message = fetch_requests.encode_request(
+            version,
             [requested],
             wait_ms=self.config.int("fetch.max.wait.ms"),
             bytes_min=1,

@@ -138,12 +138,14 @@ class Stopwatch:
 class PendingResponse:
     """A response in the order of the requests."""
 
-    __slots__ = ("connection", "done", "parts", "stopwatch")
+    __slots__ = ("blocks_requests", "connection", "done", "parts", "stopwatch")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, blocks_requests: bool) -> None:
         self.connection = connection
         self.parts: list[ResponsePart] = []
         self.done = False
+        self.blocks_requests = blocks_requests
+        """Whether later requests wait for the response, until :meth:`unblock_requests` is called."""
         self.stopwatch: Stopwatch | None = None
 
     def complete(self, parts: list[ResponsePart]) -> None:
@@ -157,6 +159,12 @@ class PendingResponse:
         if stopwatch is not None:
             stopwatch.stop()
         self.connection.send_ready_responses()
+
+    def unblock_requests(self) -> None:
+        """Lets the connection handle later requests, from the next turn of the loop on."""
+        if self.blocks_requests:
+            self.blocks_requests = False
+            self.connection.resume_frames()
 
 
 class _NoOwner(MemoryHolder):
@@ -183,8 +191,6 @@ class Connection(MemoryHolder):
         self.descriptor: int = sock.fileno()
         self.handler = handler
         self.peer = peer
-        self.state: object = None
-        """The handler's state of this connection."""
         self.memory: MemoryPool = MemoryPool(loop, UNBOUNDED) if memory is None else memory
         self.account = MemoryAccount(self)
         self.account.last_use = self.memory.uses
@@ -244,6 +250,12 @@ class Connection(MemoryHolder):
     def has_pending_responses(self) -> bool:
         """Whether a response to an earlier request is not complete, or waits for an earlier response."""
         return len(self._responses) > 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the response to the newest request blocks later requests."""
+        last = self.last_pending_response()
+        return last is not None and last.blocks_requests
 
     def _is_open(self) -> bool:
         """Whether the connection is open. A method: mypy narrows the property ``closed`` across calls."""
@@ -431,7 +443,7 @@ class Connection(MemoryHolder):
     def respond_now(self, part: bytes) -> None:
         """Sends the complete response to the request that is being handled."""
         if self._responses:
-            response = PendingResponse(self)
+            response = PendingResponse(self, False)
             response.parts = [part]
             response.done = True
             self._ready_bytes += len(part)
@@ -439,9 +451,12 @@ class Connection(MemoryHolder):
         elif not self.closed:
             self.output.append(part)
 
-    def respond_later(self) -> PendingResponse:
-        """Returns the response to the request that is being handled, to be completed later."""
-        response = PendingResponse(self)
+    def respond_later(self, blocks_requests: bool = True) -> PendingResponse:
+        """Returns the response to the request that is being handled, to be completed later.
+
+        ``blocks_requests``: no later request overtakes this one (:meth:`PendingResponse.unblock_requests`).
+        """
+        response = PendingResponse(self, blocks_requests)
         self._responses.append(response)
         return response
 

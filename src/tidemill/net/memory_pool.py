@@ -69,8 +69,6 @@ class MemoryAccount:
         self.owner = owner
         self.held_bytes: i64 = 0
         """The counted bytes."""
-        self.paused = False
-        """Whether it may not read."""
         self.bytes_in: i64 = 0
         self.stalls: i64 = 0
         """The number of times that it was selected to read and received nothing."""
@@ -94,8 +92,6 @@ class MemoryPool:
         """All counted bytes."""
         self.reserved: i64 = 0
         """The bytes of received requests that wait outside of their connections; part of the total."""
-        self.is_reading_stopped = False
-        """Whether no connection may read, because the reserved bytes exceed the limit."""
         self.unsent: i64 = 0
         """The bytes of responses that clients have not read; part of the total."""
         self.large_unsent: dict[MemoryAccount, None] = {}
@@ -114,6 +110,11 @@ class MemoryPool:
         """Incremented with every receive: a clock for the order of uses."""
         self._selected_bytes: i64 = 0
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_reading_stopped(self) -> bool:
+        """Whether no connection may read, because the reserved bytes exceed the limit."""
+        return self.reserved > self.bytes_max
 
     @property
     def is_short(self) -> bool:
@@ -184,26 +185,23 @@ class MemoryPool:
         """Counts the ``count`` bytes of a request that waits outside of its connection."""
         self.reserved += count
         self.total += count
-        self.is_reading_stopped = self.reserved > self.bytes_max
 
     def release(self, count: i64) -> None:
         """Releases reserved bytes."""
         self.reserved -= count
         self.total -= count
-        self.is_reading_stopped = self.reserved > self.bytes_max
         if self.waiting:
             self._resume_paused()
 
     def pause(self, account: MemoryAccount) -> None:
         """Pauses ``account`` before a read; it is notified when it may read."""
-        if not account.paused:
+        if account not in self.waiting:
             self._pause(account)
 
     def remove(self, account: MemoryAccount) -> None:
         """Removes the account of a closed connection."""
         self.waiting.pop(account, None)
         self.delayed.pop(account, None)
-        account.paused = False
         if self.selected is account:
             self.selected = None
         self.set_unsent(account, 0)
@@ -213,13 +211,12 @@ class MemoryPool:
             self._resume_paused()
 
     def _pause_if_above_average(self, account: MemoryAccount) -> None:
-        if account.paused or account is self.selected or account.held_bytes <= EXEMPT_BYTES:
+        if account in self.waiting or account is self.selected or account.held_bytes <= EXEMPT_BYTES:
             return
         if self.total > self.bytes_max or account.held_bytes * self.holders > self.total:
             self._pause(account)
 
     def _pause(self, account: MemoryAccount) -> None:
-        account.paused = True
         self.pauses += 1
         self.waiting[account] = None
         account.owner.pause_reading()
@@ -229,7 +226,6 @@ class MemoryPool:
 
     def _resume(self, account: MemoryAccount) -> None:
         self.waiting.pop(account, None)
-        account.paused = False
         account.owner.resume_reading()
 
     def _resume_paused(self) -> None:

@@ -41,8 +41,6 @@ class Peer:
         """This broker's host in responses to this client, if the listener follows the client; else empty."""
         self.software_name = ""
         self.software_version = ""
-        self.busy = False
-        """Whether a request is handled outside of the connection's turn: no later request overtakes it."""
         self.number: i64 = 0
         """The number of the connection, in the order in which this broker accepted them; 0: unknown."""
 

@@ -7,7 +7,7 @@ disk.
 from __future__ import annotations
 
 import socket
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -15,18 +15,24 @@ from tidemill.model.system_interfaces import File
 from tidemill.net.connection_state import ALL_SENT, READ_FILE, SEND_LATER
 from tidemill.net.memory_pool import MemoryAccount, MemoryPool
 
-SEND_BYTES: Final = 1024 * 1024
+SEND_BYTES_PER_CALL: Final = 1024 * 1024
 """The size of the pieces in which a range is probed and sent, so that one reader cannot block the event loop.
 """
-JOIN_BYTES: Final = 256 * 1024
+JOINED_BYTES_MAX: Final = 256 * 1024
 """Byte strings are joined up to this size for one call."""
+JOINED_PARTS_MAX: Final = 512
+"""The limit for the byte strings that are joined for one call."""
+SENT_PARTS_MAX: Final = 256
+"""More sent parts at the start of the queue are removed at once."""
 RANGE_BYTES_MIN: Final = 8 * 1024
 """A smaller range that is surely cached is read and joined with its neighbours: fewer calls, and the peer
 wakes up once.
 """
-TURN_BYTES: Final = 4 * 1024 * 1024
+SEND_BYTES_PER_TURN: Final = 4 * 1024 * 1024
 """The number of bytes that one connection may send before others have their turn."""
 MSG_MORE: Final = getattr(socket, "MSG_MORE", 0)
+SENT: Final = b""
+"""Replaces a sent part in the queue."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -55,7 +61,10 @@ class FileRange:
         """The position up to which it was read ahead, and is not probed again."""
 
 
-ResponsePart = bytes | memoryview | FileRange
+ResponsePart: TypeAlias = bytes | FileRange
+"""A part of a response."""
+QueuedPart: TypeAlias = bytes | memoryview | FileRange
+"""A part of the output: a part of a response, or the unsent rest of byte strings."""
 
 
 class SendQueue:
@@ -66,8 +75,8 @@ class SendQueue:
         self.descriptor: int = sock.fileno()
         self.memory = memory
         self.account = account
-        self.parts: list[Any] = []
-        """``bytes``, ``memoryview`` and :class:`FileRange`; None before :attr:`_head`."""
+        self.parts: list[QueuedPart] = []
+        """Empty ``bytes`` replace the sent parts, before :attr:`_head`."""
         self.memory_bytes: i64 = 0
         """The number of bytes of the parts in memory."""
         self.cold_range: FileRange | None = None
@@ -94,10 +103,9 @@ class SendQueue:
         self.memory_bytes = 0
 
     @property
-    def first(self) -> ResponsePart:
+    def first(self) -> QueuedPart:
         """The next part to send."""
-        part: ResponsePart = self.parts[self._head]
-        return part
+        return self.parts[self._head]
 
     def send(self) -> i64:
         """Sends until all parts are sent (ALL_SENT), the turn is over (SEND_LATER), or READ_FILE.
@@ -106,7 +114,7 @@ class SendQueue:
         the socket is full, OSError if it is broken or a file cannot be read.
         """
         parts = self.parts
-        budget: i64 = TURN_BYTES
+        budget: i64 = SEND_BYTES_PER_TURN
         while self._head < len(parts):
             part = parts[self._head]
             if isinstance(part, FileRange) and not is_small(part):
@@ -126,9 +134,9 @@ class SendQueue:
         return ALL_SENT
 
     def _next_part(self) -> None:
-        self.parts[self._head] = None
+        self.parts[self._head] = SENT
         self._head += 1
-        if self._head > 256:
+        if self._head > SENT_PARTS_MAX:
             del self.parts[: self._head]
             self._head = 0
 
@@ -139,23 +147,28 @@ class SendQueue:
         last: i64 = head
         size: i64 = 0
         total: i64 = len(parts)
-        while last < total and size < JOIN_BYTES and last - head < 512:
-            piece = parts[last]
-            if isinstance(piece, FileRange):
-                if not is_small(piece) or not self._read_small(piece, last):
+        strings: list[bytes | memoryview] = []
+        while last < total and size < JOINED_BYTES_MAX and last - head < JOINED_PARTS_MAX:
+            part = parts[last]
+            if isinstance(part, FileRange):
+                if not is_small(part):
                     break
-                piece = parts[last]
-            size += len(piece)
+                string = self._read_small(part, last)
+                if string is None:
+                    break
+                part = string
+            strings.append(part)
+            size += len(part)
             last += 1
         flags = MSG_MORE if last < total else 0
-        data: Any = parts[head] if last - head == 1 else b"".join(parts[head:last])
+        data = strings[0] if last - head == 1 else b"".join(strings)
         sent: i64 = self.sock.send(data, flags)
         self.account.bytes_out += sent
         self.account.last_use = self.memory.uses
         self.memory_bytes -= sent
         index = head
         while index < last:
-            parts[index] = None
+            parts[index] = SENT
             index += 1
         if sent < size:
             # The rest replaces the last string.
@@ -165,9 +178,10 @@ class SendQueue:
             self._head = last
         return sent
 
-    def _read_small(self, part: FileRange, index: i64) -> bool:
-        """Replaces a range with its bytes. Returns False if it cannot be read; the parts before it are sent
-        first.
+    def _read_small(self, part: FileRange, index: i64) -> bytes | None:
+        """Replaces a range with its bytes, and returns them.
+
+        Returns None if it cannot be read; the parts before it are sent first.
         """
         try:
             data = part.file.read_at(part.position, part.count)
@@ -176,14 +190,14 @@ class SendQueue:
         except OSError:
             if index == self._head:
                 raise
-            return False
+            return None
         self.parts[index] = data
         self.memory_bytes += len(data)
-        return True
+        return data
 
     def _send_range(self, part: FileRange) -> i64:
         """Sends a piece of ``part``; -1 if it has to be read first."""
-        count = part.count if part.count < SEND_BYTES else SEND_BYTES
+        count = part.count if part.count < SEND_BYTES_PER_CALL else SEND_BYTES_PER_CALL
         if (
             part.may_be_cold
             and part.position >= part.ready_until

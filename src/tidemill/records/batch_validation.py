@@ -66,7 +66,7 @@ class Limits:
         check_timestamps: bool = True,
     ) -> None:
         self.max_batch_bytes: i64 = max_batch_bytes
-        """``max.message.bytes``: the size of the batch as sent, including its header."""
+        """``max.message.bytes``: the size of a batch with its header, as sent and as stored."""
         self.unpacked_bytes_max: i64 = unpacked_bytes_max
         """The unpacked size of the records of a compressed batch."""
         self.key_required = key_required
@@ -147,10 +147,10 @@ class RecordWalk:
 def validate(batch: Batch, limits: Limits, now_ms: i64) -> Batch:
     """Checks the whole batch at once; returns it, or a copy with a corrected max timestamp.
 
-    Raises CorruptMessage (framing, checksum, compression), InvalidRecord (with ``record_errors`` where single
-    records are invalid; its code is INVALID_TIMESTAMP for times out of range), KafkaError with
-    MESSAGE_TOO_LARGE. An event loop calls the three parts itself: :func:`begin_validation` (in a thread when
-    :func:`is_costly`), :meth:`RecordWalk.step` in slices, :func:`finish_validation`.
+    The caller has checked the size of the batch. Raises CorruptMessage (framing, checksum, compression) and
+    InvalidRecord (with ``record_errors`` where single records are invalid; its code is INVALID_TIMESTAMP for
+    times out of range). An event loop calls the three parts itself: :func:`begin_validation` (in a thread
+    when :func:`is_costly`), :meth:`RecordWalk.step` in slices, :func:`finish_validation`.
     """
     walk = begin_validation(batch, limits, now_ms)
     while not walk.step(SLICE_RECORDS):
@@ -159,13 +159,7 @@ def validate(batch: Batch, limits: Limits, now_ms: i64) -> Batch:
 
 
 def begin_validation(batch: Batch, limits: Limits, now_ms: i64) -> RecordWalk:
-    """Checks size, checksum and header, and unpacks the records; returns the walk over them."""
-    if batch.size > limits.max_batch_bytes:
-        raise KafkaError(
-            f"the batch has {batch.size} bytes, this topic accepts {limits.max_batch_bytes} "
-            "(max.message.bytes): lower batch.size of the producer, or raise the topic's limit",
-            ErrorCode.MESSAGE_TOO_LARGE,
-        )
+    """Checks the checksum and the header, and unpacks the records; returns the walk over them."""
     check_crc(batch)
     check_produced_header(batch)
     cursor = BatchCursor(batch, None, limits.unpacked_bytes_max, True)

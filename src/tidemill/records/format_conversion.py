@@ -97,12 +97,13 @@ def for_storage(
     is of format ``target_magic`` (0, 1, 2) and of ``codec`` (0 none to 4 zstd, or ``KEEP_CODEC``), compressed
     with ``level`` where it has to be recompressed. ``append_time``: the topic stores the broker's clock,
     which :meth:`Log.append` and :meth:`Log.append_messages` write; here it only disables the check of the
-    records' times. Every record is checked before the function returns.
+    records' times. Every record is checked before the function returns. The caller has checked what the
+    header of a batch shows: its size as sent, and :func:`check_can_be_old`.
 
     Raises CorruptMessage (framing, checksums, compression), InvalidRecord (with ``record_errors`` where
-    single records are invalid; INVALID_TIMESTAMP for their times), and KafkaError with MESSAGE_TOO_LARGE (as
-    sent, or as stored), UNSUPPORTED_COMPRESSION_TYPE (zstd below format 2) or UNSUPPORTED_FOR_MESSAGE_FORMAT
-    (idempotent or transactional batches and headers below format 2).
+    single records are invalid; INVALID_TIMESTAMP for their times), and KafkaError with MESSAGE_TOO_LARGE (an
+    entry as sent, or the records as stored), UNSUPPORTED_COMPRESSION_TYPE (zstd in a message set) or
+    UNSUPPORTED_FOR_MESSAGE_FORMAT (record headers below format 2).
     """
     if target_magic < 0 or target_magic > CURRENT_MAGIC:
         raise ValueError(f"message format v{target_magic} does not exist: 0, 1 and 2 do")
@@ -126,6 +127,26 @@ def for_storage(
         if checked.has_plain_offsets:
             return MessageSet(data[position:end], 1, wanted, checked.count, checked.max_timestamp)
     return _old_set(_rewritten(checked, target_magic, limits), wanted, limits, level)
+
+
+def check_single_batch(batch: Batch, size: i64) -> None:
+    """Raises InvalidRecord unless the records of a partition, ``size`` bytes, are one batch."""
+    if batch.size != size:
+        raise InvalidRecord(
+            f"{size} bytes of records hold more than one batch (the first has {batch.size} bytes)"
+        )
+
+
+def check_can_be_old(batch: Batch, codec: i64, magic: i64) -> None:
+    """Raises KafkaError if a batch has features that a topic of format ``magic`` (0 or 1) cannot store.
+
+    ``codec`` is that of the topic, or ``KEEP_CODEC``. :func:`for_storage` checks the headers of the records.
+    """
+    check_old_codec(batch.codec if codec == KEEP_CODEC else codec, magic)
+    if batch.is_transactional:
+        raise _needs_current("transactions need", magic)
+    if batch.producer_id >= 0:
+        raise _needs_current("idempotent producers need", magic)
 
 
 def is_costly_for_storage(data: bytes, position: i64, end: i64, target_magic: i64, codec: i64) -> bool:
@@ -174,13 +195,8 @@ def _store_batch(
 ) -> Batch | MessageSet:
     """Converts a batch of v2."""
     batch = parse_batch(data, position, end)
-    if batch.size != end - position:
-        raise InvalidRecord(
-            f"{end - position} bytes of records hold more than one batch (the first has {batch.size} bytes)"
-        )
+    check_single_batch(batch, end - position)
     wanted: i64 = batch.codec if codec == KEEP_CODEC else codec
-    if target_magic < CURRENT_MAGIC:
-        _check_can_be_old(batch, wanted, target_magic)
     walk = begin_validation(batch, limits, now_ms)
     while not walk.step():
         pass
@@ -208,18 +224,6 @@ def _store_batch(
     )
     check_size(len(packed), limits, "would be stored with")
     return parse_batch(packed, 0, len(packed))
-
-
-def _check_can_be_old(batch: Batch, codec: i64, magic: i64) -> None:
-    """Raises KafkaError when the batch uses features that formats v0 and v1 lack."""
-    check_old_codec(codec, magic)
-    what = ""
-    if batch.is_transactional:
-        what = "transactions need"
-    elif batch.producer_id >= 0:
-        what = "idempotent producers need"
-    if what:
-        raise _needs_current(what, magic)
 
 
 def _from_batch(batch: Batch, unpacked: bytes | None, magic: i64, limits: Limits) -> MessageSetWriter:

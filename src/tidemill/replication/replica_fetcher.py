@@ -264,8 +264,8 @@ class ReplicaFetcher:
             bytes_max=self.limits.bytes_max,
             session_id=self._session_id,
             session_epoch=self._session_epoch,
-            partitions=requested,
-            forgotten=list(self._forgotten),
+            partitions=tuple(requested),
+            forgotten=tuple(self._forgotten),
         )
         body = write_request(request)
         self._forgotten.clear()

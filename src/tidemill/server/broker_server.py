@@ -71,7 +71,7 @@ from tidemill.server.config_plugins import deletion_policies, replica_selector
 from tidemill.server.health import health_of
 from tidemill.server.kafka_scheduler import KafkaScheduler
 from tidemill.server.lost_replicas import report_lost_replicas
-from tidemill.server.socket_server import Limits, SocketServer, addresses_of, bind
+from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer, addresses_of, bind
 from tidemill.server.store_selection import open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -311,9 +311,11 @@ class BrokerServer:
             self.loop,
             self.kafka_apis,
             limits_of(config),
-            config.int("socket.request.max.bytes"),
-            config.int("socket.send.buffer.bytes"),
-            config.int("socket.receive.buffer.bytes"),
+            ConnectionLimits(
+                frame_bytes_max=config.int("socket.request.max.bytes"),
+                send_buffer_bytes=config.int("socket.send.buffer.bytes"),
+                receive_buffer_bytes=config.int("socket.receive.buffer.bytes"),
+            ),
             self.memory,
         )
         self.dispatch.on_closed = self.socket_server.closed

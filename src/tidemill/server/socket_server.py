@@ -21,6 +21,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tidemill.broker.request_context import ANONYMOUS
 from tidemill.model.errors import ConfigError, TidemillError
@@ -42,7 +43,7 @@ class PortInUse(TidemillError):
 
 
 class Limits:
-    """The connection limits."""
+    """The limits on the number of connections."""
 
     def __init__(
         self,
@@ -62,6 +63,17 @@ class Limits:
     def for_address(self, address: str) -> int:
         """The maximum number of connections from an address."""
         return self.overrides.get(address, self.per_address_max)
+
+
+class ConnectionLimits(NamedTuple):
+    """The limits of each connection, in bytes."""
+
+    frame_bytes_max: int
+    """``socket.request.max.bytes``"""
+    send_buffer_bytes: int = -1
+    """``socket.send.buffer.bytes``; -1: the operating system chooses the size."""
+    receive_buffer_bytes: int = -1
+    """``socket.receive.buffer.bytes``; -1: the operating system chooses the size."""
 
 
 def addresses_of(counts: Mapping[str, int]) -> dict[str, int]:
@@ -163,17 +175,13 @@ class SocketServer:
         loop: asyncio.AbstractEventLoop,
         handler: FrameHandler,
         limits: Limits,
-        frame_bytes_max: int,
-        send_buffer: int,
-        receive_buffer: int,
+        connection_limits: ConnectionLimits,
         memory: MemoryPool,
     ) -> None:
         self.loop = loop
         self.handler = handler
         self.limits = limits
-        self.frame_bytes_max = frame_bytes_max
-        self.send_buffer = send_buffer
-        self.receive_buffer = receive_buffer
+        self.connection_limits = connection_limits
         self.memory = memory
         self.addresses = AdvertisedAddresses.of_this_machine()
         self.connections: set[Connection] = set()
@@ -238,10 +246,11 @@ class SocketServer:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self.send_buffer > 0:
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
-        if self.receive_buffer > 0:
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer)
+        limits = self.connection_limits
+        if limits.send_buffer_bytes > 0:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
+        if limits.receive_buffer_bytes > 0:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
         advertised_host = ""
         if listener.follows_client:
             advertised_host = self.addresses.host_for(host, accepted.getsockname()[0])
@@ -249,7 +258,7 @@ class SocketServer:
             self._warn_of_loopback(listener, accepted, host)
         peer = Peer(listener, ANONYMOUS, host, address[1], advertised_host)
         peer.number = self.accepted + 1
-        connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer, self.memory)
+        connection = Connection(self.loop, accepted, self.handler, limits.frame_bytes_max, peer, self.memory)
         self.connections.add(connection)
         self.by_address[host] += 1
         self.by_listener[listener.name] += 1

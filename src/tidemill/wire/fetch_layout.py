@@ -109,14 +109,14 @@ class RequestedPartition:
 
 @mypyc_attr(free_list_len=1)
 class FetchRequest:
-    """A request. Times in ms."""
+    """A request, immutable. Times in ms."""
 
     def __init__(
         self,
         *,
         version: i16,
-        partitions: list[RequestedPartition],
-        forgotten: list[tuple[bytes, int]],
+        partitions: tuple[RequestedPartition, ...],
+        forgotten: tuple[tuple[bytes, int], ...] = (),
         correlation_id: i32 = 0,
         replica_id: i32 = -1,
         replica_epoch: i64 = -1,
@@ -145,7 +145,7 @@ class FetchRequest:
         """Whether topics are named by their ids."""
         self.partitions: Final = partitions
         self.forgotten: Final = forgotten
-        """Topic key and partition index of what leaves the session."""
+        """The topic keys and partition indexes to remove from the session."""
         self.rack: Final = rack
         """The ``client.rack`` of a consumer, in UTF-8."""
 
@@ -297,8 +297,8 @@ class FetchRequestReader:
             isolation=self.isolation,
             session_id=self.session_id,
             session_epoch=self.session_epoch,
-            partitions=self.partitions,
-            forgotten=self.forgotten,
+            partitions=tuple(self.partitions),
+            forgotten=tuple(self.forgotten),
             rack=self.rack,
         )
 
@@ -416,7 +416,7 @@ def write_request(request: FetchRequest) -> bytes:
     return out.getvalue()
 
 
-def _write_requested(out: BytesWriter, partitions: list[RequestedPartition], version: i16) -> None:
+def _write_requested(out: BytesWriter, partitions: tuple[RequestedPartition, ...], version: i16) -> None:
     flexible = version >= FLEXIBLE
     total: i64 = len(partitions)
     topics: i64 = 0

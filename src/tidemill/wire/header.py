@@ -123,10 +123,13 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
 
 
 def encode_request(
-    key: int, version: int, correlation_id: int, client_id: str | None, message: Struct
+    key: int, version: int, correlation_id: int, client_id: str | None, message: Struct | bytes
 ) -> bytes:
-    """Encodes the frame of a request, including its size. Errors as :func:`tidemill.wire.codec.encode`."""
-    parts = encode_parts(message, version)
+    """Encodes the frame of a request, including its size. Errors as :func:`tidemill.wire.codec.encode`.
+
+    ``message`` may be a body that is already encoded.
+    """
+    parts = [message] if isinstance(message, bytes) else encode_parts(message, version)
     return b"".join([request_head(key, version, correlation_id, client_id, parts), *parts])
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 
 def best_seconds(work: Callable[[], object], rounds: int) -> float:
@@ -28,6 +29,7 @@ def measure(value_bytes: int, records: int, rounds: int) -> None:
     import pyarrow as pa
 
     from tidemill import _build_mode
+    from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
     from tidemill.records.arrow import to_record_batch
     from tidemill.records.batch import parse_batch
     from tidemill.records.batch_validation import Limits, validate
@@ -35,8 +37,9 @@ def measure(value_bytes: int, records: int, rounds: int) -> None:
     from tidemill.records.columns import decode_columns
 
     pa.set_cpu_count(1)
+    unpack = partial(decode_columns, unpacked_bytes_max=UNPACKED_BYTES_MAX)
     batch_records = max(1, 16_384 // value_bytes)
-    limits = Limits(timestamp_after_ms=(1 << 63) - 1)
+    limits = Limits(UNPACKED_BYTES_MAX, timestamp_after_ms=(1 << 63) - 1)
     print("compiled" if _build_mode.compiled else f"plain ({_build_mode.reason})")
     for name, key, headers, codec in (
         ("value only", None, None, 0),
@@ -53,11 +56,11 @@ def measure(value_bytes: int, records: int, rounds: int) -> None:
                 builder.append(1_700_000_000_000 + i, key, value, headers)
             pieces.append(builder.build(base_offset=first))
         data = b"".join(pieces)
-        count = decode_columns(data).count
+        count = unpack(data).count
         batch = parse_batch(pieces[0], 0, len(pieces[0]))
         want = headers is not None
-        decode = best_seconds(lambda: decode_columns(data, want_headers=want), rounds)  # noqa: B023
-        columns = decode_columns(data, want_headers=want)
+        decode = best_seconds(lambda: unpack(data, want_headers=want), rounds)  # noqa: B023
+        columns = unpack(data, want_headers=want)
         whole = best_seconds(lambda: to_record_batch(columns), rounds)  # noqa: B023
         copy = best_seconds(lambda: bytearray(data), rounds)  # noqa: B023
         check = best_seconds(lambda: validate(batch, limits, 0), rounds)  # noqa: B023

@@ -44,7 +44,7 @@ from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.server.broker_server import BrokerServer
@@ -113,7 +113,7 @@ class Stage:
         """Plans the elections after a broker failure, and the changes for other brokers."""
         before = self.image
         after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
-        plans = run_without_pauses(plan_broker_change_in_slices(after, [DEAD]))
+        plans = run_at_once(plan_broker_change_in_slices(after, [DEAD]))
         assert sum(len(plan.operations) for plan in plans) == self.affected
         image = after.with_topics(plan.topic for plan in plans)
         delta = Delta.between(before, image)

@@ -14,7 +14,7 @@ from tidemill.controller.controlled_shutdown import plan_shutdown_in_slices
 from tidemill.controller.leader_election import plan_broker_change_in_slices, plan_failed_replicas_in_slices
 from tidemill.controller.topics import plan_creation_in_slices, plan_growth_in_slices
 from tidemill.coordination.cluster_image import BrokerImage
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.wire.apis import ApiKey
 
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ def unpaused(work: Callable[P, Generator[None, None, Result]]) -> Callable[P, Re
     """Returns a function that does the work without pauses."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Result:
-        return run_without_pauses(work(*args, **kwargs))
+        return run_at_once(work(*args, **kwargs))
 
     return run
 
@@ -42,4 +42,4 @@ def requests_in(
 ) -> Iterator[tuple[ApiKey, ControllerRequest]]:
     """Returns the messages of :func:`request_builders`."""
     for key, work in request_builders(batch, to, listener):
-        yield key, run_without_pauses(work)
+        yield key, run_at_once(work)

@@ -13,9 +13,8 @@ from tidemill.records import batch as layout
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.checksum import crc32c
 from tidemill.wire.apis import API, ApiSpec, request_class
-from tidemill.wire.codegen import carries
 from tidemill.wire.header import encode_request
-from tidemill.wire.schema import Struct
+from tidemill.wire.schema import Struct, carries
 
 PRODUCE, FETCH, JOIN_GROUP = 0, 1, 11
 VALID_MAX = 2000

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from default_limits import iter_records
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch_handler import FetchHandler
@@ -33,7 +34,6 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.peer import Listener, Peer
 from tidemill.records.builder import BatchBuilder
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager

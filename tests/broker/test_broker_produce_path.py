@@ -24,10 +24,10 @@ from paths_bench import (
 
 from tidemill.broker.produce_codec import TEXTS_BYTES_MAX, Refused
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from default_limits import iter_records
 from tidemill.records import batch as layout
 from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.checksum import crc32c
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.wire.header import decode_response, encode_request
 

@@ -114,7 +114,7 @@ def test_a_disk_error_during_a_streamed_conversion_takes_the_directory_offline(b
     client.append(b"a")
     log = bench.partition().log
     found = Slice(BrokenFile(log.active.path, errno.EIO, True), 0, 100, False)
-    made = DownRange(bench.conversions, found, 1, 0, None)
+    made = DownRange(bench.conversions, found, 1, 0, bench.partition())
     made.count = 100
     dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
     HandlerDispatch.read_ahead(

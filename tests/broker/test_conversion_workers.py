@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from default_limits import down
 from record_builders import build_batch, build_message_set
 from tidemill.broker import conversion_jobs, conversion_workers
 from tidemill.broker.conversion_jobs import (
@@ -26,7 +27,7 @@ from tidemill.broker.conversion_workers import Budget, ConversionWorkers, Proces
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import GZIP, NONE, ZSTD
 from tidemill.records.batch_validation import Limits
-from tidemill.records.format_conversion import KEEP_CODEC, Converted, down
+from tidemill.records.format_conversion import KEEP_CODEC, Converted
 
 ENOUGH = 1 << 30
 WAIT_S = 60

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from default_limits import EntryCursor, Limits, down
 from record_builders import build_batch, build_message_set
 from tidemill.broker import down_conversion
 from tidemill.broker.conversion_workers import ConversionWorkers
@@ -20,9 +21,7 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
-from tidemill.records.format_conversion import down
 from tidemill.records.legacy_formats import parse_entry
-from tidemill.records.record_cursor import EntryCursor
 
 MAGIC = 1
 Found = list[tuple[int, bytes | None, bytes | None]]
@@ -40,6 +39,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.fetch_conversions = 0
+        self.limits = Limits()
         self.log = SimpleNamespace(config=SimpleNamespace(message_downconversion_enable=True))
 
 
@@ -62,9 +62,7 @@ class Stage:
         return Slice(self.file, position, min(stored_max, self.size - position), False)
 
     def range(self, offset: int, stored_max: int) -> DownRange:
-        made = DownRange(self.conversions, self.found(offset, stored_max), MAGIC, offset, None)
-        made.partition = self.partition
-        return made
+        return DownRange(self.conversions, self.found(offset, stored_max), MAGIC, offset, self.partition)
 
     def reply(self, offset: int, stored_max: int) -> bytes:
         """All bytes of one reply, as they are sent."""

@@ -21,11 +21,11 @@ from paths_bench import (
 )
 from replica_stage import Broker
 
+from default_limits import iter_records
 from tidemill.broker.handlers.list_offsets import EARLIEST, look_up
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 from tidemill.wire.messages.fetch import ReplicaState

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import inspect
 import logging
 import pkgutil
 from pathlib import Path
@@ -25,7 +26,7 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.peer import Listener, Peer
 from tidemill.replication.partition import Partition
 from tidemill.server.broker_server import BrokerServer
-from tidemill.wire.apis import ApiKey, request_class, response_class
+from tidemill.wire.apis import API, ApiKey, request_class, response_class
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 
 
@@ -122,8 +123,15 @@ def test_every_api_is_answered_by_the_handler_of_its_name() -> None:
             handler = importlib.import_module(f"tidemill.broker.handlers.{name}")
             assert api is handler.API
             assert api.handle is handler.handle
-        request_class(ApiKey(key))
-        assert 0 <= api.first <= api.last
+            response = inspect.signature(api.handle).return_annotation.split(" | ")[0]
+            assert response == f"messages.{response_class(key).__name__}"
+        assert api.request_class() is request_class(key)
+
+
+def test_the_versions_of_every_handler_are_described() -> None:
+    """The handler declares the served versions, the classes of its messages those that can be encoded."""
+    for key, api in APIS.items():
+        assert API[key].version_min <= api.first <= api.last <= API[key].version_max
 
 
 def test_every_handler_is_registered() -> None:

@@ -15,12 +15,12 @@ from tidemill.broker.handlers import delete_topics
 from tidemill.broker.handlers.common import SETTINGS_MAX
 from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.failover import WantedIsr
-from tidemill.controller.leader_election import CHANGES_A_PAUSE
+from tidemill.controller.leader_election import CHANGES_PER_SLICE
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX
 from tidemill.coordination.topic_image import PartitionImage
-from tidemill.coordination.topic_index import PARTITIONS_A_PAUSE
+from tidemill.coordination.topic_index import PARTITIONS_PER_SLICE
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import AT_ONCE_MAX, ITEMS_A_PAUSE, STEPS_PER_SLICE
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, ITEMS_PER_SLICE, STEPS_PER_SLICE
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
 from tidemill.wire.messages.create_partitions import (
@@ -194,7 +194,7 @@ async def passes_beside(work: Awaitable[Result]) -> tuple[int, Result]:
 
 
 def test_requests_about_a_topic_of_thousands_of_partitions_yield_to_the_event_loop() -> None:
-    pauses = PARTITIONS // ITEMS_A_PAUSE
+    pauses = PARTITIONS // ITEMS_PER_SLICE
 
     async def story(side: BrokerStage) -> None:
         await side.lead("t", id_of("t"), *range(PARTITIONS))
@@ -202,10 +202,10 @@ def test_requests_about_a_topic_of_thousands_of_partitions_yield_to_the_event_lo
         # The states are built and compared.
         passes, _ = await passes_beside(side.update_metadata(everything))
         assert len(side.broker.metadata_cache.topics["t"].partitions) == PARTITIONS
-        assert passes >= pauses + PARTITIONS // PARTITIONS_A_PAUSE
+        assert passes >= pauses + PARTITIONS // PARTITIONS_PER_SLICE
         # A full request also checks the replicas of this broker, and those that others lead.
         passes, _ = await passes_beside(side.update_metadata(everything, is_full=True))
-        assert passes >= 2 * pauses + PARTITIONS // AT_ONCE_MAX + PARTITIONS // STEPS_PER_SLICE
+        assert passes >= 2 * pauses + PARTITIONS // ITEMS_AT_ONCE_MAX + PARTITIONS // STEPS_PER_SLICE
         passes, _ = await passes_beside(side.lead("t", id_of("t"), *range(PARTITIONS), is_full=True))
         # And the states, the logs and the results.
         assert passes >= 2 * pauses + 3 * PARTITIONS // STEPS_PER_SLICE
@@ -244,7 +244,7 @@ def test_isr_changes_of_thousands_of_partitions_are_written_in_parts(tmp_path: P
                 for others in ([], [(99, -1)])
             ]
             passes, results = await passes_beside(broker.controller.failover.alter_isr(wanted))
-            assert passes >= len(wanted) // CHANGES_A_PAUSE
+            assert passes >= len(wanted) // CHANGES_PER_SLICE
             assert read.times <= 2
             errors = [one for one in results if isinstance(one, KafkaError)]
             assert len(errors) == PARTITIONS

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices, in_slices
+from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices, start_at_once
 from tidemill.model.errors import ProtocolError
-from tidemill.model.event_loop_slices import AT_ONCE_MAX, slices_by_weight, slices_of
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, slices_by_weight, slices_of
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
 from tidemill.wire.codec import decode_in_slices, encode, encode_in_slices
 from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
@@ -164,7 +164,7 @@ class Silent(MemoryHolder):
 
 
 def test_a_handler_that_ends_within_its_slice_responds_at_once() -> None:
-    @in_slices
+    @start_at_once
     async def handle(count: int, slices: RequestSlices) -> int:
         return len([item async for item in slices.over(range(count))])
 
@@ -176,7 +176,7 @@ def test_a_handler_that_ends_within_its_slice_responds_at_once() -> None:
 
 
 def test_a_handler_in_slices_gets_the_exception_of_its_future() -> None:
-    @in_slices
+    @start_at_once
     async def handle(future: asyncio.Future[int]) -> str:
         try:
             return str(await future)
@@ -201,9 +201,9 @@ def test_a_handler_in_slices_gets_the_exception_of_its_future() -> None:
 
 
 def test_slices_of_a_list() -> None:
-    pieces = slices_of(list(range(2 * AT_ONCE_MAX + 1)))
-    assert [len(piece) for piece in pieces] == [AT_ONCE_MAX, AT_ONCE_MAX, 1]
-    assert [one for piece in pieces for one in piece] == list(range(2 * AT_ONCE_MAX + 1))
+    pieces = slices_of(list(range(2 * ITEMS_AT_ONCE_MAX + 1)))
+    assert [len(piece) for piece in pieces] == [ITEMS_AT_ONCE_MAX, ITEMS_AT_ONCE_MAX, 1]
+    assert [one for piece in pieces for one in piece] == list(range(2 * ITEMS_AT_ONCE_MAX + 1))
 
 
 # -- codecs

@@ -15,7 +15,7 @@ from tidemill.controller import leaderless_report
 from tidemill.controller.leader_election import default_policy
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_10000_partitions_without_a_leader_are_one_line_and_do_not_hold_the_loop
         began = time.perf_counter()
 
     began = time.perf_counter()
-    asyncio.run(with_pauses(report.record_in_slices(delta), pause))
+    asyncio.run(run_in_slices(report.record_in_slices(delta), pause))
     ((level, text),) = lines(caplog)
     assert level == "WARNING"
     assert "10000 partitions have no leader" in text

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from default_limits import iter_records, read_records
 from record_builders import build_batch
 from tidemill.broker.cleaner_process_client import PROCESS_EXITED, CleanerProcess, ReplaceSegments
 from tidemill.broker.log_cleaner import PROCESS_EXITS_MAX, LogCleaner
@@ -40,7 +41,6 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
-from tidemill.records.record_reader import iter_records, read_records
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager
 

@@ -28,7 +28,6 @@ from tidemill.replication.partition import Partition
 from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
 from tidemill.wire.codec import decode, encode
-from tidemill.wire.codegen import carries
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from tidemill.wire.messages.alter_user_scram_credentials import (
@@ -46,7 +45,7 @@ from tidemill.wire.messages.describe_user_scram_credentials import (
 )
 from tidemill.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tidemill.wire.messages.write_txn_markers import WritableTxnMarkerResult
-from tidemill.wire.schema import Struct
+from tidemill.wire.schema import Struct, carries
 
 LINES = [
     json.loads(line)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from hostile_peers import Peer, check_log, make_topic, normal_client, peak_mb, under_attack
 
+from default_limits import EntryCursor
 from record_builders import build_batch, build_message_set
 from tidemill.broker.down_conversion import SOURCE_BYTES
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tidemill.records.legacy_formats import parse_entry
 from tidemill.records.message_set import wrap
-from tidemill.records.record_cursor import EntryCursor
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic

@@ -16,7 +16,7 @@ from tidemill.coordination.cluster_image import BrokerImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from unpaused import requests_in
 
@@ -75,6 +75,6 @@ def test_all_brokers_learn_the_offline_replicas() -> None:
     ((_, request),) = requests_in(command, living[1], "PLAINTEXT")
     (topic,) = request.topic_states
     assert topic.partition_states[0].offline_replicas == [1, 3]
-    (known,) = run_without_pauses(_partitions_after(None, topic, {1, 2}))
+    (known,) = run_at_once(_partitions_after(None, topic, {1, 2}))
     assert known.offline == {1}  # The list of brokers shows the live brokers.
     assert (known.leader, known.replicas) == (-1, [1, 2, 3])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from default_limits import iter_records
 from tidemill.client.batch_splitting import split
 from tidemill.client.record_accumulator import PendingBatch, RecordAccumulator, TopicQueues
-from tidemill.records.record_reader import iter_records
 
 
 def batch_of(count: int, callback: Any = None) -> PendingBatch:

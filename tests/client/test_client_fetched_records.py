@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from default_limits import CompletedFetch
 from record_builders import build_batch
-from tidemill.client.completed_fetch import CompletedFetch, ConsumerRecords
+from tidemill.client.completed_fetch import ConsumerRecords
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
 from tidemill.client.fetched_records import collect, collect_arrow

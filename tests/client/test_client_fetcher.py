@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from default_limits import CompletedFetch
 from record_builders import build_batch
 from tidemill.client.cluster_metadata import Node, Partition, Topic
-from tidemill.client.completed_fetch import CompletedFetch
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
 from tidemill.client.fetcher import Fetcher, PartitionPosition

@@ -11,8 +11,8 @@ import pytest
 from test_clients_versions import batch_of, message, produce, topic_id
 from wire_peer import WirePeer
 
+from default_limits import iter_records
 from tidemill.model.errors import ErrorCode
-from tidemill.records.record_reader import iter_records
 from tidemill.wire.apis import ApiKey
 
 VERSION = 18

@@ -13,11 +13,11 @@ from faulty_files import FaultyFiles
 from kafka_desk import compiled
 from kafka_peer import java
 
+from default_limits import Limits
 from partition_events import IgnoredEvents
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch_validation import Limits
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 from tidemill.wire.codec import encode

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidemill.controller.controlled_shutdown import check_stopping, plan_shutdown_in_slices
 from tidemill.controller.leader_election import (
-    CHANGES_A_PAUSE,
+    CHANGES_PER_SLICE,
     plan_broker_change_in_slices,
     plan_failed_replicas_in_slices,
 )
@@ -49,15 +49,15 @@ def test_leadership_moves_to_the_first_in_sync_replica_and_the_broker_leaves_the
 
 
 def test_a_shutdown_with_thousands_of_partitions_is_planned_with_pauses() -> None:
-    many = 10 * CHANGES_A_PAUSE
+    many = 10 * CHANGES_PER_SLICE
     image = cluster((1, 2), topic("t", *(partition([1, 2]) for _ in range(many))))
     work = plan_shutdown_in_slices(image, 1, ONE)
     pauses = sum(1 for _ in work)
-    assert pauses >= 2 * many // CHANGES_A_PAUSE, "one loop for the states, one for the writes"
+    assert pauses >= 2 * many // CHANGES_PER_SLICE, "one loop for the states, one for the writes"
     gone = plan_broker_change_in_slices(image.with_brokers(living(2)), gone=[1])
-    assert sum(1 for _ in gone) >= 2 * many // CHANGES_A_PAUSE
+    assert sum(1 for _ in gone) >= 2 * many // CHANGES_PER_SLICE
     failed = plan_failed_replicas_in_slices(image, 1, {image.topics["t"].topic_id: range(many)})
-    assert sum(1 for _ in failed) >= 2 * many // CHANGES_A_PAUSE
+    assert sum(1 for _ in failed) >= 2 * many // CHANGES_PER_SLICE
 
 
 def test_no_leadership_moves_to_stopping_or_dead_brokers() -> None:

@@ -30,7 +30,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from unpaused import plan_broker_change, plan_failed_replicas
 
 UNSYNCED = LostReplicas(unsynced=True)
@@ -477,10 +477,10 @@ def test_a_replica_that_is_served_again_is_online_and_can_be_elected() -> None:
     (plan,) = plan_failed_replicas(image, 1, {topic_id: [0, 1]})
     failed = image.with_topics([plan.topic])
     served = {topic_id: [0, 1, 2, 7], b"?" * 16: [0]}
-    (back,) = run_without_pauses(plan_served_replicas_in_slices(failed, 1, served))
+    (back,) = run_at_once(plan_served_replicas_in_slices(failed, 1, served))
     assert [(p.leader, p.offline) for p in back.topic.partitions] == [
         (2, frozenset()),
         (1, frozenset()),
         (2, frozenset()),
     ]
-    assert run_without_pauses(plan_served_replicas_in_slices(image, 1, served)) == []
+    assert run_at_once(plan_served_replicas_in_slices(image, 1, served)) == []

@@ -29,7 +29,7 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.model.types import TopicPartition
 
 TOPIC_ID = bytes.fromhex("8d6b13f5c2e14f0bb9fd2f2f8d31a3e4")
@@ -50,11 +50,11 @@ def test_encodes_a_topic_like_kafka() -> None:
     assert TopicNode.path("t") == "/brokers/topics/t"
 
 
-@pytest.mark.parametrize("count", [0, 1, ITEMS_A_PAUSE, 3 * ITEMS_A_PAUSE + 1])
+@pytest.mark.parametrize("count", [0, 1, ITEMS_PER_SLICE, 3 * ITEMS_PER_SLICE + 1])
 def test_encoding_a_large_topic_in_parts_yields_the_same_bytes(count: int) -> None:
     replicas = {number: [number % 3, 7] for number in range(count)}
     assignment = TopicAssignment(TOPIC_ID, replicas, {0: [7]}, {1: [3, 2]})
-    assert len(list(TopicNode.encode_in_slices(assignment))) == count // ITEMS_A_PAUSE
+    assert len(list(TopicNode.encode_in_slices(assignment))) == count // ITEMS_PER_SLICE
     assert TopicNode.encode(assignment) == write_json(
         {
             "removing_replicas": {"1": [3, 2]},

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.coordination.topic_index import PARTITIONS_A_PAUSE, TopicIndex, compute_traits_in_slices
+from tidemill.coordination.topic_index import PARTITIONS_PER_SLICE, TopicIndex, compute_traits_in_slices
 from tidemill.model.types import ZERO_ID
 
 NAMES = [f"t{number}" for number in range(12)]
@@ -99,7 +99,7 @@ def test_indexing_a_large_topic_in_slices_equals_indexing_it_at_once(
     if at is not None:
         partitions[at] = partitions[at].replaced(**which)
     noted, plain = (TopicImage("t", b"t" * 16, tuple(partitions), {}) for _ in range(2))
-    assert len(list(compute_traits_in_slices(noted))) == len(partitions) // PARTITIONS_A_PAUSE
+    assert len(list(compute_traits_in_slices(noted))) == len(partitions) // PARTITIONS_PER_SLICE
     indexes = [TopicIndex({}).with_changes([one]) for one in (noted, plain)]
     for kind in ("moving", "leaderless", "by_broker"):
         first, second = (getattr(index, kind) for index in indexes)

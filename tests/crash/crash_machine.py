@@ -13,9 +13,9 @@ from typing import Any
 
 from faulty_files import FaultyFiles
 
+from default_limits import iter_records
 from tidemill.model.configs import BrokerConfig
 from tidemill.records.builder import BatchBuilder
-from tidemill.records.record_reader import iter_records
 from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import decode_response, encode_request

@@ -7,6 +7,7 @@ import heapq
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from default_limits import iter_records
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     JoinRequest,
@@ -19,7 +20,7 @@ from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.groups.offset_records import OffsetsRecord, decode_record
 from tidemill.model.system_interfaces import Clock
-from tidemill.records.record_reader import iter_records
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 PARTITIONS = 4
 
@@ -154,7 +155,10 @@ class CoordinatorFixture:
         self.service = GroupCoordinator(
             offsets_log=self.log,
             topic=self.topic,
-            config=GroupConfig(**{"initial_rebalance_delay_ms": 0, "offsets_retention_ms": 60_000, **config}),
+            config=GroupConfig(
+                **{"initial_rebalance_delay_ms": 0, "offsets_retention_ms": 60_000, **config},
+                unpacked_bytes_max=UNPACKED_BYTES_MAX,
+            ),
             clock=self.time,
             append_timeout_ms=5_000,
             expire_interval_ms=10_000,

@@ -52,6 +52,7 @@ from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import GroupRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import ErrorCode
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 WALL_MS = 1_700_000_000_000
 GROUP = "g"
@@ -61,7 +62,9 @@ class Bench:
     """A group state machine with a clock, a log and waiters."""
 
     def __init__(self, **config: int) -> None:
-        self.config = GroupConfig(**{"initial_rebalance_delay_ms": 3_000, **config})
+        self.config = GroupConfig(
+            **{"initial_rebalance_delay_ms": 3_000, **config}, unpacked_bytes_max=UNPACKED_BYTES_MAX
+        )
         self.state_machine = GroupMetadataManager(self.config)
         self.steady_ms = 0
         self.timers: dict[TimerKey, tuple[int, int]] = {}

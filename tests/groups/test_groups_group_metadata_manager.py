@@ -15,6 +15,7 @@ from tidemill.groups.group_metadata import (
     subscription_topics,
 )
 from tidemill.model.configs import BrokerConfig
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 FORM_OF_TWO = """
     join A
@@ -37,7 +38,7 @@ FORM_OF_TWO = """
 def test_groups_have_the_defaults_of_kafka() -> None:
     # A standalone broker starts the first rebalance at once.
     clustered = BrokerConfig.of({"zookeeper.connect": "localhost:2181"})
-    plain, configured = GroupConfig(), GroupConfig.from_broker(clustered)
+    plain, configured = GroupConfig(unpacked_bytes_max=UNPACKED_BYTES_MAX), GroupConfig.from_broker(clustered)
     for name in GroupConfig.__slots__:
         assert getattr(plain, name) == getattr(configured, name), name
 

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, ResourceType
 from kafka_peer import CODECS, Kafka, ZooKeeper, class_path, java, read_all, wait_led
 from kafka_record import set_config
 
+from default_limits import read_stored
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
@@ -26,7 +27,7 @@ from tidemill.log.log_loader import open_log
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
-from tidemill.records.record_reader import iter_stored, read_stored
+from tidemill.records.record_reader import iter_stored
 
 TIMEOUT_S = 600
 CLEANED_S = 60

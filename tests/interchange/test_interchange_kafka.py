@@ -33,9 +33,10 @@ from kafka_peer import (
 )
 from kafka_record import commit, produce, set_config
 
+from default_limits import DumpOptions
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_zookeeper, to_nodes
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import DumpOptions, lines
+from tidemill.log_tools.dump import lines
 from tidemill.testing import Broker
 
 START_TIMEOUT_S = 600

@@ -9,6 +9,7 @@ from typing import Any
 from faulty_files import FaultyFiles, Killed
 from log_stage import stored
 
+from default_limits import read_stored
 from log_start import NOW
 from record_builders import build_batch, build_message_set
 from tidemill.log.cleaner import Cleaner
@@ -21,7 +22,6 @@ from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.builder import build_end_marker
-from tidemill.records.record_reader import read_stored
 
 PARTITION = TopicPartition("t", 0)
 SMALL = {"cleanup_policy": ("compact",), "segment_index_bytes": 4096, "index_interval_bytes": 100}

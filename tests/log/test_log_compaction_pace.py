@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 from tidemill.log import cleaner_process
-from tidemill.log.cleaner_messages import ABORT, NewPace
+from tidemill.log.cleaner_messages import ABORT, HEADER, CleanCounts, NewPace, decode, encode
 from tidemill.log.cleaner_process import CHECK_BYTES, Aborted, Pace, Pipes
 
 RATE = 1_000_000.0
@@ -76,3 +77,11 @@ def test_an_abort_and_a_shutdown_end_a_wait(wire: Wire, message: str | None) -> 
     with pytest.raises(Aborted):
         work(Pace(wire, 1.0), CHECK_BYTES)
     assert wire.now_s == 101
+
+
+def test_a_pipe_carries_messages_of_the_cleaner_alone() -> None:
+    for message in (NewPace(1.5), CleanCounts(end_offset=7), ABORT):
+        data = encode(message)
+        assert decode(data[HEADER.size :]) == message
+    with pytest.raises(TypeError, match="a dict is not a message of the cleaner"):
+        decode(pickle.dumps({}))

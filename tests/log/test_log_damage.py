@@ -14,12 +14,12 @@ from typing import NamedTuple
 import pytest
 from faulty_files import FaultyFiles
 
+from default_limits import Check
 from record_builders import build_batch, build_message_set
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import LogLoader
-from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify import check_partition
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch

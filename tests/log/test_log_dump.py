@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from log_stage import MakeBatch, MakeLog
 
+from default_limits import DumpOptions
+from default_limits import dump_entries as entries
 from record_builders import build_batch
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import DumpOptions, entries, lines
+from tidemill.log_tools.dump import lines
 from tidemill.model.errors import ConfigError
 from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS
 from tidemill.records.builder import build_end_marker
@@ -98,7 +100,7 @@ def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatc
         )
     log.close(TIME)
     size = batch(1).size
-    assert list(lines(FILES, log.active.index.path))[1:] == [
+    assert list(lines(FILES, log.active.index.path, DumpOptions()))[1:] == [
         f"offset: {offset} position: {offset * size}" for offset in (3,)
     ]
     assert [entry["timestamp"] for entry in entries(FILES, log.active.time_index.path)][-1] == TIME + 5
@@ -117,7 +119,7 @@ def test_a_wrong_index_entry_is_reported(log_of: MakeLog, batch: MakeBatch) -> N
     data = bytearray(path.read_bytes())
     data[3] += 5
     path.write_bytes(data)
-    assert list(lines(FILES, str(path)))[-2:] == [
+    assert list(lines(FILES, str(path), DumpOptions()))[-2:] == [
         f"Mismatches in :{path}",
         "  Index offset: 6, log offset: 1",
     ]

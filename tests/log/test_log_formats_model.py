@@ -18,15 +18,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from default_limits import Limits, down, open_cursor, read_stored
 from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import ZSTD, Batch
-from tidemill.records.batch_validation import Limits
-from tidemill.records.format_conversion import KEEP_CODEC, down, for_storage
-from tidemill.records.record_cursor import open_cursor
-from tidemill.records.record_reader import iter_stored, read_stored
+from tidemill.records.format_conversion import KEEP_CODEC, for_storage
+from tidemill.records.record_reader import iter_stored
 
 NOW = 1_700_000_000_000
 DIRECTORY = "/d/t-0"

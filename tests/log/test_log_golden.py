@@ -6,11 +6,11 @@ from pathlib import Path
 
 from log_stage import NOW, MakeLog
 
+from default_limits import iter_records
 from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
 from tidemill.records.batch import parse_batch
 from tidemill.records.legacy_formats import parse_entry
-from tidemill.records.record_reader import iter_records
 
 TIME_MS = 1524709879130
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from log_stage import NOW, MakeBatch
 
+from default_limits import DumpOptions, iter_records
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import DumpOptions, lines
+from tidemill.log_tools.dump import lines
 from tidemill.model.types import TopicPartition
-from tidemill.records.record_reader import iter_records
 
 LIBS = os.environ.get("TIDEMILL_KAFKA_LIBS", "")
 FILES = SystemFiles()

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from default_limits import iter_records
 from record_builders import build_batch
 from tidemill.log import log_loader
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
@@ -19,7 +20,6 @@ from tidemill.log.log_loader import LogLoader
 from tidemill.log.retention import expired_segments
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.records.record_reader import iter_records
 
 NOW = 1_700_000_000_000
 DIRECTORY = "/data/t-0"

@@ -19,7 +19,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, run_without_pauses
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_at_once
 from tidemill.model.types import TopicPartition
 
 TOPIC_ID = bytes(range(16))
@@ -271,7 +271,7 @@ def test_a_directory_that_fails_during_a_checkpoint_keeps_its_last_checkpoint(
     taking = manager.log_checkpoints_in_slices(manager.dirs.all)
     next(taking)
     manager.dirs.fail_directory("/data", "the disk broke")
-    assert write_checkpoints(run_without_pauses(taking)) == []
+    assert write_checkpoints(run_at_once(taking)) == []
     assert said(files, STARTS) == {"t-0": 2}
     assert said(files, RECOVERY_POINTS) == said(files, WATERMARKS) == {"t-0": 3}
 
@@ -379,7 +379,7 @@ def test_an_unsynced_checkpoint_does_not_affect_the_next_topic_of_the_name(
 
 def test_offsets_of_thousands_of_logs_are_collected_in_parts_without_loss() -> None:
     files = FaultyFiles()
-    offsets = {TopicPartition("t", number): number for number in range(3 * ITEMS_A_PAUSE)}
+    offsets = {TopicPartition("t", number): number for number in range(3 * ITEMS_PER_SLICE)}
     checkpoint = OffsetCheckpoint(files, "/data/c", lambda key: offsets[key])
     files.make_directory("/data")
     first = TopicPartition("t", 0)
@@ -388,7 +388,7 @@ def test_offsets_of_thousands_of_logs_are_collected_in_parts_without_loss() -> N
     taking = checkpoint.collect_in_slices()
     next(taking)
     # A collected one changes meanwhile, and so does a later one.
-    for key in (first, TopicPartition("t", 3 * ITEMS_A_PAUSE - 1)):
+    for key in (first, TopicPartition("t", 3 * ITEMS_PER_SLICE - 1)):
         offsets[key] = 10_000
         checkpoint.mark_changed(key)
     assert len(list(taking)) == 2

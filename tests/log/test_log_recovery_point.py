@@ -8,6 +8,7 @@ import pytest
 from faulty_files import FaultyFiles
 from log_stage import NOW, MakeBatch
 
+from default_limits import iter_records
 from record_builders import build_message_set
 from tidemill.log import log_loader
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
@@ -16,7 +17,6 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import LogLoader
 from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
-from tidemill.records.record_reader import iter_records
 
 KEY = TopicPartition("t", 0)
 AT = "/data/t-0"

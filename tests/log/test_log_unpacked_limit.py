@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from compaction_stage import clean, opened, rows
 
+from default_limits import Check, CompletedFetch, decode_columns, iter_records
 from record_builders import build_batch, build_message_set
 from tidemill.broker.conversion_jobs import DownConversionJob
 from tidemill.broker.log_configs import log_config
@@ -21,17 +22,19 @@ from tidemill.client.config_keys import CONSUMER
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify import check_partition
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, UnpackedTooLarge
+from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
 from tidemill.records.batch import GZIP, LZ4, parse_batch
 from tidemill.records.batch_validation import validate
-from tidemill.records.columns import OFFSET_MAX, decode_columns
+from tidemill.records.builder import BatchBuilder
+from tidemill.records.columns import OFFSET_MAX
+from tidemill.records.end_transaction_marker import ABORT, EndTransactionMarker
 from tidemill.records.format_conversion import KEEP_CODEC, for_storage
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.message_format import limits_of
+from tidemill.wire.fetch_layout import FetchedPartition
 
 SOURCES = Path(__file__).parents[2] / "src/tidemill"
 NOW = 1_700_000_000_000
@@ -169,6 +172,45 @@ def test_brokers_and_clients_have_one_limit_under_one_key() -> None:
     assert BrokerConfig.of({}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX == LogConfig().unpacked_bytes_max
     assert config_of(CONSUMER, "h:1", {}, {}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX
     assert config_of(CONSUMER, "h:1", {UNPACKED_KEY: 5}, {}).int(UNPACKED_KEY) == 5
+
+
+@pytest.mark.parametrize("value_bytes", [LIMIT // 2, LIMIT])
+def test_a_client_unpacks_markers_of_transactions_with_its_limit(value_bytes: int) -> None:
+    builder = BatchBuilder(GZIP)
+    builder.append(NOW, EndTransactionMarker(ABORT, 0).key(), bytes(value_bytes), None)
+    data = builder.build(7, 0, -1, True, -1, 0, True)
+    response = FetchedPartition(b"t", 0, data)
+    response.end, response.aborted = len(data), [(7, 0)]
+    fetched = CompletedFetch(
+        TopicPartition("t", 0), response, 0, committed_only=True, check_crcs=True, unpacked_bytes_max=LIMIT
+    )
+    reads = (
+        lambda: fetched.fetch_records(9),
+        lambda: decode_columns(data, aborted=[(7, 0)], unpacked_bytes_max=LIMIT).count,
+    )
+    for read in reads:
+        if value_bytes < LIMIT:
+            assert not read()
+        else:
+            with pytest.raises(UnpackedTooLarge, match=f"unpack to more than {LIMIT} bytes"):
+                read()
+
+
+def test_the_default_is_in_the_tables_of_keys_and_in_tools_without_a_configuration() -> None:
+    found = {
+        str(path.relative_to(SOURCES))
+        for path in SOURCES.rglob("*.py")
+        if "UNPACKED_BYTES_MAX" in path.read_text()
+    }
+    assert found == {
+        "client/config_keys.py",
+        "interchange/kraft_metadata_reader.py",
+        "interchange/open_transactions.py",
+        "interchange/transaction_completion.py",
+        "log/log_config.py",
+        "model/configs/cluster_keys.py",
+        "model/unpacked_limit.py",
+    }
 
 
 def test_no_other_module_defines_its_own_limit() -> None:

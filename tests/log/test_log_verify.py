@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_stage import MakeBatch, flip
 
+from default_limits import Check
 from log_start import NOW, start_logs
 from record_builders import build_batch
 from tidemill.cli.main import command
@@ -25,7 +26,6 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.dry_run import ScratchFiles
-from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify import check_partition
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_end_marker

@@ -708,8 +708,8 @@ LOG: Final = (
     Fault(
         "deletion-confirmed-before-checkpoint",
         "replication/checkpoint_writer.py",
-        "            await self._run(await with_pauses(taking))\n",
-        "            await with_pauses(taking)\n",
+        "            await self._run(await run_in_slices(taking))\n",
+        "            await run_in_slices(taking)\n",
         "A deletion is confirmed after no checkpoint on the disk contains the replica.",
     ),
     Fault(

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 
-from tidemill.records.record_cursor import open_cursor
+from default_limits import open_cursor
 
 ReadRecord = tuple[int, int, int, bytes | None, bytes | None]
 """A record: offset, timestamp, timestamp type, key, value."""

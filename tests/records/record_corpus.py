@@ -27,15 +27,14 @@ class Absent:
 if "--without-librt" in sys.argv:
     sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
 
+from default_limits import Limits, decode_columns, iter_records  # noqa: E402
 from record_builders import build_batch, parse_batches  # noqa: E402
 from tidemill import _build_mode  # noqa: E402
 from tidemill.model.errors import KafkaError  # noqa: E402
 from tidemill.records.batch import parse_batch  # noqa: E402
-from tidemill.records.batch_validation import Limits, begin_validation, finish_validation, is_costly  # noqa: E402
+from tidemill.records.batch_validation import begin_validation, finish_validation, is_costly  # noqa: E402
 from tidemill.records.builder import build_end_marker, stamp_append_time  # noqa: E402
 from tidemill.records.checksum import crc32c  # noqa: E402
-from tidemill.records.columns import decode_columns  # noqa: E402
-from tidemill.records.record_reader import iter_records  # noqa: E402
 
 
 def good_batches() -> list[bytes]:

@@ -7,9 +7,9 @@ import warnings
 
 from hypothesis import strategies as st
 
+from default_limits import Limits
 from record_builders import build_batch
 from tidemill.records.batch import CRC, Batch, parse_batch
-from tidemill.records.batch_validation import Limits
 from tidemill.records.checksum import crc32c
 from tidemill.records.compression import decompress_range
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from record_samples import NOW_MS, OPEN, parsed, patched, raw_batch, raw_record, with_crc, zigzag
 
+from default_limits import BatchCursor, Limits
 from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import (
@@ -27,7 +28,6 @@ from tidemill.records.batch import (
 )
 from tidemill.records.batch_validation import (
     RECORD_ERRORS_MAX,
-    Limits,
     begin_validation,
     finish_validation,
     is_costly,
@@ -35,7 +35,7 @@ from tidemill.records.batch_validation import (
 )
 from tidemill.records.builder import build_end_marker, stamp_append_time
 from tidemill.records.format_conversion import for_storage
-from tidemill.records.record_cursor import BatchCursor, add_timestamp
+from tidemill.records.record_cursor import add_timestamp
 
 GOOD = build_batch([(NOW_MS, b"key", b"value", [("h", b"x"), ("i", None)]), (NOW_MS + 1, None, None, None)])
 

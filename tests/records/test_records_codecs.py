@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from librt.strings import BytesWriter
 from record_samples import NOW_MS, OPEN, PythonBatch, PythonBuilder, batches_of_records, decompress, parsed
 
+from default_limits import iter_records, read_records
 from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import CURRENT_MAGIC, GZIP, LZ4, NONE, SNAPPY, ZSTD
@@ -27,7 +28,6 @@ from tidemill.records.compression import (
     unpacked_bytes_bound,
 )
 from tidemill.records.format_conversion import for_storage
-from tidemill.records.record_reader import iter_records, read_records
 from tidemill.records.varint import read_varint, read_varlong, varint_size, write_varint
 
 CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]

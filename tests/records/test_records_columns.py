@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_samples import NOW_MS, batches_of_records, parsed, patched, raw_batch, raw_record
 
+from default_limits import decode_columns, iter_records
 from record_builders import build_batch, build_message_set
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.arrow import to_record_batch
 from tidemill.records.builder import build_end_marker, stamp_append_time
 from tidemill.records.column_vectors import MICROSECONDS_BEYOND, MILLISECONDS_MAX, to_microseconds
-from tidemill.records.columns import decode_columns
-from tidemill.records.record_reader import iter_records
 
 
 def value_batch(first: int, count: int, **options) -> bytes:

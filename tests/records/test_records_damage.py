@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_samples import NOW_MS, OPEN, decompress, parsed, patched, raw_batch, with_crc, zigzag
 
+from default_limits import Limits, decode_columns, iter_records
 from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
 from tidemill.records.arrow import to_record_batch
 from tidemill.records.batch import GZIP, LZ4, SNAPPY, ZSTD, check_crc, parse_batch
-from tidemill.records.batch_validation import Limits, is_costly, validate
-from tidemill.records.columns import decode_columns
+from tidemill.records.batch_validation import is_costly, validate
 from tidemill.records.compression import compress, unpacked_bytes_bound
-from tidemill.records.record_reader import iter_records
 
 RECORDS = [(NOW_MS + i, b"key", b"value" * i, [("h", b"x"), ("n", None)]) for i in range(4)]
 LIMIT = 1 << 20

@@ -8,19 +8,13 @@ import zlib
 import pytest
 from legacy_samples import entry_bytes, messages, read_set
 
+from default_limits import EntryCursor, Limits, down
 from record_builders import build_batch, build_message_set
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS, SNAPPY, ZSTD, Batch, parse_batch
-from tidemill.records.batch_validation import Limits
 from tidemill.records.builder import stamp_append_time
 from tidemill.records.compression import compress, decompress_range
-from tidemill.records.format_conversion import (
-    COSTLY_MESSAGES,
-    KEEP_CODEC,
-    down,
-    for_storage,
-    is_costly_for_storage,
-)
+from tidemill.records.format_conversion import COSTLY_MESSAGES, KEEP_CODEC, for_storage, is_costly_for_storage
 from tidemill.records.legacy_formats import (
     LZ4_OLD_HEADER,
     correct_lz4_checksum,
@@ -30,7 +24,6 @@ from tidemill.records.legacy_formats import (
     xxhash32,
 )
 from tidemill.records.message_set import MessageSet, MessageSetWriter, wrap
-from tidemill.records.record_cursor import EntryCursor
 
 TIME_MS = 1524709879130
 

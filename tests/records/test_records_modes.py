@@ -85,7 +85,7 @@ def test_arrow_accepts_the_vectors_of_both_modes() -> None:
         "import sys; sys.argv.append('--without-librt'); sys.path.insert(0, sys.argv[1]);"
         "import record_corpus;"
         "from tidemill.records.arrow import to_record_batch;"
-        "from tidemill.records.columns import decode_columns;"
+        "from default_limits import decode_columns;"
         "from record_builders import build_batch;"
         "data = build_batch([(1, None, b'a', [('h', b'x')]), (2, b'k', None, None)]);"
         "batch = to_record_batch(decode_columns(data, want_headers=True));"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tidemill
+from default_limits import read_records
 from record_builders import build_batch
 from tidemill.records import batch as layout
 from tidemill.records.batch import check_crc, parse_batch
-from tidemill.records.record_reader import read_records
 
 MODULE = Path(tidemill.__file__).parent / "records/batch.py"
 PAGE = Path(__file__).parents[2] / "docs/formats/record-batch.md"

@@ -7,6 +7,7 @@ from typing import Any
 from faulty_files import FaultyFiles
 from message_fetcher import MessageFetcher
 
+from default_limits import Limits
 from log_start import NOW, start_logs
 from partition_events import IgnoredEvents
 from record_builders import build_batch
@@ -15,7 +16,6 @@ from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.batch_validation import Limits
 from tidemill.records.record_reader import iter_stored
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, FetchOutcome, ReplicaFetcher

@@ -6,11 +6,11 @@ import errno
 
 from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Pair, Quiet, batch_of
 
+from default_limits import Limits
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
-from tidemill.records.batch_validation import Limits
 from tidemill.replication.hosted_topics import apply_topic_config
 from tidemill.replication.partition import Partition
 

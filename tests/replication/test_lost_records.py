@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from replica_stage import batch_of
 
+from default_limits import DirectoryCheck
 from log_start import start_logs
 from tidemill.cli.log import command
 from tidemill.log.file_names import BOOT, RECORDS_LOST
@@ -23,7 +24,6 @@ from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.verify import DirectoryCheck
 from tidemill.model.clock import SystemClock
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch

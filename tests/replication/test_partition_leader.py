@@ -7,10 +7,10 @@ from random import Random
 import pytest
 from replica_stage import ALL, LAG_MS, Broker, batch_of, content, led
 
+from default_limits import iter_records
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.delayed_operations import CommitCallback, FetchWaiter, WatchedPartition
 from tidemill.replication.partition import Partition
 

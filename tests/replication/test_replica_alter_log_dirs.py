@@ -15,6 +15,7 @@ import pytest
 from faulty_files import FaultyFiles, Killed
 from replica_stage import batch_of, content
 
+from default_limits import iter_records
 from log_start import start_logs
 from record_builders import build_batch
 from tidemill.broker.fetch_partition_data import FetchPartitionData
@@ -30,7 +31,6 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_end_marker
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.delayed_operations import CONSUMER
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState

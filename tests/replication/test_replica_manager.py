@@ -19,7 +19,7 @@ from tidemill.log.file_names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
-from tidemill.model.event_loop_slices import AT_ONCE_MAX
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.replication.delayed_operations import CommitCallback
@@ -947,7 +947,7 @@ def test_counters_of_removed_partitions_are_kept_in_their_topic() -> None:
 
 def test_retention_of_many_partitions_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
-        count = 2 * AT_ONCE_MAX + 1
+        count = 2 * ITEMS_AT_ONCE_MAX + 1
         stage.topic("many", count)
         requested: list[int] = []
         retain = stage.logs.retain
@@ -967,7 +967,7 @@ def test_retention_of_many_partitions_does_not_block_the_event_loop(monkeypatch:
             await asyncio.sleep(0)
         await work
         assert passes >= 3
-        assert requested == [AT_ONCE_MAX, 0, 0], "partitions deleted meanwhile are ignored"
+        assert requested == [ITEMS_AT_ONCE_MAX, 0, 0], "partitions deleted meanwhile are ignored"
 
     staged(test)
 

@@ -8,9 +8,9 @@ import pytest
 from message_fetcher import MessageFetcher
 from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Leader, batch_of, content
 
+from default_limits import iter_records
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
 

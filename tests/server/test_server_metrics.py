@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.model.counters import TimeHistogram
 from tidemill.server import http_endpoint
+from tidemill.server.health import BrokerFacts, Health
 from tidemill.server.http_endpoint import MetricsEndpoint
 from tidemill.server.metrics import (
     HISTOGRAM,
@@ -80,7 +81,8 @@ def test_the_process_reports_version_mode_and_memory() -> None:
 async def endpoint(
     well: bool = True, gather: Callable[[], Any] = lambda: [gauge("x", "X.", 1)]
 ) -> AsyncIterator[MetricsEndpoint]:
-    made = MetricsEndpoint(gather, lambda: (well, {"detail": 1}))
+    facts = BrokerFacts("c", 1, [], ["/full"], 0.0)
+    made = MetricsEndpoint(gather, lambda: Health("" if well else "stopping", facts if well else None))
     await made.start("127.0.0.1", 0)
     try:
         yield made
@@ -125,7 +127,17 @@ def test_responds_to_metrics_and_health_requests() -> None:
         assert int(headers["content-length"]) == len(body)
         assert parsed(body)["x"] == {(): 1.0}
         status, _, body = await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n")
-        assert (status, json.loads(body)) == (200, {"status": "ok", "detail": 1})
+        assert (status, json.loads(body)) == (
+            200,
+            {
+                "status": "ok",
+                "cluster_id": "c",
+                "broker_id": 1,
+                "failed_directories": [],
+                "full_directories": ["/full"],
+                "store_silent_s": 0.0,
+            },
+        )
         status, headers, body = await ask(made, b"HEAD /metrics HTTP/1.0\r\n\r\n")
         assert (status, body) == (200, b"")
         assert int(headers["content-length"]) > 0
@@ -143,7 +155,7 @@ def test_other_tasks_run_while_metrics_are_gathered() -> None:
             yield None
 
     async def do() -> None:
-        made = MetricsEndpoint(gather, lambda: (True, {}))
+        made = MetricsEndpoint(gather, Health)
         await made.start("127.0.0.1", 0)
         done = asyncio.create_task(ask(made, b"GET /metrics HTTP/1.1\r\n\r\n"))
         while not done.done():
@@ -160,7 +172,7 @@ def test_other_tasks_run_while_metrics_are_gathered() -> None:
 def test_an_unhealthy_broker_responds_with_503() -> None:
     async def do(made: MetricsEndpoint) -> None:
         status, _, body = await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n")
-        assert (status, json.loads(body)["status"]) == (503, "unwell")
+        assert (status, json.loads(body)) == (503, {"status": "unwell", "reason": "stopping"})
 
     with_endpoint(do, well=False)
 

@@ -40,6 +40,7 @@ from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
 from tidemill.groups.timers import ShardTimer, ShardTimerKey
 from tidemill.model.errors import ErrorCode
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.record_reader import iter_records
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Replayed:
 
     def take(self, data: bytes) -> None:
         """Replays batches."""
-        for record in iter_records(data):
+        for record in iter_records(data, unpacked_bytes_max=UNPACKED_BYTES_MAX):
             change = decode(record.key, record.value)
             if isinstance(change, OffsetRecord):
                 self._take_offset(change)
@@ -542,7 +543,9 @@ def _is_as_written_but_for_ids(group: GroupMetadata, value: GroupMetadataValue) 
 
 def _tombstones_failed(watched: Watched, write: Write) -> None:
     """Failed writes of tombstones are not repeated."""
-    records = [decode(one.key, one.value) for one in iter_records(write.batch)]
+    records = [
+        decode(one.key, one.value) for one in iter_records(write.batch, unpacked_bytes_max=UNPACKED_BYTES_MAX)
+    ]
     # An unencodable record has no batch.
     records += [one for effect in write.ending if not write.batch for one in effect.records]
     failed = {

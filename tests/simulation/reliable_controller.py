@@ -27,7 +27,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class ReliableController:
         elif is_new:
             plans = plan_topic_elections(image, policy_of=policy_of)
         else:
-            plans = run_without_pauses(
+            plans = run_at_once(
                 plan_broker_change_in_slices(image, gone or (), came or (), losses or {}, policy_of)
             )
         self._publish(image.with_topics(plan.topic for plan in plans))
@@ -157,7 +157,7 @@ class ReliableController:
                 for topic in topics.values()
             }
             if self.is_registered(broker):
-                plans = run_without_pauses(
+                plans = run_at_once(
                     plan_failed_replicas_in_slices(self.image, broker.node_id, by_topic, policy_of)
                 )
                 if plans:

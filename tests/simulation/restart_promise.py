@@ -18,6 +18,7 @@ from simulated_disk import SimulatedFiles
 
 from tidemill.log.file_names import LOG, PARTITION_METADATA, SWAP, offset_of
 from tidemill.log.log import Log
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.record_reader import iter_records
 
 DATA = "/data"
@@ -182,5 +183,5 @@ def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
 
 def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, int]]:
     """Returns the keys in a batch, each with the timestamp of its tombstone (ms); -1 with a value."""
-    for record in iter_records(batch):
+    for record in iter_records(batch, unpacked_bytes_max=UNPACKED_BYTES_MAX):
         yield record.key, int(record.timestamp) if record.value is None else -1

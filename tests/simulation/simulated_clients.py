@@ -17,6 +17,7 @@ from promises import NONE, Message, PartitionKey, Promises, Sent
 from simulated_loop import wall_ms_at
 
 from tidemill.model.errors import ErrorCode
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.net.link import Link, LinkError
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.record_reader import iter_records, iter_stored
@@ -483,7 +484,7 @@ class Consumer(Client):
 
     def _take(self, records: bytes, topic_id: bytes, asked_s: float, address: str) -> None:
         answered_s = self.answered_s(address)
-        for record in iter_records(records, self.position):
+        for record in iter_records(records, self.position, unpacked_bytes_max=UNPACKED_BYTES_MAX):
             if record.offset != self.position:
                 self.promises.skipped(self.name, self.tp, topic_id, self.position, record.offset)
             message = Message.of(record)

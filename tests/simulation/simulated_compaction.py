@@ -34,6 +34,7 @@ from tidemill.log.file_names import (
     offset_name,
     offset_of,
 )
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 
@@ -456,7 +457,7 @@ class CleaningCheck:
 
 
 def _records(data: bytes) -> list[Raw]:
-    return [Raw.of(record) for record in iter_records(data)]
+    return [Raw.of(record) for record in iter_records(data, unpacked_bytes_max=UNPACKED_BYTES_MAX)]
 
 
 def raw_records(data: bytes, start: int) -> list[Raw]:

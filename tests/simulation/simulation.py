@@ -51,6 +51,7 @@ from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.retention import Policy, expired_segments
 from tidemill.model.errors import TidemillError
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.net import link as net_link
 from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
@@ -917,7 +918,7 @@ class Simulation:
         start = int(partition.log.start_offset)
         return [
             (int(record.offset), Message.of(record))
-            for record in iter_records(records_of(partition))
+            for record in iter_records(records_of(partition), unpacked_bytes_max=UNPACKED_BYTES_MAX)
             if record.offset >= start
         ]
 
@@ -932,7 +933,10 @@ class Simulation:
         """Replicas with other log start offsets are compared from the latest one."""
         if all(content == contents[0] for content in contents):
             return
-        held = [[Raw.of(record) for record in iter_records(content)] for content in contents]
+        held = [
+            [Raw.of(record) for record in iter_records(content, unpacked_bytes_max=UNPACKED_BYTES_MAX)]
+            for content in contents
+        ]
         held = [[record for record in records if record.offset >= start] for records in held]
         if self.promises.compaction.is_compacted(tp):
             difference = self.promises.compaction.difference(tp, held)

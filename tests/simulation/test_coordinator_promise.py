@@ -38,6 +38,7 @@ from tidemill.log.log_loader import LogLoader
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 NOW = 1_700_000_000_000
 TOPIC_ID = b"t" * 16
@@ -123,7 +124,9 @@ class Coordinated:
         self.service = GroupCoordinator(
             offsets_log=PartitionOffsetsLog(cast(Any, broker)),
             topic=cast(Any, SimpleNamespace(partition_count=lambda: 1)),
-            config=GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=1),
+            config=GroupConfig(
+                initial_rebalance_delay_ms=0, min_session_timeout_ms=1, unpacked_bytes_max=UNPACKED_BYTES_MAX
+            ),
             clock=clock,
         )
 

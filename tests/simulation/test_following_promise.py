@@ -13,12 +13,12 @@ from simulated_disk import SimulatedFiles
 from test_log_state_promise import Kept
 from test_promise_checkers import Checked
 
+from default_limits import Limits
 from partition_events import IgnoredEvents
 from record_builders import build_batch
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.log.log_config import LogConfig
 from tidemill.records.batch import parse_batch
-from tidemill.records.batch_validation import Limits
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, FollowedPartition, ReplicaFetcher
 from tidemill.wire.fetch_layout import FetchedPartition, RequestedPartition

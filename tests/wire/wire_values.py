@@ -8,7 +8,7 @@ from typing import Any
 
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, request_class, response_class
-from tidemill.wire.codegen import allows_null, carries
+from tidemill.wire.codegen import allows_null
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from tidemill.wire.schema import (
     BOOL,
@@ -24,6 +24,7 @@ from tidemill.wire.schema import (
     UUID,
     Struct,
     WireType,
+    carries,
     parse_versions,
 )
 

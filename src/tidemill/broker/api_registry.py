@@ -5,10 +5,11 @@ ApiVersions announces this table. An API of :mod:`tidemill.wire.apis` without an
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NoReturn
 
 from tidemill.broker import produce_codec
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import HandledApi, declare_api
 from tidemill.broker.handlers import (
     alter_configs,
     alter_partition,
@@ -59,16 +60,20 @@ from tidemill.broker.handlers import (
 )
 from tidemill.model.errors import ProtocolError
 from tidemill.wire import fetch_layout
-from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.apis import API, ApiKey, request_class
 
 
 def _handle_compiled(broker: object, context: object, request: object) -> NoReturn:
     raise RuntimeError("Produce and Fetch are handled by KafkaApis")
 
 
+def _compiled(key: ApiKey, first: int, last: int) -> HandledApi:
+    return declare_api(key, first, last, partial(request_class, key), _handle_compiled)
+
+
 _HANDLED: Final = (
-    HandledApi(ApiKey.PRODUCE, produce_codec.FIRST_VERSION, produce_codec.LAST_VERSION, _handle_compiled),
-    HandledApi(ApiKey.FETCH, fetch_layout.FIRST_VERSION, fetch_layout.LAST_VERSION, _handle_compiled),
+    _compiled(ApiKey.PRODUCE, produce_codec.FIRST_VERSION, produce_codec.LAST_VERSION),
+    _compiled(ApiKey.FETCH, fetch_layout.FIRST_VERSION, fetch_layout.LAST_VERSION),
     list_offsets.API,
     metadata.API,
     leader_and_isr.API,
@@ -128,9 +133,9 @@ def api_for(key: int, version: int) -> HandledApi:
     api = APIS.get(key)
     if api is not None and api.has_version(version):
         return api
-    refused = not_served.REFUSED.get(key)
-    if refused is None:
+    if key not in API:
         raise ProtocolError(f"{key} is no API key of this protocol (requested version {version})")
+    refused = not_served.refused_api(ApiKey(key))
     if not refused.has_version(version):
         raise ProtocolError(
             f"{API[key].name} has no version {version}: "

@@ -18,11 +18,11 @@ from tidemill.log.errors import topic_failure
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.model.event_loop_slices import (
-    ITEMS_A_PAUSE,
+    ITEMS_PER_SLICE,
     STEPS_PER_SLICE,
     TimeSlice,
+    run_in_slices,
     slices_of,
-    with_pauses,
     yield_to_loop,
 )
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -189,7 +189,7 @@ class LeaderAndIsrApplier:
         Their logs are kept. An earlier controller may have reassigned the partitions and ended before its
         StopReplica arrived.
         """
-        assigned = await with_pauses(_assigned_to(self._broker.node_id, topics))
+        assigned = await run_in_slices(_assigned_to(self._broker.node_id, topics))
         partitions = self._broker.replica_manager
         for some in slices_of(list(partitions.all()), STEPS_PER_SLICE):
             for partition in partitions.stop_unassigned(list(some), assigned):
@@ -210,7 +210,7 @@ class LeaderAndIsrApplier:
         """
         partitions = self._broker.replica_manager
         strays = []
-        for some in slices_of(list(self._broker.log_manager.logs.items()), ITEMS_A_PAUSE):
+        for some in slices_of(list(self._broker.log_manager.logs.items()), ITEMS_PER_SLICE):
             strays += [
                 one.directory
                 for key, one in some
@@ -371,13 +371,13 @@ class LeaderAndIsrApplier:
 
 
 def _assigned_to(broker_id: int, topics: ReplicaAssignments) -> Generator[None, None, set[TopicPartition]]:
-    """Returns the partitions with a replica on a broker. Yields after every ``ITEMS_A_PAUSE`` partitions."""
+    """Returns the partitions with a replica on a broker. Yields after ``ITEMS_PER_SLICE`` partitions each."""
     found = set()
     number = 0
     for name, partitions in topics:
         for index, replicas in partitions:
             number += 1
-            if number % ITEMS_A_PAUSE == 0:
+            if number % ITEMS_PER_SLICE == 0:
                 yield
             if broker_id in replicas:
                 found.add(TopicPartition(name, index))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from tidemill.log.cleaner_messages import (
     ABORT,
@@ -18,6 +18,7 @@ from tidemill.log.cleaner_messages import (
     CleanedGroup,
     CleanJob,
     Failure,
+    Message,
     NewPace,
     decode,
     encode,
@@ -107,13 +108,13 @@ class CleanerProcess:
             self.starts += 1
         return self._process
 
-    async def _send(self, process: asyncio.subprocess.Process, message: Any) -> None:
+    async def _send(self, process: asyncio.subprocess.Process, message: Message) -> None:
         if process.stdin is None:
             raise EOFError
         process.stdin.write(encode(message))
         await process.stdin.drain()
 
-    async def _receive(self, process: asyncio.subprocess.Process) -> Any:
+    async def _receive(self, process: asyncio.subprocess.Process) -> Message:
         if process.stdout is None:
             raise EOFError
         header = await process.stdout.readexactly(HEADER.size)

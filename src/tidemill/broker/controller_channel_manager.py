@@ -28,7 +28,7 @@ from tidemill.broker.controller_request_batch import (
 from tidemill.broker.controller_request_handler import TopicKey
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
@@ -229,7 +229,7 @@ class ControllerChannel:
         unacknowledged, self._unacknowledged, self._unsent = self._unacknowledged, [], None
         try:
             for key, builder in request_builders(batch, self.broker, self._listener):
-                request = await with_pauses(builder)
+                request = await run_in_slices(builder)
                 low, high = VERSIONS[key]
                 response = await link.request(
                     key,
@@ -257,8 +257,8 @@ class ControllerChannel:
                     # No client waits for the requests behind it, which are for new followers.
                     _complete(unacknowledged)
                 # Freeing thousands of objects at once would block the event loop.
-                await with_pauses(release_in_slices(request))
-                await with_pauses(release_in_slices(response))
+                await run_in_slices(release_in_slices(request))
+                await run_in_slices(release_in_slices(response))
         except asyncio.CancelledError:  # The channel ends.
             for one in unacknowledged:
                 one.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypedDict, TypeVar
 
 from tidemill.broker.apply_leader_and_isr import changed_partitions
 from tidemill.broker.controller_request_handler import (
@@ -16,7 +16,7 @@ from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import SECURITY_PROTOCOLS
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrLiveLeader,
@@ -40,7 +40,7 @@ from tidemill.wire.messages.update_metadata import (
 )
 
 RequestBuilder = Generator[None, None, ControllerRequest]
-"""Builds a request. Yields after every ``ITEMS_A_PAUSE`` partitions."""
+"""Builds a request. Yields after every ``ITEMS_PER_SLICE`` partitions."""
 Item = TypeVar("Item")
 
 
@@ -188,6 +188,14 @@ def _add_deletion(batch: ControllerRequestBatch, topic: TopicImage, broker_id: i
         batch.stops[key] = stops
 
 
+class CommonFields(TypedDict):
+    """The fields of all three requests."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int
+
+
 def request_builders(
     batch: ControllerRequestBatch, to: BrokerImage, listener: str
 ) -> Iterator[tuple[ApiKey, RequestBuilder]]:
@@ -196,7 +204,7 @@ def request_builders(
     A batch with new followers has a second LeaderAndIsr request, the last one: no client waits for new
     followers.
     """
-    common_fields: dict[str, Any] = {
+    common_fields: CommonFields = {
         "controller_id": batch.image.controller_id,
         "controller_epoch": batch.controller_epoch,
         "broker_epoch": to.epoch,
@@ -252,10 +260,10 @@ class _Pauses:
         """Yields each of ``items`` with a flag that tells whether the builder has to pause."""
         for one in items:
             self._count += 1
-            yield self._count % ITEMS_A_PAUSE == 0, one
+            yield self._count % ITEMS_PER_SLICE == 0, one
 
 
-def _stop_replica(batch: ControllerRequestBatch, common_fields: Mapping[str, Any]) -> RequestBuilder:
+def _stop_replica(batch: ControllerRequestBatch, common_fields: CommonFields) -> RequestBuilder:
     topics = []
     pauses = _Pauses()
     for (name, _), stops in batch.stops.items():
@@ -273,7 +281,7 @@ def _stop_replica(batch: ControllerRequestBatch, common_fields: Mapping[str, Any
 
 
 def _leader_and_isr(
-    batch: ControllerRequestBatch, states: States, listener: str, common_fields: Mapping[str, Any]
+    batch: ControllerRequestBatch, states: States, listener: str, common_fields: CommonFields
 ) -> RequestBuilder:
     topics = []
     leaders: set[int] = set()
@@ -310,7 +318,7 @@ def _leader_and_isr(
     )
 
 
-def _update_metadata(batch: ControllerRequestBatch, common_fields: Mapping[str, Any]) -> RequestBuilder:
+def _update_metadata(batch: ControllerRequestBatch, common_fields: CommonFields) -> RequestBuilder:
     topics = list(_deleted_topic_states(batch))
     living: Mapping[int, BrokerImage] = batch.image.brokers
     pauses = _Pauses()

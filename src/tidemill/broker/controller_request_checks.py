@@ -14,8 +14,8 @@ from tidemill.model.topic_names import name_problem
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
 
-TOPICS_A_PAUSE = 200
-PARTITIONS_A_PAUSE = 2000
+TOPICS_PER_SLICE = 200
+PARTITIONS_PER_SLICE = 2000
 PARTITIONS_MAX = 1_000_000
 """Partitions of all topics of a LeaderAndIsr request, with those that it leaves out: more than a cluster
 has."""
@@ -28,9 +28,9 @@ def check_leader_and_isr(request: LeaderAndIsrRequest) -> Generator[None, None, 
     """Raises ProtocolError for an impossible topic name or partition index. Yields between topics."""
     total = 0
     for number, topic in enumerate(request.topic_states, 1):
-        if number % TOPICS_A_PAUSE == 0:
+        if number % TOPICS_PER_SLICE == 0:
             yield
-        if len(topic.partition_states) > PARTITIONS_A_PAUSE:
+        if len(topic.partition_states) > PARTITIONS_PER_SLICE:
             yield
         _check_name(topic.topic_name)
         total += _count(topic.topic_name, [one.partition_index for one in topic.partition_states])
@@ -49,9 +49,9 @@ def check_update_metadata(
     """
     left_out = 0
     for number, topic in enumerate(request.topic_states, 1):
-        if number % TOPICS_A_PAUSE == 0:
+        if number % TOPICS_PER_SLICE == 0:
             yield
-        if len(topic.partition_states) > PARTITIONS_A_PAUSE:
+        if len(topic.partition_states) > PARTITIONS_PER_SLICE:
             yield
         name = topic.topic_name
         _check_name(name)

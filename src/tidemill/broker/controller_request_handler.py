@@ -36,7 +36,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
-from tidemill.model.event_loop_slices import AT_ONCE_MAX, ITEMS_A_PAUSE, TimeSlice, with_pauses
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, ITEMS_PER_SLICE, TimeSlice, run_in_slices
 from tidemill.model.types import ZERO_ID
 from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
@@ -160,7 +160,7 @@ class ControllerRequests:
 
         Responds KAFKA_STORAGE_ERROR for partitions whose log cannot be opened.
         """
-        await with_pauses(check_leader_and_isr(request))
+        await run_in_slices(check_leader_and_isr(request))
         async with self._applier.lock:
             error = await self._fencing_error(request, connection)
             if error is not None:
@@ -258,10 +258,10 @@ class ControllerRequests:
                 return UpdateMetadataResponse(error_code=error)
             metadata = self._broker.metadata_cache
             time_slice = TimeSlice(self._broker.clock)
-            await with_pauses(check_update_metadata(request, metadata.image))
+            await run_in_slices(check_update_metadata(request, metadata.image))
             if request.type == FULL_REQUEST:
                 await self._applier.stop_unassigned_replicas(_assignments(request))
-                await with_pauses(self._stop_replaced_leaders(request))
+                await run_in_slices(self._stop_replaced_leaders(request))
             await self._load_settings(request, time_slice)
             delta = Delta.between(
                 metadata.image, await self._image_after(metadata.image, request, time_slice)
@@ -275,14 +275,14 @@ class ControllerRequests:
     def _stop_replaced_leaders(self, request: UpdateMetadataRequest) -> Generator[None, None, None]:
         """Stops leading partitions that others lead in later epochs.
 
-        Yields after ``AT_ONCE_MAX`` partitions.
+        Yields after ``ITEMS_AT_ONCE_MAX`` partitions.
         """
         partitions = self._broker.replica_manager
         number = 0
         for topic in request.topic_states:
             for one in topic.partition_states:
                 number += 1
-                if number % AT_ONCE_MAX == 0:
+                if number % ITEMS_AT_ONCE_MAX == 0:
                     yield
                 known = partitions.find(topic.topic_name, one.partition_index)
                 if known is None or not known.is_leader or one.leader == self._broker.node_id:
@@ -315,10 +315,10 @@ class ControllerRequests:
             known = before.topics.get(name)
             if known is not None and known.topic_id != topic.topic_id:
                 known = None
-            partitions = await with_pauses(_partitions_after(known, topic, brokers))
+            partitions = await run_in_slices(_partitions_after(known, topic, brokers))
             settings = self._settings_of((name, topic.topic_id))
             after = TopicImage(name, topic.topic_id, partitions, settings)
-            await with_pauses(compute_traits_in_slices(after))
+            await run_in_slices(compute_traits_in_slices(after))
             changed.append(after)
         image = before.with_cluster(
             before.cluster_id, request.controller_id, request.controller_epoch, brokers
@@ -446,7 +446,7 @@ def _partitions_after(
 ) -> Generator[None, None, tuple[PartitionImage, ...]]:
     partitions = list(known.partitions) if known is not None else []
     for number, one in enumerate(topic.partition_states, 1):
-        if number % ITEMS_A_PAUSE == 0:
+        if number % ITEMS_PER_SLICE == 0:
             yield
         while len(partitions) <= one.partition_index:
             partitions.append(PartitionImage(len(partitions), -1, 0, [], [], -1))

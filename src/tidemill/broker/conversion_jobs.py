@@ -141,8 +141,8 @@ class StorageConversionJob(NamedTuple):
     def encode(self) -> Message:
         """Returns the message to a process."""
         limits: LimitValues = (
-            self.limits.max_batch_bytes,
             self.limits.unpacked_bytes_max,
+            self.limits.max_batch_bytes,
             self.limits.key_required,
             self.limits.timestamp_before_ms,
             self.limits.timestamp_after_ms,

@@ -21,7 +21,7 @@ from typing import Final
 from tidemill.broker.broker_links import BrokerConnectionListener
 from tidemill.broker.request_context import RequestContext
 from tidemill.coordination.cluster_image import ClusterImage, Delta
-from tidemill.model.event_loop_slices import slices_of, with_pauses
+from tidemill.model.event_loop_slices import run_in_slices, slices_of
 from tidemill.net.memory_pool import MemoryPool
 
 DELAY_S_MAX: Final = 0.5
@@ -37,7 +37,7 @@ ITEM_BYTES: Final = 512
 """The memory of a delayed request, and of each topic or group that it names."""
 COMPLETED_PER_TURN: Final = 10
 """Responses that are built in one turn of the event loop: each takes some tenths of a millisecond."""
-PARTITIONS_A_PAUSE: Final = 1000
+PARTITIONS_PER_SLICE: Final = 1000
 
 
 class _SuspectedBroker:
@@ -136,7 +136,7 @@ class DelayedMetadata(BrokerConnectionListener):
     async def topics_led_by_suspected(self) -> frozenset[bytes | str]:
         """Returns names and ids of the topics with a partition whose leader is a suspected broker."""
         if self._led_topics is None:
-            search = with_pauses(_topics_led_by(self._image, self.suspected))
+            search = run_in_slices(_topics_led_by(self._image, self.suspected))
             self._led_topics = asyncio.get_running_loop().create_task(search)
         return await asyncio.shield(self._led_topics)
 
@@ -193,9 +193,9 @@ def _topics_led_by(
     found: set[bytes | str] = set()
     count = 0
     for topic in image.topic_index.with_replicas_on(leaders):
-        for some in slices_of(topic.partitions, PARTITIONS_A_PAUSE):
+        for some in slices_of(topic.partitions, PARTITIONS_PER_SLICE):
             count += len(some)
-            if count > PARTITIONS_A_PAUSE:
+            if count > PARTITIONS_PER_SLICE:
                 count = len(some)
                 yield
             if any(one.leader in leaders for one in some):

@@ -31,7 +31,6 @@ from tidemill.log.log_segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.net.send_queue import FileRange, ResponsePart
 from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
@@ -74,7 +73,7 @@ class DownRange(File):
         found: Slice,
         magic: int,
         first_offset: int,
-        partition: Partition | None,
+        partition: Partition,
     ) -> None:
         self.conversions = conversions
         self.executor = conversions.executor
@@ -86,9 +85,7 @@ class DownRange(File):
         self.magic = magic
         self.first_offset = first_offset
         self.partition = partition
-        self.unpacked_bytes_max = UNPACKED_BYTES_MAX
-        if partition is not None:
-            self.unpacked_bytes_max = int(partition.limits.unpacked_bytes_max)
+        self.unpacked_bytes_max = int(partition.limits.unpacked_bytes_max)
         self.count = 0
         """The size of the range in the response, after :meth:`begin`."""
         self.seconds = 0.0
@@ -111,8 +108,7 @@ class DownRange(File):
         """
         if not self._needs_conversion():
             return False
-        partition = self.partition
-        if partition is not None and not partition.log.config.message_downconversion_enable:
+        if not self.partition.log.config.message_downconversion_enable:
             raise KafkaError("this topic disables down-conversion", ErrorCode.UNSUPPORTED_VERSION)
         self._hold(self._convert(bytes_max))
         self.count = self.held if self._is_done else max(self.stored, self.held)
@@ -195,8 +191,7 @@ class DownRange(File):
             if made.next_offset >= 0:
                 self.first_offset = made.next_offset
             self._is_done = made.next_offset < 0 or self.next >= self.end
-            if self.partition is not None:
-                self.partition.fetch_conversions += made.record_count
+            self.partition.fetch_conversions += made.record_count
         except KafkaError as error:
             is_first = not self.held and not self._held_at
             if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE or is_first:
@@ -293,7 +288,10 @@ class DownConversion(DownConverter):
 
     async def begin(self, part: FetchPartitionData, found: Slice, magic: int, share: int) -> DownRange | None:
         """Replaces the range of one partition by the converted one. Returns None without a conversion."""
-        made = DownRange(self.conversions, found, magic, int(part.requested.offset), part.partition)
+        partition = part.partition
+        if partition is None:
+            raise RuntimeError("a range of a log was found without its partition")
+        made = DownRange(self.conversions, found, magic, int(part.requested.offset), partition)
         try:
             if not await self.loop.run_in_executor(self.conversions.executor, made.begin, share):
                 return None
@@ -302,9 +300,7 @@ class DownConversion(DownConverter):
             return None
         except OSError as problem:
             part.fail(ErrorCode.KAFKA_STORAGE_ERROR)
-            if part.partition is not None:
-                failure = storage_error("read", made.path, problem)
-                part.partition.events.on_storage_error(part.partition, failure)
+            partition.events.on_storage_error(partition, storage_error("read", made.path, problem))
             return None
         part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
         return made

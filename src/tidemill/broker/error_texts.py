@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.wire.schema import Field, Struct
 
 TEXTS_CHARACTERS_MAX: Final = 64 * 1024
 """The limit for the texts of all items of one response."""
 
 TEXT: Final = "error_message"
-ITEMS_A_SLICE: Final = 500
 
 _paths: dict[type[Struct], list[tuple[Field, Field | None]]] = {}
 """For each class of response, its arrays of items with error texts.
@@ -31,7 +31,7 @@ def bound_texts(response: Struct) -> None:
 
 
 def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
-    """As :func:`bound_texts`, with a pause after every :data:`ITEMS_A_SLICE` items."""
+    """As :func:`bound_texts`, with a pause after every :data:`ITEMS_PER_SLICE` items."""
     cls = type(response)
     paths = _paths.get(cls)
     if paths is None:
@@ -42,11 +42,11 @@ def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
         for item in getattr(response, outer.name) or ():
             has_text = False
             count += 1
-            if count % ITEMS_A_SLICE == 0:
+            if count % ITEMS_PER_SLICE == 0:
                 yield
             for one in (item,) if inner is None else getattr(item, inner.name) or ():
                 count += 1
-                if count % ITEMS_A_SLICE == 0:
+                if count % ITEMS_PER_SLICE == 0:
                     yield
                 text = one.error_message
                 if text is None:

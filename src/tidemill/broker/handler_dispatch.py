@@ -8,15 +8,14 @@ connection.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import HandledApi, response_of
 from tidemill.broker.api_registry import api_for
 from tidemill.broker.error_texts import bound_texts, bound_texts_in_slices
 from tidemill.broker.handlers import api_versions
@@ -33,9 +32,10 @@ from tidemill.model.task_set import TaskSet, cancel_all
 from tidemill.net.connection import Connection, PendingResponse
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.send_queue import FileRange, ResponsePart
-from tidemill.wire.apis import ApiKey, request_class
+from tidemill.wire.apis import ApiKey
 from tidemill.wire.codec import decode_in_slices, decode_prefix, encode_in_slices
 from tidemill.wire.header import encode_response, parse_request_header, response_head
+from tidemill.wire.messages import alter_configs, incremental_alter_configs
 from tidemill.wire.schema import Struct, release_in_slices
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ PIECES_PER_PART = 2000
 ENDED = object()
 STOP_S_MAX = 5.0
 """How long a stop waits for running handlers, for instance for a change of the cluster."""
+
+ForwardedOutcome: TypeAlias = Struct | Coroutine[object, object, Struct | bytes]
+"""The outcome of a handler, or a coroutine that returns the encoded response of the controller."""
 
 
 class HandlerDispatch(ApiRequestHandler):
@@ -97,12 +100,14 @@ class HandlerDispatch(ApiRequestHandler):
         if end - header.body_position > UNSLICED_BYTES_MAX:
             # A copy, so that the task does not keep the whole receive buffer in memory.
             frame = data[start:end]
-            outcome: Any = self._handle_in_slices(api, context, frame, header.body_position - start)
+            outcome: ForwardedOutcome = self._handle_in_slices(
+                api, context, frame, header.body_position - start
+            )
         else:
             # Bytes behind the request are ignored, as in Apache Kafka: librdkafka's Metadata 13 has some.
-            request, _ = decode_prefix(request_class(api_key), version, data, header.body_position, end)
+            request, _ = decode_prefix(api.request_class(), version, data, header.body_position, end)
             outcome = self._call_handler(api, context, request, data, start, end)
-        if inspect.iscoroutine(outcome):
+        if not isinstance(outcome, Struct):
             reply = connection.respond_later()
             self.tasks.start(self._respond(context, outcome, reply, started))
             return
@@ -111,44 +116,48 @@ class HandlerDispatch(ApiRequestHandler):
         self._record_duration(api_key, started)
 
     def _call_handler(
-        self, api: HandledApi, context: RequestContext, request: Any, data: bytes, start: int, end: int
-    ) -> Any:
+        self, api: HandledApi, context: RequestContext, request: Struct, data: bytes, start: int, end: int
+    ) -> ForwardedOutcome:
         """Returns the handler's response, or a coroutine that returns it."""
-        if api.to_controller and self._is_for_controller(api.key, request):
+        if api.to_controller and self._is_for_controller(request):
             return self._forward(api, context, request, data[start:end])
         return api.handle(self.broker, context, request)
 
     async def _handle_in_slices(
         self, api: HandledApi, context: RequestContext, frame: bytes, body: int
-    ) -> Any:
+    ) -> Struct | bytes:
         """Decodes a request in slices, and returns the handler's response."""
         memory = self.queue.memory
         if memory is not None:
             memory.reserve(len(frame))
         try:
-            cls = request_class(context.api_key)
-            work = decode_in_slices(cls, context.api_version, frame, body, len(frame))
+            work = decode_in_slices(api.request_class(), context.api_version, frame, body, len(frame))
             request, _ = await context.slices.run(work)
             outcome = self._call_handler(api, context, request, frame, 0, len(frame))
-            response = await outcome if inspect.isawaitable(outcome) else outcome
+            response = outcome if isinstance(outcome, Struct) else await outcome
             await context.slices.run(release_in_slices(request))
         finally:
             if memory is not None:
                 memory.release(len(frame))
         return response
 
-    def _is_for_controller(self, key: ApiKey, request: Any) -> bool:
+    def _is_for_controller(self, request: Struct) -> bool:
         """Whether the controller in another broker handles the request.
 
         Each broker has loggers of its own.
         """
         if self.broker.controller.is_active or self.broker.controller_channel is None:
             return False
-        if key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS):
+        if isinstance(
+            request,
+            alter_configs.AlterConfigsRequest | incremental_alter_configs.IncrementalAlterConfigsRequest,
+        ):
             return all(one.resource_type != ResourceType.BROKER_LOGGER for one in request.resources)
         return True
 
-    async def _forward(self, api: HandledApi, context: RequestContext, request: Any, data: bytes) -> Any:
+    async def _forward(
+        self, api: HandledApi, context: RequestContext, request: Struct, data: bytes
+    ) -> Struct | bytes:
         """Returns the controller's response, or without one this broker's, which contains the error."""
         channel = self.broker.controller_channel
         response = None
@@ -156,11 +165,14 @@ class HandlerDispatch(ApiRequestHandler):
             response = await channel.forward(bytes(data), context.principal, context.client_address)
         if response is not None:
             return SIZE.pack(len(response)) + response
-        outcome = api.handle(self.broker, context, request)
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        return await response_of(api.handle(self.broker, context, request))
 
     async def _respond(
-        self, context: RequestContext, outcome: Any, reply: PendingResponse, started: float
+        self,
+        context: RequestContext,
+        outcome: Coroutine[object, object, Struct | bytes],
+        reply: PendingResponse,
+        started: float,
     ) -> None:
         """Waits for a handler, and sends its response."""
         connection = reply.connection

@@ -26,16 +26,14 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from typing import Any, Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from tidemill.model.event_loop_slices import slices_of, with_pauses
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_in_slices, slices_of
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
 
 REQUEST_SLICE_S: Final = 0.002
 """The longest slice of a request. A slice ends after the current item."""
 
-CLEAR_ITEMS: Final = 500
-"""The items that are freed, or sorted, without a check of the clock."""
 CLOCK_READS_MIN: Final = 16
 """The fewest checks of the clock in a slice: a process that has waited for a processor is not slow."""
 
@@ -45,6 +43,7 @@ GC_PAUSE_S_MAX: Final = 60.0
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
 
 
 class ResponseMemory(MemoryHolder):
@@ -187,27 +186,27 @@ class RequestSlices:
 
     async def run(self, work: Generator[None, None, Result]) -> Result:
         """Runs a generator that pauses after many items. Returns its result."""
-        return await with_pauses(work, self._step_over_many)
+        return await run_in_slices(work, self._step_over_many)
 
     async def _step_over_many(self) -> None:
         self._clock_reads += CLOCK_READS_MIN
         await self.step()
 
-    async def clear(self, items: dict[Any, Any] | set[Any] | list[Any]) -> None:
+    async def clear(self, items: dict[Key, Item] | set[Item] | list[Item]) -> None:
         """Clears a large collection in slices: to free it at once would block the event loop."""
         while items:
             if isinstance(items, list):
-                del items[-CLEAR_ITEMS:]
+                del items[-ITEMS_PER_SLICE:]
             else:
                 remove = items.popitem if isinstance(items, dict) else items.pop
-                for _ in range(min(len(items), CLEAR_ITEMS)):
+                for _ in range(min(len(items), ITEMS_PER_SLICE)):
                     remove()
             await self.step()
 
     async def sorted(self, names: Iterable[str]) -> Iterator[str]:
         """Returns an iterator over the sorted names. It sorts them in slices, and merges these lazily."""
         runs = []
-        for some in slices_of(list(names), CLEAR_ITEMS):
+        for some in slices_of(list(names), ITEMS_PER_SLICE):
             runs.append(sorted(some))
             await self.step()
         return heapq.merge(*runs)
@@ -255,7 +254,9 @@ class RequestSlices:
             self._queue.end(self)
 
 
-def in_slices(handle: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..., Any]:
+def start_at_once(
+    handle: Callable[Parameters, Coroutine[object, object, Result]],
+) -> Callable[Parameters, Result | Coroutine[object, object, Result]]:
     """Decorates a handler so that its first slice runs at once, without a task.
 
     The decorated handler returns the response if the first slice completes it, otherwise a coroutine for it.
@@ -263,24 +264,26 @@ def in_slices(handle: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..
     """
 
     @functools.wraps(handle)
-    def begin(*arguments: Any) -> Any:
-        work = handle(*arguments)
+    def begin(
+        *arguments: Parameters.args, **options: Parameters.kwargs
+    ) -> Result | Coroutine[object, object, Result]:
+        work = handle(*arguments, **options)
         try:
             first = work.send(None)
         except StopIteration as done:
-            return done.value
+            result: Result = done.value
+            return result
         return _continue(work, first)
 
     return begin
 
 
-async def _continue(work: Coroutine[Any, Any, Result], awaited: Any) -> Result:
-    result: Result = await _resumed(work, awaited)
-    return result
+async def _continue(work: Coroutine[object, object, Result], awaited: object) -> Result:
+    return await _resumed(work, awaited)
 
 
 @types.coroutine
-def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
+def _resumed(work: Coroutine[object, object, Result], awaited: object) -> Generator[object, object, Result]:
     """Continues a coroutine that was started and waits for ``awaited``."""
     while True:
         try:
@@ -295,4 +298,5 @@ def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any
         try:
             awaited = step()
         except StopIteration as done:
-            return done.value
+            result: Result = done.value
+            return result

@@ -30,7 +30,7 @@ from tidemill.log.segment_swap import SegmentSwap
 from tidemill.model.configs import BROKER_KEYS, BrokerConfig
 from tidemill.model.configs.config_def import Value
 from tidemill.model.errors import CorruptMessage, StorageError
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.model.system_interfaces import Clock, Files
 from tidemill.model.types import TopicPartition
 
@@ -158,7 +158,7 @@ class LogCleaner:
         """Writes the checkpoint files whose offsets have changed."""
         async with self._writing:
             files = [one.cleaner_offsets for one in self.logs.dirs.working]
-            changed = [file for file in files if await with_pauses(file.collect_in_slices())]
+            changed = [file for file in files if await run_in_slices(file.collect_in_slices())]
             if not changed:
                 return
             running = asyncio.get_running_loop().run_in_executor(self.executor, write_checkpoints, changed)

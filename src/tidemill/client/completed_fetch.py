@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tidemill.client.fetch_requests import next_offset
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import Batch
 from tidemill.records.columns import OFFSET_MAX, decode_columns
 from tidemill.records.end_transaction_marker import ABORT, control_type
@@ -89,7 +88,7 @@ class CompletedFetch:
         *,
         committed_only: bool,
         check_crcs: bool,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+        unpacked_bytes_max: int,
     ) -> None:
         self.item = item
         self.next_offset = offset
@@ -174,7 +173,7 @@ class CompletedFetch:
         while self._aborted and self._aborted[0][1] <= batch.last_offset:
             self._aborting.add(self._aborted.pop(0)[0])
         if batch.is_control:
-            if batch.producer_id in self._aborting and control_type(batch) == ABORT:
+            if batch.producer_id in self._aborting and control_type(batch, self._unpacked_bytes_max) == ABORT:
                 self._aborting.discard(int(batch.producer_id))
             return False
         return not (batch.is_transactional and batch.producer_id in self._aborting)
@@ -204,7 +203,7 @@ class CompletedFetch:
                     self._all_aborted or None,
                     response.start,
                     response.end,
-                    self._unpacked_bytes_max,
+                    unpacked_bytes_max=self._unpacked_bytes_max,
                 )
             except KafkaError as problem:
                 problem.args = (self._with_offsets(str(problem), None),)

@@ -201,7 +201,7 @@ class RangeReader:
                     aborted,
                     response.start,
                     response.end,
-                    self._unpacked_bytes_max,
+                    unpacked_bytes_max=self._unpacked_bytes_max,
                 )
                 if columns.count:
                     batch = record_batch(columns)

@@ -73,7 +73,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.coordination.write_batches import in_pieces
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class AdminManager:
                 decided: list[Plan | KafkaError] = []
                 for item in part:
                     try:
-                        decided.append(await with_pauses(plan(item)))
+                        decided.append(await run_in_slices(plan(item)))
                     except KafkaError as error:
                         decided.append(error.as_result())
                 if validate_only:
@@ -272,7 +272,7 @@ class AdminManager:
             for name in self._deletions.waiting_for(broker_id):
                 if name not in deleting:
                     continue
-                renewed, operation = await with_pauses(
+                renewed, operation = await run_in_slices(
                     plan_without_broker_in_slices(deleting[name], broker_id, self.context.election.broker_id)
                 )
                 error = await self.context.write_in_one_or_error([*_absence_check(broker_id), operation])

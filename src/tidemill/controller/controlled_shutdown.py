@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from tidemill.controller.leader_election import (
-    CHANGES_A_PAUSE,
+    CHANGES_PER_SLICE,
     ElectionPolicy,
     PolicyOf,
     default_policy,
@@ -60,7 +60,7 @@ def plan_shutdown_in_slices(
     for topic in image.topic_index.with_replicas_on([broker]):
         changed = {}
         for count, partition in enumerate(topic.partitions, 1):
-            if count % CHANGES_A_PAUSE == 0:
+            if count % CHANGES_PER_SLICE == 0:
                 yield
             if broker not in partition.replicas or len(partition.replicas) == 1:
                 continue

@@ -74,7 +74,7 @@ from tidemill.coordination.topic_image import TopicImage
 from tidemill.coordination.write_batches import in_groups, in_pieces
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import AT_ONCE_MAX, run_without_pauses, with_pauses, yield_to_loop
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, run_at_once, run_in_slices, yield_to_loop
 from tidemill.model.log_lines import in_lines
 from tidemill.model.types import ZERO_ID
 
@@ -257,7 +257,7 @@ class ControllerContext:
         stopping = self.stopping()
         await self.write(plan_topic_elections(before, losses, self.policies.of, stopping, known_ids))
         self.election.check_active()  # Without a write, the session is unverified so far.
-        run_without_pauses(self._log_effects_in_slices(Delta.between(before, self._image), losses))
+        run_at_once(self._log_effects_in_slices(Delta.between(before, self._image), losses))
         self.election.notify_elected()
         delta = Delta.between(ClusterImage(), self._image)
         delta.broker_configs_changed = True
@@ -453,8 +453,8 @@ class ControllerContext:
         self, delta: Delta, losses: Losses = NO_LOSSES, ends: LogEnds = NO_LOG_ENDS
     ) -> None:
         """Logs the effects of a change, and starts the recovery of partitions that need it."""
-        await with_pauses(self._log_effects_in_slices(delta, losses, ends))
-        await with_pauses(self.leaderless_report.record_in_slices(delta))
+        await run_in_slices(self._log_effects_in_slices(delta, losses, ends))
+        await run_in_slices(self.leaderless_report.record_in_slices(delta))
         if self._image.topic_index.leaderless:
             self.on_leaderless()
 
@@ -607,7 +607,7 @@ class ControllerContext:
     async def write_operations(self, operations: Sequence[Operation]) -> None:
         """Writes all operations or none, fenced by the controller epoch. Raises StoreError."""
         try:
-            if len(operations) > AT_ONCE_MAX:
+            if len(operations) > ITEMS_AT_ONCE_MAX:
                 await yield_to_loop()  # Creating them took a while, and so will applying them.
             await self.store.transact([self.election.fence(), *operations])
         except BaseException as error:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from tidemill.controller.leader_election import NO_LOG_ENDS, LogEnds, Losses
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ElectionReport:
         """
         for old, new in delta.changed:
             for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):
-                if count % ITEMS_A_PAUSE == 0:
+                if count % ITEMS_PER_SLICE == 0:
                     yield
                 if before is after:
                     continue

@@ -15,7 +15,7 @@ from tidemill.controller.alter_partition import IsrChange, plan_isr_change
 from tidemill.controller.broker_change_log import log_broker_changes
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.leader_election import (
-    CHANGES_A_PAUSE,
+    CHANGES_PER_SLICE,
     PolicyOf,
     plan_broker_change_in_slices,
     plan_failed_replicas_in_slices,
@@ -33,7 +33,7 @@ from tidemill.coordination.nodes import Endpoint
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Failover:
         losses = await reported_losses(context.store, image, unhandled)
         context.election.check_active()
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
-        plans = await with_pauses(
+        plans = await run_in_slices(
             plan_broker_change_in_slices(
                 image, gone, came, losses, context.policies.of, context.stopping(image), cleared
             )
@@ -185,7 +185,7 @@ class Failover:
                 by_topic: dict[bytes, list[int]] = {}
                 for topic_id, number in partitions:
                     by_topic.setdefault(topic_id, []).append(number)
-                plans = await with_pauses(
+                plans = await run_in_slices(
                     plan_in_slices(
                         context.image, broker_id, by_topic, context.policies.of, context.stopping()
                     )
@@ -219,10 +219,10 @@ class Failover:
             topics = dict.fromkeys(context.image.topics_by_id.get(isr.topic_id) for isr in requested)
             await context.apply_stored_min_insync(topic.name for topic in topics if topic is not None)
             changes = _IsrChanges(context.image, context.stopping(), context.policies.of)
-            results = await with_pauses(changes.plan_in_slices(requested))
+            results = await run_in_slices(changes.plan_in_slices(requested))
             context.election.check_active()  # This broker may have been replaced during a pause.
             try:
-                await context.write_and_announce(await with_pauses(changes.plans()))
+                await context.write_and_announce(await run_in_slices(changes.plans()))
                 await context.complete_reassignments()
             except BadVersion as problem:
                 context.election.check_active()
@@ -264,7 +264,7 @@ class _IsrChanges:
                 results.append(self._plan(isr))
             except KafkaError as error:
                 results.append(error.as_result())
-            if number % CHANGES_A_PAUSE == 0:
+            if number % CHANGES_PER_SLICE == 0:
                 yield
         return results
 

@@ -29,10 +29,10 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.coordination.topic_index import compute_traits_in_slices
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import ZERO_ID, TopicPartition
 
-CHANGES_A_PAUSE: Final = 100
+CHANGES_PER_SLICE: Final = 100
 """Partitions planned without a pause, at some ten microseconds each."""
 
 NO_BROKERS: frozenset[int] = frozenset()
@@ -292,7 +292,7 @@ def plan_topic_elections(
         elections = _plan_partitions_in_slices(
             image, topic, topic.partitions, policy_of(topic), losses, stopping, ends, recovers
         )
-        plan = run_without_pauses(elections)
+        plan = run_at_once(elections)
         if topic.topic_id == ZERO_ID:
             plan = _with_id(plan, known_ids.get(topic.name) or new_id())
         if plan.operations:
@@ -403,7 +403,7 @@ def _plan_partitions_in_slices(
 ) -> Generator[None, None, Plan]:
     changed = {}
     for count, partition in enumerate(partitions, 1):
-        if count % CHANGES_A_PAUSE == 0:
+        if count % CHANGES_PER_SLICE == 0:
             yield
         number = partition.partition
         lost = [
@@ -445,7 +445,7 @@ def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
 
 def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:
     """Same as :func:`plan_states_in_slices`, without pauses."""
-    return run_without_pauses(plan_states_in_slices(topic, changed, controller_epoch))
+    return run_at_once(plan_states_in_slices(topic, changed, controller_epoch))
 
 
 def plan_states_in_slices(
@@ -454,7 +454,7 @@ def plan_states_in_slices(
     """Plans new states of partitions, by number. Pauses between many partitions."""
     operations: list[Operation] = []
     for count, (number, partition) in enumerate(changed.items(), 1):
-        if count % CHANGES_A_PAUSE == 0:
+        if count % CHANGES_PER_SLICE == 0:
             yield
         old = topic.partitions[number]
         if partition.partition_epoch != old.partition_epoch:

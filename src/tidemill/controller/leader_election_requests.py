@@ -22,7 +22,7 @@ from tidemill.coordination.coordination_store import BadVersion, Delete, NoNode,
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import PartitionListNode
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import slices_by_weight, slices_of, with_pauses
+from tidemill.model.event_loop_slices import run_in_slices, slices_by_weight, slices_of
 from tidemill.model.log_lines import in_lines
 from tidemill.model.types import TopicPartition
 
@@ -177,7 +177,7 @@ class LeaderElectionRequests:
             await context.refresh_brokers()
             check_stopping(context.image, broker, epoch)
             context.note_stopping(broker)
-            plans, remaining = await with_pauses(
+            plans, remaining = await run_in_slices(
                 plan_shutdown_in_slices(context.image, broker, context.stopping(), context.policies.of)
             )
             context.election.check_active()  # This broker may have been replaced during a pause.

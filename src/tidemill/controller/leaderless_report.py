@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Final
 
-from tidemill.controller.leader_election import CHANGES_A_PAUSE, PolicyOf, recovery_candidates
+from tidemill.controller.leader_election import CHANGES_PER_SLICE, PolicyOf, recovery_candidates
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, with_pauses
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_in_slices
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class LeaderlessReport:
         await asyncio.sleep(wait_s)
         image = self._image()
         topics = [image.topics[name] for name in image.topic_index.leaderless]
-        await with_pauses(self._report_in_slices(image, [(None, topic) for topic in topics]))
+        await run_in_slices(self._report_in_slices(image, [(None, topic) for topic in topics]))
 
     def record_in_slices(self, delta: Delta) -> Generator[None, None, None]:
         """Logs which partitions lost or got a leader in a change. Pauses between many partitions."""
@@ -118,13 +118,13 @@ class LeaderlessReport:
             policy = self._policy_of(new)
             for after in new.partitions:
                 looked_at += 1
-                if looked_at % ITEMS_A_PAUSE == 0:
+                if looked_at % ITEMS_PER_SLICE == 0:
                     yield
                 before = old.partition(after.partition) if old is not None else None
                 if before is after or not _is_reportable(before, after):
                     continue
                 noted += 1
-                if noted % CHANGES_A_PAUSE == 0:
+                if noted % CHANGES_PER_SLICE == 0:
                     yield
                 if after.leader != NO_BROKER:
                     led.add(new.name, after, [])

@@ -46,7 +46,7 @@ from tidemill.coordination.coordination_store import Delete, Operation, SetData
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.model.types import TopicPartition
 
 Reassignments = Mapping[TopicPartition, Sequence[int] | None]
@@ -139,7 +139,7 @@ def find_completed_in_slices(delta: Delta) -> Generator[None, None, list[str]]:
     texts = []
     for old, new in delta.changed:
         for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):
-            if count % ITEMS_A_PAUSE == 0:
+            if count % ITEMS_PER_SLICE == 0:
                 yield
             if before is after or after.is_moving:
                 continue

@@ -16,9 +16,9 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 
-PARTITIONS_A_PAUSE: Final = 100
+PARTITIONS_PER_SLICE: Final = 100
 """Partitions of one topic that are placed without a pause, at some ten microseconds each."""
 
 
@@ -53,7 +53,7 @@ def place_replicas(
     start: int | None = None,
 ) -> list[list[int]]:
     """Same as :func:`place_replicas_in_slices`, without pauses."""
-    return run_without_pauses(
+    return run_at_once(
         place_replicas_in_slices(racks, partition_count, replication_factor, random, first_partition, start)
     )
 
@@ -94,7 +94,7 @@ def place_replicas_in_slices(
             placed.append(_across_racks(layout, first, shift, replication_factor))
         else:
             placed.append(_at_distances(layout.order, first, shift, replication_factor))
-        if len(placed) % PARTITIONS_A_PAUSE == 0:
+        if len(placed) % PARTITIONS_PER_SLICE == 0:
             yield
     return placed
 

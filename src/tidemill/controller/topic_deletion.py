@@ -13,7 +13,7 @@ from typing import Final
 from tidemill.coordination.coordination_store import SetData
 from tidemill.coordination.nodes import TopicNode
 from tidemill.coordination.topic_image import TopicImage
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def plan_without_broker_in_slices(
     """
     partitions = []
     for count, partition in enumerate(topic.partitions, 1):
-        if count % ITEMS_A_PAUSE == 0:
+        if count % ITEMS_PER_SLICE == 0:
             yield
         replicas = [replica for replica in partition.replicas if replica != broker] or [instead]
         partitions.append(partition.replaced(replicas=replicas, adding=None, removing=None))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from random import Random
 from typing import NamedTuple
 
-from tidemill.controller.replica_placement import PARTITIONS_A_PAUSE, place_replicas_in_slices
+from tidemill.controller.replica_placement import PARTITIONS_PER_SLICE, place_replicas_in_slices
 from tidemill.controller.topic_deletion import waiting_text
 from tidemill.controller.topic_names import METADATA_TOPIC, UsedTopicNames, check_name
 from tidemill.coordination.cluster_image import TOPIC, ClusterImage, partition_state
@@ -132,14 +132,14 @@ def _new_partitions(
     partitions = []
     for number, placed in enumerate(replicas, first):
         partitions.append(PartitionImage(number, placed[0], 0, list(placed), _in_sync(image, placed)))
-        if len(partitions) % PARTITIONS_A_PAUSE == 0:
+        if len(partitions) % PARTITIONS_PER_SLICE == 0:
             yield
     return partitions
 
 
 def _encoded(topic: TopicImage) -> Generator[None, None, bytes]:
     assignment = topic.assignment()
-    if len(topic.partitions) > PARTITIONS_A_PAUSE:
+    if len(topic.partitions) > PARTITIONS_PER_SLICE:
         yield
     return (yield from TopicNode.encode_in_slices(assignment))
 
@@ -181,7 +181,7 @@ def create_states_in_slices(
         state = PartitionStateNode.encode(partition_state(partition, controller_epoch))
         operations.append(Create(PartitionStateNode.parent(topic.name, partition.partition)))
         operations.append(Create(PartitionStateNode.path(topic.name, partition.partition), state))
-        if len(operations) % (2 * PARTITIONS_A_PAUSE) == 0:
+        if len(operations) % (2 * PARTITIONS_PER_SLICE) == 0:
             yield
     return operations
 
@@ -241,7 +241,7 @@ def _check_all_replicas(
 ) -> Generator[None, None, None]:
     for number, replicas in enumerate(placed, first):
         check_replicas(image, number, replicas, factor)
-        if number % PARTITIONS_A_PAUSE == PARTITIONS_A_PAUSE - 1:
+        if number % PARTITIONS_PER_SLICE == PARTITIONS_PER_SLICE - 1:
             yield
 
 

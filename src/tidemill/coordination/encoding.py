@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from tidemill.coordination.coordination_store import StoreError
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, slices_of
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_of
 from tidemill.model.os_error_texts import fault_of
 
 
@@ -48,9 +48,9 @@ def write_json_in_slices(value: Mapping[str, Any]) -> Generator[None, None, byte
             members.append(f"{_encode(name)}:{_encode(member)}")
             continue
         texts = []
-        for some in slices_of(list(member.items()), ITEMS_A_PAUSE):
+        for some in slices_of(list(member.items()), ITEMS_PER_SLICE):
             texts.append(_encode(dict(some))[1:-1])
-            if len(some) == ITEMS_A_PAUSE:
+            if len(some) == ITEMS_PER_SLICE:
                 yield
         members.append(f"{_encode(name)}:{{{','.join(texts)}}}")
     return f"{{{','.join(members)}}}".encode()

@@ -44,7 +44,7 @@ from tidemill.coordination.encoding import (
     write_json_in_slices,
 )
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, lost_fields
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"
@@ -254,7 +254,7 @@ class TopicNode:
     @staticmethod
     def encode(assignment: TopicAssignment) -> bytes:
         """Encodes version 3."""
-        return run_without_pauses(TopicNode.encode_in_slices(assignment))
+        return run_at_once(TopicNode.encode_in_slices(assignment))
 
     @staticmethod
     def encode_in_slices(assignment: TopicAssignment) -> Generator[None, None, bytes]:

@@ -14,7 +14,7 @@ from tidemill.coordination.topic_image import TopicImage, Traits
 from tidemill.model.event_loop_slices import slices_of
 from tidemill.model.types import ZERO_ID
 
-PARTITIONS_A_PAUSE: Final = 1000
+PARTITIONS_PER_SLICE: Final = 1000
 """Partitions of a topic that are processed before a pause: less than a microsecond each."""
 
 
@@ -23,11 +23,11 @@ def compute_traits_in_slices(topic: TopicImage) -> Generator[None, None, None]:
 
     Processing 10,000 partitions at once would block the event loop for some milliseconds.
     """
-    if topic.traits is not None or len(topic.partitions) <= PARTITIONS_A_PAUSE:
+    if topic.traits is not None or len(topic.partitions) <= PARTITIONS_PER_SLICE:
         return
     brokers: set[int] = set()
     is_moving = is_leaderless = has_eligible = False
-    for some in slices_of(topic.partitions, PARTITIONS_A_PAUSE):
+    for some in slices_of(topic.partitions, PARTITIONS_PER_SLICE):
         brokers.update(chain.from_iterable(partition.replicas for partition in some))
         is_moving = is_moving or any(partition.adding or partition.removing for partition in some)
         is_leaderless = is_leaderless or any(partition.leader < 0 for partition in some)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_KEY
 
 if TYPE_CHECKING:
     from tidemill.model.configs import BrokerConfig
@@ -26,13 +26,13 @@ class GroupConfig:
     def __init__(
         self,
         *,
+        unpacked_bytes_max: int,
         initial_rebalance_delay_ms: int = 3_000,
         max_size: int = 2**31 - 1,
         min_session_timeout_ms: int = 6_000,
         max_session_timeout_ms: int = 1_800_000,
         offset_metadata_size_max: int = 4_096,
         offsets_retention_ms: int = 10_080 * 60_000,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         self.initial_rebalance_delay_ms = initial_rebalance_delay_ms
         self.max_size = max_size

@@ -25,6 +25,7 @@ from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
 from tidemill.records.end_transaction_marker import control_record_type
 from tidemill.records.record_reader import read_stored
@@ -153,7 +154,7 @@ def _read_log(files: Files, path: str, on_record: Callable[[int, bytes | None, i
 def _records(scan: BatchScan) -> Iterator[tuple[int, bytes | None, int]]:
     data, at = scan.whole()
     batch = parse_batch(data, at, at + scan.size)
-    for record in read_stored(batch):
+    for record in read_stored(batch, True, UNPACKED_BYTES_MAX):
         if batch.is_control:
             yield record.offset, None, int(control_record_type(record.key))
         else:

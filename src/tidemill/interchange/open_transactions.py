@@ -18,6 +18,7 @@ from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import Files
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import read_stored
 from tidemill.wire.codec import decode
@@ -98,7 +99,7 @@ def _records(
             while scan.step():
                 data, at = scan.whole()
                 try:
-                    records = read_stored(parse_batch(data, at, at + scan.size))
+                    records = read_stored(parse_batch(data, at, at + scan.size), True, UNPACKED_BYTES_MAX)
                 except KafkaError as problem:
                     damage.append(_unreadable(path, f"the batch at byte {scan.position}", str(problem)))
                     continue

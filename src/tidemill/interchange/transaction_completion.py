@@ -22,6 +22,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import open_log
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
 
@@ -59,7 +60,7 @@ def _open(files: Files, directory: DataDirectory, key: TopicPartition, now_ms: i
         files,
         directory.partitions[key].path,
         key,
-        LogConfig(),
+        LogConfig(unpacked_bytes_max=UNPACKED_BYTES_MAX),
         now_ms=now_ms,
         recovery_point=_offset(files, f"{directory.path}/{RECOVERY_POINTS}", key),
         start_offset=_offset(files, f"{directory.path}/{LOG_STARTS}", key),

@@ -6,7 +6,7 @@ A message on the pipes is a pickle after its length (uint32, big-endian).
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 HEADER: Final = struct.Struct(">I")
 GO_ON: Final = "go on"
@@ -91,7 +91,11 @@ class Failure(NamedTuple):
     text: str
 
 
-def encode(message: Any) -> bytes:
+Message: TypeAlias = CleanJob | NewPace | CleanedGroup | CleanCounts | Failure | str
+"""A string is one of the signals at the top."""
+
+
+def encode(message: Message) -> bytes:
     """A message with its length."""
     import pickle  # Half a megabyte, which a broker without a compacted topic does not need.
 
@@ -99,8 +103,11 @@ def encode(message: Any) -> bytes:
     return HEADER.pack(len(data)) + data
 
 
-def decode(data: bytes) -> Any:
-    """The message that :func:`encode` packed, without its length."""
+def decode(data: bytes) -> Message:
+    """The message that :func:`encode` packed, without its length. Raises TypeError for another object."""
     import pickle
 
-    return pickle.loads(data)
+    found: object = pickle.loads(data)
+    if not isinstance(found, Message):
+        raise TypeError(f"a {type(found).__name__} is not a message of the cleaner")
+    return found

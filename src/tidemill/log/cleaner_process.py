@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Final
+from typing import Final
 
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_messages import (
@@ -18,8 +18,10 @@ from tidemill.log.cleaner_messages import (
     GO_ON,
     HEADER,
     STORAGE,
+    CleanCounts,
     CleanJob,
     Failure,
+    Message,
     NewPace,
     decode,
     encode,
@@ -46,7 +48,7 @@ class Pipes:
         self._reading = reading
         self._writing = writing
 
-    def receive(self) -> Any:
+    def receive(self) -> Message | None:
         """The next message; None at the end of the input."""
         header = self._read(HEADER.size)
         if len(header) < HEADER.size:
@@ -64,7 +66,7 @@ class Pipes:
             pieces += piece
         return pieces
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         """Writes a message."""
         left = memoryview(encode(message))
         while left:
@@ -102,7 +104,7 @@ class Pace:
     def _left_s(self) -> float:
         return max(self._from + self._owed / self._rate - time.monotonic(), 0.0)
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: Message | None) -> None:
         """Handles a message during a job: a new rate. Raises Aborted for an abort and at the end of the
         input.
         """
@@ -111,7 +113,7 @@ class Pace:
         self._rate = message.bytes_per_second
 
 
-def serve(pipes: Pipes, job: CleanJob) -> Any:
+def serve(pipes: Pipes, job: CleanJob) -> CleanCounts | Failure | str:
     """Runs one job. Returns its last message."""
     pace = Pace(pipes, job.bytes_per_second)
     cleaner = Cleaner(SystemFiles(), job, pace)

@@ -41,7 +41,7 @@ from tidemill.log.lost_records import describe_loss
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.log.retention import POLICIES, Policy, expired_segments
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import run_without_pauses
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -467,7 +467,7 @@ class LogManager:
 
     def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
         """The checkpoints with which the next start opens the logs in ``directories`` and detects losses."""
-        return run_without_pauses(self.log_checkpoints_in_slices(directories))
+        return run_at_once(self.log_checkpoints_in_slices(directories))
 
     def log_checkpoints_in_slices(
         self, directories: Iterable[DataDirectory]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from tidemill.log.checkpoint_files import read_offsets, render_checkpoint
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import ITEMS_A_PAUSE, run_without_pauses, slices_of
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_at_once, slices_of
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 
@@ -74,7 +74,7 @@ class OffsetCheckpoint:
 
     def collect(self) -> bool:
         """Collects the changed offsets, on the event loop. Returns whether the file has to be written."""
-        return run_without_pauses(self.collect_in_slices())
+        return run_at_once(self.collect_in_slices())
 
     def collect_in_slices(self) -> Generator[None, None, bool]:
         """Same as :meth:`collect`, with pauses between many offsets.
@@ -82,7 +82,7 @@ class OffsetCheckpoint:
         Offsets that change meanwhile are left for the next call. Offsets that were collected but not written
         are written with those of the next call.
         """
-        for keys in slices_of(list(self._changed), ITEMS_A_PAUSE):
+        for keys in slices_of(list(self._changed), ITEMS_PER_SLICE):
             if self._is_closed:
                 break
             for key in keys:

@@ -35,7 +35,6 @@ from tidemill.log_tools.index_entries import aborted_entries, offset_entries, ti
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.system_interfaces import File, Files
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
 
 CONTROL_NAMES: Final = {
@@ -69,6 +68,8 @@ def _no_control(record: dict[str, Any]) -> str | None:
 class DumpOptions(NamedTuple):
     """The output options, with the meaning of those of ``kafka-dump-log``."""
 
+    unpacked_bytes_max: int
+    """The limit for the unpacked records of one compressed batch."""
     deep: bool = False
     """Shows every record, not only the batches."""
     contents: bool = False
@@ -79,8 +80,6 @@ class DumpOptions(NamedTuple):
     """Skips the batches beyond this many bytes of a log; -1 for none."""
     verify_only: bool = False
     """Checks index entries without showing them."""
-    unpacked_bytes_max: int = UNPACKED_BYTES_MAX
-    """The limit for the unpacked records of one compressed batch."""
     sanity_only: bool = False
     """Only checks that indexes are consistent."""
     decode: Decoder = utf8
@@ -94,7 +93,7 @@ def entries(
     *,
     records: bool = False,
     bytes_max: int = -1,
-    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+    unpacked_bytes_max: int,
 ) -> Iterator[dict[str, Any]]:
     """Yields the contents of a file of a partition's directory, by the suffix of its name.
 
@@ -132,7 +131,7 @@ def is_log(name: str) -> bool:
 def lines(
     files: Files,
     path: str,
-    options: DumpOptions | None = None,
+    options: DumpOptions,
     problems: list[str] | None = None,
     on_entry: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[str]:
@@ -142,7 +141,6 @@ def lines(
     log, gaps between offsets) are appended to ``problems``; without a list, they follow the other lines.
     ``on_entry`` is called with the entry of each line.
     """
-    options = options or DumpOptions()
     deep = options.deep or options.contents
     name = os.path.basename(path)
     yield f"Dumping {path}"

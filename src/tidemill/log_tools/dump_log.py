@@ -8,7 +8,6 @@ from typing import Any, Final
 from tidemill.log.batch_scan import BatchScan
 from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Files
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NONE, Batch, check_crc, parse_batch
 from tidemill.records.compression import CODEC_NAMES
 from tidemill.records.end_transaction_marker import (
@@ -32,7 +31,7 @@ def log_entries(
     path: str,
     records: bool,
     bytes_max: int,
-    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+    unpacked_bytes_max: int,
 ) -> Iterator[dict[str, Any]]:
     """Yields the batches of a log, with ``records`` each followed by its records; then any invalid bytes.
 

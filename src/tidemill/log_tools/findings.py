@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tidemill.model.system_interfaces import Files
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 FINDINGS_KEPT: Final = 50
 """The limit of findings per directory; further findings are only counted, however much is damaged."""
@@ -33,9 +32,9 @@ class Check:
         files: Files,
         directory: str,
         *,
+        unpacked_bytes_max: int,
         running: bool = False,
         on_bytes: Callable[[int], None] | None = None,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         """``running``: a broker may be writing. ``on_bytes`` is called with the number of bytes checked.
 

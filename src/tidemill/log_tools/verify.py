@@ -52,7 +52,6 @@ from tidemill.log_tools.verify_segment import PartitionWalk, check_segment
 from tidemill.model.errors import TidemillError
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 SMALL_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Checkpoints and snapshots are read whole: a larger file is not one of them."""
@@ -255,14 +254,15 @@ class DirectoryCheck:
         files: Files,
         path: str,
         on_bytes: Callable[[int], None] | None = None,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+        *,
+        unpacked_bytes_max: int,
     ) -> None:
         self.files = files
         self.unpacked_bytes_max = unpacked_bytes_max
         self.path = path
         self.on_bytes = on_bytes
         self.running = is_in_use(path)
-        self.top = Check(files, path, running=self.running)
+        self.top = Check(files, path, running=self.running, unpacked_bytes_max=unpacked_bytes_max)
         self.meta: MetaProperties | None = None
         self.clean_shutdown = False
         self.partitions: dict[TopicPartition, str] = {}

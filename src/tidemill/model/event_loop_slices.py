@@ -1,8 +1,8 @@
 """Splits long work into slices, so that the event loop can do other work between two slices.
 
 A function named ``x_in_slices`` is a generator that does the work of ``x``: it yields after each slice, and
-returns the result of ``x``. :func:`with_pauses` runs it, and the event loop does other work after each slice.
-:func:`run_without_pauses` runs it at once.
+returns the result of ``x``. After each slice, :func:`run_in_slices` lets the event loop do other work;
+:func:`run_at_once` goes on with the next slice.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 from tidemill.model.system_interfaces import Clock
 
-ITEMS_A_PAUSE: Final = 500
-"""Items between two pauses of interruptible work, as building a message for each: some microseconds each."""
-AT_ONCE_MAX: Final = 200
+ITEMS_PER_SLICE: Final = 500
+"""Items of work that takes some microseconds for each, as building, freeing or sorting messages."""
+ITEMS_AT_ONCE_MAX: Final = 200
 """Items of work that cannot pause in between, as a commit of offsets: some ten microseconds each."""
 STEPS_PER_SLICE: Final = 50
 """Steps of work that creates a log, or changes a partition, before the event loop does its other work."""
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def slices_of(items: Sequence[Item], most: int = AT_ONCE_MAX) -> list[Sequence[Item]]:
+def slices_of(items: Sequence[Item], most: int = ITEMS_AT_ONCE_MAX) -> list[Sequence[Item]]:
     """Returns ``items`` in slices for work that cannot pause in between."""
     return [items[at : at + most] for at in range(0, len(items), most)]
 
@@ -49,7 +49,7 @@ def slices_by_weight(
         yield items[start:]
 
 
-def run_without_pauses(work: Generator[None, None, Result]) -> Result:
+def run_at_once(work: Generator[None, None, Result]) -> Result:
     """Runs ``work`` without a pause. Returns its result."""
     while True:
         try:
@@ -64,10 +64,10 @@ async def yield_to_loop() -> None:
     await asyncio.sleep(0)
 
 
-async def with_pauses(
+async def run_in_slices(
     work: Generator[None, None, Result], pause: Callable[[], Awaitable[None]] = yield_to_loop
 ) -> Result:
-    """Runs ``work``; at each of its pauses the event loop does its other work. Returns its result."""
+    """Runs ``work``; after each slice the event loop does other work. Returns its result."""
     while True:
         try:
             next(work)

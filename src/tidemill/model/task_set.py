@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
 
-class TaskSet(set[asyncio.Task[Any]]):
+class TaskSet(set[asyncio.Task[object]]):
     """The running tasks of a component. The event loop itself keeps no strong reference to a task."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__()
         self._loop = loop
 
-    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    def start(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
         """Starts a task, which stays in the set until it ends."""
         task = asyncio.ensure_future(work, loop=self._loop)
         self.add(task)
@@ -28,7 +28,7 @@ class TaskSet(set[asyncio.Task[Any]]):
         await cancel_all(self)
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[object]]) -> None:
     """Cancels ``tasks`` and waits for their end."""
     tasks = list(tasks)
     for task in tasks:

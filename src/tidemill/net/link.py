@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from tidemill import __version__
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.net.framing import NEED_DATA, FrameReader
 from tidemill.wire.apis import ApiKey, response_class
 from tidemill.wire.codec import decode_in_slices, encode_in_slices, encode_parts
@@ -190,7 +190,7 @@ class Link:
         self._check_open()
         parts: list[bytes] = []
         if has_many_items(request, AT_ONCE_ITEMS):
-            await with_pauses(encode_in_slices(request, version, parts))
+            await run_in_slices(encode_in_slices(request, version, parts))
             self._check_open()
         else:
             parts = encode_parts(request, version)
@@ -228,7 +228,7 @@ class Link:
         """Decodes a response with many items in slices. An invalid response closes the link."""
         cls, size = response_class(large.key), len(large.body)
         try:
-            response, end = await with_pauses(decode_in_slices(cls, large.version, large.body, 0, size))
+            response, end = await run_in_slices(decode_in_slices(cls, large.version, large.body, 0, size))
             if end != size:
                 raise ProtocolError(f"{cls.__name__} v{large.version} ends at byte {end} of {size}")
         except Exception as problem:

@@ -19,7 +19,6 @@ from mypy_extensions import i64, mypyc_attr
 
 from tidemill import _build_mode
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     GZIP,
     NO_TIMESTAMP,
@@ -58,17 +57,17 @@ class Limits:
 
     def __init__(
         self,
+        unpacked_bytes_max: i64,
         max_batch_bytes: i64 = 1_048_588,
-        unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
         key_required: bool = False,
         timestamp_before_ms: i64 = INT64_MAX,
         timestamp_after_ms: i64 = 3_600_000,
         check_timestamps: bool = True,
     ) -> None:
-        self.max_batch_bytes: i64 = max_batch_bytes
-        """``max.message.bytes``: the size of a batch with its header, as sent and as stored."""
         self.unpacked_bytes_max: i64 = unpacked_bytes_max
         """The unpacked size of the records of a compressed batch."""
+        self.max_batch_bytes: i64 = max_batch_bytes
+        """``max.message.bytes``: the size of a batch with its header, as sent and as stored."""
         self.key_required = key_required
         """For compacted topics: a record without a key is refused."""
         self.timestamp_before_ms: i64 = timestamp_before_ms

@@ -35,7 +35,6 @@ from librt.vecs import append
 from mypy_extensions import i32, i64
 
 from tidemill.model.errors import CorruptMessage
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CURRENT_MAGIC,
     MAGIC,
@@ -69,7 +68,8 @@ def decode_columns(
     aborted: list[tuple[int, int]] | None = None,
     begin: i64 = 0,
     end: i64 = -1,
-    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+    *,
+    unpacked_bytes_max: i64,
 ) -> Columns:
     """Decodes the records with ``start_offset <= offset < end_offset``, from byte ``position`` on.
 
@@ -82,8 +82,8 @@ def decode_columns(
     CorruptMessage and InvalidRecord for invalid bytes, UnpackedTooLarge for a batch of more than
     ``unpacked_bytes_max``.
     """
-    plan = _Plan(data, begin, len(data) if end < 0 else end, start_offset, end_offset, check_crcs, aborted)
-    plan.unpacked_bytes_max = unpacked_bytes_max
+    stop = len(data) if end < 0 else end
+    plan = _Plan(data, begin, stop, start_offset, end_offset, check_crcs, aborted, unpacked_bytes_max)
     plan.skip_to(position)
     plan.collect(bytes_max if bytes_max < EDGE_MAX else EDGE_MAX)
     columns = Columns(plan.buffer(), plan.records, want_headers)
@@ -113,6 +113,7 @@ class _Plan:
         end_offset: i64,
         check_crcs: bool,
         aborted: list[tuple[int, int]] | None,
+        unpacked_bytes_max: i64,
     ) -> None:
         if len(data) > EDGE_MAX:
             raise ValueError(f"{len(data)} bytes exceed the limit of {EDGE_MAX} bytes per decode")
@@ -121,7 +122,7 @@ class _Plan:
         self.start_offset: i64 = start_offset
         self.end_offset: i64 = end_offset
         self.check_crcs = check_crcs
-        self.unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX
+        self.unpacked_bytes_max: i64 = unpacked_bytes_max
         self.aborted = sorted(aborted or [], key=_first_offset)
         self.aborted_index: i64 = 0
         self.aborting: set[int] = set()
@@ -231,7 +232,7 @@ class _Plan:
             self.aborting.add(producer_id)
             self.aborted_index += 1
         if batch.is_control:
-            if batch.producer_id in self.aborting and control_type(batch) == ABORT:
+            if batch.producer_id in self.aborting and control_type(batch, self.unpacked_bytes_max) == ABORT:
                 self.aborting.discard(batch.producer_id)
             return False
         return not (batch.is_transactional and batch.producer_id in self.aborting)

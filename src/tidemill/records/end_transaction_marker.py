@@ -89,12 +89,13 @@ def read_marker(batch: Batch) -> EndTransactionMarker | None:
     return decode_marker(records[0].key, records[0].value) if records else None
 
 
-def control_type(batch: Batch) -> i64:
+def control_type(batch: Batch, unpacked_bytes_max: i64) -> i64:
     """Returns the type of the record in a control batch; -1 when compaction has removed it.
 
-    Raises CorruptMessage and InvalidRecord for a malformed record or key.
+    Raises CorruptMessage and InvalidRecord for a malformed record or key, UnpackedTooLarge for a batch of
+    more than ``unpacked_bytes_max``.
     """
-    cursor = BatchCursor(batch)
+    cursor = BatchCursor(batch, None, unpacked_bytes_max)
     if not cursor.step():
         return NO_CONTROL_TYPE
     if cursor.key_length < KEY_BYTES_MIN:

@@ -23,7 +23,6 @@ from typing import Final
 from mypy_extensions import i64
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,
@@ -331,7 +330,7 @@ def down(
     target_magic: i64,
     first_offset: i64,
     max_bytes: i64,
-    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+    unpacked_bytes_max: i64,
 ) -> Converted:
     """Converts stored batches and entries of any format to a message set of format ``target_magic`` (0 or 1).
 

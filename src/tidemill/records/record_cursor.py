@@ -36,7 +36,6 @@ from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64, mypyc_attr
 
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,
@@ -133,8 +132,8 @@ class BatchCursor(RecordCursor):
     def __init__(
         self,
         batch: Batch,
-        unpacked: bytes | None = None,
-        unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+        unpacked: bytes | None,
+        unpacked_bytes_max: i64,
         produced: bool = False,
     ) -> None:
         position: i64 = batch.position + RECORDS
@@ -314,9 +313,7 @@ class EntryCursor(RecordCursor):
     0 are accepted too: other clients write them because they know none.
     """
 
-    def __init__(
-        self, entry: Entry, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX, produced: bool = False
-    ) -> None:
+    def __init__(self, entry: Entry, unpacked_bytes_max: i64, produced: bool = False) -> None:
         codec: i64 = entry.codec
         kind: i64 = NO_TIMESTAMP_TYPE
         if entry.magic > 0:
@@ -398,8 +395,8 @@ def open_cursor(
     data: bytes,
     position: i64,
     end: i64,
-    check_crcs: bool = True,
-    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+    check_crcs: bool,
+    unpacked_bytes_max: i64,
 ) -> RecordCursor:
     """Opens a cursor over the stored batch or entry at ``position``, which must end before ``end``.
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from mypy_extensions import i64
 
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, Batch, check_crc, parse_batch, whole_batch_size
 from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.record_cursor import BatchCursor, EntryCursor, RecordCursor
@@ -60,9 +59,7 @@ def iter_stored(data: bytes, position: i64 = 0) -> Iterator[Batch | Entry]:
             position += batch.size
 
 
-def read_stored(
-    stored: Batch | Entry, check_crcs: bool = True, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX
-) -> list[Record]:
+def read_stored(stored: Batch | Entry, check_crcs: bool, unpacked_bytes_max: i64) -> list[Record]:
     """Returns all records of a batch or an entry, unpacked. Raises CorruptMessage and InvalidRecord."""
     if isinstance(stored, Batch):
         if check_crcs:
@@ -80,7 +77,8 @@ def iter_records(
     data: bytes,
     start_offset: i64 = 0,
     check_crcs: bool = True,
-    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+    *,
+    unpacked_bytes_max: i64,
 ) -> Iterator[Record]:
     """Yields the records in ``data`` from ``start_offset`` on, without those of control batches.
 
@@ -98,7 +96,7 @@ def iter_records(
                 yield record
 
 
-def read_records(batch: Batch, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX) -> list[Record]:
+def read_records(batch: Batch, unpacked_bytes_max: i64) -> list[Record]:
     """Returns all records of one batch, unpacked; the checksum is not checked."""
     cursor = BatchCursor(batch, None, unpacked_bytes_max)
     records: list[Record] = []

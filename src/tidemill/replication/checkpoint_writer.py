@@ -13,7 +13,7 @@ from tidemill.log.log_directories import DataDirectory
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import with_pauses
+from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 
@@ -101,7 +101,7 @@ class Checkpoints:
         async with self._writing:
             # There may be thousands of logs.
             taking = self._logs.log_checkpoints_in_slices(self._logs.dirs.all)
-            await self._run(await with_pauses(taking))
+            await self._run(await run_in_slices(taking))
             await self._sync_renamed()
 
     async def _sync_renamed(self) -> None:

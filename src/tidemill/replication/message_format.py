@@ -44,8 +44,8 @@ def storage_of(config: LogConfig) -> TopicMessageFormat:
 def limits_of(config: LogConfig) -> Limits:
     """The limits of a topic with ``config`` for producers."""
     return Limits(
-        max_batch_bytes=config.max_message_bytes,
         unpacked_bytes_max=config.unpacked_bytes_max,
+        max_batch_bytes=config.max_message_bytes,
         key_required=config.compact,
         timestamp_before_ms=config.message_timestamp_before_max_ms,
         timestamp_after_ms=config.message_timestamp_after_max_ms,

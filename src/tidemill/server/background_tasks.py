@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
 
 from tidemill.model.task_set import cancel_all
 
@@ -18,7 +17,7 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self.running: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[object, object, None]) -> None:
         """Starts a task."""
         task = asyncio.get_running_loop().create_task(work)
         self.running.add(task)

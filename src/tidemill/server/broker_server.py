@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemill.broker.api_registry import APIS
 from tidemill.broker.broker import Broker
@@ -68,7 +68,7 @@ from tidemill.server.broker_lifecycle import (
     create_controller,
 )
 from tidemill.server.config_plugins import deletion_policies, replica_selector
-from tidemill.server.health import health_of
+from tidemill.server.health import Health, health_of
 from tidemill.server.kafka_scheduler import KafkaScheduler
 from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer, addresses_of, bind
@@ -514,10 +514,10 @@ class BrokerServer:
 
     # Health and metrics.
 
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the broker is healthy, and the details for ``/healthz``."""
+    def health(self) -> Health:
+        """Returns the health for ``/healthz``."""
         if self._stage < Stage.STARTED:
-            return False, {"reason": "starting"}
+            return Health("starting")
         return health_of(self.broker)
 
 

@@ -7,11 +7,11 @@ number of connections are limited; a connection that exceeds a limit is closed. 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tidemill.server.health import Health
 from tidemill.server.metrics import Family, render
 
 logger = logging.getLogger("tidemill.server")
@@ -62,20 +62,16 @@ class Response(NamedTuple):
 class MetricsEndpoint:
     """Serves ``/metrics`` from ``gather`` and ``/healthz`` from ``health``.
 
-    ``health`` returns (is healthy, details); the response is 200 or 503 with the details as JSON. Both
-    functions run on the event loop. Where ``gather`` yields None, the endpoint yields to other tasks.
+    The response with the health is 200 or 503. Both functions run on the event loop. Where ``gather`` yields
+    None, the endpoint yields to other tasks.
     """
 
-    def __init__(
-        self,
-        gather: Callable[[], Iterable[Family | None]],
-        health: Callable[[], tuple[bool, dict[str, Any]]],
-    ) -> None:
+    def __init__(self, gather: Callable[[], Iterable[Family | None]], health: Callable[[], Health]) -> None:
         self._gather = gather
         self._health = health
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.port = -1
 
     async def start(self, host: str, port: int) -> None:
@@ -140,9 +136,9 @@ class MetricsEndpoint:
             content_type, body = await loop.run_in_executor(None, render, families, accept)
             return Response(200, content_type, body)
         if path == "/healthz":
-            is_healthy, details = self._health()
-            text = json.dumps({"status": "ok" if is_healthy else "unwell", **details})
-            return Response(200 if is_healthy else 503, "application/json", f"{text}\n".encode())
+            health = self._health()
+            status = 200 if health.is_healthy else 503
+            return Response(status, "application/json", f"{health.to_json()}\n".encode())
         return Response(404, PLAIN, b"the paths are /metrics and /healthz\n")
 
 

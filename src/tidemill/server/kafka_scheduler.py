@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
 
 from tidemill.model.task_set import cancel_all
 
@@ -25,7 +24,7 @@ class KafkaScheduler:
         """Calls ``do`` after ``first_s``, and then repeatedly with pauses of ``period_s``."""
         self.run(_repeat(first_s, max(period_s, PERIOD_S_MIN), do))
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
+    def run(self, work: Coroutine[object, object, None]) -> None:
         """Starts a task that has its own pauses."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 

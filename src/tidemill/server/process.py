@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemill import _interrupts
 from tidemill.model.configs import BrokerConfig
@@ -257,13 +257,14 @@ async def _start_metrics(
     if port < 0:
         return None
     from tidemill.server.broker_metrics import families
+    from tidemill.server.health import Health
     from tidemill.server.http_endpoint import MetricsEndpoint
     from tidemill.server.metrics import ProcessMetrics
 
     process = ProcessMetrics()
 
-    def health() -> tuple[bool, dict[str, Any]]:
-        return (False, {"reason": "stopping"}) if stopping.is_set() else server.health()
+    def health() -> Health:
+        return Health("stopping") if stopping.is_set() else server.health()
 
     endpoint = MetricsEndpoint(lambda: chain(process.families(), families(server)), health)
     host = config.str("tidemill.metrics.host")

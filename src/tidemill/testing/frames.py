@@ -140,14 +140,14 @@ class Exchange:
             return True
         if behind is None and (rule is None or rule.carried_out):
             return True
-        from tidemill.testing.error_responses import refusal
+        from tidemill.testing.error_responses import CHANGES, refusal
 
         code = behind if behind is not None else rule.code if rule is not None else ErrorCode.NONE
-        message = refusal(ApiKey(key), request, code)
-        if message is None:
+        if key not in CHANGES:
             pending.is_rewritten = True
             return True
         try:
+            message = refusal(ApiKey(key), pending.version, request, code)
             response = encode_response(key, pending.version, int(header.correlation_id), message)
         except (KafkaError, ValueError):
             pending.is_rewritten = True
@@ -174,9 +174,9 @@ class Exchange:
         rule = self._rules.find(pending.key, pending.client_id)
         if rule is None:
             return None
-        from tidemill.testing.error_responses import can_refuse, failed_fetch, with_error
+        from tidemill.testing.error_responses import CHANGES, failed_fetch, with_error
 
-        if not rule.carried_out and not pending.is_rewritten and can_refuse(rule.api):
+        if not rule.carried_out and not pending.is_rewritten and rule.api in CHANGES:
             return None  # The request came before the rule, and was executed.
         key, version = pending.key, pending.version
         try:
@@ -184,7 +184,7 @@ class Exchange:
             if key == ApiKey.FETCH:
                 if not self._fetched:
                     return None
-                response = failed_fetch(getattr(response, "session_id", 0), self._fetched, rule.code)
+                response = failed_fetch(version, getattr(response, "session_id", 0), self._fetched, rule.code)
             elif not with_error(ApiKey(key), version, response, rule.code):
                 return None
             changed = encode_response(key, version, correlation_id, response)

@@ -1,19 +1,22 @@
-"""The table of APIs: key, name, module, described versions, and header versions.
+"""The table of APIs: key, name, message classes, described versions, and header versions.
 
-It contains every API of Kafka 3.9 and 4.3, in the versions from the oldest that Kafka 3.9 serves to the
-newest of Kafka 4.3. A broker decides which of them it handles and announces; the APIs of share groups,
-streams groups and the Raft quorum are included so that a broker can refuse them with their own responses.
+It contains every API of Kafka 3.9 and 4.3. Their message classes describe the versions from the oldest that
+Kafka 3.9 serves to the newest of Kafka 4.3. The handlers of a broker declare which of them it serves and
+announces; the APIs of share groups, streams groups and the Raft quorum are included so that a broker can
+refuse them with their own responses.
 
 Source: the message definitions of Kafka's clients; KIP-482 for the headers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from functools import cached_property
 from importlib import import_module
-from typing import NamedTuple
+from typing import Final
 
-from tidemill.wire.schema import Struct
+from tidemill.wire.schema import Struct, parse_versions
 
 
 class ApiKey(IntEnum):
@@ -114,218 +117,66 @@ class ApiKey(IntEnum):
     DELETE_SHARE_GROUP_OFFSETS = 92
 
 
-class ApiSpec(NamedTuple):
-    """The properties of an API that are known before its module is imported."""
+class ApiSpec:
+    """The name of an API, and the properties of its message classes.
 
-    key: ApiKey
-    name: str
-    module: str
-    version_min: int
-    version_max: int
-    flexible_from: int
-    """The first version with compact lengths and tagged fields; -1 without such a version."""
+    The versions are declared by the message classes alone, so the first use of a property imports them. The
+    names of the module and the classes follow from the key, for example ``offset_commit`` and
+    ``OffsetCommitRequest`` from ``OFFSET_COMMIT``.
+    """
+
+    def __init__(self, key: ApiKey) -> None:
+        self.key = key
+        self.name = "".join([part.capitalize() for part in key.name.split("_")])
+
+    @cached_property
+    def request(self) -> type[Struct]:
+        """The class of the request."""
+        return self._message("Request")
+
+    @cached_property
+    def response(self) -> type[Struct]:
+        """The class of the response."""
+        return self._message("Response")
+
+    @cached_property
+    def version_min(self) -> int:
+        """The first described version."""
+        return parse_versions(self.request.versions_)[0]
+
+    @cached_property
+    def version_max(self) -> int:
+        """The last described version."""
+        return parse_versions(self.request.versions_)[1]
+
+    @cached_property
+    def flexible_from(self) -> int:
+        """The first version with compact lengths and tagged fields; -1 without such a version."""
+        flexible = self.request.flexible_
+        return parse_versions(flexible)[0] if flexible else -1
 
     def is_flexible(self, version: int) -> bool:
         """Whether ``version`` has compact lengths and tagged fields."""
         return 0 <= self.flexible_from <= version
 
+    def _message(self, kind: str) -> type[Struct]:
+        module = import_module(f"tidemill.wire.messages.{self.key.name.lower()}")
+        found: type[Struct] = getattr(module, self.name + kind)
+        return found
 
-API: dict[int, ApiSpec] = {
-    int(spec.key): spec
-    for spec in (
-        ApiSpec(ApiKey.PRODUCE, "Produce", "produce", 0, 13, 9),
-        ApiSpec(ApiKey.FETCH, "Fetch", "fetch", 0, 18, 12),
-        ApiSpec(ApiKey.LIST_OFFSETS, "ListOffsets", "list_offsets", 0, 11, 6),
-        ApiSpec(ApiKey.METADATA, "Metadata", "metadata", 0, 13, 9),
-        ApiSpec(ApiKey.LEADER_AND_ISR, "LeaderAndIsr", "leader_and_isr", 0, 7, 4),
-        ApiSpec(ApiKey.STOP_REPLICA, "StopReplica", "stop_replica", 0, 4, 2),
-        ApiSpec(ApiKey.UPDATE_METADATA, "UpdateMetadata", "update_metadata", 0, 8, 6),
-        ApiSpec(ApiKey.CONTROLLED_SHUTDOWN, "ControlledShutdown", "controlled_shutdown", 0, 3, 3),
-        ApiSpec(ApiKey.OFFSET_COMMIT, "OffsetCommit", "offset_commit", 0, 10, 8),
-        ApiSpec(ApiKey.OFFSET_FETCH, "OffsetFetch", "offset_fetch", 0, 10, 6),
-        ApiSpec(ApiKey.FIND_COORDINATOR, "FindCoordinator", "find_coordinator", 0, 6, 3),
-        ApiSpec(ApiKey.JOIN_GROUP, "JoinGroup", "join_group", 0, 9, 6),
-        ApiSpec(ApiKey.HEARTBEAT, "Heartbeat", "heartbeat", 0, 4, 4),
-        ApiSpec(ApiKey.LEAVE_GROUP, "LeaveGroup", "leave_group", 0, 5, 4),
-        ApiSpec(ApiKey.SYNC_GROUP, "SyncGroup", "sync_group", 0, 5, 4),
-        ApiSpec(ApiKey.DESCRIBE_GROUPS, "DescribeGroups", "describe_groups", 0, 6, 5),
-        ApiSpec(ApiKey.LIST_GROUPS, "ListGroups", "list_groups", 0, 5, 3),
-        ApiSpec(ApiKey.SASL_HANDSHAKE, "SaslHandshake", "sasl_handshake", 0, 1, -1),
-        ApiSpec(ApiKey.API_VERSIONS, "ApiVersions", "api_versions", 0, 4, 3),
-        ApiSpec(ApiKey.CREATE_TOPICS, "CreateTopics", "create_topics", 0, 7, 5),
-        ApiSpec(ApiKey.DELETE_TOPICS, "DeleteTopics", "delete_topics", 0, 6, 4),
-        ApiSpec(ApiKey.DELETE_RECORDS, "DeleteRecords", "delete_records", 0, 2, 2),
-        ApiSpec(ApiKey.INIT_PRODUCER_ID, "InitProducerId", "init_producer_id", 0, 6, 2),
-        ApiSpec(ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", "offset_for_leader_epoch", 0, 4, 4),
-        ApiSpec(ApiKey.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", "add_partitions_to_txn", 0, 5, 3),
-        ApiSpec(ApiKey.ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", "add_offsets_to_txn", 0, 4, 3),
-        ApiSpec(ApiKey.END_TXN, "EndTxn", "end_txn", 0, 5, 3),
-        ApiSpec(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers", "write_txn_markers", 0, 2, 1),
-        ApiSpec(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit", "txn_offset_commit", 0, 5, 3),
-        ApiSpec(ApiKey.DESCRIBE_ACLS, "DescribeAcls", "describe_acls", 0, 3, 2),
-        ApiSpec(ApiKey.CREATE_ACLS, "CreateAcls", "create_acls", 0, 3, 2),
-        ApiSpec(ApiKey.DELETE_ACLS, "DeleteAcls", "delete_acls", 0, 3, 2),
-        ApiSpec(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", "describe_configs", 0, 4, 4),
-        ApiSpec(ApiKey.ALTER_CONFIGS, "AlterConfigs", "alter_configs", 0, 2, 2),
-        ApiSpec(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", "alter_replica_log_dirs", 0, 2, 2),
-        ApiSpec(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", "describe_log_dirs", 0, 5, 2),
-        ApiSpec(ApiKey.SASL_AUTHENTICATE, "SaslAuthenticate", "sasl_authenticate", 0, 2, 2),
-        ApiSpec(ApiKey.CREATE_PARTITIONS, "CreatePartitions", "create_partitions", 0, 3, 2),
-        ApiSpec(ApiKey.CREATE_DELEGATION_TOKEN, "CreateDelegationToken", "create_delegation_token", 0, 3, 2),
-        ApiSpec(ApiKey.RENEW_DELEGATION_TOKEN, "RenewDelegationToken", "renew_delegation_token", 0, 2, 2),
-        ApiSpec(ApiKey.EXPIRE_DELEGATION_TOKEN, "ExpireDelegationToken", "expire_delegation_token", 0, 2, 2),
-        ApiSpec(
-            ApiKey.DESCRIBE_DELEGATION_TOKEN, "DescribeDelegationToken", "describe_delegation_token", 0, 3, 2
-        ),
-        ApiSpec(ApiKey.DELETE_GROUPS, "DeleteGroups", "delete_groups", 0, 2, 2),
-        ApiSpec(ApiKey.ELECT_LEADERS, "ElectLeaders", "elect_leaders", 0, 2, 2),
-        ApiSpec(
-            ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", "incremental_alter_configs", 0, 1, 1
-        ),
-        ApiSpec(
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-            "AlterPartitionReassignments",
-            "alter_partition_reassignments",
-            0,
-            1,
-            0,
-        ),
-        ApiSpec(
-            ApiKey.LIST_PARTITION_REASSIGNMENTS,
-            "ListPartitionReassignments",
-            "list_partition_reassignments",
-            0,
-            0,
-            0,
-        ),
-        ApiSpec(ApiKey.OFFSET_DELETE, "OffsetDelete", "offset_delete", 0, 0, -1),
-        ApiSpec(ApiKey.DESCRIBE_CLIENT_QUOTAS, "DescribeClientQuotas", "describe_client_quotas", 0, 1, 1),
-        ApiSpec(ApiKey.ALTER_CLIENT_QUOTAS, "AlterClientQuotas", "alter_client_quotas", 0, 1, 1),
-        ApiSpec(
-            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-            "DescribeUserScramCredentials",
-            "describe_user_scram_credentials",
-            0,
-            0,
-            0,
-        ),
-        ApiSpec(
-            ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-            "AlterUserScramCredentials",
-            "alter_user_scram_credentials",
-            0,
-            0,
-            0,
-        ),
-        ApiSpec(ApiKey.VOTE, "Vote", "vote", 0, 2, 0),
-        ApiSpec(ApiKey.BEGIN_QUORUM_EPOCH, "BeginQuorumEpoch", "begin_quorum_epoch", 0, 1, 1),
-        ApiSpec(ApiKey.END_QUORUM_EPOCH, "EndQuorumEpoch", "end_quorum_epoch", 0, 1, 1),
-        ApiSpec(ApiKey.DESCRIBE_QUORUM, "DescribeQuorum", "describe_quorum", 0, 2, 0),
-        ApiSpec(ApiKey.ALTER_PARTITION, "AlterPartition", "alter_partition", 0, 3, 0),
-        ApiSpec(ApiKey.UPDATE_FEATURES, "UpdateFeatures", "update_features", 0, 2, 0),
-        ApiSpec(ApiKey.ENVELOPE, "Envelope", "envelope", 0, 0, 0),
-        ApiSpec(ApiKey.FETCH_SNAPSHOT, "FetchSnapshot", "fetch_snapshot", 0, 1, 0),
-        ApiSpec(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", "describe_cluster", 0, 2, 0),
-        ApiSpec(ApiKey.DESCRIBE_PRODUCERS, "DescribeProducers", "describe_producers", 0, 0, 0),
-        ApiSpec(ApiKey.BROKER_REGISTRATION, "BrokerRegistration", "broker_registration", 0, 4, 0),
-        ApiSpec(ApiKey.BROKER_HEARTBEAT, "BrokerHeartbeat", "broker_heartbeat", 0, 2, 0),
-        ApiSpec(ApiKey.UNREGISTER_BROKER, "UnregisterBroker", "unregister_broker", 0, 0, 0),
-        ApiSpec(ApiKey.DESCRIBE_TRANSACTIONS, "DescribeTransactions", "describe_transactions", 0, 0, 0),
-        ApiSpec(ApiKey.LIST_TRANSACTIONS, "ListTransactions", "list_transactions", 0, 2, 0),
-        ApiSpec(ApiKey.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", "allocate_producer_ids", 0, 0, 0),
-        ApiSpec(
-            ApiKey.CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1, 0
-        ),
-        ApiSpec(ApiKey.CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe", "consumer_group_describe", 0, 1, 0),
-        ApiSpec(ApiKey.CONTROLLER_REGISTRATION, "ControllerRegistration", "controller_registration", 0, 0, 0),
-        ApiSpec(
-            ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
-            "GetTelemetrySubscriptions",
-            "get_telemetry_subscriptions",
-            0,
-            0,
-            0,
-        ),
-        ApiSpec(ApiKey.PUSH_TELEMETRY, "PushTelemetry", "push_telemetry", 0, 0, 0),
-        ApiSpec(ApiKey.ASSIGN_REPLICAS_TO_DIRS, "AssignReplicasToDirs", "assign_replicas_to_dirs", 0, 0, 0),
-        ApiSpec(ApiKey.LIST_CONFIG_RESOURCES, "ListConfigResources", "list_config_resources", 0, 1, 0),
-        ApiSpec(
-            ApiKey.DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0, 0
-        ),
-        ApiSpec(ApiKey.SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", "share_group_heartbeat", 1, 1, 0),
-        ApiSpec(ApiKey.SHARE_GROUP_DESCRIBE, "ShareGroupDescribe", "share_group_describe", 1, 1, 0),
-        ApiSpec(ApiKey.SHARE_FETCH, "ShareFetch", "share_fetch", 1, 2, 0),
-        ApiSpec(ApiKey.SHARE_ACKNOWLEDGE, "ShareAcknowledge", "share_acknowledge", 1, 2, 0),
-        ApiSpec(ApiKey.ADD_RAFT_VOTER, "AddRaftVoter", "add_raft_voter", 0, 1, 0),
-        ApiSpec(ApiKey.REMOVE_RAFT_VOTER, "RemoveRaftVoter", "remove_raft_voter", 0, 0, 0),
-        ApiSpec(ApiKey.UPDATE_RAFT_VOTER, "UpdateRaftVoter", "update_raft_voter", 0, 0, 0),
-        ApiSpec(
-            ApiKey.INITIALIZE_SHARE_GROUP_STATE,
-            "InitializeShareGroupState",
-            "initialize_share_group_state",
-            0,
-            0,
-            0,
-        ),
-        ApiSpec(ApiKey.READ_SHARE_GROUP_STATE, "ReadShareGroupState", "read_share_group_state", 0, 0, 0),
-        ApiSpec(ApiKey.WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", "write_share_group_state", 0, 1, 0),
-        ApiSpec(
-            ApiKey.DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", "delete_share_group_state", 0, 0, 0
-        ),
-        ApiSpec(
-            ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
-            "ReadShareGroupStateSummary",
-            "read_share_group_state_summary",
-            0,
-            1,
-            0,
-        ),
-        ApiSpec(ApiKey.STREAMS_GROUP_HEARTBEAT, "StreamsGroupHeartbeat", "streams_group_heartbeat", 0, 0, 0),
-        ApiSpec(ApiKey.STREAMS_GROUP_DESCRIBE, "StreamsGroupDescribe", "streams_group_describe", 0, 0, 0),
-        ApiSpec(
-            ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
-            "DescribeShareGroupOffsets",
-            "describe_share_group_offsets",
-            0,
-            1,
-            0,
-        ),
-        ApiSpec(
-            ApiKey.ALTER_SHARE_GROUP_OFFSETS, "AlterShareGroupOffsets", "alter_share_group_offsets", 0, 0, 0
-        ),
-        ApiSpec(
-            ApiKey.DELETE_SHARE_GROUP_OFFSETS,
-            "DeleteShareGroupOffsets",
-            "delete_share_group_offsets",
-            0,
-            0,
-            0,
-        ),
-    )
-}
 
-_requests: dict[int, type[Struct]] = {}
-_responses: dict[int, type[Struct]] = {}
+API: Final[Mapping[int, ApiSpec]] = {int(key): ApiSpec(key) for key in ApiKey}
+"""All APIs, by key."""
 
 
 def request_class(key: int) -> type[Struct]:
     """Returns the class of an API's request, and imports its module on first use. KeyError: unknown key."""
-    found = _requests.get(key)
-    return found if found is not None else _load(key)[0]
+    return API[key].request
 
 
 def response_class(key: int) -> type[Struct]:
     """Returns the class of an API's response, and imports its module on first use. KeyError: unknown key."""
-    found = _responses.get(key)
-    return found if found is not None else _load(key)[1]
-
-
-def _load(key: int) -> tuple[type[Struct], type[Struct]]:
-    spec = API[key]
-    module = import_module(f"tidemill.wire.messages.{spec.module}")
-    _requests[key] = getattr(module, f"{spec.name}Request")
-    _responses[key] = getattr(module, f"{spec.name}Response")
-    return _requests[key], _responses[key]
+    return API[key].response
 
 
 def request_header_version(key: int, version: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from tidemill.wire.schema import STRING, ElementType, Field, Struct, WireType, parse_versions
+from tidemill.wire.schema import STRING, ElementType, Field, Struct, WireType, carries, parse_versions
 
 STRING_BYTES_MAX: Final = 32767
 """Kafka's own limit: the length in the non-compact form is a signed INT16."""
@@ -17,12 +17,6 @@ INDENT: Final = "    "
 SLICE_ITEMS: Final = 63
 """Code that works in slices pauses after this many array items plus one, so that its caller can check the
 time."""
-
-
-def carries(field: Field, version: int) -> bool:
-    """Whether the field exists in ``version`` of a message."""
-    first, last = parse_versions(field.versions)
-    return first <= version <= last
 
 
 def allows_null(field: Field, version: int) -> bool:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Generator
 from typing import Any, Final, NoReturn
 
-from tidemill.wire.codegen import STRING_BYTES_MAX, CodeWriter, allows_null, carries
+from tidemill.wire.codegen import STRING_BYTES_MAX, CodeWriter, allows_null
 from tidemill.wire.primitives import encode_uvarint
 from tidemill.wire.schema import (
     BYTES,
@@ -24,6 +24,7 @@ from tidemill.wire.schema import (
     Struct,
     UnsupportedByVersion,
     WireType,
+    carries,
 )
 
 SMALL_UVARINTS: Final = tuple([encode_uvarint(value) for value in range(1024)])

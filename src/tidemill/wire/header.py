@@ -44,19 +44,7 @@ RESPONSE_HEADER_SIZE_MIN: Final = 4
 CLIENT_ID_BYTES_MAX: Final = 32767
 FRAME_BYTES_MAX: Final = 2**31 - 1
 
-_UNKNOWN: Final = -2
-_NOT_FLEXIBLE: Final = -1
 _CONTROLLED_SHUTDOWN: Final = 7
-
-
-def _flexible_table() -> list[int]:
-    table = [_UNKNOWN] * (max(API) + 1)
-    for key, spec in API.items():
-        table[key] = spec.flexible_from
-    return table
-
-
-_FLEXIBLE_FROM: Final[list[int]] = _flexible_table()
 
 
 class RequestHeader:
@@ -94,10 +82,8 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
     version: i64 = i64(read_i16_be(frame, position + 2))
     correlation_id: i64 = i64(read_i32_be(frame, position + 4))
     position += REQUEST_HEADER_SIZE_MIN
-    flexible_from: i64 = _UNKNOWN
-    if 0 <= key < len(_FLEXIBLE_FROM):
-        flexible_from = _FLEXIBLE_FROM[key]
-    if flexible_from == _UNKNOWN:
+    spec = API.get(key)
+    if spec is None:
         raise ProtocolError(f"{key} is no API key of this protocol (requested version {version})")
     if key == _CONTROLLED_SHUTDOWN and version == 0:
         return RequestHeader(key, version, correlation_id, None, position)
@@ -117,7 +103,7 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
         position += size
     elif size != -1:
         raise ProtocolError(f"the client id has the negative length {size}")
-    if flexible_from != _NOT_FLEXIBLE and version >= flexible_from:
+    if spec.is_flexible(version):
         position = skip_tag_section(frame, position, end)
     return RequestHeader(key, version, correlation_id, client_id, position)
 

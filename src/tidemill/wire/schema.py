@@ -41,7 +41,7 @@ from tidemill.model.types import ZERO_ID
 
 VERSION_MAX: Final = 32767
 REPR_BYTES_MAX: Final = 64
-LET_GO_ITEMS: Final = 100
+RELEASED_ITEMS_PER_SLICE: Final = 100
 
 
 class EncodeError(TidemillError, ValueError):
@@ -283,6 +283,12 @@ def parse_versions(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
+def carries(field: Field, version: int) -> bool:
+    """Whether the field exists in ``version`` of a message."""
+    first, last = parse_versions(field.versions)
+    return first <= version <= last
+
+
 def release_in_slices(message: Struct) -> Generator[None, None, None]:
     """Empties the arrays of nested messages in ``message``, with a pause after every few items.
 
@@ -297,11 +303,11 @@ def release_in_slices(message: Struct) -> Generator[None, None, None]:
             continue
         if any(field.is_array and isinstance(field.element, type) for field in one.element.fields_):
             for number, item in enumerate(items):
-                if number % LET_GO_ITEMS == 0:
+                if number % RELEASED_ITEMS_PER_SLICE == 0:
                     yield
                 yield from release_in_slices(item)
         while items:
-            del items[-LET_GO_ITEMS:]
+            del items[-RELEASED_ITEMS_PER_SLICE:]
             yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.failover import WantedIsr
@@ -49,7 +49,7 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.ALTER_PARTITION, 3, 3, handle)
+API: Final = declare_api(ApiKey.ALTER_PARTITION, 3, 3, lambda: messages.AlterPartitionRequest, handle)
 
 
 def _wanted(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_change
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, run_within_timeout, store_error
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.reassignment import Reassignments
@@ -50,7 +50,14 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    0,
+    1,
+    lambda: messages.AlterPartitionReassignmentsRequest,
+    handle,
+    to_controller=True,
+)
 
 
 async def _alter(

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidemill.broker")
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.AlterReplicaLogDirsRequest
 ) -> messages.AlterReplicaLogDirsResponse:
@@ -48,7 +48,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2, handle)
+API: Final = declare_api(
+    ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2, lambda: messages.AlterReplicaLogDirsRequest, handle
+)
 
 
 def begin(broker: Broker, key: TopicPartition, path: str) -> int:

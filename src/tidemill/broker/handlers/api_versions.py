@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import api_versions as messages
@@ -57,7 +57,7 @@ def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.API_VERSIONS, 0, 4, handle)
+API: Final = declare_api(ApiKey.API_VERSIONS, 0, 4, lambda: messages.ApiVersionsRequest, handle)
 
 
 def unsupported() -> messages.ApiVersionsResponse:

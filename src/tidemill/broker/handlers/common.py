@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.broker.request_context import RequestContext
@@ -153,7 +153,7 @@ def shortened(text: str) -> str:
     return cut_short(text, TEXT_CHARACTERS_MAX)
 
 
-async def run_within_timeout(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:
+async def run_within_timeout(timeout_ms: int, work: Coroutine[object, object, Result]) -> Result:
     """Returns the result of ``work``; raises REQUEST_TIMED_OUT after ``timeout_ms``, while it continues."""
     task = asyncio.ensure_future(work)
     try:
@@ -169,17 +169,17 @@ async def run_within_timeout(timeout_ms: int, work: Coroutine[Any, Any, Result])
     return task.result()
 
 
-_unfinished_work: set[asyncio.Future[Any]] = set()
+_unfinished_work: set[asyncio.Task[object]] = set()
 """Work that outlived its request. References are needed because the event loop holds tasks weakly."""
 
 
-def unfinished_work() -> list[asyncio.Future[Any]]:
+def unfinished_work() -> list[asyncio.Task[object]]:
     """Returns the work in this event loop that outlived its request and has not ended."""
     loop = asyncio.get_running_loop()
     return [task for task in _unfinished_work if task.get_loop() is loop]
 
 
-def _log_outcome(task: asyncio.Future[Any]) -> None:
+def _log_outcome(task: asyncio.Task[object]) -> None:
     _unfinished_work.discard(task)
     problem = None if task.cancelled() else task.exception()
     if isinstance(problem, KafkaError):

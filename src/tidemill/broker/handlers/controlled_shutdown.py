@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import store_error
 from tidemill.broker.request_context import RequestContext
 from tidemill.coordination.coordination_store import StoreError
@@ -40,4 +40,4 @@ async def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.CONTROLLED_SHUTDOWN, 0, 3, handle)
+API: Final = declare_api(ApiKey.CONTROLLED_SHUTDOWN, 0, 3, lambda: messages.ControlledShutdownRequest, handle)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import create_acls as messages
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.CreateAclsRequest
 ) -> messages.CreateAclsResponse:
@@ -29,4 +29,4 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.CREATE_ACLS, 0, 3, handle)
+API: Final = declare_api(ApiKey.CREATE_ACLS, 0, 3, lambda: messages.CreateAclsRequest, handle)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, run_within_timeout
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.topic_batches import Outcome
@@ -64,7 +64,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.CREATE_PARTITIONS, 0, 3, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.CREATE_PARTITIONS, 0, 3, lambda: messages.CreatePartitionsRequest, handle, to_controller=True
+)
 
 
 async def _growth(context: RequestContext, topic: messages.CreatePartitionsTopic) -> Growth:

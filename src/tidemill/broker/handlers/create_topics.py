@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import (
     check_setting_count,
     external_text,
@@ -64,7 +64,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.CREATE_TOPICS, 0, 7, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.CREATE_TOPICS, 0, 7, lambda: messages.CreateTopicsRequest, handle, to_controller=True
+)
 
 
 async def _create(

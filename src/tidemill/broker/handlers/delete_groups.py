@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import slices_of
 from tidemill.wire.apis import ApiKey
@@ -34,4 +34,4 @@ async def handle(
     return messages.DeleteGroupsResponse(results=results)
 
 
-API: Final = HandledApi(ApiKey.DELETE_GROUPS, 0, 2, handle)
+API: Final = declare_api(ApiKey.DELETE_GROUPS, 0, 2, lambda: messages.DeleteGroupsRequest, handle)

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import slices_of
 from tidemill.replication.delayed_operations import DeleteRecordsCallback
@@ -73,7 +73,7 @@ async def handle(
     return messages.DeleteRecordsResponse(topics=topics)
 
 
-API: Final = HandledApi(ApiKey.DELETE_RECORDS, 0, 2, handle)
+API: Final = declare_api(ApiKey.DELETE_RECORDS, 0, 2, lambda: messages.DeleteRecordsRequest, handle)
 
 
 def _shown(deletion: Deletion) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, run_within_timeout
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.topic_batches import Outcome
@@ -56,7 +56,9 @@ async def handle(
     return messages.DeleteTopicsResponse(responses=results)
 
 
-API: Final = HandledApi(ApiKey.DELETE_TOPICS, 0, 6, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.DELETE_TOPICS, 0, 6, lambda: messages.DeleteTopicsRequest, handle, to_controller=True
+)
 
 
 def _named(broker: Broker, state: messages.DeleteTopicState) -> messages.DeletableTopicResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_acls as messages
@@ -27,4 +27,4 @@ def handle(
     return messages.DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_ACLS, 0, 3, handle)
+API: Final = declare_api(ApiKey.DESCRIBE_ACLS, 0, 3, lambda: messages.DescribeAclsRequest, handle)

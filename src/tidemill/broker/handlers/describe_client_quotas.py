@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_client_quotas as messages
@@ -27,7 +27,7 @@ ANY: Final = 2
 """The values of ``match_type``: this name, the default entity, any entity with a quota."""
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeClientQuotasRequest
 ) -> messages.DescribeClientQuotasResponse:
@@ -49,7 +49,9 @@ async def handle(
     return messages.DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message=None, entries=[])
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, handle)
+API: Final = declare_api(
+    ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, lambda: messages.DescribeClientQuotasRequest, handle
+)
 
 
 def _check(component: messages.ComponentData, seen: set[str]) -> None:

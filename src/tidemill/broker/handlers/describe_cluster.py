@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import CLUSTER_OPERATIONS, reachable
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
@@ -50,4 +50,4 @@ def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_CLUSTER, 0, 2, handle)
+API: Final = declare_api(ApiKey.DESCRIBE_CLUSTER, 0, 2, lambda: messages.DescribeClusterRequest, handle)

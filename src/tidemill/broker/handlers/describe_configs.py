@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker import broker_loggers
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, shown_keys, shown_topic_keys
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.config_changes import ResourceType, check_own_broker
@@ -47,7 +47,7 @@ async def handle(
     return messages.DescribeConfigsResponse(results=results)
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_CONFIGS, 0, 4, handle)
+API: Final = declare_api(ApiKey.DESCRIBE_CONFIGS, 0, 4, lambda: messages.DescribeConfigsRequest, handle)
 
 
 def _join_keys(known: messages.DescribeConfigsResource, again: messages.DescribeConfigsResource) -> None:

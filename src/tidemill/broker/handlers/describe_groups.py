@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.groups.coordinator_effects import DescribedGroup
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MISSING_GROUP_ERROR_FROM: Final = 6
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeGroupsRequest
 ) -> messages.DescribeGroupsResponse:
@@ -36,7 +36,7 @@ async def handle(
     return messages.DescribeGroupsResponse(groups=groups)
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_GROUPS, 0, 6, handle)
+API: Final = declare_api(ApiKey.DESCRIBE_GROUPS, 0, 6, lambda: messages.DescribeGroupsRequest, handle)
 
 
 def _described(context: RequestContext, group_id: str, view: DescribedGroup) -> messages.DescribedGroup:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_log_dirs as messages
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidemill.broker")
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeLogDirsRequest
 ) -> messages.DescribeLogDirsResponse:
@@ -69,7 +69,7 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_LOG_DIRS, 0, 5, handle)
+API: Final = declare_api(ApiKey.DESCRIBE_LOG_DIRS, 0, 5, lambda: messages.DescribeLogDirsRequest, handle)
 
 
 async def describe(

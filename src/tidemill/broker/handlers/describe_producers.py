@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_producers as messages
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeProducersRequest
 ) -> messages.DescribeProducersResponse:
@@ -40,7 +40,7 @@ async def handle(
     return messages.DescribeProducersResponse(topics=topics)
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_PRODUCERS, 0, 0, handle)
+API: Final = declare_api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, lambda: messages.DescribeProducersRequest, handle)
 
 
 def describe(partition: Partition) -> list[messages.ProducerState]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import (
     NO_LEADER,
     TOPIC_OPERATIONS,
@@ -16,7 +16,7 @@ from tidemill.broker.handlers.common import (
     offline_replicas,
     served_partitions,
 )
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.broker.metadata_cache import ClusterImage, PartitionImage
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
 ) -> messages.DescribeTopicPartitionsResponse:
@@ -80,7 +80,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, handle)
+API: Final = declare_api(
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, lambda: messages.DescribeTopicPartitionsRequest, handle
+)
 
 
 def _refused(name: str, code: ErrorCode) -> messages.DescribeTopicPartitionsResponseTopic:

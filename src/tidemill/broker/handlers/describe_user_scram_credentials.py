@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_user_scram_credentials as messages
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeUserScramCredentialsRequest
 ) -> messages.DescribeUserScramCredentialsResponse:
@@ -39,4 +39,6 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, handle)
+API: Final = declare_api(
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, lambda: messages.DescribeUserScramCredentialsRequest, handle
+)

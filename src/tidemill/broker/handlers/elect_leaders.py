@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, run_within_timeout, store_error
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.preferred_leader_election import ElectionType
@@ -63,7 +63,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.ELECT_LEADERS, 0, 2, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.ELECT_LEADERS, 0, 2, lambda: messages.ElectLeadersRequest, handle, to_controller=True
+)
 
 
 async def _elect(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api, response_of
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.net.peer import Peer
-from tidemill.wire.apis import ApiKey, request_class
+from tidemill.wire.apis import ApiKey
 from tidemill.wire.codec import decode_prefix
 from tidemill.wire.header import encode_response, parse_request_header
 from tidemill.wire.messages import envelope as messages
@@ -36,7 +35,7 @@ async def handle(
         if api is None or not api.to_controller or not api.has_version(header.api_version):
             return messages.EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
         inner, _ = decode_prefix(
-            request_class(header.api_key), header.api_version, data, header.body_position, len(data)
+            api.request_class(), header.api_version, data, header.body_position, len(data)
         )
         address = str(ipaddress.ip_address(request.client_host_address))
     except (ProtocolError, ValueError):
@@ -50,12 +49,10 @@ async def handle(
         int(header.api_version),
         int(header.correlation_id),
     )
-    response = api.handle(broker, inside, inner)
-    if inspect.isawaitable(response):
-        response = await response
+    response = await response_of(api.handle(broker, inside, inner))
     key = ApiKey(header.api_key)
     encoded = encode_response(key, header.api_version, header.correlation_id, response)
     return messages.EnvelopeResponse(response_data=encoded[SIZE_BYTES:], error_code=0)
 
 
-API: Final = HandledApi(ApiKey.ENVELOPE, 0, 0, handle)
+API: Final = declare_api(ApiKey.ENVELOPE, 0, 0, lambda: messages.EnvelopeRequest, handle)

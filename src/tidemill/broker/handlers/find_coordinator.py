@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, shortened
 from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -56,7 +56,7 @@ async def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.FIND_COORDINATOR, 0, 6, handle)
+API: Final = declare_api(ApiKey.FIND_COORDINATOR, 0, 6, lambda: messages.FindCoordinatorRequest, handle)
 
 
 async def _find(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import heartbeat as messages
 
@@ -26,4 +26,4 @@ def handle(
     return messages.HeartbeatResponse(error_code=error)
 
 
-API: Final = HandledApi(ApiKey.HEARTBEAT, 0, 4, handle)
+API: Final = declare_api(ApiKey.HEARTBEAT, 0, 4, lambda: messages.HeartbeatRequest, handle)

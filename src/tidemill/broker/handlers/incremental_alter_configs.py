@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.config_changes import alter
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.admin_manager import ConfigCommand
@@ -32,7 +32,14 @@ async def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    0,
+    1,
+    lambda: messages.IncrementalAlterConfigsRequest,
+    handle,
+    to_controller=True,
+)
 
 
 def _command(kind: int, name: str, resource: messages.AlterConfigsResource) -> ConfigCommand:

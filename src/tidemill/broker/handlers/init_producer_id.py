@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import init_producer_id as messages
@@ -35,4 +35,4 @@ async def handle(
     return messages.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 
-API: Final = HandledApi(ApiKey.INIT_PRODUCER_ID, 0, 5, handle)
+API: Final = declare_api(ApiKey.INIT_PRODUCER_ID, 0, 5, lambda: messages.InitProducerIdRequest, handle)

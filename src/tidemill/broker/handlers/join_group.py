@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.groups.coordinator_effects import JoinRequest, MemberProtocol
 from tidemill.model.errors import ErrorCode
 from tidemill.model.log_lines import cut_short
@@ -81,4 +81,4 @@ async def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.JOIN_GROUP, 0, 9, handle)
+API: Final = declare_api(ApiKey.JOIN_GROUP, 0, 9, lambda: messages.JoinGroupRequest, handle)

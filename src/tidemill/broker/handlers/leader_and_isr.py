@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -26,4 +26,4 @@ async def handle(
     return await requests.leader_and_isr(request, context.peer.number)
 
 
-API: Final = HandledApi(ApiKey.LEADER_AND_ISR, 5, 7, handle)
+API: Final = declare_api(ApiKey.LEADER_AND_ISR, 5, 7, lambda: messages.LeaderAndIsrRequest, handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.groups.coordinator_effects import LeavingMember
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import slices_of
@@ -54,4 +54,4 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.LEAVE_GROUP, 0, 5, handle)
+API: Final = declare_api(ApiKey.LEAVE_GROUP, 0, 5, lambda: messages.LeaveGroupRequest, handle)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import start_at_once
 from tidemill.controller.config_changes import ResourceType
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -30,7 +30,7 @@ LISTED = (
 """The supported types, in the order of the response."""
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListConfigResourcesRequest
 ) -> messages.ListConfigResourcesResponse:
@@ -49,7 +49,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, handle)
+API: Final = declare_api(
+    ApiKey.LIST_CONFIG_RESOURCES, 0, 1, lambda: messages.ListConfigResourcesRequest, handle
+)
 
 
 def _names(broker: Broker, kind: ResourceType) -> Iterable[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import list_groups as messages
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUP_TYPE: Final = "classic"
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListGroupsRequest
 ) -> messages.ListGroupsResponse:
@@ -46,4 +46,4 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.LIST_GROUPS, 0, 5, handle)
+API: Final = declare_api(ApiKey.LIST_GROUPS, 0, 5, lambda: messages.ListGroupsRequest, handle)

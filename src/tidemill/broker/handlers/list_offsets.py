@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import RequestSlices, in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import RequestSlices, start_at_once
 from tidemill.log.timestamp_lookup_job import TimeLookup, is_cached_lookup
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.delayed_operations import CONSUMER
@@ -48,7 +48,7 @@ Found = dict[tuple[str, int], TimeLookup]
 """Lookups by topic and partition."""
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListOffsetsRequest
 ) -> messages.ListOffsetsResponse:
@@ -60,7 +60,7 @@ async def handle(
     return await respond(broker, context, request, found)
 
 
-API: Final = HandledApi(ApiKey.LIST_OFFSETS, 0, 11, handle)
+API: Final = declare_api(ApiKey.LIST_OFFSETS, 0, 11, lambda: messages.ListOffsetsRequest, handle)
 
 
 async def cold_lookups(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.broker.metadata_cache import PartitionImage
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import KafkaError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListPartitionReassignmentsRequest
 ) -> messages.ListPartitionReassignmentsResponse:
@@ -47,7 +47,14 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    0,
+    0,
+    lambda: messages.ListPartitionReassignmentsRequest,
+    handle,
+    to_controller=True,
+)
 
 
 def _ongoing(partition: PartitionImage) -> messages.OngoingPartitionReassignment:

@@ -6,13 +6,12 @@ Kafka makes its clients retry.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Coroutine, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_change
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api, response_of
 from tidemill.broker.auto_topic_creation import create_missing_topics
 from tidemill.broker.handlers.common import (
     CLUSTER_OPERATIONS,
@@ -24,7 +23,7 @@ from tidemill.broker.handlers.common import (
     reachable,
     served_partitions,
 )
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.broker.metadata_cache import ClusterImage, PartitionImage, TopicImage
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -44,20 +43,17 @@ CREATIONS_MAX = 100
 
 def handle(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest
-) -> messages.MetadataResponse | Coroutine[Any, Any, messages.MetadataResponse]:
+) -> messages.MetadataResponse | Coroutine[object, object, messages.MetadataResponse]:
     """Responds at once, unless topics have to be created first, or there are many."""
     may_create = request.topics and request.allow_auto_topic_creation
     if may_create and broker.config.bool("auto.create.topics.enable"):
         return _create_and_respond(broker, context, request)
     if _may_be_delayed(broker):
         return _delay_and_respond(broker, context, request, {})
-    work: messages.MetadataResponse | Coroutine[Any, Any, messages.MetadataResponse] = _respond(
-        broker, context, request, {}
-    )
-    return work
+    return _respond(broker, context, request, {})
 
 
-API: Final = HandledApi(ApiKey.METADATA, 0, 13, handle)
+API: Final = declare_api(ApiKey.METADATA, 0, 13, lambda: messages.MetadataRequest, handle)
 
 
 def wants_all(request: messages.MetadataRequest, version: int) -> bool:
@@ -103,9 +99,7 @@ async def _delay_and_respond(
             break
         if not await delayed_metadata.wait_for_change(context, len(request.topics or ()), change_count):
             break
-    outcome = _respond(broker, context, request, errors)
-    response: messages.MetadataResponse = await outcome if inspect.isawaitable(outcome) else outcome
-    return response
+    return await response_of(_respond(broker, context, request, errors))
 
 
 async def _requests_any(
@@ -132,7 +126,7 @@ async def _create(broker: Broker, context: RequestContext, missing: Sequence[str
     return {name: problem.code for name, problem in made.errors.items()}
 
 
-@in_slices
+@start_at_once
 async def _respond(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
 ) -> messages.MetadataResponse:

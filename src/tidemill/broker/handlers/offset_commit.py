@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.groups.coordinator_effects import CommitRequest, OffsetToCommit
 from tidemill.groups.zookeeper_offsets import PartitionOffset, ZooKeeperOffsets
 from tidemill.model.errors import ErrorCode
@@ -76,7 +76,7 @@ async def handle(
     return messages.OffsetCommitResponse(topics=topics)
 
 
-API: Final = HandledApi(ApiKey.OFFSET_COMMIT, 0, 10, handle)
+API: Final = declare_api(ApiKey.OFFSET_COMMIT, 0, 10, lambda: messages.OffsetCommitRequest, handle)
 
 
 def _topic(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import slices_of
 from tidemill.wire.apis import ApiKey
@@ -56,7 +56,7 @@ async def handle(
     return messages.OffsetDeleteResponse(topics=topics)
 
 
-API: Final = HandledApi(ApiKey.OFFSET_DELETE, 0, 0, handle)
+API: Final = declare_api(ApiKey.OFFSET_DELETE, 0, 0, lambda: messages.OffsetDeleteRequest, handle)
 
 
 def _shown(key: tuple[str, int]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.groups.offset_commits import may_belong_to
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.zookeeper_offsets import StoredOffset, ZooKeeperOffsets
@@ -66,7 +66,7 @@ async def handle(
     return messages.OffsetFetchResponse(topics=topics)
 
 
-API: Final = HandledApi(ApiKey.OFFSET_FETCH, 0, 10, handle)
+API: Final = declare_api(ApiKey.OFFSET_FETCH, 0, 10, lambda: messages.OffsetFetchRequest, handle)
 
 
 def _requested(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import offset_for_leader_epoch as messages
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.OffsetForLeaderEpochRequest
 ) -> messages.OffsetForLeaderEpochResponse:
@@ -30,7 +30,9 @@ async def handle(
     return response
 
 
-API: Final = HandledApi(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4, handle)
+API: Final = declare_api(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4, lambda: messages.OffsetForLeaderEpochRequest, handle
+)
 
 
 def look_up(broker: Broker, topic: str, wanted: messages.OffsetForLeaderPartition) -> messages.EpochEndOffset:

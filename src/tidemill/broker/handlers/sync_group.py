@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.groups.coordinator_effects import SyncRequest
 from tidemill.model.errors import ErrorCode
 from tidemill.model.log_lines import cut_short
@@ -59,4 +59,4 @@ async def handle(
     )
 
 
-API: Final = HandledApi(ApiKey.SYNC_GROUP, 0, 5, handle)
+API: Final = declare_api(ApiKey.SYNC_GROUP, 0, 5, lambda: messages.SyncGroupRequest, handle)

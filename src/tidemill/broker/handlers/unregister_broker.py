@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_change
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, store_error
 from tidemill.broker.request_context import RequestContext
 from tidemill.coordination.coordination_store import StoreError
@@ -30,4 +30,6 @@ async def handle(
     return messages.UnregisterBrokerResponse(error_code=0, error_message=None)
 
 
-API: Final = HandledApi(ApiKey.UNREGISTER_BROKER, 0, 0, handle, to_controller=True)
+API: Final = declare_api(
+    ApiKey.UNREGISTER_BROKER, 0, 0, lambda: messages.UnregisterBrokerRequest, handle, to_controller=True
+)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.api_versions import FEATURES
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.large_requests import in_slices
+from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import update_features as messages
@@ -28,7 +28,7 @@ RESULTS_VERSION_MAX: Final = 1
 """Later versions of the response have one result for all updates together."""
 
 
-@in_slices
+@start_at_once
 async def handle(
     broker: Broker, context: RequestContext, request: messages.UpdateFeaturesRequest
 ) -> messages.UpdateFeaturesResponse:
@@ -50,7 +50,7 @@ async def handle(
     return messages.UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None, results=results)
 
 
-API: Final = HandledApi(ApiKey.UPDATE_FEATURES, 0, 2, handle)
+API: Final = declare_api(ApiKey.UPDATE_FEATURES, 0, 2, lambda: messages.UpdateFeaturesRequest, handle)
 
 
 def _problem(update: messages.FeatureUpdateKey) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi
+from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -24,4 +24,4 @@ async def handle(
     return await requests.update_metadata(request, context.peer.number)
 
 
-API: Final = HandledApi(ApiKey.UPDATE_METADATA, 7, 8, handle)
+API: Final = declare_api(ApiKey.UPDATE_METADATA, 7, 8, lambda: messages.UpdateMetadataRequest, handle)

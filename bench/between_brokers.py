@@ -241,8 +241,8 @@ def serve(ready: Any, directories: Sequence[str], limit_s: float) -> None:
         return stores[-1]
 
     broker_server.open_store = store_of
-    communication = "_cluster_communication"
-    setattr(broker_server.BrokerServer, communication, lambda self, made: ClusterMember(self.broker, made))
+    services = "_cluster_services"
+    setattr(broker_server.BrokerServer, services, lambda self, made: ClusterMember(self.broker, made))
 
     async def main() -> None:
         later = loop_hold.LATER_S

@@ -100,7 +100,10 @@ class Stage:
         broker.log_manager.dirs.claim("c" * 22, LEADER)
         broker.log_manager.load(0, lambda topic: LogConfig())
         loop = asyncio.get_running_loop()
-        broker.replica_manager = ReplicaManager(LEADER, broker.log_manager, broker.clock, loop, pool, pool)
+        no_listener: Any = None  # No partition requests another ISR.
+        broker.replica_manager = ReplicaManager(
+            LEADER, broker.log_manager, broker.clock, loop, pool, pool, no_listener
+        )
         for topic in self.image.topics.values():
             states = [
                 PartitionState(one.partition, LEADER, 1, tuple(one.replicas), tuple(one.isr), 1)

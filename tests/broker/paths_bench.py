@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from broker_listeners import IgnoringReplicaManagerListener
 from default_limits import iter_records
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.down_conversion import DownConversion
@@ -137,7 +138,15 @@ class Bench:
         self.logs.dirs.lock()
         self.logs.dirs.claim("c" * 22, NODE)
         self.logs.load(NOW, lambda topic: LogConfig())
-        self.manager = ReplicaManager(NODE, self.logs, self.clock, self.loop, syncers or self.pool, self.pool)
+        self.manager = ReplicaManager(
+            NODE,
+            self.logs,
+            self.clock,
+            self.loop,
+            syncers or self.pool,
+            self.pool,
+            IgnoringReplicaManagerListener(),
+        )
         self.deadlines = Deadlines(self.loop)
         self.memory = MemoryPool(self.loop, REQUEST_BYTES_MAX)
         self.preparation = ProduceValidation(self.loop, self.pool, self.memory)

@@ -93,12 +93,12 @@ def run_leader(
     controller = Controller(*responses)
 
     async def run() -> None:
-        parts: Any = SimpleNamespace(
-            controller=SimpleNamespace(is_active=False), replica_manager=Parts(), node_id=LEADER
-        )
+        other_controller: Any = SimpleNamespace(is_active=False)
+        parts: Any = Parts()
         channel: Any = controller
-        failover: Any = None
-        manager = AlterPartitionManager(parts, channel, failover, lambda: OWN_EPOCH)
+        manager = AlterPartitionManager(
+            LEADER, parts, other_controller, channel, broker_epoch=lambda: OWN_EPOCH
+        )
         partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), partition_epoch=5, now_ms=0)
         partition.fetched_by(FOLLOWER, 0, 0, 0, FORMER_EPOCH)
         ((isr, epoch),) = logs.events.wanted
@@ -165,12 +165,12 @@ def test_the_next_fetch_after_a_rejection_submits_the_current_broker_epoch() -> 
     controller = Controller(ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INELIGIBLE_REPLICA, [LEADER, FOLLOWER])
 
     async def run() -> None:
-        parts: Any = SimpleNamespace(
-            controller=SimpleNamespace(is_active=False), replica_manager=Parts(), node_id=LEADER
-        )
-        nobody: Any = None
+        other_controller: Any = SimpleNamespace(is_active=False)
+        parts: Any = Parts()
         channel: Any = controller
-        manager = AlterPartitionManager(parts, channel, nobody, lambda: OWN_EPOCH)
+        manager = AlterPartitionManager(
+            LEADER, parts, other_controller, channel, broker_epoch=lambda: OWN_EPOCH
+        )
         logs.events.isr_requested = manager.submit  # type: ignore[assignment]
         partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), partition_epoch=5, now_ms=0)
         async with asyncio.timeout(10):

@@ -51,7 +51,12 @@ def open_link(
     monkeypatch: pytest.MonkeyPatch, network: Network, listener: BrokerConnectionListener | None = None
 ) -> Any:
     monkeypatch.setattr(broker_links.Link, "open", network.open)
-    return asyncio.run(BrokerLinks(network.broker, listener).open(2))
+    broker = network.broker
+    return asyncio.run(
+        BrokerLinks(
+            broker.node_id, lambda: broker.config, broker.store, broker.metadata_cache, listener
+        ).open(2)
+    )
 
 
 class RecordingListener(BrokerConnectionListener):

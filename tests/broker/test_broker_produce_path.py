@@ -22,9 +22,9 @@ from paths_bench import (
     topic_name,
 )
 
+from default_limits import iter_records
 from tidemill.broker.produce_codec import TEXTS_BYTES_MAX, Refused
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
-from default_limits import iter_records
 from tidemill.records import batch as layout
 from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.checksum import crc32c

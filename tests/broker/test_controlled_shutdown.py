@@ -31,7 +31,7 @@ class LocalController:
         self.offline: list[int] = []
         self._others = others
 
-    async def handle_controlled_shutdown(self, broker_id: int, epoch: int) -> list[TopicPartition]:
+    async def handle_controlled_shutdown(self, broker_id: int, *, broker_epoch: int) -> list[TopicPartition]:
         self.attempts += 1
         if self._others:
             del self.brokers[self._others.pop()]

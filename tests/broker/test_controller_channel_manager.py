@@ -72,10 +72,10 @@ class RecordingListener(BrokerStateListener):
         self.stopping: set[int] = set()
         """The epochs of brokers that have announced their stop."""
 
-    def is_stopping(self, broker_id: int, epoch: int) -> bool:
-        return epoch in self.stopping
+    def is_stopping(self, broker_id: int, *, broker_epoch: int) -> bool:
+        return broker_epoch in self.stopping
 
-    def broker_dead(self, broker_id: int, epoch: int) -> None:
+    def broker_dead(self, broker_id: int, *, broker_epoch: int) -> None:
         self.lives.append(False)
 
     def broker_connected(self, broker_id: int) -> None:
@@ -84,8 +84,18 @@ class RecordingListener(BrokerStateListener):
     def replicas_deleted(self, broker_id: int, topics: Sequence[TopicKey]) -> None:
         self.deleted += topics
 
-    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def replicas_failed(
+        self, broker_id: int, partitions: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
+        pass
+
+    def replicas_served(
+        self, broker_id: int, partitions: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
         self.served += partitions
+
+    def controller_moved(self) -> None:
+        pass
 
 
 class Peer:

@@ -14,6 +14,7 @@ import pytest
 from faulty_files import FaultyFiles
 from wire_values import message_of
 
+from broker_listeners import IgnoringReplicaManagerListener, RecordingLeaderAndIsrListener
 from record_builders import build_batch
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
@@ -105,11 +106,33 @@ class BrokerStage:
         broker.log_manager.dirs.claim("c" * 22, NODE)
         broker.log_manager.load(0, lambda topic: LogConfig())
         loop = asyncio.get_running_loop()
-        broker.replica_manager = ReplicaManager(NODE, broker.log_manager, broker.clock, loop, pool, pool)
+        broker.replica_manager = ReplicaManager(
+            NODE, broker.log_manager, broker.clock, loop, pool, pool, IgnoringReplicaManagerListener()
+        )
         self.settings = Settings()
         broker.store = self.settings  # type: ignore[assignment]
-        self.applier = LeaderAndIsrApplier(broker, self.removed)
-        self.requests = ControllerRequests(broker, self.applier)
+        self.listener = RecordingLeaderAndIsrListener()
+        self.applier = LeaderAndIsrApplier(
+            NODE,
+            lambda: broker.config,
+            broker.clock,
+            broker.log_manager,
+            broker.replica_manager,
+            broker.metadata_cache,
+            removed=self.removed,
+            listener=self.listener,
+        )
+        self.unreadable_settings: list[tuple[str, str]] = []
+        self.requests = ControllerRequests(
+            NODE,
+            lambda: broker.config,
+            broker.clock,
+            broker.store,
+            broker.replica_manager,
+            broker.metadata_cache,
+            self.applier,
+            settings_unreadable=lambda kind, name: self.unreadable_settings.append((kind, name)),
+        )
         self.applier.broker_epoch = 10
         self.files_are_slow: asyncio.Event | None = None
 
@@ -428,13 +451,11 @@ def test_requests_are_applied_with_unreadable_settings(
     async def story(stage: BrokerStage) -> None:
         stage.settings.unreadable["t"] = b"{"
         stage.settings.topics["u"] = {"retention.ms": "9000"}
-        missed: list[tuple[str, str]] = []
-        stage.requests.settings_unreadable = lambda kind, name: missed.append((kind, name))
         await stage.lead("t", FIRST, 0)
         await stage.lead("u", SECOND, 0)
         await stage.update_metadata(("t", FIRST, [0]), ("u", SECOND, [0]))
         assert (stage.retention_ms("t"), stage.retention_ms("u")) == (-1, 9000)
-        assert missed == [("topics", "t")]
+        assert stage.unreadable_settings == [("topics", "t")]
         await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "7000"}})
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "7000"}
 
@@ -780,7 +801,7 @@ class SlowDisk(Clock):
 
 def test_creating_many_logs_yields_to_the_event_loop() -> None:
     async def story(stage: BrokerStage) -> None:
-        stage.broker.clock = SlowDisk()
+        stage.requests._clock = SlowDisk()
         turns = 0
 
         async def others() -> None:

@@ -18,6 +18,7 @@ from paths_bench import IDS, NODE, AtOnceExecutor, Bench, HeldExecutor, batch, b
 from test_followers import Follower
 from test_replica_fetcher_manager import FOLLOWER, REPLICAS, Stage, follow_all
 
+from broker_listeners import IgnoringReplicaManagerListener
 from tidemill.broker.handlers.delete_records import handle
 from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
 from tidemill.broker.request_context import RequestContext
@@ -54,7 +55,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         one = Stage(bench)
         limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
         one.following = ReplicaFetcherManager(
-            FOLLOWER, 1, limits, one.connect, SystemClock(), one.storage_failed
+            FOLLOWER, limits, one.connect, SystemClock(), one.storage_failed, node_epoch=1
         )
         fill(bench)
         yield one
@@ -228,7 +229,7 @@ def test_a_deletion_does_not_wait_for_a_failed_replica_outside_the_isr(stage: St
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6
     living = {NODE, FOLLOWER}
-    stage.bench.manager.is_registered = living.__contains__
+    stage.bench.manager.listener.is_registered = living.__contains__
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task)
     living.discard(FOLLOWER)
@@ -249,7 +250,7 @@ def test_a_deletion_below_min_insync_replicas_is_not_acknowledged(
     partition.apply_state(NODE, 1, REPLICAS, (NODE,), partition_epoch=1, now_ms=0)
     partition.high_watermark = 6
     living = {NODE}
-    stage.bench.manager.is_registered = living.__contains__
+    stage.bench.manager.listener.is_registered = living.__contains__
     assert answered(stage.bench, delete(stage.bench, 3, timeout_ms=50)) == (ErrorCode.REQUEST_TIMED_OUT, 3)
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task)
@@ -287,7 +288,7 @@ def test_a_replica_joins_the_isr_only_after_it_deleted_the_records(stage: Stage)
     partition = stage.bench.partition("t", 0)
     partition.apply_state(NODE, 1, REPLICAS, (NODE,), partition_epoch=1, now_ms=0)
     wanted: list[tuple[int, ...]] = []
-    stage.bench.manager.change_isr = lambda one, isr, epoch: wanted.append(isr)
+    stage.bench.manager.listener.alter_isr = lambda one, isr, epoch: wanted.append(isr)
     partition.advance_start(4)
     partition.fetched_by(FOLLOWER, 6, 0, 0)
     assert wanted == []
@@ -303,7 +304,9 @@ class Managed:
         self.logs.dirs.lock()
         self.logs.dirs.claim("c" * 22, FOLLOWER)
         self.logs.load(0, lambda topic: LogConfig())
-        self.manager = ReplicaManager(FOLLOWER, self.logs, SystemClock(), loop, disk, disk)
+        self.manager = ReplicaManager(
+            FOLLOWER, self.logs, SystemClock(), loop, disk, disk, IgnoringReplicaManagerListener()
+        )
         states = [PartitionState(index, NODE, 0, REPLICAS, REPLICAS) for index in range(3)]
         self.manager.put_topic("t", IDS["t"], False, states, LogConfig())
 
@@ -361,7 +364,7 @@ def test_a_log_start_that_a_killed_process_did_not_store_is_reported_once_it_is_
     managed = Managed(stage.bench.loop, files, disk)
     limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
     stage.following = ReplicaFetcherManager(
-        FOLLOWER, 2, limits, stage.connect, SystemClock(), stage.storage_failed
+        FOLLOWER, limits, stage.connect, SystemClock(), stage.storage_failed, node_epoch=2
     )
     managed.manager.following = stage.following
     partition = next(managed.manager.all())

@@ -52,7 +52,7 @@ class Side:
         self.looks_at_all = looks_at_all
         self.sequences: dict[tuple[str, int], int] = {}
         self.wanted: list[tuple[str, int, tuple[int, ...], int]] = []
-        self.bench.manager.change_isr = self.isr_requested
+        self.bench.manager.listener.alter_isr = self.isr_requested
         self.clients: dict[str, Client] = {name: self.bench.client() for name in READERS}
         self.sessions = dict.fromkeys(READERS, 0)
         self.epochs = dict.fromkeys(READERS, 0)
@@ -507,7 +507,7 @@ def test_the_caught_up_time_of_a_follower_advances_without_changes(bench: Bench,
     partition.lag_ms_max = LAG_MS
     partition.apply_state(NODE, 1, REPLICAS, (NODE, 2), partition_epoch=0, now_ms=bench.clock.now_ms)
     changes: list[Any] = []
-    bench.manager.change_isr = lambda *change: changes.append(change[1])
+    bench.manager.listener.alter_isr = lambda *change: changes.append(change[1])
     follower = bench.client()
     who = {"replica_state": ReplicaState(replica_id=2, replica_epoch=1)}
     follower.fetch(15, {("t", 0): 0, ("t", 1): 0}, session_epoch=0, **who)

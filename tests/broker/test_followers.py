@@ -49,7 +49,9 @@ class Follower:
         self.bench = bench
         self.version = version
         self.client: Client = bench.client()
-        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 1, FetchLimits(wait_ms=wait_ms)), version)
+        self.fetcher = MessageFetcher(
+            ReplicaFetcher(FOLLOWER, FetchLimits(wait_ms=wait_ms), node_epoch=1), version
+        )
         broker = Broker(FOLLOWER, 3)
         self.partitions = broker.partitions
         for index, partition in enumerate(self.partitions):

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from test_handlers_topics import INSIDE, SmallBroker, broker_in, run
 
-from tidemill.controller.alter_partition import IsrChange
+from alter_partition_items import isr_change, item_for
 from tidemill.controller.controller import KafkaController
-from tidemill.controller.failover import WantedIsr
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, Delete, SetData, Store
@@ -96,9 +95,9 @@ class Brokers:
     async def in_sync(self, *isr: int, number: int = 0) -> None:
         """The leader asks for this in-sync set."""
         now = self.controller.image.topics["t"].partitions[number]
-        change = IsrChange(now.leader, now.leader_epoch, now.partition_epoch, [(one, -1) for one in isr])
+        change = isr_change(now.leader, now.leader_epoch, now.partition_epoch, [(one, -1) for one in isr])
         topic_id = self.controller.image.topics["t"].topic_id
-        (result,) = await self.failover.alter_isr([WantedIsr(topic_id, number, change)])
+        (result,) = await self.failover.alter_isr([item_for(topic_id, number, change)])
         assert isinstance(result, PartitionImage), result
 
     async def alter(

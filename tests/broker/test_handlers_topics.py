@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from broker_listeners import RecordingLeaderAndIsrListener
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
 from tidemill.broker.metadata_cache import Delta, MetadataCache, effective_config
@@ -88,11 +89,20 @@ class SmallBroker:
         self.controller = new_controller(
             store, self.node_id, lambda: self.config, self.metadata_cache.publish, self.clock, Random(1)
         )
-        this: Any = self
-        self.leader_and_isr = LeaderAndIsrApplier(this, self.removed)
         self.inter_broker_listener: str | None = OUTSIDE.listener
         self.made: list[str] = []
         self.replica_manager: Any = SimpleNamespace(topics=TopicTable())
+        no_logs: Any = None
+        self.leader_and_isr = LeaderAndIsrApplier(
+            self.node_id,
+            lambda: self.config,
+            self.clock,
+            no_logs,
+            self.replica_manager,
+            self.metadata_cache,
+            removed=self.removed,
+            listener=RecordingLeaderAndIsrListener(),
+        )
         self.fail_with: KafkaError | None = None
         self.metadata_cache.on_change(self.apply)
 

@@ -11,10 +11,9 @@ import pytest
 from test_controller_requests import NODE, BrokerStage, run_stage
 from test_handlers_topics import broker_in, new_topics, run
 
+from alter_partition_items import isr_change, item_for
 from tidemill.broker.handlers import delete_topics
 from tidemill.broker.handlers.common import SETTINGS_MAX
-from tidemill.controller.alter_partition import IsrChange
-from tidemill.controller.failover import WantedIsr
 from tidemill.controller.leader_election import CHANGES_PER_SLICE
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX
 from tidemill.coordination.topic_image import PartitionImage
@@ -239,7 +238,7 @@ def test_isr_changes_of_thousands_of_partitions_are_written_in_parts(tmp_path: P
             node = broker.node_id
             # The same ISR in the current partition epoch, and one with an unknown broker.
             wanted = [
-                WantedIsr(topic.topic_id, number, IsrChange(node, 0, 0, [(node, -1), *others]))
+                item_for(topic.topic_id, number, isr_change(node, 0, 0, [(node, -1), *others]))
                 for number in range(PARTITIONS)
                 for others in ([], [(99, -1)])
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from faulty_files import FaultyFiles
@@ -14,8 +15,6 @@ from tidemill.broker.controller_channel_manager import BrokerStateListener, Cont
 from tidemill.broker.controller_request_batch import batch_for
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.log.log_config import LogConfig
-from tidemill.log.log_manager import LogManager
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
@@ -133,12 +132,7 @@ def test_a_new_follower_that_cannot_be_created_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story(stage: BrokerStage) -> None:
-        failed: list[tuple[bytes, int]] = []
-
-        def note(partitions: Sequence[tuple[bytes, int]]) -> None:
-            failed.extend(partitions)
-
-        stage.applier.replicas_failed = note
+        failed = stage.listener.failed
         files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
@@ -165,7 +159,8 @@ def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> Non
             assert "t" in stage.broker.metadata_cache.topics, "the election uses the published image"
             failed.extend(partitions)
 
-        stage.applier.replicas_failed = note
+        listener: Any = stage.listener
+        listener.replicas_failed = note
         files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-0", times=9)
@@ -178,8 +173,7 @@ def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> Non
 
 def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reported_once() -> None:
     async def story(stage: BrokerStage) -> None:
-        failed: list[tuple[bytes, int]] = []
-        stage.applier.replicas_failed = failed.extend
+        failed = stage.listener.failed
         files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
@@ -198,8 +192,7 @@ def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reporte
 
 def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_served() -> None:
     async def story(stage: BrokerStage) -> None:
-        served: list[tuple[bytes, int]] = []
-        stage.applier.replicas_served = served.extend
+        served = stage.listener.served
         topic = topic_led_by(NODE, NODE)
         await stage.applier.apply_delta(delta_of(topic))
         assert served == []
@@ -214,11 +207,6 @@ def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_ser
 def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> None:
     async def story(stage: BrokerStage) -> None:
         broker = stage.broker
-        broker.log_manager = LogManager(FaultyFiles(), ["/d", "/e"])
-        broker.log_manager.dirs.lock()
-        broker.log_manager.dirs.claim("c" * 22, NODE)
-        broker.log_manager.load(0, lambda topic: LogConfig())
-        broker.replica_manager.logs = broker.log_manager
         broker.log_manager.dirs.fail_directory("/d", "its disk broke")
         await stage.update_metadata(("t", FIRST, [0, 1]), leader=2)
         # A former replica may be in the failed directory. A replica marked as new is not.
@@ -226,4 +214,4 @@ def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> No
         await stage.lead("t", FIRST, 1, leader=2, is_new=True)
         assert list(broker.log_manager.logs) == [TopicPartition("t", 1)]
 
-    run_stage(story)
+    run_stage(story, "/d", "/e")

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from broker_listeners import IgnoringReplicaManagerListener
 from default_limits import iter_records, read_records
 from record_builders import build_batch
 from tidemill.broker.cleaner_process_client import PROCESS_EXITED, CleanerProcess, ReplaceSegments
@@ -321,7 +322,15 @@ def test_a_deleted_key_stays_deleted_after_a_concurrent_move(
             log.flush(NOW)
         target = next(str(path) for path in paths if not log.directory.startswith(str(path)))
         loop = asyncio.get_running_loop()
-        replicas = ReplicaManager(1, stage.logs, SystemClock(), loop, stage.executor, stage.executor)
+        replicas = ReplicaManager(
+            1,
+            stage.logs,
+            SystemClock(),
+            loop,
+            stage.executor,
+            stage.executor,
+            IgnoringReplicaManagerListener(),
+        )
         states = [PartitionState(0, 1, 0, (1,), (1,))]
         replicas.put_topic("t", bytes(16), False, states, COMPACTED_AT_ONCE)
 

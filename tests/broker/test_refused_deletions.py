@@ -44,7 +44,10 @@ def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
             )
             one.broker.controller = controller
             tasks = BackgroundTasks()
-            RefusedDeletions(one.broker, one.applier, tasks)
+            deletions = RefusedDeletions(one.broker, one.applier, tasks)
+            listener: Any = one.listener
+            listener.topic_deletion_refused = deletions.retry_topic
+            listener.replica_deletion_refused = deletions.retry_replica
             files = one.broker.log_manager.files
             assert isinstance(files, FaultyFiles)
             files.fail("rename", "/d/t-0", errno.ENOSPC, times=3)
@@ -77,7 +80,10 @@ def test_a_failed_replica_deletion_on_the_controllers_broker_is_retried(
         with ThreadPoolExecutor(1) as pool:
             one = BrokerStage(pool)
             tasks = BackgroundTasks()
-            RefusedDeletions(one.broker, one.applier, tasks)
+            deletions = RefusedDeletions(one.broker, one.applier, tasks)
+            listener: Any = one.listener
+            listener.topic_deletion_refused = deletions.retry_topic
+            listener.replica_deletion_refused = deletions.retry_replica
             here, away, back = image(NODE, 2, epoch=1), image(2, 3, epoch=2), image(2, NODE, epoch=3)
             await one.applier.apply_delta(Delta.between(ClusterImage(), here))
             files = one.broker.log_manager.files

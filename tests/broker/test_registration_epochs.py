@@ -36,7 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             one.partition("t", index).apply_state(
                 NODE, 3, (NODE, FOLLOWER), (NODE,), partition_epoch=5, now_ms=one.clock.now_ms
             )
-        one.manager.change_isr = lambda *change: None
+        one.manager.listener.alter_isr = lambda *change: None
         yield one
 
 
@@ -175,7 +175,7 @@ def test_the_epoch_in_a_request_of_another_codec_is_read(bench: Bench, version: 
 
 @pytest.mark.parametrize("version", KIO_VERSIONS)
 def test_another_codec_reads_the_request_of_a_follower(version: int) -> None:
-    fetcher = ReplicaFetcher(FOLLOWER, NOW, FetchLimits())
+    fetcher = ReplicaFetcher(FOLLOWER, FetchLimits(), node_epoch=NOW)
     broker = Broker(FOLLOWER)
     broker.become(NODE, 3)
     fetcher.add_partition(IDS["t"], broker.partitions[0], 0, 0)

@@ -56,7 +56,7 @@ class Stage:
         self.partitions = self.logs.partitions
         limits = FetchLimits(wait_ms=50, backoff_ms=20)
         self.following = ReplicaFetcherManager(
-            FOLLOWER, 1, limits, self.connect, SystemClock(), self.storage_failed
+            FOLLOWER, limits, self.connect, SystemClock(), self.storage_failed, node_epoch=1
         )
         for index, partition in enumerate(self.partitions):
             bench.partition("t", index).apply_state(NODE, 0, REPLICAS, REPLICAS, partition_epoch=0, now_ms=0)
@@ -154,7 +154,7 @@ def test_a_partition_is_fetched_again_after_its_flush(stage: Stage) -> None:
     """With flush.messages=1 the next fetch has the flushed offset, and does not wait for a backoff."""
     limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)
     stage.following = ReplicaFetcherManager(
-        FOLLOWER, 1, limits, stage.connect, SystemClock(), stage.storage_failed
+        FOLLOWER, limits, stage.connect, SystemClock(), stage.storage_failed, node_epoch=1
     )
     partition = stage.partitions[0]
     partition.log.set_config(LogConfig(flush_messages=1))
@@ -172,7 +172,7 @@ def test_new_partitions_complete_a_delayed_fetch(stage: Stage) -> None:
     """The leader completes the delayed fetch on the next request: nothing else would for a minute."""
     limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)
     stage.following = ReplicaFetcherManager(
-        FOLLOWER, 1, limits, stage.connect, SystemClock(), stage.storage_failed
+        FOLLOWER, limits, stage.connect, SystemClock(), stage.storage_failed, node_epoch=1
     )
     stage.run(lambda: stage.following.add_partition(stage.partitions[0]))
     client = stage.bench.client()
@@ -344,7 +344,7 @@ def test_transient_errors_cause_a_warning_only_if_they_last(
 ) -> None:
     clock = ManualClock()
     stage.following = ReplicaFetcherManager(
-        FOLLOWER, 1, FetchLimits(), stage.connect, clock, stage.storage_failed
+        FOLLOWER, FetchLimits(), stage.connect, clock, stage.storage_failed, node_epoch=1
     )
     stage.run(lambda: stage.following.add_partition(stage.partitions[0]))
     loop: ReplicaFetcherTask = next(iter(stage.following._fetcher_tasks.values()))
@@ -371,7 +371,7 @@ def test_transient_errors_of_successive_epochs_cause_no_warning(
     """A reassignment raises the leader epoch every few seconds; one or two fetches precede each change."""
     clock = ManualClock()
     stage.following = ReplicaFetcherManager(
-        FOLLOWER, 1, FetchLimits(), stage.connect, clock, stage.storage_failed
+        FOLLOWER, FetchLimits(), stage.connect, clock, stage.storage_failed, node_epoch=1
     )
     partition = stage.partitions[0]
     for _ in range(10):

@@ -89,13 +89,9 @@ def partition(epoch: int, end: int, *, failed: bool = False) -> Any:
 
 def log_ends(network: Network, wanted: dict[int, list[TopicPartition]], here: dict[int, Any]) -> Ends:
     """Returns the log ends that are known at the timeout."""
-    broker: Any = SimpleNamespace(
-        node_id=HERE,
-        config=BrokerConfig.of(),
-        replica_manager=SimpleNamespace(find=lambda topic, index: here.get(index)),
-    )
+    replicas: Any = SimpleNamespace(find=lambda topic, index: here.get(index))
     links: Any = network
-    requests = LogEndRequests(broker, links)
+    requests = LogEndRequests(HERE, BrokerConfig.of, replicas, links)
 
     async def story() -> Ends:
         return await asyncio.wait_for(requests.request(wanted, PATIENCE_S), ANSWER_S_MAX)

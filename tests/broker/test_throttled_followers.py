@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             one.partition("t", index).apply_state(
                 NODE, 0, (NODE, FOLLOWER), in_sync, partition_epoch=0, now_ms=one.clock.now_ms
             )
-        one.manager.change_isr = lambda *change: None
+        one.manager.listener.alter_isr = lambda *change: None
         yield one
 
 
@@ -232,8 +231,8 @@ def test_quotas_follow_the_settings_of_topics_and_of_the_broker() -> None:
 
     metadata = MetadataCache(image_of(topic("0:1,1:2", "2:1")))
     settings = {"leader.replication.throttled.rate": 1000, "follower.replication.throttled.rate": 2000}
-    broker: Any = SimpleNamespace(node_id=1, metadata_cache=metadata, config=BrokerConfig.of(settings))
-    throttling = ReplicationQuotas(broker)
+    config = BrokerConfig.of(settings)
+    throttling = ReplicationQuotas(1, lambda: config, metadata)
     assert covered() == [[0], [2]]
     limits = [side.limit.bytes_per_second for side in (throttling.leader, throttling.follower)]
     assert limits == [1000, 2000]
@@ -245,7 +244,7 @@ def test_quotas_follow_the_settings_of_topics_and_of_the_broker() -> None:
     assert covered() == [[], []]
     become(image_of(topic("2:1", "0:1,1:1", b"u" * 16)))
     assert covered() == [[2], [0, 1]]
-    broker.config = BrokerConfig.of({key: 2 * value for key, value in settings.items()})
+    config = BrokerConfig.of({key: 2 * value for key, value in settings.items()})
     become(ClusterImage(topics=metadata.image.topics, broker_configs={1: {"x": "y"}}))
     limits = [side.limit.bytes_per_second for side in (throttling.leader, throttling.follower)]
     assert limits == [2000, 4000]

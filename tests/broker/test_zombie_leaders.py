@@ -197,14 +197,11 @@ def test_a_partition_that_is_assigned_again_keeps_its_log_and_high_watermark() -
 def start_alter_partition_manager(zombie: Zombie, *answers: Any) -> AlterPartitionManager:
     """Has the broker send ISR changes to a controller with these responses."""
     link: Any = Controller(*answers)
-    failover: Any = None
-    parts: Any = SimpleNamespace(
-        controller=SimpleNamespace(is_active=False),
-        replica_manager=zombie.broker.replica_manager,
-        node_id=NODE,
+    controller: Any = SimpleNamespace(is_active=False)
+    manager = AlterPartitionManager(
+        NODE, zombie.broker.replica_manager, controller, link, broker_epoch=lambda: 10
     )
-    manager = AlterPartitionManager(parts, link, failover, lambda: 10)
-    zombie.broker.replica_manager.change_isr = manager.submit
+    zombie.broker.replica_manager.listener.alter_isr = manager.submit
     return manager
 
 

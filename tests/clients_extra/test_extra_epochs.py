@@ -50,7 +50,7 @@ def followed() -> Partition:
 
 def fetch(version: int) -> bytes:
     """Returns the fetch of a follower."""
-    fetcher = ReplicaFetcher(FOLLOWER, EPOCH, FetchLimits())
+    fetcher = ReplicaFetcher(FOLLOWER, FetchLimits(), node_epoch=EPOCH)
     partition = followed()
     fetcher.add_partition(TOPIC_ID, partition, 0, 0)
     body = fetcher.build_request(0, version)

@@ -29,7 +29,7 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,
     Endpoint,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -163,7 +163,7 @@ def only_partition(setting: Setting, topic: str) -> PartitionImage:
 
 
 async def place(
-    setting: Setting, assignment: TopicAssignment, state: PartitionState, *others: Operation
+    setting: Setting, assignment: TopicAssignment, state: LeaderIsrAndControllerEpoch, *others: Operation
 ) -> None:
     """Writes the assignment of topic ``t`` and the state of ``t-0`` without notifying the controller."""
     await setting.store.transact(

@@ -24,10 +24,9 @@ from controller_stage import (
     with_controller,
 )
 
+from alter_partition_items import isr_change, item_for
 from tidemill.controller.admin_manager import ConfigCommand, generate_broker_id
-from tidemill.controller.alter_partition import IsrChange
 from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
-from tidemill.controller.failover import WantedIsr
 from tidemill.controller.producer_id_blocks import claim_block
 from tidemill.controller.topics import Growth, NewTopic, Plan
 from tidemill.coordination.cluster_image import ClusterImage
@@ -46,7 +45,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -58,7 +57,7 @@ from tidemill.model.types import TopicPartition
 async def waiting_for_broker_9(setting: Setting) -> Setting:
     """Returns a second controller; the only in-sync replica of ``t-0`` is on the unregistered broker 9."""
     assert await create(setting, "t") is None
-    await place(setting, TopicAssignment(None, {0: [9, 0]}), PartitionState(-1, 1, [9], 1))
+    await place(setting, TopicAssignment(None, {0: [9, 0]}), LeaderIsrAndControllerEpoch(-1, 1, [9], 1))
     return await next_controller(setting)
 
 
@@ -512,7 +511,7 @@ def test_a_change_of_min_insync_replicas_empties_the_elr_in_the_same_transaction
 
     async def story(setting: Setting) -> None:
         assert await create(setting, "t") is None
-        eligible = PartitionState(0, 1, [0], 1, elr=(8, 9))
+        eligible = LeaderIsrAndControllerEpoch(0, 1, [0], 1, elr=(8, 9))
         await place(setting, TopicAssignment(None, {0: [0, 8, 9]}), eligible)
         other = await next_controller(setting, min_insync_replicas=3)
         written: list[list[str]] = []
@@ -544,7 +543,7 @@ def test_a_broker_that_reports_losses_before_a_preferred_election_is_not_elected
     async def story(setting: Setting) -> None:
         assert await create(setting, "t") is None
         await restart(setting, 1)
-        await place(setting, TopicAssignment(None, {0: [1, 0]}), PartitionState(0, 1, [0, 1], 1))
+        await place(setting, TopicAssignment(None, {0: [1, 0]}), LeaderIsrAndControllerEpoch(0, 1, [0, 1], 1))
         other = await next_controller(setting)
         assert other.controller.image.topics["t"].partitions[0].isr == [0, 1]
         # No watch has notified the controller of it yet.
@@ -565,12 +564,12 @@ def test_a_broker_that_reports_losses_during_a_failover_does_not_stay_leader(
     async def story(setting: Setting) -> None:
         await setting.controller.admin_manager.create_topics([NewTopic("t"), NewTopic("u")])
         assignment = TopicAssignment(new_id(), {0: [1, 0]}, {0: [1]}, {0: [0]})
-        gone = PartitionStateNode.encode(PartitionState(9, 1, [9, 0], 1))
+        gone = PartitionStateNode.encode(LeaderIsrAndControllerEpoch(9, 1, [9, 0], 1))
         await restart(setting, 1)
         await place(
             setting,
             assignment,
-            PartitionState(0, 1, [0, 1], 1),
+            LeaderIsrAndControllerEpoch(0, 1, [0, 1], 1),
             SetData(PartitionStateNode.path("u", 0), gone),
         )
         other = Setting(setting.store)
@@ -601,7 +600,7 @@ def test_a_broker_that_reports_losses_before_a_reassignment_completes_does_not_s
         removing = {0: [] if is_wished else [0]}
         assignment = TopicAssignment(new_id(), {0: [1, 0]}, adding, removing)
         await restart(setting, 1)
-        await place(setting, assignment, PartitionState(0, 1, [0, 1] if is_wished else [0], 1))
+        await place(setting, assignment, LeaderIsrAndControllerEpoch(0, 1, [0, 1] if is_wished else [0], 1))
         other = await next_controller(setting)
         image = other.controller.image
         known, epoch = image.topics["t"], image.brokers[1].epoch
@@ -612,8 +611,8 @@ def test_a_broker_that_reports_losses_before_a_reassignment_completes_does_not_s
             await other.controller.reassignments.alter({TopicPartition("t", 0): [1]})
         else:
             one = known.partitions[0]
-            change = IsrChange(0, one.leader_epoch, one.partition_epoch, [(0, -1), (1, epoch)])
-            await failover.alter_isr([WantedIsr(known.topic_id, 0, change)])
+            change = isr_change(0, one.leader_epoch, one.partition_epoch, [(0, -1), (1, epoch)])
+            await failover.alter_isr([item_for(known.topic_id, 0, change)])
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
 

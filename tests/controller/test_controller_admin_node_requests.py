@@ -192,7 +192,7 @@ def test_offline_replicas_stay_offline_when_an_administrator_adds_partitions(
         await failover.brokers_changed()
         assert await create(setting, "a", [0, 1]) is None
         known = controller.image.topics["a"]
-        await failover.replicas_failed(1, epoch(setting, 1), [(known.topic_id, 0)])
+        await failover.replicas_failed(1, [(known.topic_id, 0)], broker_epoch=epoch(setting, 1))
         assert controller.image.topics["a"].partitions[0].offline == {1}
         assignment = TopicAssignment(known.topic_id if has_id else None, {0: [0, 1], 1: [0]})
         await setting.store.transact([SetData(TopicNode.path("a"), TopicNode.encode(assignment))])

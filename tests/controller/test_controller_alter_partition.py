@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from controller_images import cluster
 
-from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange, plan_isr_change
+from alter_partition_items import isr_change
+from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, plan_isr_change
 from tidemill.controller.leader_election import ElectionPolicy
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
@@ -20,7 +23,7 @@ LOST = LostReplicas(unsynced={"t": frozenset({0})}, missing={"u": frozenset({0})
 def plan(
     image: ClusterImage,
     partition: PartitionImage,
-    requested: IsrChange,
+    requested: AlterPartitionItem,
     stopping: frozenset[int] = frozenset(),
     min_insync: int = 1,
 ) -> PartitionImage:
@@ -29,8 +32,8 @@ def plan(
     return plan_isr_change(image, "t", partition, requested, policy, stopping)
 
 
-def change(*isr: int, broker: int = 1, leader_epoch: int = 7, partition_epoch: int = 4) -> IsrChange:
-    return IsrChange(broker, leader_epoch, partition_epoch, [(one, 100 + one) for one in isr])
+def change(*isr: int, broker: int = 1, leader_epoch: int = 7, partition_epoch: int = 4) -> AlterPartitionItem:
+    return isr_change(broker, leader_epoch, partition_epoch, [(one, 100 + one) for one in isr])
 
 
 def test_a_broker_that_lost_records_joins_the_isr_after_it_has_cleared_the_loss() -> None:
@@ -71,10 +74,10 @@ def test_a_valid_isr_is_written_with_the_same_leader_epoch(isr: tuple[int, ...])
         (change(), ErrorCode.INVALID_REQUEST),
         (change(1, 1), ErrorCode.INVALID_REQUEST),
         (change(1, 4), ErrorCode.INVALID_REQUEST),
-        (change(1)._replace(broker_epoch=100), ErrorCode.STALE_BROKER_EPOCH),
+        (dataclasses.replace(change(1), broker_epoch=100), ErrorCode.STALE_BROKER_EPOCH),
     ],
 )
-def test_an_invalid_isr_is_rejected(requested: IsrChange, code: ErrorCode) -> None:
+def test_an_invalid_isr_is_rejected(requested: AlterPartitionItem, code: ErrorCode) -> None:
     with pytest.raises(KafkaError) as refused:
         plan(cluster((1, 2, 3, 4)), PARTITION, requested)
     assert refused.value.code == code
@@ -84,11 +87,11 @@ def test_a_member_must_be_live_with_the_named_broker_epoch() -> None:
     with pytest.raises(KafkaError, match="broker 3 is not live") as refused:
         plan(cluster((1, 2)), PARTITION, change(1, 2, 3))
     assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
-    started_again = IsrChange(1, 7, 4, [(1, 101), (3, 99)])
+    started_again = isr_change(1, 7, 4, [(1, 101), (3, 99)])
     with pytest.raises(KafkaError, match="broker 3 has epoch 103, not 99") as refused:
         plan(cluster((1, 2, 3)), PARTITION, started_again)
     assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
-    unknown = IsrChange(1, 7, 4, [(1, ANY_EPOCH), (3, ANY_EPOCH)])
+    unknown = isr_change(1, 7, 4, [(1, ANY_EPOCH), (3, ANY_EPOCH)])
     assert plan(cluster((1, 3)), PARTITION, unknown).isr == [1, 3]
 
 
@@ -96,7 +99,7 @@ def test_a_member_must_be_live_with_the_named_broker_epoch() -> None:
 def test_an_offline_replica_cannot_join_the_isr_but_may_stay_in_it(epoch: int) -> None:
     failed = PARTITION.with_offline(frozenset({3}))
     with pytest.raises(KafkaError, match="broker 3 cannot read or write its replica") as refused:
-        plan(cluster((1, 2, 3)), failed, IsrChange(1, 7, 4, [(1, 101), (2, 102), (3, epoch)]))
+        plan(cluster((1, 2, 3)), failed, isr_change(1, 7, 4, [(1, 101), (2, 102), (3, epoch)]))
     assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
     assert plan(cluster((1, 2, 3)), failed, change(1, 2)).isr == [1, 2]
     staying = PARTITION.with_offline(frozenset({2}))

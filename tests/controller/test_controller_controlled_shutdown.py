@@ -70,9 +70,9 @@ def test_no_leadership_moves_to_stopping_or_dead_brokers() -> None:
 def test_a_shutdown_must_name_the_current_registration() -> None:
     image = cluster((1,))
     check_stopping(image, 1)
-    check_stopping(image, 1, 101)
+    check_stopping(image, 1, broker_epoch=101)
     with pytest.raises(KafkaError, match="broker 1 has epoch 101") as refused:
-        check_stopping(image, 1, 100)
+        check_stopping(image, 1, broker_epoch=100)
     assert refused.value.code == ErrorCode.STALE_BROKER_EPOCH
     with pytest.raises(KafkaError, match="broker 2") as refused:
         check_stopping(image, 2)

@@ -12,14 +12,14 @@ from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     TopicAssignment,
 )
 from tidemill.coordination.topic_image import PartitionImage
 
 
 def after_a_new_controller(
-    directory: Path, state: PartitionState, stored: dict[str, str], **config: int | bool
+    directory: Path, state: LeaderIsrAndControllerEpoch, stored: dict[str, str], **config: int | bool
 ) -> PartitionImage:
     """Returns the state of t-0 after controller failover. Replicas are 0, 8 and 9, and only 0 is alive.
 
@@ -44,7 +44,7 @@ def after_a_new_controller(
 def test_a_new_controller_keeps_the_elr_by_the_stored_min_insync_replicas(
     tmp_path: Path, stored: int, known: int, eligible: list[int]
 ) -> None:
-    state = PartitionState(0, 1, [0, 8, 9], 1)
+    state = LeaderIsrAndControllerEpoch(0, 1, [0, 8, 9], 1)
     found = after_a_new_controller(
         tmp_path, state, {"min.insync.replicas": str(stored)}, min_insync_replicas=known
     )
@@ -57,7 +57,7 @@ def test_a_new_controller_elects_unclean_leaders_by_the_stored_setting(
 ) -> None:
     found = after_a_new_controller(
         tmp_path,
-        PartitionState(-1, 1, [9], 1),
+        LeaderIsrAndControllerEpoch(-1, 1, [9], 1),
         {"unclean.leader.election.enable": str(stored).lower()},
         unclean_leader_election_enable=not stored,
     )

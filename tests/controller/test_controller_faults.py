@@ -327,7 +327,7 @@ def test_offline_replicas_stay_offline_when_the_store_is_read_again(
         assert await create(setting, "a") is None
         controller = setting.controller
         topic_id = controller.image.topics["a"].topic_id
-        await controller.failover.replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
+        await controller.failover.replicas_failed(0, [(topic_id, 0)], broker_epoch=epoch(setting, 0))
         assert controller.image.topics["a"].partitions[0].leader == -1
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
@@ -356,7 +356,7 @@ def test_a_restarted_broker_with_losses_is_not_elected_after_a_disk_failure_of_t
     async def story(setting: Setting) -> None:
         failover = setting.controller.failover
         topic_id = await led_by_0(setting, failover)
-        await failover.replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
+        await failover.replicas_failed(0, [(topic_id, 0)], broker_epoch=epoch(setting, 0))
         partition = only_partition(setting, "a")
         assert (partition.leader, partition.isr, partition.elr) == (-1, [], [0])
         assert partition.offline == {0}
@@ -413,7 +413,9 @@ def test_replica_reports_count_for_the_registration_of_their_broker(
             if name == "refresh":
                 await failover.brokers_changed()
             else:
-                await reports[name](1, before if is_former else epoch(setting, 1), [(topic_id, 0)])
+                await reports[name](
+                    1, [(topic_id, 0)], broker_epoch=before if is_former else epoch(setting, 1)
+                )
         partition = only_partition(setting, "a")
         assert (partition.leader, partition.isr, partition.offline) == (0, [0], offline)
 
@@ -436,7 +438,7 @@ def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
         await restart(setting, 1, unsynced=True)
         await setting.store.transact([Delete(BrokerNode.path(2))])
         topic_id = setting.controller.image.topics["b"].topic_id
-        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        await failover.replicas_failed(1, [(topic_id, 0)], broker_epoch=epoch(setting, 1))
         partition = only_partition(setting, "a")
         assert partition.leader == -1
         await failover.brokers_changed()
@@ -459,7 +461,7 @@ def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_
         failover = controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
-        failover.mark_dead(1, epoch(setting, 1))
+        failover.mark_dead(1, broker_epoch=epoch(setting, 1))
         await failover.brokers_changed()
         assert list(controller.image.brokers) == [0]
         if is_registered_again:
@@ -483,7 +485,7 @@ def test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controlle
         await failover.brokers_changed()
         assert await create(setting, "a", [1]) is None
         await controller.leader_elections.handle_controlled_shutdown(1)
-        failover.mark_dead(1, epoch(setting, 1))
+        failover.mark_dead(1, broker_epoch=epoch(setting, 1))
         await failover.brokers_changed()
         controller.election.resign()
         assert await controller.context.activate()

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidemill.controller.alter_partition import IsrChange, plan_isr_change
+from alter_partition_items import isr_change
+from tidemill.controller.alter_partition import plan_isr_change
 from tidemill.controller.election_report import may_lack_records
 from tidemill.controller.leader_election import (
     ElectionPolicy,
@@ -157,7 +158,7 @@ class History(RuleBasedStateMachine):
 
     def change_isr(self, isr: list[int]) -> None:
         one = self.partition
-        change = IsrChange(one.leader, one.leader_epoch, one.partition_epoch, [(b, -1) for b in isr])
+        change = isr_change(one.leader, one.leader_epoch, one.partition_epoch, [(b, -1) for b in isr])
         changed = plan_isr_change(
             self.image, "t", one, change, self.policy(self.image.topics["t"]), self.stopping
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -10,7 +11,8 @@ from controller_images import EPOCH, VERSION, cluster, clusters, living, partiti
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange, plan_isr_change
+from alter_partition_items import isr_change
+from tidemill.controller.alter_partition import ANY_EPOCH, plan_isr_change
 from tidemill.controller.election_report import may_lack_records
 from tidemill.controller.leader_election import (
     NO_BROKERS,
@@ -105,7 +107,7 @@ def test_elections_when_broker_2_registers(
 
 def test_a_pending_isr_request_with_a_replica_that_lost_records_is_rejected() -> None:
     """KIP-903: the replica may restart with fewer records while the request is in flight."""
-    requested = IsrChange(1, EPOCH, VERSION, [(1, ANY_EPOCH), (2, ANY_EPOCH)])
+    requested = isr_change(1, EPOCH, VERSION, [(1, ANY_EPOCH), (2, ANY_EPOCH)])
     image = cluster((1, 2), topic("t", partition([1, 2], isr=[1]), partition([3, 1], isr=[1], leader=1)))
     (plan,) = plan_broker_change(image, came=[2], losses={2: UNSYNCED})
     first, second = plan.topic.partitions
@@ -114,14 +116,14 @@ def test_a_pending_isr_request_with_a_replica_that_lost_records_is_rejected() ->
     with pytest.raises(KafkaError) as refused:
         plan_isr_change(image, "t", first, requested, SAFE)
     assert refused.value.code == ErrorCode.INVALID_UPDATE_VERSION
-    again = requested._replace(partition_epoch=first.partition_epoch)
+    again = dataclasses.replace(requested, partition_epoch=first.partition_epoch)
     assert plan_isr_change(image, "t", first, again, SAFE).isr == [1, 2]
     assert plan_broker_change(image, came=[2]) == [], "a restarted broker has its records"
 
 
 def test_a_pending_isr_request_is_rejected_after_a_repeated_loss() -> None:
     """A request without broker epochs is checked by the partition epoch alone."""
-    requested = IsrChange(1, EPOCH, VERSION, [(1, ANY_EPOCH), (2, ANY_EPOCH)])
+    requested = isr_change(1, EPOCH, VERSION, [(1, ANY_EPOCH), (2, ANY_EPOCH)])
     known_as_lost = partition([1, 2], isr=[1]).replaced(lost_replicas=[2])
     image = cluster((1, 2), topic("t", known_as_lost))
     assert plan_isr_change(image, "t", image.topics["t"].partitions[0], requested, SAFE).isr == [1, 2]
@@ -132,7 +134,7 @@ def test_a_pending_isr_request_is_rejected_after_a_repeated_loss() -> None:
     with pytest.raises(KafkaError) as refused:
         plan_isr_change(image, "t", after, requested, SAFE)
     assert refused.value.code == ErrorCode.INVALID_UPDATE_VERSION
-    again = requested._replace(partition_epoch=after.partition_epoch)
+    again = dataclasses.replace(requested, partition_epoch=after.partition_epoch)
     assert plan_isr_change(image, "t", after, again, SAFE).isr == [1, 2]
 
 

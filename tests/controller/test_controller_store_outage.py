@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from controller_stage import Setting, alter_config, create, delete, restart, with_controller
 
-from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange
+from alter_partition_items import isr_change, item_for
+from tidemill.controller.alter_partition import ANY_EPOCH
 from tidemill.controller.controller import KafkaController
-from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.failover import Failover
 from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.cluster_image_loader import load_image
@@ -65,8 +66,8 @@ async def ask_for_set(controller: KafkaController, failover: Failover, isr: list
     """Broker 0, the leader of ``t``, requests an in-sync set."""
     topic = controller.image.topics["t"]
     epochs = (topic.partitions[0].leader_epoch, topic.partitions[0].partition_epoch)
-    change = IsrChange(0, *epochs, [(broker, ANY_EPOCH) for broker in isr])
-    await failover.alter_isr([WantedIsr(topic.topic_id, 0, change)])
+    change = isr_change(0, *epochs, [(broker, ANY_EPOCH) for broker in isr])
+    await failover.alter_isr([item_for(topic.topic_id, 0, change)])
 
 
 async def refresh_until_idle(failover: Failover, refreshes: list[bool]) -> None:

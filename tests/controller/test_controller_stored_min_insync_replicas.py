@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from controller_stage import Brokers, Setting, alter_config, lose_answer, with_controller
 
+from alter_partition_items import isr_change, item_for
 from tidemill.broker.metadata_cache import effective_config
-from tidemill.controller.alter_partition import IsrChange
-from tidemill.controller.failover import WantedIsr
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, Delete, SetData, StoreUnavailable
@@ -73,8 +72,8 @@ class Replicas(Brokers):
         for _ in range(2):
             one = self.state
             members = [(member, -1) for member in isr]
-            change = IsrChange(one.leader, one.leader_epoch, one.partition_epoch, members)
-            await self.failover.alter_isr([WantedIsr(topic.topic_id, 0, change)])
+            change = isr_change(one.leader, one.leader_epoch, one.partition_epoch, members)
+            await self.failover.alter_isr([item_for(topic.topic_id, 0, change)])
 
 
 @pytest.mark.parametrize("is_default", [False, True])

@@ -131,7 +131,7 @@ def test_a_broker_marked_dead_cannot_be_unregistered_before_its_session_expires(
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "t", [1]) is None
-        failover.mark_dead(1, setting.controller.image.brokers[1].epoch)
+        failover.mark_dead(1, broker_epoch=setting.controller.image.brokers[1].epoch)
         await failover.brokers_changed()
         await setting.controller.admin_manager.delete_topics(["t"])
         with pytest.raises(KafkaError, match="try again after its session has expired") as refused:

@@ -19,15 +19,16 @@ from controller_stage import (
     with_controller,
 )
 
-from tidemill.controller.alter_partition import IsrChange
-from tidemill.controller.failover import Failover, WantedIsr
+from alter_partition_items import isr_change, item_for
+from tidemill.controller.alter_partition import AlterPartitionItem
+from tidemill.controller.failover import Failover
 from tidemill.controller.leader_election import LogEnd
 from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.coordination_store import Create, Delete, Node, SetData, StoreUnavailable
 from tidemill.coordination.nodes import (
     BrokerNode,
     ConfigNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     ReassignmentNode,
     TopicAssignment,
@@ -39,7 +40,7 @@ from tidemill.model.types import TopicPartition
 MOVED = TopicPartition("a", 0)
 
 
-async def moving(setting: Setting, failover: Failover) -> WantedIsr:
+async def moving(setting: Setting, failover: Failover) -> AlterPartitionItem:
     """Moves ``a-0`` from broker 0 to broker 1. The in-sync set completes the reassignment."""
     await restart(setting, 1)
     await failover.brokers_changed()
@@ -49,8 +50,8 @@ async def moving(setting: Setting, failover: Failover) -> WantedIsr:
     one = only_partition(setting, "a")
     assert one.adding == [1]
     members = [(broker, epoch(setting, broker)) for broker in (0, 1)]
-    change = IsrChange(0, one.leader_epoch, one.partition_epoch, members, epoch(setting, 0))
-    return WantedIsr(setting.controller.image.topics["a"].topic_id, 0, change)
+    change = isr_change(0, one.leader_epoch, one.partition_epoch, members, epoch(setting, 0))
+    return item_for(setting.controller.image.topics["a"].topic_id, 0, change)
 
 
 async def led_by_broker_1(setting: Setting) -> Failover:
@@ -193,7 +194,7 @@ def test_a_failed_replica_loses_leadership_after_a_store_outage_at_its_report(
         else:
             break_reading(setting, monkeypatch, "transact")
         with pytest.raises(StoreUnavailable):
-            await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+            await failover.replicas_failed(1, [(topic_id, 0)], broker_epoch=epoch(setting, 1))
         reported = len(setting.deltas)
         await failover.brokers_changed()
         one = only_partition(setting, "a")
@@ -216,7 +217,7 @@ def test_a_controller_replaced_while_it_reloads_plans_nothing(
         topic_id = setting.controller.image.topics["a"].topic_id
         lose_answer(setting, monkeypatch)
         with pytest.raises(StoreUnavailable):
-            await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+            await failover.replicas_failed(1, [(topic_id, 0)], broker_epoch=epoch(setting, 1))
         finish = setting.controller.context.finish_deletions
 
         async def and_lose_the_office() -> None:
@@ -249,7 +250,7 @@ def test_reports_of_a_former_registration_are_ignored_when_a_reassignment_comple
         topic_id, before = setting.controller.image.topics["b"].topic_id, epoch(setting, 1)
         await restart(setting, 1)
         await setting.store.transact([Delete(BrokerNode.path(2))])
-        await failover.replicas_failed(1, before, [(topic_id, 0)])
+        await failover.replicas_failed(1, [(topic_id, 0)], broker_epoch=before)
         assert epoch(setting, 1) > before, "all brokers were read"
         await failover.brokers_changed()
         (partition,) = setting.controller.image.topics["b"].partitions
@@ -272,11 +273,11 @@ def test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_read(
         one = only_partition(setting, "a")
         topic_id = setting.controller.image.topics["a"].topic_id
 
-        def request(*members: int) -> WantedIsr:
+        def request(*members: int) -> AlterPartitionItem:
             isr = [(broker, epoch(setting, broker)) for broker in members]
             now = only_partition(setting, "a")
-            change = IsrChange(0, one.leader_epoch, now.partition_epoch, isr, epoch(setting, 0))
-            return WantedIsr(topic_id, 0, change)
+            change = isr_change(0, one.leader_epoch, now.partition_epoch, isr, epoch(setting, 0))
+            return item_for(topic_id, 0, change)
 
         await failover.alter_isr([request(0)])
         joins = request(0, 1)
@@ -327,7 +328,7 @@ def test_unclean_election_settings_read_after_a_lost_response_apply(
         await restart(setting, 1)
         await failover.brokers_changed()
         assert await create(setting, "a", [0, 1]) is None
-        waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
+        waiting = PartitionStateNode.encode(LeaderIsrAndControllerEpoch(-1, 1, [9], 1))
         assignment = TopicNode.encode(TopicAssignment(controller.image.topics["a"].topic_id, {0: [9, 0, 1]}))
         await setting.store.transact(
             [
@@ -399,7 +400,7 @@ def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outag
         await setting.store.transact([Delete(BrokerNode.path(2))])
         await failover.brokers_changed()
         path = PartitionStateNode.path("a", 0)
-        lost = PartitionState(-1, 7, [], 1, last_known_leader=1, lost_replicas=(1, 2))
+        lost = LeaderIsrAndControllerEpoch(-1, 7, [], 1, last_known_leader=1, lost_replicas=(1, 2))
         await setting.store.transact([SetData(path, PartitionStateNode.encode(lost))])
         lose_answer(setting, monkeypatch)
         assert "the connection broke" in str(await create(setting, "b", [0]))

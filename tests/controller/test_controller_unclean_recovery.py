@@ -145,7 +145,7 @@ def test_a_handled_loss_report_is_not_applied_again_to_a_broker_marked_dead(
         brokers = Replicas(setting)
         await brokers.start(1, missing=True)
         assert await create(setting, "t", [1]) is None
-        brokers.failover.mark_dead(1, setting.controller.image.brokers[1].epoch)
+        brokers.failover.mark_dead(1, broker_epoch=setting.controller.image.brokers[1].epoch)
         await brokers.failover.brokers_changed()
         assert (brokers.state.leader, brokers.state.elr) == (-1, [1])
         assert brokers.failover.mark_alive(1)

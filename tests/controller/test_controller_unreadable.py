@@ -24,7 +24,7 @@ from tidemill.coordination.nodes import (
     ConfigNode,
     DeleteTopicNode,
     Endpoint,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -233,7 +233,7 @@ def test_a_topic_keeps_its_id_after_it_was_unreadable(zookeeper: Settings) -> No
         await one.until(lambda image: list(image.topics) == ["good"])
         replicas = {p.partition: p.replicas for p in known.partitions}
         await one.write(TopicNode.path("bad"), TopicNode.encode(TopicAssignment(None, replicas)))
-        await one.write(STATE, PartitionStateNode.encode(PartitionState(1, 5, [1], 1)))
+        await one.write(STATE, PartitionStateNode.encode(LeaderIsrAndControllerEpoch(1, 5, [1], 1)))
         await one.until(lambda image: "bad" in image.topics)
         assert one.controller.image.topics["bad"].topic_id == known.topic_id
 

@@ -19,9 +19,9 @@ from tidemill.coordination.nodes import (
     ControllerNode,
     DeleteTopicNode,
     Endpoint,
+    LeaderIsrAndControllerEpoch,
     LogDirEventNode,
     PartitionListNode,
-    PartitionState,
     PartitionStateNode,
     ProducerIdBlock,
     ProducerIdBlockNode,
@@ -78,7 +78,7 @@ def test_decodes_topics_of_all_versions() -> None:
 
 
 def test_encodes_a_partition_state_like_kafka() -> None:
-    state = PartitionState(leader=1, leader_epoch=7, isr=[1, 2], controller_epoch=3)
+    state = LeaderIsrAndControllerEpoch(leader=1, leader_epoch=7, isr=[1, 2], controller_epoch=3)
     data = PartitionStateNode.encode(state)
     assert same_json(data, '{"controller_epoch":3,"leader":1,"version":1,"leader_epoch":7,"isr":[1,2]}')
     assert PartitionStateNode.decode("t", 0, data) == state
@@ -86,7 +86,7 @@ def test_encodes_a_partition_state_like_kafka() -> None:
 
 
 def test_a_partition_without_a_leader_contains_its_eligible_leaders() -> None:
-    state = PartitionState(-1, 8, [], 3, elr=(2, 1), last_known_leader=3, lost_replicas=(3,))
+    state = LeaderIsrAndControllerEpoch(-1, 8, [], 3, elr=(2, 1), last_known_leader=3, lost_replicas=(3,))
     data = PartitionStateNode.encode(state)
     assert same_json(
         data,
@@ -94,10 +94,10 @@ def test_a_partition_without_a_leader_contains_its_eligible_leaders() -> None:
         '"elr":[2,1],"last_known_leader":3,"lost_replicas":[3]}',
     )
     assert PartitionStateNode.decode("t", 0, data) == state
-    beside = PartitionState(1, 7, [1], 3, elr=(2,))
+    beside = LeaderIsrAndControllerEpoch(1, 7, [1], 3, elr=(2,))
     data = PartitionStateNode.encode(beside)
     assert (json.loads(data)["isr"], PartitionStateNode.decode("t", 0, data)) == ([1], beside)
-    nobody = PartitionState(-1, 8, [], 3, lost_replicas=(1,))
+    nobody = LeaderIsrAndControllerEpoch(-1, 8, [], 3, lost_replicas=(1,))
     data = PartitionStateNode.encode(nobody)
     assert (json.loads(data)["isr"], PartitionStateNode.decode("t", 0, data)) == ([], nobody)
 

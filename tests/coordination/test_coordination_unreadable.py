@@ -15,7 +15,7 @@ from tidemill.coordination.nodes import (
     BrokerRegistration,
     ConfigNode,
     Endpoint,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -102,7 +102,7 @@ UNREADABLE = [
     ("/brokers/topics/not legal", b'{"version":3,"partitions":{"0":[1]}}'),
 ]
 
-STATE_READABLE = PartitionStateNode.encode(PartitionState(1, 4, [1], 2))
+STATE_READABLE = PartitionStateNode.encode(LeaderIsrAndControllerEpoch(1, 4, [1], 2))
 READABLE = {
     path: data
     for name in ("bad", "good")

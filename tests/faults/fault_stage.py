@@ -24,7 +24,7 @@ from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from tidemill.client import Admin, ClientError
-from tidemill.coordination.nodes import ControllerNode, PartitionState, PartitionStateNode
+from tidemill.coordination.nodes import ControllerNode, LeaderIsrAndControllerEpoch, PartitionStateNode
 from tidemill.log.system_files import BOOT_ID_PATH
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
@@ -69,7 +69,7 @@ class PlacedBroker(Broker):
             os.kill(self.pid, number)
 
 
-States = dict[TopicPartition, PartitionState]
+States = dict[TopicPartition, LeaderIsrAndControllerEpoch]
 
 
 def read_states(client: KazooClient, topics: Iterable[str]) -> States:

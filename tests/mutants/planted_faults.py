@@ -260,8 +260,8 @@ LEADER: Final = (
     Fault(
         "isolated-leader-accepts-writes",
         "server/store_outage.py",
-        "            self._isolation.leave(self._broker.clock.monotonic_ms() - int(session_s * 1000))\n",
-        "            self._broker.clock.monotonic_ms()\n",
+        "            self._isolation.leave(self._clock.monotonic_ms() - int(session_s * 1000))\n",
+        "            self._clock.monotonic_ms()\n",
         "A leader without a connection to the store and to the in-sync replicas rejects writes.",
     ),
     Fault(
@@ -1664,8 +1664,8 @@ BROKER: Final = (
     Fault(
         "leaders-end-of-any-epoch",
         "broker/replica_fetcher_manager.py",
-        "                    current_leader_epoch=int(partition.leader_epoch),\n",
-        "                    current_leader_epoch=-1,\n",
+        "            {_key(partition): int(partition.leader_epoch) for partition in partitions},\n",
+        "            {_key(partition): -1 for partition in partitions},\n",
         "A follower requests the offsets of the leader in its own leader epoch.",
     ),
     Fault(

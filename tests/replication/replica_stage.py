@@ -178,7 +178,9 @@ class Pair:
         self.one = Broker(LEADER, count, config)
         self.two = Broker(FOLLOWER, count, config)
         self.leader = Leader(self.one)
-        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS)))
+        self.fetcher = MessageFetcher(
+            ReplicaFetcher(FOLLOWER, FetchLimits(backoff_ms=BACKOFF_MS), node_epoch=7)
+        )
         self.now_ms = 0
 
     def start(self, epoch: int = 0) -> None:

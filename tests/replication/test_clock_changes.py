@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from faulty_files import FaultyFiles
 from replica_stage import FOLLOWER, LEADER, TOPIC, batch_of
 
+from broker_listeners import IgnoringReplicaManagerListener
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
 from tidemill.model.system_interfaces import Clock
@@ -43,10 +44,18 @@ class Stage:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.clock = WrongClock()
         self.logs = start_logs(FaultyFiles(), ["/d"], now_ms=self.clock.wall_ms(), node=LEADER)
-        self.replicas = ReplicaManager(LEADER, self.logs, self.clock, asyncio.get_running_loop(), pool, pool)
+        self.replicas = ReplicaManager(
+            LEADER,
+            self.logs,
+            self.clock,
+            asyncio.get_running_loop(),
+            pool,
+            pool,
+            IgnoringReplicaManagerListener(),
+        )
         self.replicas.lag_ms_max = LAG_MS
         self.wanted: list[tuple[int, ...]] = []
-        self.replicas.change_isr = lambda partition, isr, epoch: self.wanted.append(isr)
+        self.replicas.listener.alter_isr = lambda partition, isr, epoch: self.wanted.append(isr)
         self.logs.create(TopicPartition("t", 0), TOPIC, LogConfig(), self.clock.wall_ms())
         self.replicas.put_topic("t", TOPIC, False, [TOGETHER], LogConfig())
         found = self.replicas.find("t", 0)

@@ -108,7 +108,7 @@ def test_shutdown_waits_until_a_failed_sync_is_recorded() -> None:
         files.fail("sync", f"{A}/t-0", errno.EIO)
         await stage.replicas.flushing.flush_due()
         marked: list[bool] = []
-        stage.replicas.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
+        stage.replicas.listener.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
         assert await stop_while(files, stage, None) == []
         assert marked == [True]
         assert await losses_at_next_start(files) == [True, False, False]

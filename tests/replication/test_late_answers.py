@@ -33,7 +33,9 @@ class Deposed:
         for broker in (self.leader, self.follower, self.third):
             broker.become(broker.node, 0, (broker.node,))
             broker.write(0, b"both")
-        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS)))
+        self.fetcher = MessageFetcher(
+            ReplicaFetcher(FOLLOWER, FetchLimits(backoff_ms=BACKOFF_MS), node_epoch=7)
+        )
         self.leader.become(LEADER, 5, (LEADER,))
         self.follower.become(LEADER, 5)
         self.fetcher.add_partition(TOPIC, self.follower.partitions[0], 0)

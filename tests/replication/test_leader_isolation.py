@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from faulty_files import FaultyFiles
 from replica_stage import batch_of
 
+from broker_listeners import IgnoringReplicaManagerListener
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
@@ -29,7 +30,15 @@ class Stage:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.logs = start_logs(FaultyFiles(), ["/d"], now_ms=0, node=NODE)
         self.clock = SystemClock()
-        self.replicas = ReplicaManager(NODE, self.logs, self.clock, asyncio.get_running_loop(), pool, pool)
+        self.replicas = ReplicaManager(
+            NODE,
+            self.logs,
+            self.clock,
+            asyncio.get_running_loop(),
+            pool,
+            pool,
+            IgnoringReplicaManagerListener(),
+        )
         self.logs.create(TopicPartition("t", 0), bytes(16), LogConfig(), 0)
         self.tell(TOGETHER)
         self.cut_off = StoreIsolation(self.replicas)
@@ -111,7 +120,7 @@ def test_after_session_expiration_only_the_controller_assigns_leaders() -> None:
 def test_a_resumed_leader_commits_nothing_without_a_requested_isr_member() -> None:
     def test(stage: Stage) -> None:
         requested = []
-        stage.replicas.change_isr = lambda _, isr, epoch: requested.append((isr, epoch))
+        stage.replicas.listener.alter_isr = lambda _, isr, epoch: requested.append((isr, epoch))
         stage.tell(WITH_A_LATE_ONE)
         partition = stage.partition
         now_ms = int(stage.clock.monotonic_ms())
@@ -138,7 +147,7 @@ def test_a_resumed_leader_commits_nothing_without_a_requested_isr_member() -> No
 
 def test_a_resumed_sole_leader_waits_for_a_requested_isr_member() -> None:
     def test(stage: Stage) -> None:
-        stage.replicas.change_isr = lambda partition, isr, epoch: None
+        stage.replicas.listener.alter_isr = lambda partition, isr, epoch: None
         stage.tell(TOGETHER._replace(isr=(NODE,), partition_epoch=6))
         now_ms = int(stage.clock.monotonic_ms())
         stage.partition.fetched_by(FOLLOWER, 0, 0, now_ms)
@@ -155,7 +164,7 @@ def test_a_resumed_sole_leader_waits_for_a_requested_isr_member() -> None:
 def test_a_new_partition_state_ends_a_pending_isr_change() -> None:
     def test(stage: Stage) -> None:
         requested = []
-        stage.replicas.change_isr = lambda _, isr, epoch: requested.append((isr, epoch))
+        stage.replicas.listener.alter_isr = lambda _, isr, epoch: requested.append((isr, epoch))
         stage.tell(WITH_A_LATE_ONE)
         stage.partition.fetched_by(LATE, 0, 0, int(stage.clock.monotonic_ms()))
         stage.append()

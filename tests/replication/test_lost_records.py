@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from replica_stage import batch_of
 
+from broker_listeners import IgnoringReplicaManagerListener
 from default_limits import DirectoryCheck
 from log_start import start_logs
 from tidemill.cli.log import command
@@ -47,7 +48,15 @@ def started(*data: Path) -> Iterator[tuple[LogManager, ReplicaManager]]:
     """A broker over the directories ``data``, with a clean shutdown."""
     logs = start_logs(SystemFiles(), list(map(str, data)), SMALL, now_ms=0, node=NODE)
     with ThreadPoolExecutor(1) as pool:
-        replicas = ReplicaManager(NODE, logs, SystemClock(), asyncio.get_running_loop(), pool, pool)
+        replicas = ReplicaManager(
+            NODE,
+            logs,
+            SystemClock(),
+            asyncio.get_running_loop(),
+            pool,
+            pool,
+            IgnoringReplicaManagerListener(),
+        )
         replicas.full_disks.report_warnings()
         yield logs, replicas
         assert logs.close(0, replicas.high_watermarks()) == []
@@ -221,7 +230,7 @@ def test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap(data: Path) ->
             while (piece := leader.read(follower.end_offset, 1 << 20, WHOLE, True)) is not None:
                 follower.append_as_follower(piece.read(), 0)
             wanted: list[tuple[int, ...]] = []
-            replicas.change_isr = lambda partition, isr, epoch: wanted.append(isr)
+            replicas.listener.alter_isr = lambda partition, isr, epoch: wanted.append(isr)
             leader.fetched_by(2, int(follower.end_offset), 0, 1)
             assert wanted == [(NODE, 2)]
 

@@ -35,7 +35,7 @@ class Coordinator(Stage):
         broker.replica_manager, broker.clock = self.replicas, self.clock
         self.offsets = PartitionOffsetsLog(broker)
         self.directory_failed = asyncio.Event()
-        self.replicas.directory_failed = self.directory_failed.set
+        self.replicas.listener.directory_failed = self.directory_failed.set
         self.led: dict[str, bool] = {}
         """As leadership listeners are called: in the broker, the groups are given up with that."""
         self.replicas.leadership_listeners.append(self._note)

@@ -37,7 +37,7 @@ class Recovered:
         receive(self.leading.log, list(range(LEFT)))
         receive(self.following.log, offsets)
         self.leader = Leader(self.one)
-        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, FetchLimits()))
+        self.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, FetchLimits(), node_epoch=7))
         self.isr = isr
 
     def follow(self) -> None:

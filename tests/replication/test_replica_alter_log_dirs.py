@@ -15,6 +15,7 @@ import pytest
 from faulty_files import FaultyFiles, Killed
 from replica_stage import batch_of, content
 
+from broker_listeners import IgnoringReplicaManagerListener
 from default_limits import iter_records
 from log_start import start_logs
 from record_builders import build_batch
@@ -73,7 +74,9 @@ class Stage:
         self.logs = start_logs(files, directories, CONFIG, now_ms=0, node=NODE, recovery_threads=2)
         self.pool = ThreadPoolExecutor(2)
         loop = asyncio.get_running_loop()
-        self.replicas = ReplicaManager(NODE, self.logs, SystemClock(), loop, self.pool, self.pool)
+        self.replicas = ReplicaManager(
+            NODE, self.logs, SystemClock(), loop, self.pool, self.pool, IgnoringReplicaManagerListener()
+        )
         states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
         self.replicas.put_topic("t", ID, False, states, CONFIG)
         self.replicas.mover.resume()

@@ -37,7 +37,7 @@ def test_a_throttled_partition_is_delayed_and_others_continue() -> None:
     pair = Pair(3)
     throttle = ReplicationQuota(FOLLOWER, RateLimit(100))
     limits = FetchLimits(backoff_ms=BACKOFF_MS, partition_bytes_max=300)
-    pair.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, 7, limits, throttle))
+    pair.fetcher = MessageFetcher(ReplicaFetcher(FOLLOWER, limits, throttle, node_epoch=7))
     pair.one.become(LEADER, 0, (LEADER,))
     for index in range(3):
         pair.one.write(index, b"a" * 200)

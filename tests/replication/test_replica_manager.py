@@ -12,6 +12,7 @@ import pytest
 from faulty_files import FaultyFiles
 from replica_stage import batch_of
 
+from broker_listeners import IgnoringReplicaManagerListener
 from log_start import start_logs
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.errors import DiskFull, storage_error
@@ -47,7 +48,13 @@ class Stage:
         self.logs = start_logs(self.files, DIRECTORIES, now_ms=0, node=NODE)
         self.pool = ThreadPoolExecutor(2)
         self.replicas = ReplicaManager(
-            NODE, self.logs, SystemClock(), asyncio.get_running_loop(), self.pool, self.pool
+            NODE,
+            self.logs,
+            SystemClock(),
+            asyncio.get_running_loop(),
+            self.pool,
+            self.pool,
+            IgnoringReplicaManagerListener(),
         )
 
     def topic(
@@ -139,7 +146,7 @@ def test_a_failed_sync_is_recorded_for_the_next_start(caplog: pytest.LogCaptureF
 
     async def before(stage: Stage) -> None:
         stage.logs.dirs.mark_losses_handled()
-        stage.replicas.directory_distrusted = lambda: told.append(set(stage.logs.dirs.distrusted))
+        stage.replicas.listener.directory_distrusted = lambda: told.append(set(stage.logs.dirs.distrusted))
         (first,) = stage.topic("first")
         first.append(made(), 1, 0)
         files.fail("sync", "/disk/a/first-0", errno.EIO)
@@ -856,7 +863,7 @@ def test_a_later_partition_epoch_with_an_equal_state_ends_a_pending_isr_change()
     async def test(stage: Stage) -> None:
         follower = NODE + 1
         wanted: list[tuple[tuple[int, ...], int]] = []
-        stage.replicas.change_isr = lambda partition, isr, epoch: wanted.append((isr, epoch))
+        stage.replicas.listener.alter_isr = lambda partition, isr, epoch: wanted.append((isr, epoch))
 
         def apply_state(version: int) -> Partition:
             stage.put(

@@ -71,7 +71,7 @@ class Two:
             self.leader, self.epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER), partition_epoch=-1, now_ms=0
         )
         self.answers = Leader(self.brokers[self.leader])
-        self.fetcher = MessageFetcher(ReplicaFetcher(before, 7, FetchLimits(backoff_ms=0)))
+        self.fetcher = MessageFetcher(ReplicaFetcher(before, FetchLimits(backoff_ms=0), node_epoch=7))
         self.fetcher.add_partition(TOPIC, follower, 0)
         self.waiting = []
         for writer in self.writers:

@@ -90,7 +90,7 @@ def test_a_replica_without_leader_epochs_fetches_again_after_a_transient_error()
     async def test(stage: Stage) -> None:
         replicas = stage.replicas
         replicas.following = following = ReplicaFetcherManager(
-            NODE, 1, FetchLimits(backoff_ms=5), connect, SystemClock(), replicas.on_storage_error
+            NODE, FetchLimits(backoff_ms=5), connect, SystemClock(), replicas.on_storage_error, node_epoch=1
         )
         (first,) = stage.topic("t", 1, LogConfig())
         data = build_message_set(1, [(1_700_000_000_000, b"k", b"v")])

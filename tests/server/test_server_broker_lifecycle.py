@@ -15,16 +15,17 @@ from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import StorageError
 from tidemill.server import broker_lifecycle
 from tidemill.server.background_tasks import BackgroundTasks
-from tidemill.server.broker_lifecycle import BrokerLifecycleManager, ClusterCommunication, NoOtherBrokers
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager
 from tidemill.server.cluster_member import ClusterMember
+from tidemill.server.cluster_services import ClusterServices, StandaloneServices
 
 
-def lifecycle_with(applier: Any, others: ClusterCommunication | None = None) -> BrokerLifecycleManager:
+def lifecycle_with(applier: Any, others: ClusterServices | None = None) -> BrokerLifecycleManager:
     """A lifecycle manager with an applier and without a broker."""
     place = BrokerLifecycleManager.__new__(BrokerLifecycleManager)
     place.applier = applier
     place._changes = set()
-    place._cluster = others or NoOtherBrokers(Broker())
+    place._services = others or StandaloneServices(Broker())
     return place
 
 
@@ -168,9 +169,9 @@ def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
         left: Any = SimpleNamespace(stop=ends, leave=ends, election=SimpleNamespace(resign=lambda: None))
         broker.replica_manager = partitions
         broker.controller = cluster._dynamic_config = left
-        cluster._isr_changes = cluster._controller_channel = part
+        cluster._isr_changes = cluster._controller_channel = cluster._store_outage = part
         cluster._delayed_metadata = DelayedMetadata()
-        cluster._store_outage, cluster._fetchers = None, following
+        cluster._fetchers = following
         place = lifecycle_with(SimpleNamespace(), cluster)
         place._broker, place.membership, place.tasks = broker, left, BackgroundTasks()
 

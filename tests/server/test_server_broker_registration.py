@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from faulty_files import FaultyFiles
 
+from broker_listeners import IgnoringReplicaManagerListener, RecordingLeaderAndIsrListener
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
 from tidemill.broker.metadata_cache import MetadataCache
@@ -24,11 +25,11 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.replication.replica_manager import ReplicaManager
-from tidemill.server.broker_registration import BrokerRegistrationManager, MembershipListener
+from tidemill.server.broker_registration import BrokerRegistrationManager, RegistrationListener
 from unwatched_controller import new_controller
 
 
-class IgnoringListener(MembershipListener):
+class IgnoringListener(RegistrationListener):
     """A listener that ignores all changes."""
 
     def registered(self, epoch: int) -> None:
@@ -302,13 +303,25 @@ def test_the_controller_epoch_exceeds_that_of_brokers_after_a_store_restore(
         broker.config, broker.log_manager = BrokerConfig.of(), LogManager(FaultyFiles(), ["/d"])
         with ThreadPoolExecutor(1) as pool:
             loop = asyncio.get_running_loop()
-            broker.replica_manager = ReplicaManager(1, broker.log_manager, broker.clock, loop, pool, pool)
-            applier = LeaderAndIsrApplier(broker, nothing)
+            broker.replica_manager = ReplicaManager(
+                1, broker.log_manager, broker.clock, loop, pool, pool, IgnoringReplicaManagerListener()
+            )
+            listener: Any = RecordingLeaderAndIsrListener()
+            applier = LeaderAndIsrApplier(
+                1,
+                lambda: broker.config,
+                broker.clock,
+                broker.log_manager,
+                broker.replica_manager,
+                broker.metadata_cache,
+                removed=nothing,
+                listener=listener,
+            )
             applier.controller_epoch = 3
             controller = new_controller(store, 1, BrokerConfig.of, applier.apply_delta, broker.clock)
             await controller.context.load()
             one = BrokerRegistrationManager(store, controller, IgnoringListener())
-            applier.controller_moved = one.controller_moved
+            listener.controller_moved = one.controller_moved
             try:
                 await one.join(BrokerRegistration(1, ()))
                 await asyncio.wait_for(applier.first_change_applied.wait(), 10)

@@ -14,7 +14,7 @@ from tidemill.coordination.coordination_store import Create, SetData
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -29,7 +29,7 @@ def test_the_first_elections_of_a_controller_use_the_stored_settings(tmp_path: P
         async with running(BrokerConfig.from_sources(None, sets, {})) as server:
             controller, own = server.broker.controller, server.broker.node_id
             await controller.admin_manager.create_topics([NewTopic("t")])
-            eligible = PartitionState(own, 1, [own, 8, 9], 1)
+            eligible = LeaderIsrAndControllerEpoch(own, 1, [own, 8, 9], 1)
             assignment = TopicAssignment(None, {0: [own, 8, 9]})
             settings = ConfigNode.encode({"min.insync.replicas": "2"})
             await server.broker.store.transact(

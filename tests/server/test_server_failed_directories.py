@@ -40,7 +40,9 @@ class Failover:
         self.asked = 0
         self.relieved: list[int] = []
 
-    async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
+    async def replicas_failed(
+        self, broker_id: int, failed: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
         self.asked += 1
         if self.faults:
             raise self.faults.pop(0)
@@ -53,14 +55,14 @@ def replicas_failed_with(*faults: KafkaError) -> Failover:
     cluster: Any = SimpleNamespace(
         _broker=SimpleNamespace(failover=failover), _tasks=SimpleNamespace(start=started.append)
     )
-    ClusterMember.replicas_failed(cluster, 2, 7, [(b"t" * 16, 0)])
+    ClusterMember.replicas_failed(cluster, 2, [(b"t" * 16, 0)], broker_epoch=7)
     (work,) = started
     asyncio.run(work)
     return failover
 
 
 def test_retries_the_election_until_the_store_responds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.server.cluster_member.RETRY_S", 0.0)
+    monkeypatch.setattr("tidemill.server.store_retries.RETRY_S", 0.0)
     assert replicas_failed_with(StoreUnavailable("away"), StoreUnavailable("still")).relieved == [2]
 
 

@@ -32,7 +32,8 @@ class Cluster:
             replica_manager=SimpleNamespace(find=lambda topic, partition: self.held.get(partition)),
         )
         self.broker = broker
-        self.lags = GroupLags(broker)
+        no_links: Any = None
+        self.lags = GroupLags(broker, no_links)
         group_lags: Any = self.lags
         group_lags._list_offsets = self.list_offsets
         self.leads(ELSEWHERE, ELSEWHERE)

@@ -149,7 +149,7 @@ class CommandsPromise:
     ) -> None:
         self._broken = broken
         self._excused = excused
-        self.topic_gone: Callable[[Any, str, bytes], None] = lambda broker, topic, topic_id: None
+        self.topic_gone: Callable[[Any, str, bytes], None] = lambda replicas, topic, topic_id: None
         """Called with the deletions that a broker has confirmed."""
         self._latest_requests: dict[LeaderAndIsrApplier, LatestRequest] = {}
         self._queues: dict[ControllerChannel, Queue] = {}
@@ -186,7 +186,7 @@ class CommandsPromise:
     async def _update_metadata(
         self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
     ) -> Any:
-        registered, before = commands._applier.broker_epoch, commands._broker.metadata_cache.image.topics
+        registered, before = commands._applier.broker_epoch, commands._metadata_cache.image.topics
         answer = await UPDATE_METADATA(commands, request, connection)
         if answer.error_code == ErrorCode.NONE:
             self._accepted(commands, request, connection, registered)
@@ -240,13 +240,13 @@ class CommandsPromise:
         """After a full LeaderAndIsr request a broker has only replicas that are assigned to it."""
         if request.type != FULL_REQUEST:
             return
-        node = commands._broker.node_id
+        node = commands._node_id
         told = {
             (topic.topic_name, one.partition_index): one
             for topic in request.topic_states
             for one in topic.partition_states
         }
-        for partition in commands._broker.replica_manager.all():
+        for partition in commands._replica_manager.all():
             one = told.get((partition.topic, int(partition.index)))
             if one is None or node not in one.replicas:
                 self._broken_by(
@@ -267,7 +267,7 @@ class CommandsPromise:
             for state, code in zip(topic.partition_states, result.partition_errors, strict=True):
                 if code.error_code != ErrorCode.NONE:
                     continue
-                partition = commands._broker.replica_manager.find(topic.topic_name, state.partition_index)
+                partition = commands._replica_manager.find(topic.topic_name, state.partition_index)
                 if partition is None or (partition.leader_epoch, partition.partition_epoch) < (
                     state.leader_epoch,
                     state.partition_epoch,
@@ -278,7 +278,7 @@ class CommandsPromise:
 
     def _check_metadata(self, commands: ControllerRequests, request: Any) -> None:
         """A broker returns the metadata that it received."""
-        image = commands._broker.metadata_cache.image
+        image = commands._metadata_cache.image
         names = {topic.topic_name for topic in request.topic_states}
         if request.type == FULL_REQUEST and (others := sorted(image.topics.keys() - names)):
             self._broken_by(commands, f"returns {others}, and a full request has only {sorted(names)}")
@@ -305,11 +305,11 @@ class CommandsPromise:
             known = before.get(topic.topic_name)
             is_gone = any(one.leader == DURING_DELETION for one in topic.partition_states)
             if is_gone and known is not None and known.topic_id == topic.topic_id:
-                self.topic_gone(commands._broker, topic.topic_name, topic.topic_id)
+                self.topic_gone(commands._replica_manager, topic.topic_name, topic.topic_id)
 
     def _check_stopped(self, commands: ControllerRequests, request: Any, answer: Any) -> None:
         """A broker has no replica whose stop it has acknowledged."""
-        broker = commands._broker
+        replicas = commands._replica_manager
         deletes = {
             (topic.topic_name, one.partition_index)
             for topic in request.topic_states
@@ -320,10 +320,8 @@ class CommandsPromise:
             name, index = one.topic_name, one.partition_index
             if one.error_code != ErrorCode.NONE:
                 continue
-            has_log = (name, index) in deletes and broker.log_manager.get(
-                TopicPartition(name, index)
-            ) is not None
-            if broker.replica_manager.find(name, index) is not None or has_log:
+            has_log = (name, index) in deletes and replicas.logs.get(TopicPartition(name, index)) is not None
+            if replicas.find(name, index) is not None or has_log:
                 self._broken_by(commands, f"confirms that {name}-{index} is stopped, and has it")
             elif (name, index) in deletes:
                 self._check_checkpoints(commands, TopicPartition(name, index))
@@ -333,7 +331,7 @@ class CommandsPromise:
 
         After a crash the line would apply to the next partition of the name.
         """
-        logs = commands._broker.log_manager
+        logs = commands._replica_manager.logs
         if not isinstance(logs.files, SimulatedFiles):
             return
         for directory in logs.dirs.working:
@@ -346,7 +344,7 @@ class CommandsPromise:
                 self._broken_by(commands, f"confirms that {key} is deleted, and {one.path} contains it")
 
     def _stop(self, commands: ControllerRequests, topic: str, state: Any) -> ErrorCode:
-        known = commands._broker.replica_manager.find(topic, state.partition_index)
+        known = commands._replica_manager.find(topic, state.partition_index)
         epoch = int(known.leader_epoch) if known is not None else -1
         code = STOP(commands, topic, state)
         if code is ErrorCode.NONE and -1 < state.leader_epoch < epoch:
@@ -358,7 +356,7 @@ class CommandsPromise:
         return code
 
     def _broken_by(self, commands: ControllerRequests, text: str) -> None:
-        self._broken("commands", f"broker-{commands._broker.node_id} {text}")
+        self._broken("commands", f"broker-{commands._node_id} {text}")
 
     def _look_up(self, partition: Partition, wanted: Any, request: Any, *others: Any) -> Any:
         """A leader returns its log start or end offset."""

@@ -18,7 +18,7 @@ from simulated_loop import PROCESS, Process
 from state_decisions import NOBODY, Answers, KnownState, faults_of, faults_of_first
 
 from tidemill.controller import failover
-from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange, plan_isr_change
+from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, plan_isr_change
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.election_settings import UNCLEAN
 from tidemill.controller.failover import Failover
@@ -38,7 +38,7 @@ from tidemill.coordination.nodes import (
     ConfigNode,
     ControllerEpochNode,
     DeleteTopicNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -165,7 +165,11 @@ class ControllerPromise:
                 knowledge.minimum_changed = set()
 
         def plan_change(
-            image: ClusterImage, topic: str, partition: PartitionImage, change: IsrChange, *others: Any
+            image: ClusterImage,
+            topic: str,
+            partition: PartitionImage,
+            change: AlterPartitionItem,
+            *others: Any,
         ) -> PartitionImage:
             after = PLAN_ISR_CHANGE(image, topic, partition, change, *others)
             if after is not partition:
@@ -229,7 +233,9 @@ class ControllerPromise:
             if not (known.is_being_deleted and self._promises.excused("being-deleted")):
                 self._broken("losses", f"{broker} has another disk, and reports {lost}: {tp} is {state}")
 
-    def _heeded(self, tp: PartitionKey, before: PartitionState | None, after: PartitionState) -> None:
+    def _heeded(
+        self, tp: PartitionKey, before: LeaderIsrAndControllerEpoch | None, after: LeaderIsrAndControllerEpoch
+    ) -> None:
         """A replica that joins the ISR, or is recorded as lost, has nothing more to report."""
         for broker in {*after.isr} - {*(before.isr if before is not None else ())} | {*after.lost_replicas}:
             self._gone.get(broker, {}).pop(tp, None)
@@ -396,7 +402,7 @@ class ControllerPromise:
                     return True
         return False
 
-    def _state(self, tp: PartitionKey) -> PartitionState | None:
+    def _state(self, tp: PartitionKey) -> LeaderIsrAndControllerEpoch | None:
         node = self._tree().get(PartitionStateNode.path(*tp))
         return None if node is None else PartitionStateNode.decode(*tp, node.data)
 
@@ -443,7 +449,11 @@ class ControllerPromise:
             self._check_reading(tp, after.leader, image, knowledge, known)
 
     def _judge(
-        self, tp: PartitionKey, before: PartitionState | None, after: PartitionState, faults: Iterable[str]
+        self,
+        tp: PartitionKey,
+        before: LeaderIsrAndControllerEpoch | None,
+        after: LeaderIsrAndControllerEpoch,
+        faults: Iterable[str],
     ) -> None:
         for fault in faults:
             self._broken("decision", f"{tp} is {after} after {before}: {fault}")
@@ -522,13 +532,13 @@ class ControllerPromise:
         image: ClusterImage,
         topic: str,
         partition: PartitionImage,
-        change: IsrChange,
+        change: AlterPartitionItem,
         after: PartitionImage,
         stopping: frozenset[int],
     ) -> None:
         """A leader's request for another ISR was granted."""
         tp = (topic, partition.partition)
-        asked = (change.broker, change.leader_epoch, change.partition_epoch)
+        asked = (change.leader, change.leader_epoch, change.partition_epoch)
         present = (partition.leader, partition.leader_epoch, partition.partition_epoch)
         if asked != present:
             self._broken(
@@ -658,7 +668,9 @@ class ControllerPromise:
                     (name, number), partition, PartitionStateNode.decode(name, number, state.data)
                 )
 
-    def _compare_state(self, tp: PartitionKey, partition: PartitionImage, state: PartitionState) -> None:
+    def _compare_state(
+        self, tp: PartitionKey, partition: PartitionImage, state: LeaderIsrAndControllerEpoch
+    ) -> None:
         known = state._replace(
             leader=partition.leader,
             leader_epoch=partition.leader_epoch,

@@ -392,10 +392,11 @@ class CoordinatorPromise:
         if watched is not None and isinstance(key, TimerKey):
             self._check_group(watched, key.group_id)
 
-    def topic_gone(self, broker: Any, topic: str, topic_id: bytes) -> None:
-        """A broker has applied the deletion of a topic."""
+    def topic_gone(self, replicas: Any, topic: str, topic_id: bytes) -> None:
+        """The broker with these replicas has applied the deletion of a topic."""
         for shard, watched in self._watched.items():
-            if getattr(shard._log, "_broker", None) is broker:
+            broker = getattr(shard._log, "_broker", None)
+            if broker is not None and broker.replica_manager is replicas:
                 self._expect_gone(watched, {topic: topic_id})
                 self._check_gone(watched)
 

@@ -473,9 +473,9 @@ class FollowingPromise:
         now = self._promises.now()
         session_s = self._promises.deposed.session_s
         for silent in self._silent.values():
-            broker = silent.silence._broker
-            since_ms = int(broker.clock.monotonic_ms()) - int(session_s * 1000)
-            for partition in broker.replica_manager.all():
+            silence = silent.silence
+            since_ms = int(silence._clock.monotonic_ms()) - int(session_s * 1000)
+            for partition in silence._isolation._partitions.all():
                 is_alone = now - silent.since_s >= session_s and _is_deserted(partition, since_ms)
                 if not is_alone or silent.is_paused():
                     self._deserted_s.pop(partition, None)

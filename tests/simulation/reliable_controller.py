@@ -14,7 +14,7 @@ from promises import Promises
 from simulated_loop import PROCESS, Process
 from simulated_network import Network
 
-from tidemill.controller.alter_partition import IsrChange, plan_isr_change
+from tidemill.controller.alter_partition import AlterPartitionItem, plan_isr_change
 from tidemill.controller.leader_election import (
     ElectionPolicy,
     LogEnd,
@@ -241,7 +241,7 @@ class ReliableController:
         self,
         topic: str,
         partition: int,
-        change: IsrChange,
+        change: AlterPartitionItem,
         answer: Callable[[PartitionImage | None], None],
     ) -> None:
         """A leader requests another ISR; ``answer`` gets the resulting state, or None if it is refused."""
@@ -252,7 +252,7 @@ class ReliableController:
         def arrive() -> None:
             found = self.image.topics[topic]
             state: PartitionImage | None = None
-            registered = self._brokers.get(change.broker)
+            registered = self._brokers.get(change.leader)
             if registered is None or registered[0] is not process:
                 self.promises.events.add(f"{change} is of a process that is gone", "the world")
                 return

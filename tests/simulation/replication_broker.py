@@ -30,7 +30,7 @@ from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.broker.produce_validation import ProduceValidation
 from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
-from tidemill.controller.alter_partition import ANY_EPOCH, IsrChange
+from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, IsrMember
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.log.log_manager import LogManager
@@ -44,7 +44,7 @@ from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.peer import Listener
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
-from tidemill.replication.replica_manager import ReplicaManager
+from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
 from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer
 from tidemill.transactions.producer_ids import ProducerIds
@@ -59,7 +59,7 @@ MOVED_PIECE_BYTES = 1000
 """So slow that leaders change, and processes end, while partitions move."""
 
 
-class ReplicationBroker:
+class ReplicationBroker(ReplicaManagerListener):
     """A broker, for the lifetime of one process."""
 
     def __init__(
@@ -109,7 +109,9 @@ class ReplicationBroker:
         topics = self.controller.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
         nobody: Any = None
-        broker.replica_manager = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
+        broker.replica_manager = ReplicaManager(
+            self.node_id, logs, broker.clock, self.loop, nobody, nobody, self
+        )
         broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.metadata_cache = MetadataCache(self.controller.image.with_brokers({}))
         broker.producer_ids = ProducerIds(self.controller.next_producer_ids)
@@ -118,11 +120,9 @@ class ReplicationBroker:
             wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")
         )
         self.following = ReplicaFetcherManager(
-            self.node_id, ANY_EPOCH, limits, self._connect, broker.clock, self._storage_failed
+            self.node_id, limits, self._connect, broker.clock, self._storage_failed, node_epoch=ANY_EPOCH
         )
         broker.replica_manager.following = self.following
-        broker.replica_manager.change_isr = self._change_isr
-        broker.replica_manager.directory_failed = self._tell_failed
         listening: Any = Listening(self.network, self.machine, PORT)
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
         acceptor.listen(listener, [listening])
@@ -219,19 +219,37 @@ class ReplicationBroker:
                 self.partitions.put_topic(topic.name, topic.topic_id, False, states, config)
             except KafkaError as problem:
                 logger.warning("%s: %s", topic.name, problem)
-        self._tell_failed()
+        self.directory_failed()
 
-    def _tell_failed(self) -> None:
+    def directory_failed(self) -> None:
         """Reports replicas that it cannot read or write."""
         failed = [TopicPartition(one.topic, int(one.index)) for one in self.partitions.all() if one.failed]
         if failed:
             self.controller.replicas_failed(self, failed)
 
-    def _change_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+    def is_registered(self, broker_id: int) -> bool:
+        """Considers every broker registered."""
+        return True
+
+    def directory_distrusted(self) -> None:
+        """Has no store for the directories."""
+
+    def alter_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """Requests another ISR from the controller."""
         replication = partition.replication
-        epochs = [(one, ANY_EPOCH if replication is None else int(replication.epoch_of(one))) for one in isr]
         leader_epoch = int(partition.leader_epoch)
-        change = IsrChange(self.node_id, leader_epoch, partition_epoch, epochs)
+        change = AlterPartitionItem(
+            topic_id=partition.log.topic_id,
+            partition=int(partition.index),
+            leader=self.node_id,
+            leader_epoch=leader_epoch,
+            partition_epoch=partition_epoch,
+            isr=[
+                IsrMember(one, ANY_EPOCH if replication is None else int(replication.epoch_of(one)))
+                for one in isr
+            ],
+            broker_epoch=ANY_EPOCH,
+        )
 
         def answer(state: PartitionImage | None) -> None:
             now = partition.replication

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from tidemill.controller.leader_election import LogEnd
-from tidemill.coordination.nodes import PartitionState
+from tidemill.coordination.nodes import LeaderIsrAndControllerEpoch
 
 NOBODY = -1
 NO_ONE: frozenset[int] = frozenset()
@@ -67,7 +67,7 @@ class KnownState(NamedTuple):
         return set(self.replicas) & set(self.epochs) - self.offline
 
 
-def faults_of_first(state: PartitionState, known: KnownState) -> Iterator[str]:
+def faults_of_first(state: LeaderIsrAndControllerEpoch, known: KnownState) -> Iterator[str]:
     """Returns the errors of the first state of a partition."""
     if state.leader_epoch != 0:
         yield f"the first leader epoch is {state.leader_epoch}"
@@ -79,7 +79,9 @@ def faults_of_first(state: PartitionState, known: KnownState) -> Iterator[str]:
         yield "a new partition has replicas that are eligible or lost"
 
 
-def faults_of(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
+def faults_of(
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, known: KnownState
+) -> Iterator[str]:
     """Returns the errors of a state that replaces another."""
     yield from _faults_of_sets(after, known)
     yield from _faults_of_epoch(before, after, known)
@@ -97,7 +99,7 @@ def faults_of(before: PartitionState, after: PartitionState, known: KnownState) 
         yield f"{list(after.elr)} are eligible after a recovery by the logs"
 
 
-def _faults_of_sets(after: PartitionState, known: KnownState) -> Iterator[str]:
+def _faults_of_sets(after: LeaderIsrAndControllerEpoch, known: KnownState) -> Iterator[str]:
     isr = set(after.isr)
     if len(isr) < len(after.isr):
         yield "the ISR names a replica twice"
@@ -113,7 +115,9 @@ def _faults_of_sets(after: PartitionState, known: KnownState) -> Iterator[str]:
         yield f"{after.last_known_leader} is the last known leader beside a leader"
 
 
-def _faults_of_epoch(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
+def _faults_of_epoch(
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, known: KnownState
+) -> Iterator[str]:
     raised = after.leader_epoch - before.leader_epoch
     if after.leader != before.leader:
         if raised != 1:
@@ -122,7 +126,9 @@ def _faults_of_epoch(before: PartitionState, after: PartitionState, known: Known
         yield f"the leader stays, and the leader epoch is {raised} higher (moved: {known.has_moved})"
 
 
-def _faults_of_members(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
+def _faults_of_members(
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, known: KnownState
+) -> Iterator[str]:
     isr, former = set(after.isr), set(before.isr)
     unfit = {
         "do not live": isr - set(known.epochs),
@@ -143,7 +149,9 @@ def _faults_of_members(before: PartitionState, after: PartitionState, known: Kno
         yield f"{sorted(isr - joined)} stay in sync beside a leader that was not"
 
 
-def _faults_of_losses(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
+def _faults_of_losses(
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, known: KnownState
+) -> Iterator[str]:
     replicas, lost = set(known.replicas), set(after.lost_replicas)
     outside = replicas - set(after.isr)
     kept = set(before.lost_replicas) | known.lost & {*before.isr, *before.elr}
@@ -157,7 +165,7 @@ def _faults_of_losses(before: PartitionState, after: PartitionState, known: Know
         )
 
 
-def _last_leader(before: PartitionState, known: KnownState) -> int:
+def _last_leader(before: LeaderIsrAndControllerEpoch, known: KnownState) -> int:
     """Returns the last known leader of a partition without a leader."""
     last = before.leader if before.leader != NOBODY else before.last_known_leader
     if last == NOBODY and len(before.isr) == 1:
@@ -166,14 +174,16 @@ def _last_leader(before: PartitionState, known: KnownState) -> int:
     return NOBODY if last in known.missing or last not in known.replicas else last
 
 
-def _whole(before: PartitionState, known: KnownState) -> set[int]:
+def _whole(before: LeaderIsrAndControllerEpoch, known: KnownState) -> set[int]:
     """Returns the replicas with every committed record."""
     if before.leader != NOBODY and len(before.isr) >= known.minimum:
         return set(before.isr)
     return {*before.isr, *before.elr}
 
 
-def _faults_of_eligible(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
+def _faults_of_eligible(
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, known: KnownState
+) -> Iterator[str]:
     isr, eligible = set(after.isr), set(after.elr)
     most: set[int] = set()
     if len(isr) < known.minimum:
@@ -191,7 +201,9 @@ def _faults_of_eligible(before: PartitionState, after: PartitionState, known: Kn
         )
 
 
-def _faults_of_election(before: PartitionState, after: PartitionState, known: KnownState) -> Iterator[str]:
+def _faults_of_election(
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, known: KnownState
+) -> Iterator[str]:
     leader = after.leader
     if leader not in known.able:
         yield f"{leader} is elected, and does not live, cannot be read or is about to stop"

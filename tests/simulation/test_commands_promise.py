@@ -56,18 +56,21 @@ def partition(leader_epoch: int = 3, *, leads: bool = True, topic: str = "t") ->
 def commands(*replicas: Any, registered: int = 10) -> ControllerRequests:
     """Returns a broker with these replicas that applies requests."""
     partitions = SimpleNamespace(
+        logs=SimpleNamespace(get=lambda key: None, files=None),
         all=lambda: list(replicas),
         find=lambda topic, index: next((one for one in replicas if one.topic == topic), None),
     )
     topics = {"t": SimpleNamespace(topic_id=KEY[1], partition=lambda index: STATE)}
-    broker = SimpleNamespace(
-        node_id=NODE,
-        replica_manager=partitions,
-        log_manager=SimpleNamespace(get=lambda key: None, files=None),
-        metadata_cache=SimpleNamespace(image=SimpleNamespace(topics=topics)),
-    )
     applier = ProgramObject(broker_epoch=registered, controller_epoch=0)
-    return cast(ControllerRequests, ProgramObject(_broker=broker, _applier=applier))
+    return cast(
+        ControllerRequests,
+        ProgramObject(
+            _node_id=NODE,
+            _replica_manager=partitions,
+            _metadata_cache=SimpleNamespace(image=SimpleNamespace(topics=topics)),
+            _applier=applier,
+        ),
+    )
 
 
 def request(
@@ -178,7 +181,7 @@ def test_a_deletion_confirmed_before_its_checkpoints_is_found(
     files.make_directory("/data")
     directory = DataDirectory(files, "/data", {})
     dirs = SimpleNamespace(working=[directory])
-    cast(Any, to)._broker.log_manager = SimpleNamespace(get=lambda key: None, files=files, dirs=dirs)
+    cast(Any, to)._replica_manager.logs = SimpleNamespace(get=lambda key: None, files=files, dirs=dirs)
     wanted = ("_stop_replica", request(), 1)
     files.replace(f"/data/{name}", render_checkpoint(["u 0 5"]))
     assert obey(to, wanted) == []

@@ -10,7 +10,8 @@ from controller_promise import APPLY_S, ControllerKnowledge, ControllerPromise, 
 from simulated_loop import PROCESS, Process
 from test_promise_checkers import ID, TP, Checked
 
-from tidemill.controller.alter_partition import IsrChange
+from alter_partition_items import isr_change
+from tidemill.controller.alter_partition import AlterPartitionItem
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.failover import Failover
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
@@ -24,7 +25,7 @@ from tidemill.coordination.nodes import (
     ConfigNode,
     ControllerEpochNode,
     DeleteTopicNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
@@ -34,7 +35,7 @@ from tidemill.coordination.topic_index import TopicIndex
 from tidemill.replication.partition import Partition
 
 SESSION = 7
-STATE = PartitionState(1, 4, [1], 2, elr=(2,))
+STATE = LeaderIsrAndControllerEpoch(1, 4, [1], 2, elr=(2,))
 PATH = PartitionStateNode.path(*TP)
 FENCE = Check(CONTROLLER_EPOCH, 0)
 
@@ -95,7 +96,7 @@ class Store:
         self.promise.wrote(written, self.process, office if office is not None else self.office())
         return self.found()
 
-    def written(self, state: PartitionState) -> list[str]:
+    def written(self, state: LeaderIsrAndControllerEpoch) -> list[str]:
         """The controller writes a state; returns the broken promises."""
         return self.write(FENCE, SetData(PATH, PartitionStateNode.encode(state), 0))
 
@@ -401,15 +402,15 @@ def test_an_unreported_replaced_disk_is_found() -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (IsrChange(1, 4, 0, [(1, 11), (2, 12)]), []),
-        (IsrChange(1, 3, 0, [(1, 11), (2, 12)]), ["decision"]),
-        (IsrChange(1, 4, 1, [(1, 11), (2, 12)]), ["decision"]),
-        (IsrChange(1, 4, 0, [(1, 11), (2, 9)]), ["decision"]),
-        (IsrChange(1, 4, 0, [(1, 11), (2, -1)]), ["decision"]),
+        (isr_change(1, 4, 0, [(1, 11), (2, 12)]), []),
+        (isr_change(1, 3, 0, [(1, 11), (2, 12)]), ["decision"]),
+        (isr_change(1, 4, 1, [(1, 11), (2, 12)]), ["decision"]),
+        (isr_change(1, 4, 0, [(1, 11), (2, 9)]), ["decision"]),
+        (isr_change(1, 4, 0, [(1, 11), (2, -1)]), ["decision"]),
     ],
 )
 def test_an_isr_request_requires_the_current_leader_and_broker_epochs(
-    change: IsrChange, found: list[str]
+    change: AlterPartitionItem, found: list[str]
 ) -> None:
     store = Store()
     token = PROCESS.set(store.process)

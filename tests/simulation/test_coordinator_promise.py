@@ -413,7 +413,7 @@ async def test_committed_offsets_that_outlive_their_topic_are_found() -> None:
             assert stage.broken == []
             stage.service.topics_deleted({"t": TOPIC_ID})
         assert "keeps" in stage.broken.pop()
-        stage.promise.topic_gone(stage.shard._log._broker, "t", TOPIC_ID)  # type: ignore[attr-defined]
+        stage.promise.topic_gone(stage.shard._log._broker.replica_manager, "t", TOPIC_ID)  # type: ignore[attr-defined]
         assert "keeps" in stage.broken[0]
 
 

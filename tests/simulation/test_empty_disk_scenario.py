@@ -14,7 +14,7 @@ from empty_disk_scenario import FETCH, NOTHING, WISH, EmptyDiskScenario
 from event_log import Violation
 
 from tidemill.broker import alter_partition_manager
-from tidemill.controller.alter_partition import ANY_EPOCH
+from tidemill.controller.alter_partition import ANY_EPOCH, IsrMember
 from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.replication.partition import Partition
 from tidemill.server import broker_server
@@ -27,8 +27,8 @@ REFUSED = "the controller refuses the ISR: INELIGIBLE_REPLICA"
 def without_epochs() -> Any:
     """A leader requests members regardless of their registrations, as before KIP-903."""
 
-    def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[tuple[int, int]]:
-        return [(broker, ANY_EPOCH) for broker in isr]
+    def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[IsrMember]:
+        return [IsrMember(broker, ANY_EPOCH) for broker in isr]
 
     return mock.patch.object(alter_partition_manager, "members_of", members_of)
 

@@ -254,7 +254,7 @@ def test_the_last_batch_of_a_compacted_log_before_an_offset_must_be_on_the_disk(
     pair.watch.answering(pair.leader, 8)
     followed = FollowedPartition(b"", pair.follower)
     followed.fetch_offset = 8
-    pair.watch.asked(ReplicaFetcher(FOLLOWER, 1, FetchLimits()), [followed])
+    pair.watch.asked(ReplicaFetcher(FOLLOWER, FetchLimits(), node_epoch=1), [followed])
     found = [text.partition(":")[0] for text in pair.checked.broken]
     assert found == ["committed", "flush", "reported-position"] * is_broken
 
@@ -417,7 +417,7 @@ def test_an_append_after_a_flushed_truncation_breaks_no_promise(pair: Pair) -> N
 def test_a_reported_position_beyond_the_disk_is_found(pair: Pair) -> None:
     pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
     pair.checked.promises.synced_end = lambda tp, broker: 5
-    fetcher = ReplicaFetcher(FOLLOWER, 1, FetchLimits())
+    fetcher = ReplicaFetcher(FOLLOWER, FetchLimits(), node_epoch=1)
     followed = FollowedPartition(b"", pair.follower)
     followed.fetch_offset = 5
     pair.watch.asked(fetcher, [followed])
@@ -430,7 +430,7 @@ def test_a_reported_position_beyond_the_disk_is_found(pair: Pair) -> None:
 def test_a_reported_log_start_offset_beyond_the_disk_is_found(pair: Pair) -> None:
     followed = FollowedPartition(b"", pair.follower)
     followed.log_start_offset = 3
-    pair.watch.asked(ReplicaFetcher(FOLLOWER, 1, FetchLimits()), [followed])
+    pair.watch.asked(ReplicaFetcher(FOLLOWER, FetchLimits(), node_epoch=1), [followed])
     assert pair.found == "reported-position"
 
 
@@ -462,17 +462,17 @@ def test_an_isolated_broker_leads_no_partition(pair: Pair, hears_s: float, expec
         """A disconnected broker."""
 
     silence: Any = Cut()
-    silence._broker = Cut()
-    silence._broker.replica_manager = Cut()
-    silence._broker.replica_manager.all = lambda: [pair.leader]
-    silence._broker.clock = Cut()
+    silence._isolation = Cut()
+    silence._isolation._partitions = Cut()
+    silence._isolation._partitions.all = lambda: [pair.leader]
+    silence._clock = Cut()
     pair.checked.promises.deposed.session_s = 2.0
     pair.write()
     pair.checked.now = 0.0
     pair.watch.silence_begins(silence, lambda: False)
     for tenths in range(0, 120, 5):
         pair.checked.now = tenths / 10
-        silence._broker.clock.monotonic_ms = lambda now=tenths: now * 100
+        silence._clock.monotonic_ms = lambda now=tenths: now * 100
         if pair.checked.now <= hears_s:
             pair.fetch(5, now_ms=tenths * 100)
         pair.watch.look()

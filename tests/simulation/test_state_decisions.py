@@ -8,11 +8,11 @@ import pytest
 from state_decisions import Answers, KnownState, faults_of, faults_of_first
 
 from tidemill.controller.leader_election import LogEnd
-from tidemill.coordination.nodes import PartitionState
+from tidemill.coordination.nodes import LeaderIsrAndControllerEpoch
 
-LED = PartitionState(1, 4, [1, 2, 3], 1)
-SHRUNK = PartitionState(1, 4, [1], 1, elr=(2,))
-LEADERLESS = PartitionState(-1, 5, [], 1, (), 1, (2,))
+LED = LeaderIsrAndControllerEpoch(1, 4, [1, 2, 3], 1)
+SHRUNK = LeaderIsrAndControllerEpoch(1, 4, [1], 1, elr=(2,))
+LEADERLESS = LeaderIsrAndControllerEpoch(-1, 5, [], 1, (), 1, (2,))
 EPOCHS = {1: 10, 2: 20, 3: 30}
 
 
@@ -51,8 +51,8 @@ ENDS = asked(b1=(2, 5), b2=(3, 4), b3=(3, 9))
         (SHRUNK, LED._replace(isr=[1, 2]), known(joined=[frozenset({1, 2})])),
         (SHRUNK, SHRUNK._replace(leader=2, leader_epoch=5, isr=[2], elr=(1,)), without(1)),
         (SHRUNK, SHRUNK._replace(elr=()), known(minimum_changed=True)),
-        (SHRUNK, PartitionState(-1, 5, [], 1, (1, 2), 1), without(1, 2)),
-        (LED, PartitionState(1, 5, [1, 3], 1), known(replicas=[1, 3], has_moved=True)),
+        (SHRUNK, LeaderIsrAndControllerEpoch(-1, 5, [], 1, (1, 2), 1), without(1, 2)),
+        (LED, LeaderIsrAndControllerEpoch(1, 5, [1, 3], 1), known(replicas=[1, 3], has_moved=True)),
         (
             LEADERLESS,
             LEADERLESS._replace(leader=1, leader_epoch=6, isr=[1], last_known_leader=-1),
@@ -62,7 +62,7 @@ ENDS = asked(b1=(2, 5), b2=(3, 4), b3=(3, 9))
     ],
 )
 def test_a_state_that_follows_from_the_previous_state_is_accepted(
-    before: PartitionState, after: PartitionState, what: KnownState
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, what: KnownState
 ) -> None:
     assert list(faults_of(before, after, what)) == []
 
@@ -95,16 +95,21 @@ def test_a_state_that_follows_from_the_previous_state_is_accepted(
             "were lost, and are not any more",
         ),
         (LED, LED._replace(isr=[1, 2], lost_replicas=(3,)), known(), "lost without a report"),
-        (SHRUNK, PartitionState(-1, 5, [], 1, (1, 2), 2), without(1, 2), "last known leader is 2"),
+        (
+            SHRUNK,
+            LeaderIsrAndControllerEpoch(-1, 5, [], 1, (1, 2), 2),
+            without(1, 2),
+            "last known leader is 2",
+        ),
         (
             LED._replace(isr=[1]),
-            PartitionState(-1, 5, [], 1, (), 1, (1,)),
+            LeaderIsrAndControllerEpoch(-1, 5, [], 1, (), 1, (1,)),
             known(lost={1}, named={1}, missing={1}),
             "last known leader is 1, and should be -1",
         ),
         (
             SHRUNK,
-            PartitionState(-1, 5, [], 1, (2,), 1),
+            LeaderIsrAndControllerEpoch(-1, 5, [], 1, (2,), 1),
             without(2, replicas=[2, 3], has_moved=True),
             "last known leader is 1, and should be -1",
         ),
@@ -119,7 +124,7 @@ def test_a_state_that_follows_from_the_previous_state_is_accepted(
     ],
 )
 def test_a_wrong_successor_state_is_found(
-    before: PartitionState, after: PartitionState, what: KnownState, fault: str
+    before: LeaderIsrAndControllerEpoch, after: LeaderIsrAndControllerEpoch, what: KnownState, fault: str
 ) -> None:
     assert fault in "; ".join(faults_of(before, after, what))
 
@@ -132,7 +137,7 @@ def test_an_election_by_an_operator_does_not_wait_for_offline_replicas() -> None
 
 
 def test_a_new_partition_has_an_in_sync_leader_in_epoch_0() -> None:
-    first = PartitionState(1, 0, [1, 2, 3], 1)
+    first = LeaderIsrAndControllerEpoch(1, 0, [1, 2, 3], 1)
     assert list(faults_of_first(first, known())) == []
     for wrong in (
         first._replace(leader_epoch=1),

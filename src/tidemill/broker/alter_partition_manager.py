@@ -7,18 +7,19 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.broker.apply_leader_and_isr import state_of
-from tidemill.broker.broker import Broker
 from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
-from tidemill.controller.alter_partition import IsrChange
-from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.alter_partition import AlterPartitionItem, IsrMember
+from tidemill.controller.controller import KafkaController
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
+from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.alter_partition import (
     AlterPartitionRequest,
@@ -51,12 +52,15 @@ created.
 PARTITIONS_MAX = 1000
 """In one request."""
 
+PartitionKey = tuple[bytes, int]
+"""A partition by topic id and index."""
 
-def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[tuple[int, int]]:
+
+def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[IsrMember]:
     """Returns the members of an ISR, each with the broker epoch of its last fetch."""
     replication = partition.replication
     return [
-        (
+        IsrMember(
             broker,
             own_epoch
             if replication is None or broker == replication.leader
@@ -69,16 +73,16 @@ def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list
 class _PendingChange:
     """An ISR change that a partition has submitted."""
 
-    def __init__(
-        self, partition: Partition, isr: tuple[int, ...], partition_epoch: int, own_epoch: int
-    ) -> None:
+    def __init__(self, partition: Partition, isr: tuple[int, ...], item: AlterPartitionItem) -> None:
         self.partition = partition
-        self.members = members_of(partition, isr, own_epoch)
-        """With the broker epochs of the submission: a follower that restarts later is not a member."""
-        self.key = (partition.log.topic_id, int(partition.index))
-        self.leader_epoch = int(partition.leader_epoch)
-        self.partition_epoch = partition_epoch
         self.isr = isr
+        self.item = item
+        """With the broker epochs of the submission: a follower that restarts later is not a member."""
+
+    @property
+    def key(self) -> PartitionKey:
+        """The topic id and the partition."""
+        return self.item.topic_id, self.item.partition
 
     def is_pending(self, *, in_any_state: bool = False) -> bool:
         """Whether the partition still waits for this change, in the partition epoch of the submission.
@@ -89,10 +93,10 @@ class _PendingChange:
         replication = partition.replication
         return (
             not partition.deleted
-            and partition.leader_epoch == self.leader_epoch
+            and partition.leader_epoch == self.item.leader_epoch
             and replication is not None
             and replication.pending_isr == self.isr
-            and (in_any_state or replication.partition_epoch == self.partition_epoch)
+            and (in_any_state or replication.partition_epoch == self.item.partition_epoch)
         )
 
 
@@ -100,19 +104,36 @@ class AlterPartitionManager:
     """Sends the ISR changes of leaders to the controller, which may be this broker, one request at a time."""
 
     def __init__(
-        self, broker: Broker, channel: BrokerToControllerChannel, failover: Failover, epoch: Callable[[], int]
+        self,
+        node_id: int,
+        replica_manager: ReplicaManager,
+        controller: KafkaController,
+        channel: BrokerToControllerChannel,
+        *,
+        broker_epoch: Callable[[], int],
     ) -> None:
-        self._broker = broker
+        self._node_id = node_id
+        self._replica_manager = replica_manager
+        self._controller = controller
         self._channel = channel
-        self._failover = failover
-        self._epoch = epoch
-        self._unsent: dict[tuple[bytes, int], _PendingChange] = {}
+        self._broker_epoch = broker_epoch
+        self._unsent: dict[PartitionKey, _PendingChange] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
     def submit(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Requests ``isr`` in place of the ISR of ``partition_epoch``."""
-        one = _PendingChange(partition, isr, partition_epoch, self._epoch())
+        broker_epoch = self._broker_epoch()
+        item = AlterPartitionItem(
+            topic_id=partition.log.topic_id,
+            partition=int(partition.index),
+            leader=self._node_id,
+            leader_epoch=int(partition.leader_epoch),
+            partition_epoch=partition_epoch,
+            isr=members_of(partition, isr, broker_epoch),
+            broker_epoch=broker_epoch,
+        )
+        one = _PendingChange(partition, isr, item)
         self._unsent[one.key] = one
         if self._task is None and not self._stopped:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -161,7 +182,7 @@ class AlterPartitionManager:
         A change without a known outcome may have been written. Until the leader knows, a record is committed
         only if the replicas of the pending ISR have it, too.
         """
-        partitions = self._broker.replica_manager
+        partitions = self._replica_manager
         if not one.is_pending():
             return
         if isinstance(result, PartitionState):
@@ -171,7 +192,7 @@ class AlterPartitionManager:
                 "this broker stops leading %s-%d, which it led in epoch %d: %s",
                 one.partition.topic,
                 one.partition.index,
-                one.leader_epoch,
+                one.item.leader_epoch,
                 result,
             )
             partitions.stop_leading(one.partition)
@@ -186,7 +207,7 @@ class AlterPartitionManager:
             partitions.isr_refused(one.partition)
 
     async def _send(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
-        if self._broker.controller.is_active:
+        if self._controller.is_active:
             return await self._alter_locally(changes)
         response = await self._channel.send_when_connected(
             ApiKey.ALTER_PARTITION, VERSIONS, lambda: self._request(changes), AlterPartitionResponse
@@ -204,40 +225,31 @@ class AlterPartitionManager:
         for one in changes:
             if not one.is_pending():
                 continue
+            item = one.item
             topic = topics.setdefault(
-                one.key[0], AlterPartitionRequestTopicData(topic_id=one.key[0], partitions=[])
+                item.topic_id, AlterPartitionRequestTopicData(topic_id=item.topic_id, partitions=[])
             )
             topic.partitions.append(
                 AlterPartitionRequestPartitionData(
-                    partition_index=one.key[1],
-                    leader_epoch=one.leader_epoch,
+                    partition_index=item.partition,
+                    leader_epoch=item.leader_epoch,
                     new_isr_with_epochs=[
-                        BrokerState(broker_id=broker, broker_epoch=epoch) for broker, epoch in one.members
+                        BrokerState(broker_id=member.broker_id, broker_epoch=member.broker_epoch)
+                        for member in item.isr
                     ],
-                    partition_epoch=one.partition_epoch,
+                    partition_epoch=item.partition_epoch,
                 )
             )
         return AlterPartitionRequest(
-            broker_id=self._broker.node_id, broker_epoch=self._epoch(), topics=list(topics.values())
+            broker_id=self._node_id, broker_epoch=self._broker_epoch(), topics=list(topics.values())
         )
 
     async def _alter_locally(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
-        wanted = [
-            WantedIsr(
-                one.key[0],
-                one.key[1],
-                IsrChange(
-                    self._broker.node_id,
-                    one.leader_epoch,
-                    one.partition_epoch,
-                    one.members,
-                    self._epoch(),
-                ),
-            )
-            for one in changes
-        ]
+        broker_epoch = self._broker_epoch()
         try:
-            results = await self._failover.alter_isr(wanted)
+            results = await self._controller.failover.alter_isr(
+                [dataclasses.replace(one.item, broker_epoch=broker_epoch) for one in changes]
+            )
         except StoreError as problem:
             raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None
         return [one if isinstance(one, KafkaError) else state_of(one) for one in results]
@@ -250,7 +262,7 @@ def _is_ineligible(result: PartitionState | KafkaError) -> bool:
 def _results(
     changes: Sequence[_PendingChange], response: AlterPartitionResponse
 ) -> list[PartitionState | KafkaError]:
-    found: Mapping[tuple[bytes, int], PartitionState | KafkaError] = {
+    found: Mapping[PartitionKey, PartitionState | KafkaError] = {
         (topic.topic_id, one.partition_index): (
             KafkaError(
                 f"the controller refuses the ISR: {ErrorCode(one.error_code).name}",

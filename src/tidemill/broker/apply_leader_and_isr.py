@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.broker.broker_state import BrokerState
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata_cache import Delta, PartitionImage, TopicImage, effective_config
+from tidemill.broker.metadata_cache import Delta, MetadataCache, PartitionImage, TopicImage, effective_config
 from tidemill.coordination.cluster_image import TOPIC
 from tidemill.log.errors import topic_failure
+from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.model.event_loop_slices import (
@@ -25,8 +26,10 @@ from tidemill.model.event_loop_slices import (
     slices_of,
     yield_to_loop,
 )
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.partition_state import PartitionState
+from tidemill.replication.replica_manager import ReplicaManager
 
 logger = logging.getLogger("tidemill.broker")
 
@@ -51,27 +54,58 @@ class TopicLeaderAndIsr(NamedTuple):
     """The partitions whose replicas are new on this broker."""
 
 
+class LeaderAndIsrListener(ABC):
+    """Receives the failures and deviations that the application of a change detects."""
+
+    @abstractmethod
+    def replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """A change assigns partitions (by topic id) to this broker that cannot be opened."""
+
+    @abstractmethod
+    def replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """This broker serves partitions (by topic id) that are offline in the controller's image."""
+
+    @abstractmethod
+    def topic_deletion_refused(self, topic: TopicImage) -> None:
+        """The logs of a deleted topic cannot be deleted now, for instance because the disk is full."""
+
+    @abstractmethod
+    def replica_deletion_refused(self, topic: TopicImage, index: int) -> None:
+        """A partition was reassigned, and its log cannot be deleted now."""
+
+    @abstractmethod
+    def controller_moved(self) -> None:
+        """The controller of this process makes a change although a later one has sent requests."""
+
+
 class LeaderAndIsrApplier:
     """Applies changes of the cluster to the partitions and the metadata of this broker."""
 
-    def __init__(self, broker: BrokerState, removed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        config: Callable[[], BrokerConfig],
+        clock: Clock,
+        log_manager: LogManager,
+        replica_manager: ReplicaManager,
+        metadata_cache: MetadataCache,
+        *,
+        removed: Callable[[], Awaitable[None]],
+        listener: LeaderAndIsrListener,
+    ) -> None:
         """``removed``: see :attr:`removed`."""
         self.controller_epoch = 0
         self.broker_epoch = -1
         """The epoch of this broker's registration; -1 before the registration."""
         self.first_change_applied = asyncio.Event()
         """Set after the first change for this registration was applied."""
-        self.replicas_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
-        """Called with partitions (by topic id) that a change assigns here, and that cannot be opened."""
-        self.replicas_served: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
-        """Called with served partitions (by topic id) that are offline in the controller's image."""
-        self.topic_deletion_refused: Callable[[TopicImage], None] = lambda topic: None
-        """Called with a topic whose logs cannot be deleted now, for instance because the disk is full."""
-        self.replica_deletion_refused: Callable[[TopicImage, int], None] = lambda topic, index: None
-        """Called with a partition that was reassigned, and whose log cannot be deleted now."""
-        self.controller_moved: Callable[[], None] = lambda: None
-        """Called if this process's controller makes a change although a later one has sent requests."""
-        self._broker = broker
+        self._node_id = node_id
+        self._config = config
+        self._clock = clock
+        self._log_manager = log_manager
+        self._replica_manager = replica_manager
+        self._metadata_cache = metadata_cache
+        self._listener = listener
         self._next_config: BrokerConfig | None = None
         """The configuration that a change contains, while its partitions are applied."""
         self.removed = removed
@@ -86,7 +120,7 @@ class LeaderAndIsrApplier:
 
         ``published`` is done when the image is published and this broker leads the partitions that it has to
         lead. The logs of new followers are created after that: no client waits for them. Their failures are
-        passed to :attr:`replicas_failed` as well.
+        passed to :meth:`LeaderAndIsrListener.replicas_failed` as well.
         """
         async with self.lock:
             if delta.image.controller_epoch < self.controller_epoch:
@@ -95,7 +129,7 @@ class LeaderAndIsrApplier:
                     delta.image.controller_epoch,
                     self.controller_epoch,
                 )
-                self.controller_moved()
+                self._listener.controller_moved()
                 return
             self.controller_epoch = delta.image.controller_epoch
             if not delta.before.brokers:
@@ -103,14 +137,13 @@ class LeaderAndIsrApplier:
                     (topic.name, ((one.partition, one.replicas) for one in topic.partitions))
                     for topic in delta.image.topics.values()
                 )
-            time_slice = TimeSlice(self._broker.clock)
+            time_slice = TimeSlice(self._clock)
             await self._delete_topics(delta, time_slice)
             failed: list[tuple[bytes, int]] = []
             if delta.broker_configs_changed:
                 # Before this broker leads partitions: with the former, lower min.insync.replicas it would
                 # commit records that no other replica has.
-                config = self._broker.config
-                self._next_config = effective_config(config, delta.image, self._broker.node_id)
+                self._next_config = effective_config(self._config(), delta.image, self._node_id)
             try:
                 new_followers = [
                     await self._apply_topic(delta, one, one.partitions, time_slice, failed)
@@ -127,12 +160,12 @@ class LeaderAndIsrApplier:
                 self._next_config = None
             if not delta.before.brokers:
                 await self.log_stray_directories({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
-            await self._broker.metadata_cache.publish(delta)
+            await self._metadata_cache.publish(delta)
             self.first_change_applied.set()
             if published is not None and not published.done():
                 published.set_result(None)
             if failed:
-                self.replicas_failed(failed)
+                self._listener.replicas_failed(failed)
             new_followers = [one for one in new_followers if one.states]
             if new_followers and delta.others:
                 # This thread also sends the change to the other brokers, for which clients wait.
@@ -146,7 +179,7 @@ class LeaderAndIsrApplier:
         for one in new_followers:
             await self._apply_and_collect_failures(delta, one, time_slice, failed)
         if failed:
-            self.replicas_failed(failed)
+            self._listener.replicas_failed(failed)
 
     async def _apply_and_collect_failures(
         self,
@@ -169,18 +202,18 @@ class LeaderAndIsrApplier:
         for state in leader_and_isr.states:
             await time_slice.step()
             known = image.partition(state.partition) if image is not None else None
-            is_offline = known is not None and self._broker.node_id in known.offline
+            is_offline = known is not None and self._node_id in known.offline
             if self.serves(leader_and_isr.name, state.partition):
                 if is_offline:
                     served.append((leader_and_isr.topic_id, state.partition))
             elif not is_offline:
                 failed.append((leader_and_isr.topic_id, state.partition))
         if served:
-            self.replicas_served(served)
+            self._listener.replicas_served(served)
 
     def serves(self, topic: str, index: int) -> bool:
         """Whether this broker has the partition, and its directory works."""
-        partition = self._broker.replica_manager.find(topic, index)
+        partition = self._replica_manager.find(topic, index)
         return partition is not None and not partition.failed
 
     async def stop_unassigned_replicas(self, topics: ReplicaAssignments) -> None:
@@ -189,8 +222,8 @@ class LeaderAndIsrApplier:
         Their logs are kept. An earlier controller may have reassigned the partitions and ended before its
         StopReplica arrived.
         """
-        assigned = await run_in_slices(_assigned_to(self._broker.node_id, topics))
-        partitions = self._broker.replica_manager
+        assigned = await run_in_slices(_assigned_to(self._node_id, topics))
+        partitions = self._replica_manager
         for some in slices_of(list(partitions.all()), STEPS_PER_SLICE):
             for partition in partitions.stop_unassigned(list(some), assigned):
                 logger.warning(
@@ -208,9 +241,9 @@ class LeaderAndIsrApplier:
         The logs are kept, as by Apache Kafka's brokers on ZooKeeper: an operator may have removed the topic
         by mistake.
         """
-        partitions = self._broker.replica_manager
+        partitions = self._replica_manager
         strays = []
-        for some in slices_of(list(self._broker.log_manager.logs.items()), ITEMS_PER_SLICE):
+        for some in slices_of(list(self._log_manager.logs.items()), ITEMS_PER_SLICE):
             strays += [
                 one.directory
                 for key, one in some
@@ -228,7 +261,7 @@ class LeaderAndIsrApplier:
             )
 
     async def _delete_topics(self, delta: Delta, time_slice: TimeSlice) -> None:
-        partitions = self._broker.replica_manager
+        partitions = self._replica_manager
         for topic in delta.deleted:
             try:
                 for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
@@ -236,18 +269,18 @@ class LeaderAndIsrApplier:
             except KafkaError as problem:
                 logger.error("%s: %s", topic.name, problem)
                 delta.fail(topic.name, problem)
-                self.topic_deletion_refused(topic)
+                self._listener.topic_deletion_refused(topic)
         if delta.deleted:
             await self.removed()
 
     async def retry_topic_deletion(self, topic: TopicImage) -> None:
         """Deletes the logs of a topic whose deletion has failed before. Raises StorageError."""
         async with self.lock:
-            partitions = self._broker.replica_manager
+            partitions = self._replica_manager
             known = partitions.topics.by_name.get(topic.name.encode())
             if known is not None and known.topic_id != topic.topic_id:
                 return  # Another controller has completed the deletion, and a new topic has the name.
-            time_slice = TimeSlice(self._broker.clock)
+            time_slice = TimeSlice(self._clock)
             for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
                 await time_slice.step()
             await self.removed()
@@ -255,12 +288,12 @@ class LeaderAndIsrApplier:
     async def retry_replica_deletion(self, topic: TopicImage, index: int) -> None:
         """Deletes a replica that was reassigned, unless it is assigned again. Raises StorageError."""
         async with self.lock:
-            partitions = self._broker.replica_manager
-            known = self._broker.metadata_cache.image.topics.get(topic.name)
+            partitions = self._replica_manager
+            known = self._metadata_cache.image.topics.get(topic.name)
             if known is None or known.topic_id != topic.topic_id:
                 return  # The deletion of the topic has deleted this replica as well.
             image = known.partition(index)
-            is_assigned = image is not None and self._broker.node_id in image.replicas
+            is_assigned = image is not None and self._node_id in image.replicas
             # Another controller may have assigned it again, and send its UpdateMetadata next.
             if not is_assigned and partitions.find(topic.name, index) is None:
                 partitions.stop_replica(topic.name, index, delete=True)
@@ -278,7 +311,7 @@ class LeaderAndIsrApplier:
 
         Returns those of new followers, which are applied later.
         """
-        node = self._broker.node_id
+        node = self._node_id
         new_partitions: set[int] = set()
         now: list[PartitionState] = []
         new_followers: list[PartitionState] = []
@@ -300,7 +333,7 @@ class LeaderAndIsrApplier:
     async def _delete_reassigned_replicas(
         self, delta: Delta, old: TopicImage, new: TopicImage, time_slice: TimeSlice
     ) -> None:
-        node = self._broker.node_id
+        node = self._node_id
         reassigned = [
             before.partition
             for before, after in zip(old.partitions, new.partitions, strict=False)
@@ -309,38 +342,37 @@ class LeaderAndIsrApplier:
         for index in reassigned:
             await time_slice.step()
             try:
-                self._broker.replica_manager.stop_replica(new.name, index, delete=True)
+                self._replica_manager.stop_replica(new.name, index, delete=True)
             except KafkaError as problem:
                 logger.error("%s-%d: %s", new.name, index, problem)
                 delta.fail(new.name, problem)
-                self.replica_deletion_refused(new, index)
+                self._listener.replica_deletion_refused(new, index)
         if reassigned:
             await self.removed()
 
     async def apply_states(self, leader_and_isr: TopicLeaderAndIsr, time_slice: TimeSlice) -> None:
         """Creates the missing logs, and applies the states. Raises one error for all failed partitions."""
-        broker = self._broker
         name, topic_id = leader_and_isr.name, leader_and_isr.topic_id
-        states = [state for state in leader_and_isr.states if broker.node_id in state.replicas]
+        states = [state for state in leader_and_isr.states if self._node_id in state.replicas]
         if not states:
             return
-        config = log_config(self._next_config or broker.config, name, leader_and_isr.settings)
+        config = log_config(self._next_config or self._config(), name, leader_and_isr.settings)
         failures: dict[int, KafkaError] = {}
         failure: KafkaError | None = None
         for state in states:
             await time_slice.step()
-            if broker.replica_manager.find(name, state.partition) is None:
+            if self._replica_manager.find(name, state.partition) is None:
                 try:
                     key = TopicPartition(name, state.partition)
                     is_new = state.partition in leader_and_isr.new_partitions
-                    broker.log_manager.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
+                    self._log_manager.create(key, topic_id, config, self._clock.wall_ms(), is_new=is_new)
                 except KafkaError as problem:
                     logger.error("%s-%d: %s", name, state.partition, problem)
                     failures[state.partition] = problem
         for start in range(0, len(states), STEPS_PER_SLICE):
             try:
                 part = states[start : start + STEPS_PER_SLICE]
-                broker.replica_manager.put_topic(name, topic_id, leader_and_isr.internal, part, config)
+                self._replica_manager.put_topic(name, topic_id, leader_and_isr.internal, part, config)
             except KafkaError as problem:
                 logger.error("%s: %s", name, problem)
                 failure = failure or problem
@@ -357,14 +389,14 @@ class LeaderAndIsrApplier:
         The first change of a new controller has all partitions as if they were new, and may have ids for
         topics that an older version of Kafka has created without ids.
         """
-        known = self._broker.metadata_cache.image.topics.get(name)
+        known = self._metadata_cache.image.topics.get(name)
         if known is None or known.topic_id not in (topic_id, ZERO_ID) or index >= len(known.partitions):
             return False
-        return self._broker.node_id in known.partitions[index].replicas
+        return self._node_id in known.partitions[index].replicas
 
     async def publish_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Publishes an image with ``settings``, by kind and name. The caller holds :attr:`lock`."""
-        metadata = self._broker.metadata_cache
+        metadata = self._metadata_cache
         image = metadata.image.with_settings(settings)
         if image is not metadata.image:
             await metadata.publish(Delta.between(metadata.image, image))

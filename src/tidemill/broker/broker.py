@@ -1,10 +1,11 @@
-"""A broker: its state, and the services that request handlers use."""
+"""A broker: its configuration, clock, logs, partitions, store and metadata, and its services."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.broker_state import BrokerState
+from tidemill.broker.client_software import ClientSoftware
+from tidemill.model.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,18 +15,37 @@ if TYPE_CHECKING:
     from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
     from tidemill.broker.controller_request_handler import ControllerRequests
     from tidemill.broker.delayed_metadata import DelayedMetadata
+    from tidemill.broker.metadata_cache import MetadataCache
     from tidemill.broker.replication_quotas import ReplicationQuotas
     from tidemill.broker.request_context import RequestContext
     from tidemill.broker.store_connectivity import StoreConnectivity
     from tidemill.controller.controller import KafkaController
     from tidemill.controller.failover import Failover
+    from tidemill.coordination.coordination_store import Store
     from tidemill.groups.group_coordinator import GroupCoordinator
+    from tidemill.log.log_manager import LogManager
+    from tidemill.model.configs import BrokerConfig
+    from tidemill.model.system_interfaces import Clock, Files
+    from tidemill.replication.partition import Partition
+    from tidemill.replication.replica_manager import ReplicaManager
     from tidemill.transactions.producer_ids import ProducerIds
 
 
-class Broker(BrokerState):
-    """The services of one broker. Those that may be None exist only in a cluster."""
+class Broker:
+    """The parts of one broker. They are set while it starts; only the configuration changes afterwards.
 
+    Those that may be None exist only in a cluster.
+    """
+
+    config: BrokerConfig
+    clock: Clock
+    files: Files
+    log_manager: LogManager
+    replica_manager: ReplicaManager
+    store: Store
+    metadata_cache: MetadataCache
+    node_id: int
+    cluster_id: str
     apis: Mapping[int, HandledApi]
     """The APIs that this broker handles, by key."""
     controller: KafkaController
@@ -40,6 +60,16 @@ class Broker(BrokerState):
     replication_quotas: ReplicationQuotas | None = None
     inter_broker_listener: str | None = None
     """The name of the listener for other brokers."""
+
+    def __init__(self) -> None:
+        self.client_software = ClientSoftware()
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """Returns a partition of this broker. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+        found = self.replica_manager.find(topic, index)
+        if found is None:
+            raise KafkaError(f"{topic}-{index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return found
 
     def is_from_broker(self, context: RequestContext) -> bool:
         """Whether a request has arrived at the inter-broker listener."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 
-from tidemill.broker.broker_state import BrokerState
+from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.coordination.cluster_image import BrokerImage
-from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.coordination_store import Store, StoreError
 from tidemill.coordination.nodes import BrokerNode
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.link import Link, LinkBroken, LinkError, LinkRefused
@@ -28,12 +29,14 @@ def inter_broker_listener(config: BrokerConfig) -> str:
     return (fitting or [one.name for one in listeners])[0]
 
 
-class BrokerConnectionListener:
+class BrokerConnectionListener(ABC):
     """Receives the changes of connections to other brokers."""
 
+    @abstractmethod
     def disconnected(self, broker_id: int) -> None:
         """The broker has closed, reset or refused a connection: its process may have ended."""
 
+    @abstractmethod
     def connected(self, broker_id: int) -> None:
         """The broker has accepted a connection."""
 
@@ -42,19 +45,27 @@ class BrokerLinks:
     """Opens connections to the other brokers of the cluster."""
 
     def __init__(
-        self, broker: BrokerState, connection_listener: BrokerConnectionListener | None = None
+        self,
+        node_id: int,
+        config: Callable[[], BrokerConfig],
+        store: Store,
+        metadata_cache: MetadataCache,
+        connection_listener: BrokerConnectionListener | None = None,
     ) -> None:
-        self._broker = broker
+        self._node_id = node_id
+        self._config = config
+        self._store = store
+        self._metadata_cache = metadata_cache
         self._connection_listener = connection_listener
 
     @property
     def listener(self) -> str:
         """The name of the inter-broker listener."""
-        return inter_broker_listener(self._broker.config)
+        return inter_broker_listener(self._config())
 
     async def open(self, broker_id: int) -> Link:
         """Connects to a broker by its id. Raises LinkError."""
-        known = self._broker.metadata_cache.brokers.get(broker_id)
+        known = self._metadata_cache.brokers.get(broker_id)
         if known is None:
             return await self.open_to(await self._read_registration(broker_id))
         try:
@@ -73,7 +84,7 @@ class BrokerLinks:
     async def _read_registration(self, broker_id: int) -> BrokerImage:
         """Reads the registration of a broker from the store. Raises LinkError."""
         try:
-            node = await self._broker.store.get(BrokerNode.path(broker_id))
+            node = await self._store.get(BrokerNode.path(broker_id))
             if node is None:
                 raise LinkError(f"broker {broker_id} is not registered")
             return BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
@@ -93,8 +104,8 @@ class BrokerLinks:
                 f"broker {to.broker_id} accepts only {endpoint.security_protocol} at its listener "
                 f"{self.listener!r}; brokers use {PLAINTEXT} between each other"
             )
-        client_id = f"broker-{self._broker.node_id}"
-        setup_timeout_s = self._broker.config.seconds("socket.connection.setup.timeout.ms")
+        client_id = f"broker-{self._node_id}"
+        setup_timeout_s = self._config().seconds("socket.connection.setup.timeout.ms")
         opening = Link.open(to.broker_id, endpoint.host, endpoint.port, client_id, setup_timeout_s)
         return await (
             opening

@@ -111,7 +111,9 @@ async def _send_with_retries(
 
 async def _send_request(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
     if broker.controller.is_active:
-        return await broker.controller.leader_elections.handle_controlled_shutdown(broker.node_id, epoch)
+        return await broker.controller.leader_elections.handle_controlled_shutdown(
+            broker.node_id, broker_epoch=epoch
+        )
     request = ControlledShutdownRequest(broker_id=broker.node_id, broker_epoch=epoch)
     channel = broker.controller_channel
     if channel is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.broker.connect_errors import REFUSALS_OF_ENDED_BROKER, RETRY_S, connect_with_retries
@@ -61,28 +62,38 @@ EARLIER_REFUSALS_VALID_S = 5.0
 Connect = Callable[[BrokerImage], Awaitable[Link]]
 
 
-class BrokerStateListener:
+class BrokerStateListener(ABC):
     """Receives broker state changes from the controller's channels."""
 
-    def is_stopping(self, broker_id: int, epoch: int) -> bool:
-        """Whether the broker has sent ControlledShutdown in the registration with ``epoch``."""
-        return False
+    @abstractmethod
+    def is_stopping(self, broker_id: int, *, broker_epoch: int) -> bool:
+        """Whether the broker has sent ControlledShutdown in the registration with ``broker_epoch``."""
 
-    def broker_dead(self, broker_id: int, epoch: int) -> None:
+    @abstractmethod
+    def broker_dead(self, broker_id: int, *, broker_epoch: int) -> None:
         """The process of the broker has ended. Its registration may still exist."""
 
+    @abstractmethod
     def broker_connected(self, broker_id: int) -> None:
         """The channel has connected to the broker."""
 
+    @abstractmethod
     def replicas_deleted(self, broker_id: int, topics: Sequence[TopicKey]) -> None:
         """The broker has deleted all replicas of these topics."""
 
-    def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """The broker with ``epoch`` cannot read or write these partitions (by topic id)."""
+    @abstractmethod
+    def replicas_failed(
+        self, broker_id: int, partitions: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
+        """The broker with ``broker_epoch`` cannot read or write these partitions (by topic id)."""
 
-    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """The broker with ``epoch`` serves these partitions (by topic id), which were offline."""
+    @abstractmethod
+    def replicas_served(
+        self, broker_id: int, partitions: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
+        """The broker with ``broker_epoch`` serves these partitions (by topic id), which were offline."""
 
+    @abstractmethod
     def controller_moved(self) -> None:
         """A broker knows a later controller epoch."""
 
@@ -206,11 +217,11 @@ class ControllerChannel:
         return response.error_code not in NOT_ADDRESSEE_ERRORS
 
     def _is_stopping(self) -> bool:
-        return self._state_listener.is_stopping(self.broker.broker_id, self.broker.epoch)
+        return self._state_listener.is_stopping(self.broker.broker_id, broker_epoch=self.broker.epoch)
 
     def _on_ended(self) -> None:
         self.is_dead = True
-        self._state_listener.broker_dead(self.broker.broker_id, self.broker.epoch)
+        self._state_listener.broker_dead(self.broker.broker_id, broker_epoch=self.broker.epoch)
 
     async def _send(self, link: Link) -> None:
         """Sends the pending changes, and handles the responses.
@@ -285,10 +296,10 @@ class ControllerChannel:
         elif isinstance(response, LeaderAndIsrResponse):
             failed = failed_partitions(response)
             if failed:
-                self._state_listener.replicas_failed(broker_id, self.broker.epoch, failed)
+                self._state_listener.replicas_failed(broker_id, failed, broker_epoch=self.broker.epoch)
             served = replicas_back_online(batch, broker_id, response)
             if served:
-                self._state_listener.replicas_served(broker_id, self.broker.epoch, served)
+                self._state_listener.replicas_served(broker_id, served, broker_epoch=self.broker.epoch)
 
     def _schedule_stop_retry(self, batch: ControllerRequestBatch, response: StopReplicaResponse) -> None:
         refused = refused_stops(batch, response)

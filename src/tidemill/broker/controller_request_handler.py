@@ -18,11 +18,17 @@ from tidemill.broker.apply_leader_and_isr import (
     ReplicaAssignments,
     TopicLeaderAndIsr,
 )
-from tidemill.broker.broker_state import BrokerState
 from tidemill.broker.controller_request_checks import check_leader_and_isr, check_update_metadata
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.coordination.coordination_store import Node, StoreError
+from tidemill.broker.metadata_cache import (
+    BrokerImage,
+    ClusterImage,
+    Delta,
+    MetadataCache,
+    PartitionImage,
+    TopicImage,
+)
+from tidemill.coordination.coordination_store import Node, Store, StoreError
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
@@ -34,11 +40,13 @@ from tidemill.coordination.nodes import (
     Endpoint,
 )
 from tidemill.coordination.topic_index import compute_traits_in_slices
-from tidemill.model.configs import all_unreadable
+from tidemill.model.configs import BrokerConfig, all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, ITEMS_PER_SLICE, TimeSlice, run_in_slices
+from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID
 from tidemill.replication.partition_state import PartitionState
+from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
     LeaderAndIsrPartitionState,
@@ -77,17 +85,33 @@ TopicKey = tuple[str, bytes]
 class ControllerRequests:
     """Handles the requests of a controller in another broker."""
 
-    def __init__(self, broker: BrokerState, applier: LeaderAndIsrApplier) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node_id: int,
+        config: Callable[[], BrokerConfig],
+        clock: Clock,
+        store: Store,
+        replica_manager: ReplicaManager,
+        metadata_cache: MetadataCache,
+        applier: LeaderAndIsrApplier,
+        *,
+        settings_unreadable: Callable[[str, str], None],
+    ) -> None:
+        """``settings_unreadable`` is called with the kind and name of settings to read again later."""
+        self._node_id = node_id
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._replica_manager = replica_manager
+        self._metadata_cache = metadata_cache
         self._applier = applier
+        self._settings_unreadable = settings_unreadable
         self._newest_connection = UNKNOWN_CONNECTION
         """The newest connection over which the controller of this epoch has sent requests."""
         self._settings: dict[TopicKey, Mapping[str, str]] = {}
         """Settings of topics that are not in the image yet."""
         self._loading: list[TopicKey] = []
         """The topics whose settings are being read from the store."""
-        self.settings_unreadable: Callable[[str, str], None] = lambda kind, name: None
-        """Called with the kind and name of unreadable settings, which have to be read again."""
 
     async def _fencing_error(self, request: ControllerRequest, connection: int) -> ErrorCode | None:
         if request.controller_epoch < self._applier.controller_epoch:
@@ -135,7 +159,7 @@ class ControllerRequests:
         Without an answer of the store the epoch is accepted: the requests may be needed for a recovery.
         """
         try:
-            node = await self._broker.store.get(CONTROLLER_EPOCH)
+            node = await self._store.get(CONTROLLER_EPOCH)
             known = ControllerEpochNode.decode(node.data) if node is not None else request.controller_epoch
         except StoreError:
             return True
@@ -150,7 +174,7 @@ class ControllerRequests:
 
     async def _is_registered_epoch(self, epoch: int) -> bool:
         """Whether the store has ``epoch`` for this broker, which the controller may know earlier."""
-        node = await self._broker.store.get(BrokerNode.path(self._broker.node_id))
+        node = await self._store.get(BrokerNode.path(self._node_id))
         return node is not None and node.creation_id == epoch
 
     async def leader_and_isr(
@@ -167,10 +191,10 @@ class ControllerRequests:
                 return LeaderAndIsrResponse(error_code=error, partition_errors=[], topics=[])
             if request.type == FULL_REQUEST:
                 await self._applier.stop_unassigned_replicas(_assignments(request))
-            time_slice = TimeSlice(self._broker.clock)
+            time_slice = TimeSlice(self._clock)
             await self._load_settings(request, time_slice)
             wanted = [await self._topic_leader_and_isr(topic, time_slice) for topic in request.topic_states]
-            node = self._broker.node_id
+            node = self._node_id
             # Leaders first: their followers receive the change at the same time, and fetch at once.
             for is_led in (True, False):
                 for one in wanted:
@@ -222,7 +246,7 @@ class ControllerRequests:
             if error is not None:
                 return StopReplicaResponse(error_code=error, partition_errors=[])
             errors = []
-            time_slice = TimeSlice(self._broker.clock)
+            time_slice = TimeSlice(self._clock)
             for topic in request.topic_states:
                 for one in topic.partition_states:
                     await time_slice.step()
@@ -237,7 +261,7 @@ class ControllerRequests:
             return StopReplicaResponse(error_code=0, partition_errors=errors)
 
     def _stop(self, topic: str, state: StopReplicaPartitionState) -> ErrorCode:
-        partitions = self._broker.replica_manager
+        partitions = self._replica_manager
         known = partitions.find(topic, state.partition_index)
         if known is not None and -1 < state.leader_epoch < known.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
@@ -256,8 +280,8 @@ class ControllerRequests:
             error = await self._fencing_error(request, connection)
             if error is not None:
                 return UpdateMetadataResponse(error_code=error)
-            metadata = self._broker.metadata_cache
-            time_slice = TimeSlice(self._broker.clock)
+            metadata = self._metadata_cache
+            time_slice = TimeSlice(self._clock)
             await run_in_slices(check_update_metadata(request, metadata.image))
             if request.type == FULL_REQUEST:
                 await self._applier.stop_unassigned_replicas(_assignments(request))
@@ -277,7 +301,7 @@ class ControllerRequests:
 
         Yields after ``ITEMS_AT_ONCE_MAX`` partitions.
         """
-        partitions = self._broker.replica_manager
+        partitions = self._replica_manager
         number = 0
         for topic in request.topic_states:
             for one in topic.partition_states:
@@ -285,7 +309,7 @@ class ControllerRequests:
                 if number % ITEMS_AT_ONCE_MAX == 0:
                     yield
                 known = partitions.find(topic.topic_name, one.partition_index)
-                if known is None or not known.is_leader or one.leader == self._broker.node_id:
+                if known is None or not known.is_leader or one.leader == self._node_id:
                     continue
                 if one.leader_epoch > known.leader_epoch:
                     logger.warning(
@@ -338,17 +362,17 @@ class ControllerRequests:
         changed = [key for key in self._settings if ("topics", key[0]) in settings]
         for key in changed:
             self._settings[key] = settings["topics", key[0]]
-        config = self._broker.config
+        config = self._config()
         await self._applier.publish_settings(settings)
-        time_slice = TimeSlice(self._broker.clock)
+        time_slice = TimeSlice(self._clock)
         # Changed broker settings apply to all topics without metadata: publishing the image has skipped them.
-        for key in changed if self._broker.config is config else list(self._settings):
+        for key in changed if self._config() is config else list(self._settings):
             await time_slice.step()
             name, topic_id = key
-            entry = self._broker.replica_manager.topics.by_name.get(name.encode())
+            entry = self._replica_manager.topics.by_name.get(name.encode())
             if self._topic_image(key) is None and entry is not None and entry.topic_id == topic_id:
-                config_of_log = log_config(self._broker.config, name, self._settings[key])
-                self._broker.replica_manager.reconfigure(name, config_of_log)
+                config_of_log = log_config(self._config(), name, self._settings[key])
+                self._replica_manager.reconfigure(name, config_of_log)
 
     def topics_without_metadata(self) -> list[str]:
         """Returns the topics whose settings this broker has, or reads now, without their metadata."""
@@ -366,7 +390,7 @@ class ControllerRequests:
         self._loading = new
         try:
             paths = [ConfigNode.path("topics", name) for name, _ in new]
-            nodes = await self._broker.store.get_many(paths) if paths else []
+            nodes = await self._store.get_many(paths) if paths else []
             for key, path, node in zip(new, paths, nodes, strict=True):
                 await time_slice.step()
                 self._settings[key] = self._read_settings(key[0], path, node)
@@ -378,7 +402,7 @@ class ControllerRequests:
             return ConfigNode.decode(path, node.data) if node is not None else {}
         except NodeFormatError as problem:
             logger.error("%s Until then no record of topic %s is deleted by its age.", problem, topic)
-            self.settings_unreadable("topics", topic)
+            self._settings_unreadable("topics", topic)
             return all_unreadable()
 
     def _settings_of(self, key: TopicKey) -> Mapping[str, str]:
@@ -386,7 +410,7 @@ class ControllerRequests:
         return known.config if known is not None else self._settings.get(key, {})
 
     def _topic_image(self, key: TopicKey) -> TopicImage | None:
-        known = self._broker.metadata_cache.image.topics.get(key[0])
+        known = self._metadata_cache.image.topics.get(key[0])
         return known if known is not None and known.topic_id == key[1] else None
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from tidemill.broker.handlers.list_offsets import EARLIEST, LATEST
+from tidemill.broker.list_offsets_requests import Offsets, list_offsets
 from tidemill.model.errors import ProtocolError, StorageError
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
+from tidemill.model.types import TopicPartition
 from tidemill.net.link import Link, LinkError
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import (
@@ -30,19 +33,10 @@ from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import LAST_VERSION, REPLICA_STATE_FROM
-from tidemill.wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
 
 logger = logging.getLogger("tidemill.replication")
 
 IN_FLIGHT_MAX = 4
-LIST_OFFSETS_VERSIONS = (4, 11)
-LATEST, EARLIEST = -1, -2
 WARNING_INTERVAL_MS = 60_000
 """The interval between two warnings for the same partition."""
 TRANSIENT_MS = 5_000
@@ -235,7 +229,7 @@ class ReplicaFetcherTask:
         firsts = await self._list_offsets(link, partitions, EARLIEST)
         ends = await self._list_offsets(link, partitions, LATEST)
         for partition in partitions:
-            key = (partition.topic, int(partition.index))
+            key = _key(partition)
             if key not in firsts or key not in ends:
                 self.fetcher.leader_offsets_failed(
                     partition, partition.log.topic_id, self._clock.monotonic_ms()
@@ -260,34 +254,18 @@ class ReplicaFetcherTask:
                     partition.log.end_offset,
                 )
 
-    async def _list_offsets(
-        self, link: Link, partitions: list[Partition], timestamp: int
-    ) -> dict[tuple[str, int], ListOffsetsPartitionResponse]:
-        topics: dict[str, ListOffsetsTopic] = {}
-        for partition in partitions:
-            topic = topics.setdefault(partition.topic, ListOffsetsTopic(name=partition.topic, partitions=[]))
-            topic.partitions.append(
-                ListOffsetsPartition(
-                    partition_index=int(partition.index),
-                    current_leader_epoch=int(partition.leader_epoch),
-                    timestamp=timestamp,
-                )
-            )
-        request = ListOffsetsRequest(replica_id=self.fetcher.node_id, topics=list(topics.values()))
-        version = link.version_of(ApiKey.LIST_OFFSETS, *LIST_OFFSETS_VERSIONS)
-        response = await link.request(
-            ApiKey.LIST_OFFSETS,
-            version,
-            request,
-            ListOffsetsResponse,
-            self.fetcher.limits.socket_timeout_ms / 1000,
+    async def _list_offsets(self, link: Link, partitions: Sequence[Partition], timestamp: int) -> Offsets:
+        return await list_offsets(
+            link,
+            {_key(partition): int(partition.leader_epoch) for partition in partitions},
+            replica_id=self.fetcher.node_id,
+            timestamp=timestamp,
+            timeout_s=self.fetcher.limits.socket_timeout_ms / 1000,
         )
-        return {
-            (topic.name, one.partition_index): one
-            for topic in response.topics
-            for one in topic.partitions
-            if one.error_code == 0
-        }
+
+
+def _key(partition: Partition) -> TopicPartition:
+    return TopicPartition(partition.topic, int(partition.index))
 
 
 def _name(partition: Partition) -> str:
@@ -300,12 +278,13 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
     def __init__(
         self,
         node_id: int,
-        node_epoch: int,
         limits: FetchLimits,
         connect: Connect,
         clock: Clock,
         storage_failed: Callable[[Partition, StorageError], None],
         quota: ReplicationQuota | None = None,
+        *,
+        node_epoch: int,
     ) -> None:
         self._quota = quota
         self._node_epoch = node_epoch
@@ -334,7 +313,7 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
             self.remove_partition(partition)
         fetcher_task = self._fetcher_tasks.get(leader)
         if fetcher_task is None:
-            fetcher = ReplicaFetcher(self._node_id, self._node_epoch, self._limits, self._quota)
+            fetcher = ReplicaFetcher(self._node_id, self._limits, self._quota, node_epoch=self._node_epoch)
             fetcher_task = self._fetcher_tasks[leader] = ReplicaFetcherTask(
                 leader, fetcher, self._connect, self._clock, self._storage_failed
             )

@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tidemill.broker.broker import Broker
 from tidemill.broker.broker_links import BrokerLinks
 from tidemill.broker.handlers.list_offsets import DEBUGGING_REPLICA, LATEST
+from tidemill.broker.list_offsets_requests import ANY_LEADER_EPOCH, list_offsets_in_parts
 from tidemill.controller.leader_election import LogEnd
+from tidemill.model.configs import BrokerConfig
 from tidemill.model.task_set import cancel_all
 from tidemill.model.types import TopicPartition
-from tidemill.net.link import Link, LinkError
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
+from tidemill.net.link import LinkError
+from tidemill.replication.replica_manager import ReplicaManager
 
 logger = logging.getLogger("tidemill.controller")
 
-VERSIONS = (4, 9)
-"""From version 4 on the response contains the leader epoch."""
-PARTITIONS_MAX = 1000
-"""The limit for one request."""
 RETRY_S = 0.1
 """A broker that has just registered must first receive LeaderAndIsr and open its replicas."""
 
@@ -39,8 +30,16 @@ Ends = dict[TopicPartition, dict[int, LogEnd]]
 class LogEndRequests:
     """Requests log ends from the brokers with replicas, including this one."""
 
-    def __init__(self, broker: Broker, links: BrokerLinks) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node_id: int,
+        config: Callable[[], BrokerConfig],
+        replica_manager: ReplicaManager,
+        links: BrokerLinks,
+    ) -> None:
+        self._node_id = node_id
+        self._config = config
+        self._replica_manager = replica_manager
         self._links = links
 
     async def request(self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float) -> Ends:
@@ -68,7 +67,7 @@ class LogEndRequests:
     ) -> None:
         while left := [key for key in partitions if broker not in ends[key]]:
             try:
-                if broker == self._broker.node_id:
+                if broker == self._node_id:
                     self._read_own(left, ends)
                 else:
                     await self._request_from(broker, left, ends)
@@ -78,36 +77,23 @@ class LogEndRequests:
 
     def _read_own(self, partitions: Sequence[TopicPartition], ends: Ends) -> None:
         for key in partitions:
-            partition = self._broker.replica_manager.find(key.topic, key.partition)
+            partition = self._replica_manager.find(key.topic, key.partition)
             if partition is not None and not partition.failed:
                 epoch = int(partition.log.leader_epochs.latest)
-                ends[key][self._broker.node_id] = LogEnd(epoch, int(partition.log.end_offset))
+                ends[key][self._node_id] = LogEnd(epoch, int(partition.log.end_offset))
 
     async def _request_from(self, broker: int, partitions: Sequence[TopicPartition], ends: Ends) -> None:
         link = await self._links.open(broker)
         try:
-            for first in range(0, len(partitions), PARTITIONS_MAX):
-                await self._request_some(link, broker, partitions[first : first + PARTITIONS_MAX], ends)
+            async for offsets in list_offsets_in_parts(
+                link,
+                dict.fromkeys(partitions, ANY_LEADER_EPOCH),
+                replica_id=DEBUGGING_REPLICA,
+                timestamp=LATEST,
+                timeout_s=self._config().seconds("request.timeout.ms"),
+            ):
+                for key, one in offsets.items():
+                    if key in ends:
+                        ends[key][broker] = LogEnd(one.leader_epoch, one.offset)
         finally:
             link.close("the log ends are known")
-
-    async def _request_some(
-        self, link: Link, broker: int, partitions: Sequence[TopicPartition], ends: Ends
-    ) -> None:
-        by_topic: dict[str, list[ListOffsetsPartition]] = {}
-        for name, number in partitions:
-            wanted = ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=LATEST)
-            by_topic.setdefault(name, []).append(wanted)
-        request = ListOffsetsRequest(
-            replica_id=DEBUGGING_REPLICA,
-            isolation_level=0,
-            topics=[ListOffsetsTopic(name=name, partitions=listed) for name, listed in by_topic.items()],
-        )
-        version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
-        timeout_s = self._broker.config.seconds("request.timeout.ms")
-        response = await link.request(ApiKey.LIST_OFFSETS, version, request, ListOffsetsResponse, timeout_s)
-        for topic in response.topics:
-            for one in topic.partitions:
-                key = TopicPartition(topic.name, one.partition_index)
-                if one.error_code == 0 and key in ends:
-                    ends[key][broker] = LogEnd(one.leader_epoch, one.offset)

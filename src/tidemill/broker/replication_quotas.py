@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tidemill.broker.broker_state import BrokerState
+from collections.abc import Callable
+
+from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.topic_image import TopicImage
-from tidemill.model.configs import TOPIC_KEYS
+from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
 from tidemill.model.errors import ConfigError
 from tidemill.replication.replication_quota import RateLimit, ReplicationQuota
 
@@ -20,24 +22,26 @@ REPLICAS = {
 class ReplicationQuotas:
     """The quota for the followers of this broker, and the quota for its own fetches as a follower."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
-        self.leader = ReplicationQuota(broker.node_id, self._limit(LEADER))
-        self.follower = ReplicationQuota(broker.node_id, self._limit(FOLLOWER))
+    def __init__(
+        self, node_id: int, config: Callable[[], BrokerConfig], metadata_cache: MetadataCache
+    ) -> None:
+        self._config = config
+        self.leader = ReplicationQuota(node_id, self._limit(LEADER))
+        self.follower = ReplicationQuota(node_id, self._limit(FOLLOWER))
         self.sides: dict[str, ReplicationQuota] = {LEADER: self.leader, FOLLOWER: self.follower}
-        for topic in broker.metadata_cache.topics.values():
+        for topic in metadata_cache.topics.values():
             self._set_throttled_replicas(topic)
-        broker.metadata_cache.on_change(self._changed)
+        metadata_cache.on_change(self._changed)
 
     def _limit(self, side: str) -> RateLimit:
         return RateLimit(
             self._rate(side),
-            self._broker.config.int("replication.quota.window.num"),
-            self._broker.config.int("replication.quota.window.size.seconds"),
+            self._config().int("replication.quota.window.num"),
+            self._config().int("replication.quota.window.size.seconds"),
         )
 
     def _rate(self, side: str) -> int:
-        return self._broker.config.int(RATES[side])
+        return self._config().int(RATES[side])
 
     async def _changed(self, delta: Delta) -> None:
         for topic in delta.deleted:

@@ -11,6 +11,7 @@ This module has no I/O; see :mod:`tidemill.controller.topics`. Source: KIP-497, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.controller.leader_election import ElectionPolicy, next_state
@@ -22,14 +23,24 @@ ANY_EPOCH = -1
 """The epoch of a member that has not fetched from this leader yet, or of a version without broker epochs."""
 
 
-class IsrChange(NamedTuple):
-    """An ISR that a leader requests: its members with their broker epochs."""
+class IsrMember(NamedTuple):
+    """A member of a requested ISR, with the broker epoch of its last fetch."""
 
-    broker: int
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterPartitionItem:
+    """The ISR that a leader requests for one partition."""
+
+    topic_id: bytes
+    partition: int
+    leader: int
     leader_epoch: int
     partition_epoch: int
-    isr: Sequence[tuple[int, int]]
-    broker_epoch: int = ANY_EPOCH
+    isr: Sequence[IsrMember]
+    broker_epoch: int
     """The broker epoch of the leader at the time of the request."""
 
 
@@ -37,7 +48,7 @@ def plan_isr_change(
     image: ClusterImage,
     topic: str,
     partition: PartitionImage,
-    change: IsrChange,
+    change: AlterPartitionItem,
     policy: ElectionPolicy,
     stopping: frozenset[int] = frozenset(),
 ) -> PartitionImage:
@@ -58,28 +69,30 @@ def plan_isr_change(
     """
     number = partition.partition
     _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
-    if change.broker != partition.leader:
+    if change.leader != partition.leader:
         raise KafkaError(
-            f"partition {number} is led by broker {partition.leader}, not by {change.broker}",
+            f"partition {number} is led by broker {partition.leader}, not by {change.leader}",
             ErrorCode.INVALID_REQUEST,
         )
-    leader = image.brokers.get(change.broker)
+    leader = image.brokers.get(change.leader)
     if leader is not None and ANY_EPOCH < change.broker_epoch < leader.epoch:
         raise KafkaError(
-            f"partition {number}: broker {change.broker} has registered again since the request",
+            f"partition {number}: broker {change.leader} has registered again since the request",
             ErrorCode.STALE_BROKER_EPOCH,
         )
-    isr = [broker for broker, _ in change.isr]
+    isr = [member.broker_id for member in change.isr]
     if isr == partition.isr and change.partition_epoch <= partition.partition_epoch:
         return partition  # The response to the first request was lost.
     _check_epoch(
         f"partition {number}: partition epoch", change.partition_epoch, partition.partition_epoch, _OUTDATED
     )
     _check_members(number, partition, isr)
-    for broker, epoch in change.isr:
-        reason = _ineligible(image, topic, partition, broker, epoch, stopping)
+    for member in change.isr:
+        reason = _ineligible(image, topic, partition, member, stopping)
         if reason:
-            raise KafkaError(f"partition {number}: broker {broker} {reason}", ErrorCode.INELIGIBLE_REPLICA)
+            raise KafkaError(
+                f"partition {number}: broker {member.broker_id} {reason}", ErrorCode.INELIGIBLE_REPLICA
+            )
     return next_state(partition, partition.leader, isr, policy, is_new_epoch=False)
 
 
@@ -87,11 +100,11 @@ def _ineligible(
     image: ClusterImage,
     topic: str,
     partition: PartitionImage,
-    broker: int,
-    epoch: int,
+    member: IsrMember,
     stopping: frozenset[int],
 ) -> str:
-    """Why the broker registered with ``epoch`` cannot be in the ISR; empty if it can."""
+    """Why a broker cannot be in the ISR; empty if it can."""
+    broker, epoch = member
     registered = image.brokers.get(broker)
     if registered is None:
         return "is not live, and cannot be in sync"

@@ -34,14 +34,14 @@ class Shutdown(NamedTuple):
     """Partitions that no other replica can lead now. Partitions with a single replica are not included."""
 
 
-def check_stopping(image: ClusterImage, broker: int, epoch: int = ANY_EPOCH) -> None:
+def check_stopping(image: ClusterImage, broker: int, *, broker_epoch: int = ANY_EPOCH) -> None:
     """Raises BROKER_NOT_AVAILABLE if the broker is not live, STALE_BROKER_EPOCH for another registration."""
     registered = image.brokers.get(broker)
     if registered is None:
         raise KafkaError(f"broker {broker} is not live", ErrorCode.BROKER_NOT_AVAILABLE)
-    if epoch not in (ANY_EPOCH, registered.epoch):
+    if broker_epoch not in (ANY_EPOCH, registered.epoch):
         raise KafkaError(
-            f"broker {broker} has epoch {registered.epoch}, not {epoch}: it has registered again",
+            f"broker {broker} has epoch {registered.epoch}, not {broker_epoch}: it has registered again",
             ErrorCode.STALE_BROKER_EPOCH,
         )
 

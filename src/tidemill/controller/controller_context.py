@@ -271,9 +271,12 @@ class ControllerContext:
         """Marks a broker as shutting down. It is elected for nothing until it registers again."""
         self._stopping[broker_id] = self._image.brokers[broker_id].epoch
 
-    def is_stopping(self, broker_id: int, epoch: int) -> bool:
-        """Whether a broker announced its shutdown in the registration with ``epoch``, even if it is gone."""
-        return self._stopping.get(broker_id) == epoch
+    def is_stopping(self, broker_id: int, *, broker_epoch: int) -> bool:
+        """Whether a broker announced its shutdown in the registration with ``broker_epoch``.
+
+        It may be gone by now.
+        """
+        return self._stopping.get(broker_id) == broker_epoch
 
     def stopping(self, image: ClusterImage | None = None) -> frozenset[int]:
         """The live brokers of ``image`` (default: the current one) that are shutting down."""

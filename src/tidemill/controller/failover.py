@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from typing import NamedTuple
 
-from tidemill.controller.alter_partition import IsrChange, plan_isr_change
+from tidemill.controller.alter_partition import AlterPartitionItem, plan_isr_change
 from tidemill.controller.broker_change_log import log_broker_changes
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.leader_election import (
@@ -38,14 +37,6 @@ from tidemill.model.event_loop_slices import run_in_slices
 logger = logging.getLogger(__name__)
 
 
-class WantedIsr(NamedTuple):
-    """The ISR that a leader requests for one partition."""
-
-    topic_id: bytes
-    partition: int
-    change: IsrChange
-
-
 class Failover:
     """Elects leaders when brokers register or fail."""
 
@@ -64,9 +55,9 @@ class Failover:
         self._dead.clear()
         self._handled_reports.clear()
 
-    def mark_dead(self, broker_id: int, epoch: int) -> None:
+    def mark_dead(self, broker_id: int, *, broker_epoch: int) -> None:
         """Marks a broker that refuses connections as dead; :meth:`brokers_changed` elects new leaders."""
-        self._dead[broker_id] = epoch
+        self._dead[broker_id] = broker_epoch
 
     def mark_alive(self, broker_id: int) -> bool:
         """Removes the mark of a broker that accepts connections again. Returns True if it was marked dead."""
@@ -140,28 +131,36 @@ class Failover:
             await context.finish_deletions()
         await context.complete_reassignments()
 
-    async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
+    async def replicas_failed(
+        self, broker_id: int, failed: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
         """Elects other leaders for partitions (by topic id) that a broker cannot read or write any more.
 
-        These replicas are offline until the broker serves them or registers again. ``epoch`` is that of the
-        registration in which the broker reported them. The report does not apply to a later registration:
-        after a restart the broker may be able to use them, and it receives its partitions again. Raises
-        StoreError, NOT_CONTROLLER.
+        These replicas are offline until the broker serves them or registers again. ``broker_epoch`` is that
+        of the registration in which the broker reported them. The report does not apply to a later
+        registration: after a restart the broker may be able to use them, and it receives its partitions
+        again. Raises StoreError, NOT_CONTROLLER.
         """
-        async with self._changing_reported(plan_failed_replicas_in_slices, broker_id, epoch, failed) as plans:
+        async with self._changing_reported(
+            plan_failed_replicas_in_slices, broker_id, failed, broker_epoch=broker_epoch
+        ) as plans:
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
                 await self._context.write_failed_replicas(plans)
 
-    async def replicas_served(self, broker_id: int, epoch: int, served: Sequence[tuple[bytes, int]]) -> None:
+    async def replicas_served(
+        self, broker_id: int, served: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
         """Marks replicas (by topic id) as online: they were offline, and the broker serves them again.
 
         For instance, a replica that could not be created because of the directory of a former topic is
-        created by a later request. ``epoch`` is that of the registration in which the broker reported them.
-        Apache Kafka's controller does the same with LeaderAndIsr responses. Raises StoreError,
+        created by a later request. ``broker_epoch`` is that of the registration in which the broker reported
+        them. Apache Kafka's controller does the same with LeaderAndIsr responses. Raises StoreError,
         NOT_CONTROLLER.
         """
-        async with self._changing_reported(plan_served_replicas_in_slices, broker_id, epoch, served) as plans:
+        async with self._changing_reported(
+            plan_served_replicas_in_slices, broker_id, served, broker_epoch=broker_epoch
+        ) as plans:
             if plans:
                 logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
                 await self._context.write_and_announce(plans)
@@ -171,17 +170,18 @@ class Failover:
         self,
         plan_in_slices: Callable[..., Generator[None, None, list[Plan]]],
         broker_id: int,
-        epoch: int,
         partitions: Sequence[tuple[bytes, int]],
+        *,
+        broker_epoch: int,
     ) -> AsyncIterator[list[Plan]]:
-        """Begins a change with the plans for partitions that a broker reported under ``epoch``.
+        """Begins a change with the plans for partitions that a broker reported under ``broker_epoch``.
 
         There are no plans if the broker has registered again: its replicas are online until it reports them.
         """
         context = self._context
         async with context.change_lock():
             plans: list[Plan] = []
-            if await self._is_current_registration(broker_id, epoch):
+            if await self._is_current_registration(broker_id, broker_epoch=broker_epoch):
                 by_topic: dict[bytes, list[int]] = {}
                 for topic_id, number in partitions:
                     by_topic.setdefault(topic_id, []).append(number)
@@ -193,17 +193,17 @@ class Failover:
                 context.election.check_active()
             yield plans
 
-    async def _is_current_registration(self, broker_id: int, epoch: int) -> bool:
-        """Whether a report under ``epoch`` applies to the current registration of the broker."""
+    async def _is_current_registration(self, broker_id: int, *, broker_epoch: int) -> bool:
+        """Whether a report under ``broker_epoch`` applies to the current registration of the broker."""
         brokers = self._context.image.brokers
         known = _epoch(brokers, broker_id)
-        if known is None or epoch < known:
+        if known is None or broker_epoch < known:
             return False
         await self.refresh_brokers()
         # If it has registered again, its replicas are online until it reports them.
         return _epoch(self._context.image.brokers, broker_id) == known
 
-    async def alter_isr(self, requested: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
+    async def alter_isr(self, requested: Sequence[AlterPartitionItem]) -> list[PartitionImage | KafkaError]:
         """Writes the ISRs that leaders request. Returns the new state, or the error, of each partition.
 
         Raises NOT_CONTROLLER.
@@ -212,11 +212,11 @@ class Failover:
         lost = {
             broker for broker, registration in context.image.brokers.items() if not registration.lost.is_none
         }
-        if any(broker in lost for isr in requested for broker, _ in isr.change.isr):
+        if any(member.broker_id in lost for item in requested for member in item.isr):
             # These brokers remove the report from their registrations after the controller has handled it.
             await self.brokers_changed()
         async with context.change_lock():
-            topics = dict.fromkeys(context.image.topics_by_id.get(isr.topic_id) for isr in requested)
+            topics = dict.fromkeys(context.image.topics_by_id.get(item.topic_id) for item in requested)
             await context.apply_stored_min_insync(topic.name for topic in topics if topic is not None)
             changes = _IsrChanges(context.image, context.stopping(), context.policies.of)
             results = await run_in_slices(changes.plan_in_slices(requested))
@@ -255,20 +255,20 @@ class _IsrChanges:
         self._operations: dict[bytes, list[Operation]] = {}
 
     def plan_in_slices(
-        self, requested: Sequence[WantedIsr]
+        self, requested: Sequence[AlterPartitionItem]
     ) -> Generator[None, None, list[PartitionImage | KafkaError]]:
         """The new states of the partitions, or their errors. Pauses between many partitions."""
         results: list[PartitionImage | KafkaError] = []
-        for number, isr in enumerate(requested, 1):
+        for number, item in enumerate(requested, 1):
             try:
-                results.append(self._plan(isr))
+                results.append(self._plan(item))
             except KafkaError as error:
                 results.append(error.as_result())
             if number % CHANGES_PER_SLICE == 0:
                 yield
         return results
 
-    def _plan(self, requested: WantedIsr) -> PartitionImage:
+    def _plan(self, requested: AlterPartitionItem) -> PartitionImage:
         """The new state of the partition. Raises KafkaError as :func:`plan_isr_change` does."""
         topic = self._image.topics_by_id.get(requested.topic_id)
         if topic is None or topic.partition(requested.partition) is None:
@@ -278,7 +278,7 @@ class _IsrChanges:
             partitions = self._partitions[requested.topic_id] = list(topic.partitions)
         old = partitions[requested.partition]
         policy = self._policy_of(topic)
-        new = plan_isr_change(self._image, topic.name, old, requested.change, policy, self._stopping)
+        new = plan_isr_change(self._image, topic.name, old, requested, policy, self._stopping)
         if new is not old:
             partitions[requested.partition] = new
             operations = self._operations.setdefault(requested.topic_id, [])

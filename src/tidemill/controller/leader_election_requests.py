@@ -164,7 +164,9 @@ class LeaderElectionRequests:
             except (BadVersion, NoNode):
                 self._context.election.check_active()  # The node has new elections, which are run next.
 
-    async def handle_controlled_shutdown(self, broker: int, epoch: int = ANY_EPOCH) -> list[TopicPartition]:
+    async def handle_controlled_shutdown(
+        self, broker: int, *, broker_epoch: int = ANY_EPOCH
+    ) -> list[TopicPartition]:
         """Moves leadership away from a broker in controlled shutdown. Returns the partitions that it still
         leads.
 
@@ -175,7 +177,7 @@ class LeaderElectionRequests:
 
         async def plan_and_write() -> tuple[list[TopicPartition], Delta | None]:
             await context.refresh_brokers()
-            check_stopping(context.image, broker, epoch)
+            check_stopping(context.image, broker, broker_epoch=broker_epoch)
             context.note_stopping(broker)
             plans, remaining = await run_in_slices(
                 plan_shutdown_in_slices(context.image, broker, context.stopping(), context.policies.of)

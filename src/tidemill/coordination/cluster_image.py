@@ -13,7 +13,7 @@ from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     BrokerRegistration,
     Endpoint,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
 )
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
@@ -371,9 +371,9 @@ class Delta:
         self.failures.setdefault(topic, error)
 
 
-def partition_state(partition: PartitionImage, controller_epoch: int) -> PartitionState:
+def partition_state(partition: PartitionImage, controller_epoch: int) -> LeaderIsrAndControllerEpoch:
     """The contents of the partition's state node, as written by a controller of that epoch."""
-    return PartitionState(
+    return LeaderIsrAndControllerEpoch(
         partition.leader,
         partition.leader_epoch,
         partition.isr,

@@ -289,7 +289,7 @@ def _replica_lists(value: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
     return {number(partition): numbers(replicas) for partition, replicas in value.items()}
 
 
-class PartitionState(NamedTuple):
+class LeaderIsrAndControllerEpoch(NamedTuple):
     """The leader of a partition (-1: none), its ISR, and its eligible leader replicas (KIP-966)."""
 
     leader: int
@@ -323,7 +323,7 @@ class PartitionStateNode:
         return f"{TOPICS}/{topic}/partitions/{partition}/state"
 
     @staticmethod
-    def encode(state: PartitionState) -> bytes:
+    def encode(state: LeaderIsrAndControllerEpoch) -> bytes:
         """Encodes version 1. Fields that Apache Kafka does not know are omitted when empty.
 
         Kafka elects from ``isr`` alone: where it is empty, the eligible leader replicas take its place.
@@ -344,14 +344,14 @@ class PartitionStateNode:
         return write_json(value)
 
     @staticmethod
-    def decode(topic: str, partition: int, data: bytes) -> PartitionState:
+    def decode(topic: str, partition: int, data: bytes) -> LeaderIsrAndControllerEpoch:
         """Decodes the state. An eligible replica is not in sync. Kafka drops fields that it does not know."""
         path = PartitionStateNode.path(topic, partition)
         value = read_json(path, data)
         try:
             check_version(value, 1)
             elr = tuple(numbers(value.get("elr", [])))
-            return PartitionState(
+            return LeaderIsrAndControllerEpoch(
                 number(value["leader"], -1),
                 number(value["leader_epoch"]),
                 [broker for broker in numbers(value["isr"]) if broker not in elr],

@@ -82,7 +82,10 @@ class PartitionImage:
         self.elr = elr
         self.last_known_leader = last_known_leader
         self.lost_replicas = lost_replicas
-        """The last three attributes are as in :class:`~tidemill.coordination.nodes.PartitionState`."""
+        """The last three attributes are those of the state node.
+
+        See :class:`~tidemill.coordination.nodes.LeaderIsrAndControllerEpoch`.
+        """
 
     def __repr__(self) -> str:
         moving = f", adding={self.adding}, removing={self.removing}" if self.is_moving else ""

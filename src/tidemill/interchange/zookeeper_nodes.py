@@ -24,7 +24,7 @@ from tidemill.coordination.nodes import (
     TOPICS,
     ClusterIdNode,
     ConfigNode,
-    PartitionState,
+    LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     ProducerIdBlock,
     ProducerIdBlockNode,
@@ -209,7 +209,9 @@ def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
         nodes[PartitionStateNode.parents(name)] = b""
         for number, entry in sorted(topic.partitions.items()):
             nodes[PartitionStateNode.parent(name, number)] = b""
-            state = PartitionState(entry.leader, entry.leader_epoch, list(entry.isr), controller_epoch)
+            state = LeaderIsrAndControllerEpoch(
+                entry.leader, entry.leader_epoch, list(entry.isr), controller_epoch
+            )
             nodes[PartitionStateNode.path(name, number)] = PartitionStateNode.encode(state)
     for name, config in sorted(metadata.broker_configs.items()):
         nodes[ConfigNode.path("brokers", name or DEFAULT_ENTITY)] = ConfigNode.encode(config)

@@ -154,7 +154,7 @@ class ReplicaFetcher:
     """Fetches the partitions of one leader."""
 
     def __init__(
-        self, node_id: i32, node_epoch: i64, limits: FetchLimits, quota: ReplicationQuota | None = None
+        self, node_id: i32, limits: FetchLimits, quota: ReplicationQuota | None = None, *, node_epoch: i64
     ) -> None:
         self._quota = quota
         self.node_id: i32 = node_id

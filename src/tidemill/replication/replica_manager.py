@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Final
@@ -41,6 +42,29 @@ FOLLOW_RETRY_S: Final = 1.0
 """The delay after a failed truncation: the disk may be full, or descriptors missing."""
 
 
+class ReplicaManagerListener(ABC):
+    """The part of a broker that communicates for its replicas with the controller."""
+
+    @abstractmethod
+    def alter_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """A leader requests another ISR, over the state of ``partition_epoch``.
+
+        :meth:`ReplicaManager.isr_changed` or :meth:`ReplicaManager.isr_refused` completes the request.
+        """
+
+    @abstractmethod
+    def is_registered(self, broker_id: int) -> bool:
+        """Whether a broker is registered, in the metadata of this broker."""
+
+    @abstractmethod
+    def directory_failed(self) -> None:
+        """A data directory has gone offline."""
+
+    @abstractmethod
+    def directory_distrusted(self) -> None:
+        """A data directory was marked because of a failed sync."""
+
+
 class ReplicaManager(PartitionEvents):
     """The partitions with a replica on this broker."""
 
@@ -52,7 +76,9 @@ class ReplicaManager(PartitionEvents):
         loop: asyncio.AbstractEventLoop,
         syncers: Executor,
         writers: Executor,
+        listener: ReplicaManagerListener,
     ) -> None:
+        self.listener = listener
         self.node_id = node_id
         self.logs = logs
         self.clock = clock
@@ -78,18 +104,10 @@ class ReplicaManager(PartitionEvents):
         )
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
-        self.change_isr: Callable[[Partition, tuple[int, ...], int], None] | None = None
-        """Requests another ISR from the controller, over the state of that partition epoch. None: the ISR
-        never changes.
-        """
         self.following: ReplicaFetcherPort | None = None
         """None if no broker follows another."""
         self.lag_ms_max = 30_000
         """``replica.lag.time.max.ms``: a follower that has not caught up for this time is not in sync."""
-        self.directory_failed: Callable[[], None] | None = None
-        """Called when a data directory goes offline."""
-        self.directory_distrusted: Callable[[], None] | None = None
-        """Called when a data directory was marked because of a failed sync."""
         self._marking: set[asyncio.Future[list[StorageError]]] = set()
         self.unsynced_logs: dict[TopicPartition, int] = {}
         """Logs that were open in a power failure, with their recovery points at the start: there may be holes
@@ -98,8 +116,6 @@ class ReplicaManager(PartitionEvents):
         self.isr_shrinks = 0
         self.isr_expands = 0
         """The number of times that ISRs of partitions led here have shrunk and expanded."""
-        self.is_registered: Callable[[int], bool] = lambda broker: True
-        """Whether a broker is registered, in the metadata of this broker."""
 
     @property
     def full(self) -> list[str]:
@@ -420,7 +436,7 @@ class ReplicaManager(PartitionEvents):
 
     def is_alive(self, broker: int) -> bool:
         """Whether DeleteRecords waits for a broker."""
-        return self.is_registered(broker)
+        return self.listener.is_registered(broker)
 
     # Flushes
 
@@ -455,8 +471,7 @@ class ReplicaManager(PartitionEvents):
         if not marking.cancelled():
             for problem in marking.result():
                 logger.warning("could not write a mark of the failed sync: %s", problem)
-        if self.directory_distrusted is not None:
-            self.directory_distrusted()
+        self.listener.directory_distrusted()
 
     def _take_offline(self, path: str, reason: str) -> None:
         for key in self.logs.dirs.fail_directory(path, reason):
@@ -464,8 +479,7 @@ class ReplicaManager(PartitionEvents):
             if partition is not None:
                 self._fail(partition, reason)
         self.full_disks.report_warnings()
-        if self.directory_failed is not None:
-            self.directory_failed()
+        self.listener.directory_failed()
 
     def on_storage_error(self, partition: Partition, error: KafkaError) -> None:
         """Takes the data directory offline if its disk is broken, after the current request."""
@@ -511,10 +525,7 @@ class ReplicaManager(PartitionEvents):
 
     def isr_requested(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Forwards a requested ISR."""
-        if self.change_isr is None:
-            partition.isr_refused(self.clock.monotonic_ms())
-        else:
-            self.change_isr(partition, isr, int(partition_epoch))
+        self.listener.alter_isr(partition, isr, int(partition_epoch))
 
     def isr_changed(self, partition: Partition, state: PartitionState) -> None:
         """Applies the requested ISR that the controller has written."""

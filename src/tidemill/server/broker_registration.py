@@ -16,6 +16,7 @@ from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistrati
 from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.task_set import TaskSet
+from tidemill.server.store_retries import retry_until_written
 
 logger = logging.getLogger("tidemill.server")
 
@@ -26,8 +27,8 @@ POLL_S = 0.2
 RETRY_S = 1.0
 
 
-class MembershipListener(ABC):
-    """Receives the changes of this broker's membership in the cluster."""
+class RegistrationListener(ABC):
+    """Receives the changes of this broker's registration, of its session, and of the controller."""
 
     @abstractmethod
     def registered(self, epoch: int) -> None:
@@ -60,7 +61,7 @@ class MembershipListener(ABC):
 class BrokerRegistrationManager:
     """Keeps this broker registered, and takes part in controller elections."""
 
-    def __init__(self, store: Store, controller: KafkaController, listener: MembershipListener) -> None:
+    def __init__(self, store: Store, controller: KafkaController, listener: RegistrationListener) -> None:
         self._store = store
         self._controller = controller
         self._listener = listener
@@ -209,15 +210,9 @@ class BrokerRegistrationManager:
             self._is_clearing = False
 
     async def clear_lost_replicas_with_retries(self) -> None:
-        """Repeats :meth:`clear_lost_replicas` until the store accepts it."""
-        while True:
-            await asyncio.sleep(RETRY_S)
-            try:
-                await self.clear_lost_replicas()
-            except StoreError as problem:
-                logger.warning("the registration could not be updated, and is retried: %s", problem)
-            else:
-                return
+        """Repeats :meth:`clear_lost_replicas`, which has failed once, until the store accepts it."""
+        await asyncio.sleep(RETRY_S)
+        await retry_until_written(self.clear_lost_replicas, "the registration without lost replicas")
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.SUSPENDED:

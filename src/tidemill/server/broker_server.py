@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.api_registry import APIS
 from tidemill.broker.broker import Broker
-from tidemill.broker.broker_links import inter_broker_listener
+from tidemill.broker.broker_links import BrokerLinks, inter_broker_listener
 from tidemill.broker.cleaner_process_client import CleanerProcess
 from tidemill.broker.conversion_workers import IDLE_S, ConversionWorkers
 from tidemill.broker.down_conversion import DownConversion
@@ -60,13 +60,9 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.peer import Listener
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_manager import ReplicaManager
-from tidemill.server.broker_lifecycle import (
-    BrokerLifecycleManager,
-    ClusterCommunication,
-    NoOtherBrokers,
-    create_controller,
-)
+from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager
+from tidemill.server.cluster_services import ClusterServices, StandaloneServices
 from tidemill.server.config_plugins import deletion_policies, replica_selector
 from tidemill.server.health import Health, health_of
 from tidemill.server.kafka_scheduler import KafkaScheduler
@@ -162,8 +158,9 @@ class BrokerServer:
         self._stage = Stage.HAS_STORE
         broker.metadata_cache = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
-        create_controller(broker, self._announce, self._logs_removed, self._schedule_broker_refresh)
-        self.lifecycle = BrokerLifecycleManager(broker, self._cluster_communication)
+        self.lifecycle = BrokerLifecycleManager(
+            broker, self._create_replica_manager, self._cluster_services, logs_removed=self._logs_removed
+        )
         image = await broker.controller.context.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
         broker.metadata_cache.image = image
@@ -194,18 +191,21 @@ class BrokerServer:
             self._listen()
         self._stage = Stage.STARTED
 
-    async def _announce(self, delta: Delta) -> None:
-        if self.lifecycle is None:
-            raise RuntimeError("the controller has made a change before its broker could apply it")
-        await self.lifecycle.announce(delta)
+    def _create_replica_manager(self, listener: ReplicaManagerListener) -> ReplicaManager:
+        broker = self.broker
+        return ReplicaManager(
+            broker.node_id,
+            broker.log_manager,
+            broker.clock,
+            self.loop,
+            self._syncers,
+            self._writers,
+            listener,
+        )
 
-    def _schedule_broker_refresh(self) -> None:
-        if self.lifecycle is not None:
-            self.lifecycle.schedule_broker_refresh()
-
-    def _cluster_communication(self, lifecycle: BrokerLifecycleManager) -> ClusterCommunication:
+    def _cluster_services(self, lifecycle: BrokerLifecycleManager) -> ClusterServices:
         if self.static_config.store() == "embedded":
-            return NoOtherBrokers(self.broker)
+            return StandaloneServices(self.broker)
         # Imported here because a broker with an embedded store does not need it.
         from tidemill.server.cluster_member import ClusterMember
 
@@ -242,9 +242,6 @@ class BrokerServer:
                 broker.log_manager.recovered_bytes / 1e6,
                 broker.clock.monotonic() - began,
             )
-        broker.replica_manager = ReplicaManager(
-            broker.node_id, broker.log_manager, broker.clock, self.loop, self._syncers, self._writers
-        )
         broker.replica_manager.unsynced_logs = {
             key: int(found.recovery_point)
             for one in broker.log_manager.dirs.working
@@ -437,7 +434,9 @@ class BrokerServer:
             from tidemill.server import free_space
             from tidemill.server.group_lags import UPDATE_INTERVAL_S, GroupLags
 
-            self.group_lags = GroupLags(self.broker)
+            broker = self.broker
+            links = BrokerLinks(broker.node_id, lambda: broker.config, broker.store, broker.metadata_cache)
+            self.group_lags = GroupLags(broker, links)
             self._scheduler.schedule(UPDATE_INTERVAL_S, UPDATE_INTERVAL_S, self.group_lags.update)
             self.free_space = free_space.FreeSpace(self.broker.log_manager, self._syncers)
             self._scheduler.schedule(0, free_space.UPDATE_INTERVAL_S, self.free_space.update)

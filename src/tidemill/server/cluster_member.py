@@ -39,19 +39,21 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
-from tidemill.server.broker_lifecycle import BrokerLifecycleManager, ClusterCommunication
+from tidemill.server.broker_lifecycle import BrokerLifecycleManager
+from tidemill.server.broker_registration import RegistrationListener
+from tidemill.server.cluster_services import ClusterServices
 from tidemill.server.store_outage import StoreOutage
+from tidemill.server.store_retries import retry_until_written
 
 logger = logging.getLogger("tidemill.server")
 
-RETRY_S = 1.0
 DEPARTED_BROKER_LISTED_S = 3.0
 """A broker whose process has ended stays in Metadata responses for this time, and while its registration
 exists."""
 NODE_POLL_S = 1.0
 
 
-class ClusterMember(ClusterCommunication, BrokerStateListener):
+class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
     """Connects the controller, its channels, the requests of other controllers, and the replica fetchers."""
 
     def __init__(self, broker: Broker, lifecycle: BrokerLifecycleManager) -> None:
@@ -63,9 +65,24 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
         self._delayed_metadata = broker.delayed_metadata = DelayedMetadata()
         # The first listener: clients wait for the delayed responses.
         broker.metadata_cache.on_change(self._delayed_metadata.image_changed)
-        self._links = BrokerLinks(broker, self._delayed_metadata)
+        self._links = BrokerLinks(
+            broker.node_id,
+            lambda: broker.config,
+            broker.store,
+            broker.metadata_cache,
+            self._delayed_metadata,
+        )
         broker.inter_broker_listener = self._links.listener
-        requests = broker.controller_requests = ControllerRequests(broker, self.applier)
+        requests = broker.controller_requests = ControllerRequests(
+            broker.node_id,
+            lambda: broker.config,
+            broker.clock,
+            broker.store,
+            broker.replica_manager,
+            broker.metadata_cache,
+            self.applier,
+            settings_unreadable=lambda kind, name: self._dynamic_config.watch_unreadable(kind, name),
+        )
         config = broker.config
         self._channels = ControllerChannelManager(
             broker.node_id,
@@ -81,17 +98,7 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
         self._registrations = BrokerRegistrationWatch(
             broker.store, lambda path: self._node_changes.schedule([path]), broker.failover.brokers_changed
         )
-        self._node_changes = NodeChangeHandlers(
-            broker.store,
-            {
-                BROKER_IDS: self._registrations.brokers_changed,
-                TOPICS: self._admin_requests.topics_changed,
-                DELETE_TOPICS: self._admin_requests.deletion_marks_changed,
-                REASSIGN_PARTITIONS: broker.controller.reassignments.apply_requested_reassignments,
-                PREFERRED_REPLICA_ELECTION: broker.controller.leader_elections.run_requested_elections,
-                LOG_DIR_EVENTS: self._directories_failed,
-            },
-        )
+        self._node_changes = self._create_node_change_handlers()
         broker.controller.election.controller_change_listeners.append(self._controller_changed)
         self._controller_channel = broker.controller_channel = BrokerToControllerChannel(
             broker.node_id,
@@ -100,40 +107,59 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
             config.seconds("request.timeout.ms"),
         )
         self._isr_changes = AlterPartitionManager(
-            broker, self._controller_channel, broker.failover, lambda: self.applier.broker_epoch
+            broker.node_id,
+            broker.replica_manager,
+            broker.controller,
+            self._controller_channel,
+            broker_epoch=lambda: self.applier.broker_epoch,
         )
         self._dynamic_config = DynamicBrokerConfig(broker, requests)
-        self._log_ends = LogEndRequests(broker, self._links)
+        self._log_ends = LogEndRequests(
+            broker.node_id, lambda: broker.config, broker.replica_manager, self._links
+        )
         broker.controller.recovery.request_log_ends = self._log_ends.request
-        self.applier.replicas_failed = self._own_replicas_failed
-        self.applier.replicas_served = self._own_replicas_served
-        self.applier.controller_moved = self.controller_moved
-        requests.settings_unreadable = self._dynamic_config.watch_unreadable
         self._departures: dict[int, BrokerImage] = {}
         """Departed brokers in Metadata responses, each with a task that removes it."""
         self._fetchers: ReplicaFetcherManager | None = None
-        self._store_outage: StoreOutage | None = None
+        self._store_outage = StoreOutage(broker.replica_manager, broker.store, broker.clock)
+
+    def _create_node_change_handlers(self) -> NodeChangeHandlers:
+        controller = self._broker.controller
+        return NodeChangeHandlers(
+            self._broker.store,
+            {
+                BROKER_IDS: self._registrations.brokers_changed,
+                TOPICS: self._admin_requests.topics_changed,
+                DELETE_TOPICS: self._admin_requests.deletion_marks_changed,
+                REASSIGN_PARTITIONS: controller.reassignments.apply_requested_reassignments,
+                PREFERRED_REPLICA_ELECTION: controller.leader_elections.run_requested_elections,
+                LOG_DIR_EVENTS: self._directories_failed,
+            },
+        )
+
+    @property
+    def registration_listener(self) -> RegistrationListener:
+        """These services."""
+        return self
 
     def join_partitions(self) -> None:
         """Connects the partitions with the replica fetchers and the AlterPartition requests."""
         broker = self._broker
         config = broker.config
-        broker.replication_quotas = ReplicationQuotas(broker)
+        broker.replication_quotas = ReplicationQuotas(
+            broker.node_id, lambda: broker.config, broker.metadata_cache
+        )
         self._fetchers = ReplicaFetcherManager(
             broker.node_id,
-            self.applier.broker_epoch,
             fetch_limits(config),
             self._links.open,
             broker.clock,
             self._storage_failed,
             broker.replication_quotas.follower,
+            node_epoch=self.applier.broker_epoch,
         )
-        self._store_outage = StoreOutage(broker)
         broker.replica_manager.following = self._fetchers
         broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
-        broker.replica_manager.change_isr = self._isr_changes.submit
-        broker.replica_manager.is_registered = lambda one: one in broker.metadata_cache.brokers
-        broker.replica_manager.directory_failed = lambda: self._tasks.start(self._report_failed_directory())
         broker.metadata_cache.on_change(self._brokers_gone)
         broker.metadata_cache.on_change(self._remove_departed)
 
@@ -196,8 +222,7 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
     async def stop(self) -> None:
         """Stops the communication; called after this broker has left the cluster."""
         self._isr_changes.stop()
-        if self._store_outage is not None:
-            self._store_outage.stop()
+        self._store_outage.stop()
         self._controller_channel.stop()
         self._delayed_metadata.close()
         # Requests that are still being applied must not start fetchers: the logs are closed next.
@@ -224,7 +249,7 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
         self._controller_channel.set_controller(broker_id)
         failed = self._own_failed_replicas() if broker_id == self._broker.node_id else []
         if failed:
-            self._own_replicas_failed(failed)
+            self.own_replicas_failed(failed)
 
     def _controller_failed(self, broker_id: int) -> None:
         """Notes that the broker of the controller refuses connections, and starts an election."""
@@ -244,33 +269,40 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
 
     def session_expired(self) -> None:
         """Resigns the leaderships that other brokers may have by now."""
-        if self._store_outage is not None:
-            self._store_outage.store_reconnected(session_expired=True)
+        self._store_outage.store_reconnected(session_expired=True)
         self._controller_channel.stop()
         self._broker.replica_manager.step_down()
 
     def store_disconnected(self) -> None:
         """Starts to check whether the followers are unreachable as well."""
-        if self._store_outage is not None:
-            self._store_outage.store_disconnected()
+        self._store_outage.store_disconnected()
 
     def store_reconnected(self) -> None:
         """Resumes the leaderships that the isolation suspended."""
-        if self._store_outage is not None:
-            self._store_outage.store_reconnected(session_expired=False)
+        self._store_outage.store_reconnected(session_expired=False)
 
-    async def _report_failed_directory(self) -> None:
+    # Replicas of this broker
+
+    def alter_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """Requests another ISR from the controller."""
+        self._isr_changes.submit(partition, isr, partition_epoch)
+
+    def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """Elects other leaders for replicas that this broker cannot open."""
+        self.replicas_failed(self._broker.node_id, partitions, broker_epoch=self.applier.broker_epoch)
+
+    def own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """Lets replicas that work again join the ISR and lead."""
+        self.replicas_served(self._broker.node_id, partitions, broker_epoch=self.applier.broker_epoch)
+
+    def directory_failed(self) -> None:
         """Notifies the controller of a failed data directory, with a node in the store."""
-        data = LogDirEventNode.encode(self._broker.node_id)
-        while True:
-            try:
-                await self._broker.store.transact([Create(LogDirEventNode.prefix, data, sequential=True)])
-                return
-            except StoreError as problem:
-                logger.warning(
-                    "the controller could not be notified of the failed data directory: %s", problem
-                )
-                await asyncio.sleep(RETRY_S)
+        note = Create(LogDirEventNode.prefix, LogDirEventNode.encode(self._broker.node_id), sequential=True)
+        self._tasks.start(
+            retry_until_written(
+                lambda: self._broker.store.transact([note]), "the notification of a failed data directory"
+            )
+        )
 
     def _own_failed_replicas(self) -> list[tuple[bytes, int]]:
         return [
@@ -284,17 +316,17 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
 
     # Channels of the controller
 
-    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+    def is_stopping(self, broker_id: int, *, broker_epoch: int) -> bool:
         """Whether the controller has moved the leaderships of a broker in a controlled shutdown."""
-        return self._broker.controller.context.is_stopping(broker_id, epoch)
+        return self._broker.controller.context.is_stopping(broker_id, broker_epoch=broker_epoch)
 
-    def broker_dead(self, broker_id: int, epoch: int) -> None:
+    def broker_dead(self, broker_id: int, *, broker_epoch: int) -> None:
         """Elects other leaders for the partitions of a broker whose process has ended."""
-        if self.is_stopping(broker_id, epoch):
+        if self.is_stopping(broker_id, broker_epoch=broker_epoch):
             logger.info("broker %d refuses connections: it has shut down", broker_id)
         else:
             logger.warning("broker %d refuses connections: its process has ended", broker_id)
-        self._broker.failover.mark_dead(broker_id, epoch)
+        self._broker.failover.mark_dead(broker_id, broker_epoch=broker_epoch)
         self._node_changes.schedule([BROKER_IDS])
 
     def broker_connected(self, broker_id: int) -> None:
@@ -307,30 +339,32 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
         """Confirms the deletion of topics on a broker."""
         self._tasks.start(self._deletions.confirm(broker_id, topics))
 
-    def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def replicas_failed(
+        self, broker_id: int, partitions: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
         """Elects other leaders for failed replicas."""
         logger.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
         self._tasks.start(
-            _retry_until_written(
-                lambda: self._broker.failover.replicas_failed(broker_id, epoch, partitions),
+            _report_replicas(
+                lambda: self._broker.failover.replicas_failed(
+                    broker_id, partitions, broker_epoch=broker_epoch
+                ),
                 f"partitions that broker {broker_id} cannot serve",
             )
         )
 
-    def replicas_served(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def replicas_served(
+        self, broker_id: int, partitions: Sequence[tuple[bytes, int]], *, broker_epoch: int
+    ) -> None:
         """Lets replicas that work again join the ISR and lead."""
         self._tasks.start(
-            _retry_until_written(
-                lambda: self._broker.failover.replicas_served(broker_id, epoch, partitions),
+            _report_replicas(
+                lambda: self._broker.failover.replicas_served(
+                    broker_id, partitions, broker_epoch=broker_epoch
+                ),
                 f"partitions that broker {broker_id} serves again",
             )
         )
-
-    def _own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
-        self.replicas_failed(self._broker.node_id, self.applier.broker_epoch, partitions)
-
-    def _own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
-        self.replicas_served(self._broker.node_id, self.applier.broker_epoch, partitions)
 
     async def _directories_failed(self) -> None:
         """Reads the notifications of failed data directories, and marks the failed replicas.
@@ -348,8 +382,9 @@ class ClusterMember(ClusterCommunication, BrokerStateListener):
                 logger.error("%s The node is deleted.", problem)
         for broker_id in failed_brokers:
             if broker_id == self._broker.node_id:
-                epoch = self.applier.broker_epoch
-                await self._broker.failover.replicas_failed(broker_id, epoch, self._own_failed_replicas())
+                await self._broker.failover.replicas_failed(
+                    broker_id, self._own_failed_replicas(), broker_epoch=self.applier.broker_epoch
+                )
             else:
                 self._channels.resend_full_state(self._broker.controller.image, broker_id)
         controller = self._broker.controller
@@ -376,17 +411,10 @@ def fetch_limits(config: BrokerConfig) -> FetchLimits:
     )
 
 
-async def _retry_until_written(change: Callable[[], Awaitable[None]], what: str) -> None:
-    """Repeats ``change`` until the store accepts it. ``what`` names the replicas in log lines."""
-    while True:
-        try:
-            await change()
-        except StoreError as problem:
-            logger.error("the change for %s failed, and is retried in %g s: %s", what, RETRY_S, problem)
-            await asyncio.sleep(RETRY_S)
-        except KafkaError as problem:
-            # Another controller requests them from the brokers when it starts.
-            logger.info("another controller handles %s: %s", what, problem)
-            return
-        else:
-            return
+async def _report_replicas(change: Callable[[], Awaitable[None]], description: str) -> None:
+    """Repeats ``change`` until the store accepts it. ``description`` names the replicas in log lines."""
+    try:
+        await retry_until_written(change, f"the change for {description}")
+    except KafkaError as problem:
+        # Another controller requests them from the brokers when it starts.
+        logger.info("another controller handles %s: %s", description, problem)

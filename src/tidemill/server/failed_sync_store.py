@@ -14,10 +14,10 @@ from tidemill.coordination.coordination_store import SetData, Store, StoreError,
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.failed_sync_node import DistrustedNode
 from tidemill.log.log_directories import DataDirectories
+from tidemill.server.store_retries import retry_until_written
 
 logger = logging.getLogger("tidemill.server")
 
-RETRY_S: Final = 1.0
 LAST_S: Final = 5.0
 """The maximum wait for the store at shutdown."""
 
@@ -58,16 +58,7 @@ class DistrustedDirectories:
 
     async def save_with_retries(self) -> None:
         """Repeats :meth:`save` until the store accepts it."""
-        while True:
-            try:
-                await self.save()
-            except StoreError as problem:
-                logger.warning(
-                    "the failed syncs could not be written to the store, which is retried: %s", problem
-                )
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
+        await retry_until_written(self.save, "the failed syncs")
 
     async def save_at_shutdown(self) -> None:
         """Tries :meth:`save` once, for at most ``LAST_S``; called after the logs are closed."""

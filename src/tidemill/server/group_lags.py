@@ -13,23 +13,16 @@ from typing import Final
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.broker_links import BrokerLinks
-from tidemill.model.errors import ErrorCode
+from tidemill.broker.handlers.list_offsets import LATEST
+from tidemill.broker.list_offsets_requests import ANY_LEADER_EPOCH, list_offsets
+from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
+from tidemill.replication.delayed_operations import CONSUMER
 
 UPDATE_INTERVAL_S: Final = 5.0
 LAGS_MAX: Final = 10_000
 """The maximum number of reported pairs of group and topic; those with the largest lag are reported."""
 REQUEST_TIMEOUT_S: Final = 10.0
-VERSIONS: Final = (4, 10)
-LATEST: Final = -1
-CONSUMER: Final = -1
 NO_LEADER: Final = -1
 
 PartitionKey = tuple[bytes, str, int]
@@ -39,9 +32,9 @@ PartitionKey = tuple[bytes, str, int]
 class GroupLags:
     """The lags of groups. :meth:`update` updates the end offsets of partitions with other leaders."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, links: BrokerLinks) -> None:
         self._broker = broker
-        self._links = BrokerLinks(broker)
+        self._links = links
         self._known_ends: dict[PartitionKey, int] = {}
 
     async def update(self) -> None:
@@ -80,30 +73,21 @@ class GroupLags:
             ends = await self._list_offsets(leader, keys)
         except LinkError:
             return {}
-        return {key: ends[key[1:]] for key in keys if key[1:] in ends}
+        return {key: ends[at] for key in keys if (at := TopicPartition(*key[1:])) in ends}
 
-    async def _list_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[tuple[str, int], int]:
-        topics: dict[str, list[ListOffsetsPartition]] = defaultdict(list)
-        for _, topic, partition in keys:
-            topics[topic].append(ListOffsetsPartition(partition_index=partition, timestamp=LATEST))
-        request = ListOffsetsRequest(
-            replica_id=CONSUMER,
-            topics=[ListOffsetsTopic(name=name, partitions=of_topic) for name, of_topic in topics.items()],
-        )
+    async def _list_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[TopicPartition, int]:
         link = await self._links.open(leader)
         try:
-            version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
-            response = await link.request(
-                ApiKey.LIST_OFFSETS, version, request, ListOffsetsResponse, REQUEST_TIMEOUT_S
+            offsets = await list_offsets(
+                link,
+                {TopicPartition(topic, partition): ANY_LEADER_EPOCH for _, topic, partition in keys},
+                replica_id=CONSUMER,
+                timestamp=LATEST,
+                timeout_s=REQUEST_TIMEOUT_S,
             )
         finally:
             link.close("its offsets are known")
-        return {
-            (topic.name, one.partition_index): one.offset
-            for topic in response.topics
-            for one in topic.partitions
-            if one.error_code == ErrorCode.NONE
-        }
+        return {key: one.offset for key, one in offsets.items()}
 
     def _end_offset(self, key: PartitionKey) -> int | None:
         known = self._known_ends.get(key)

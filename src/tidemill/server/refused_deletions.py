@@ -30,10 +30,9 @@ class RefusedDeletions:
         self._topics: set[TopicKey] = set()
         self._replicas: set[tuple[bytes, int]] = set()
         """Topic ids and partitions."""
-        applier.topic_deletion_refused = self._topic_refused
-        applier.replica_deletion_refused = self._replica_refused
 
-    def _topic_refused(self, topic: TopicImage) -> None:
+    def retry_topic(self, topic: TopicImage) -> None:
+        """Repeats the deletion of the topic's logs until it succeeds."""
         key = (topic.name, topic.topic_id)
         if key not in self._topics:
             self._topics.add(key)
@@ -69,7 +68,8 @@ class RefusedDeletions:
                 "the deletion of %s could not be confirmed, and continues later: %s", names, problem
             )
 
-    def _replica_refused(self, topic: TopicImage, index: int) -> None:
+    def retry_replica(self, topic: TopicImage, index: int) -> None:
+        """Repeats the deletion of a reassigned replica until it succeeds."""
         key = (topic.topic_id, index)
         if key not in self._replicas:
             self._replicas.add(key)

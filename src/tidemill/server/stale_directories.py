@@ -13,19 +13,16 @@ processed the report. A broker without a node in the store has no such directori
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import Final
 
-from tidemill.coordination.coordination_store import SetData, Store, StoreError, ensure_paths
+from tidemill.coordination.coordination_store import SetData, Store, ensure_paths
 from tidemill.coordination.directory_starts_node import DirectoryStartsNode
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.log.file_names import START
 from tidemill.log.log_directories import DataDirectories, DataDirectory
+from tidemill.server.store_retries import retry_until_written
 
 logger = logging.getLogger("tidemill.server")
-
-RETRY_S: Final = 1.0
 
 
 class DirectoryStarts:
@@ -81,16 +78,7 @@ class DirectoryStarts:
 
     async def save_with_retries(self) -> None:
         """Repeats :meth:`save` until the store accepts it."""
-        while True:
-            try:
-                await self.save()
-            except StoreError as problem:
-                logger.warning(
-                    "the start numbers could not be written to the store, which is retried: %s", problem
-                )
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
+        await retry_until_written(self.save, "the start numbers")
 
     def _number_in(self, directory: DataDirectory) -> int:
         """The start number in a directory; 0 if it has none."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from tidemill.broker.broker import Broker
+from tidemill.coordination.coordination_store import Store
+from tidemill.model.system_interfaces import Clock
 from tidemill.replication.leader_isolation import StoreIsolation
+from tidemill.replication.replica_manager import ReplicaManager
 
 CHECK_INTERVAL_S = 0.5
 
@@ -13,9 +15,10 @@ CHECK_INTERVAL_S = 0.5
 class StoreOutage:
     """Checks the followers of this broker's leaders, from a session timeout after the start of the outage."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._isolation = StoreIsolation(broker.replica_manager)
+    def __init__(self, replica_manager: ReplicaManager, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._isolation = StoreIsolation(replica_manager)
         self._task: asyncio.Task[None] | None = None
 
     def store_disconnected(self) -> None:
@@ -38,8 +41,8 @@ class StoreOutage:
             self._task = None
 
     async def _check_periodically(self) -> None:
-        session_s = self._broker.store.session_timeout_s
+        session_s = self._store.session_timeout_s
         await asyncio.sleep(session_s)
         while True:
-            self._isolation.leave(self._broker.clock.monotonic_ms() - int(session_s * 1000))
+            self._isolation.leave(self._clock.monotonic_ms() - int(session_s * 1000))
             await asyncio.sleep(CHECK_INTERVAL_S)

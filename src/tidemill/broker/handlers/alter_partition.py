@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.request_context import RequestContext
-from tidemill.controller.alter_partition import IsrChange
-from tidemill.controller.failover import WantedIsr
+from tidemill.controller.alter_partition import AlterPartitionItem, IsrMember
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -31,7 +30,7 @@ async def handle(
     wanted = []
     for topic in request.topics:
         async for partition in slices.over(topic.partitions):
-            wanted.append(_wanted(request, topic.topic_id, partition))
+            wanted.append(_item(request, topic.topic_id, partition))
     try:
         results = iter(await slices.wait_for(broker.failover.alter_isr(wanted)))
     except KafkaError as problem:
@@ -52,16 +51,20 @@ async def handle(
 API: Final = declare_api(ApiKey.ALTER_PARTITION, 3, 3, lambda: messages.AlterPartitionRequest, handle)
 
 
-def _wanted(
+def _item(
     request: messages.AlterPartitionRequest,
     topic_id: bytes,
     partition: messages.AlterPartitionRequestPartitionData,
-) -> WantedIsr:
-    members = [(member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs]
-    change = IsrChange(
-        request.broker_id, partition.leader_epoch, partition.partition_epoch, members, request.broker_epoch
+) -> AlterPartitionItem:
+    return AlterPartitionItem(
+        topic_id=topic_id,
+        partition=partition.partition_index,
+        leader=request.broker_id,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        isr=[IsrMember(member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs],
+        broker_epoch=request.broker_epoch,
     )
-    return WantedIsr(topic_id, partition.partition_index, change)
 
 
 def _result(index: int, result: PartitionImage | KafkaError) -> messages.AlterPartitionResponsePartitionData:

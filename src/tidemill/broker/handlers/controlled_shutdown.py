@@ -26,7 +26,7 @@ async def handle(
         )
     try:
         remaining = await broker.controller.leader_elections.handle_controlled_shutdown(
-            request.broker_id, request.broker_epoch
+            request.broker_id, broker_epoch=request.broker_epoch
         )
     except (KafkaError, StoreError) as problem:
         error = problem if isinstance(problem, KafkaError) else store_error(problem)
